@@ -1,0 +1,1 @@
+"""Embedding models in a process of their own."""

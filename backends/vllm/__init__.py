@@ -1,0 +1,1 @@
+"""vLLM: the only package that imports it."""

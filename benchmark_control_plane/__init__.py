@@ -1,0 +1,1 @@
+"""Experiments that prove or refute what Tandem claims."""

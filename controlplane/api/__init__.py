@@ -1,0 +1,1 @@
+"""The door: OpenAI-compatible HTTP."""

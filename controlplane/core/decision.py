@@ -1,0 +1,86 @@
+"""What was decided, and how did it end? Four losses, four words.
+
+Reject: never accepted. Evict: accepted, then dropped by us. Preempt: loses blocks, will resume.
+Abort: the client left.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controlplane.core.clock import Duration, Instant
+from controlplane.core.memory import Footprint
+
+
+class Outcome(StrEnum):
+    MET = "met"
+    LATE = "late"
+    REJECTED = "rejected"
+    EVICTED = "evicted"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class Reason(StrEnum):
+    """Why a request was deferred or rejected; a metric label, so the set is closed."""
+
+    NO_MEMORY = "no_memory"
+    NO_SLOT = "no_slot"
+    BEHIND_OTHERS = "behind_others"
+    NEVER_FITS = "never_fits"
+    SLO_UNATTAINABLE = "slo_unattainable"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    RATE_LIMITED = "rate_limited"
+    SHUTTING_DOWN = "shutting_down"
+    BACKEND_DOWN = "backend_down"
+
+
+class PreemptionMode(StrEnum):
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+    TO_HIDDEN = "to_hidden"
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """`goodput_lost` in seconds of work that must be done again, weighted by urgency."""
+
+    request_id: str
+    freed_bytes: int
+    goodput_lost: float
+    mode: PreemptionMode
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    footprint: Footprint
+    victims: tuple[Victim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Wait for a release or a quota change, and be decided at `until` at the latest."""
+
+    until: Instant
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """`retry_after` is the predicted drain; `None` when trying again cannot help."""
+
+    reason: Reason
+    retry_after: Duration | None
+    detail: str = ""
+
+
+AdmissionDecision = Admit | Defer | Reject
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one cycle decided, each part in the order decided. Ids are those of the waiting requests."""
+
+    dispatches: tuple[tuple[str, Admit], ...] = ()
+    deferrals: tuple[tuple[str, Defer], ...] = ()
+    rejections: tuple[tuple[str, Reject], ...] = ()

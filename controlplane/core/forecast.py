@@ -1,0 +1,72 @@
+"""How long may it still take? A distribution of output tokens that sharpens as tokens appear."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import sqrt
+
+
+@dataclass(frozen=True)
+class LengthForecast:
+    """Output tokens as a piecewise-linear distribution through (level, tokens) points.
+
+    `levels` rise strictly from 0 to 1; `tokens` never fall. Both ends are included: the shortest and
+    the longest answer thought possible.
+    """
+
+    levels: tuple[float, ...]
+    tokens: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in pairwise(self.levels))
+        sorted_tokens = all(a <= b for a, b in pairwise(self.tokens))
+        ends = len(self.levels) >= 2 and (self.levels[0], self.levels[-1]) == (0.0, 1.0)
+        if not (rising and sorted_tokens and ends and len(self.levels) == len(self.tokens)):
+            raise ValueError(
+                f"forecast {self.levels} -> {self.tokens}: levels rise from 0 to 1, tokens never fall, "
+                "one token count a level"
+            )
+
+    @cached_property
+    def mean(self) -> float:
+        return sum((b - a) * (x + y) / 2 for (a, x), (b, y) in pairwise(self._points))
+
+    @cached_property
+    def deviation(self) -> float:
+        """Standard deviation, exact for the piecewise-linear distribution."""
+        square = sum((b - a) * (x * x + x * y + y * y) / 3 for (a, x), (b, y) in pairwise(self._points))
+        return sqrt(max(0.0, square - self.mean**2))
+
+    def quantile(self, level: float) -> float:
+        """Tokens not exceeded with probability `level`, between 0 and 1."""
+        at = min(bisect_right(self.levels, level), len(self.levels) - 1)
+        (a, x), (b, y) = self._points[at - 1], self._points[at]
+        return x + (y - x) * (level - a) / (b - a)
+
+    def level_of(self, tokens: float) -> float:
+        """Probability of an answer of at most `tokens`."""
+        if tokens >= self.tokens[-1]:
+            return 1.0
+        if tokens < self.tokens[0]:
+            return 0.0
+        at = bisect_right(self.tokens, tokens)
+        (a, x), (b, y) = self._points[at - 1], self._points[at]
+        return a + (b - a) * (tokens - x) / (y - x)
+
+    def remaining(self, *, after: int) -> "LengthForecast":
+        """Tokens still to come, given that `after` have appeared and the answer went on.
+
+        An answer that outran its forecast is given up to half again of what it has produced: all that
+        is known of it is that it is long.
+        """
+        passed = self.level_of(after)
+        if passed >= 1.0:
+            return LengthForecast((0.0, 1.0), (1.0, max(1.0, after / 2)))
+        kept = [(lv, tk) for lv, tk in self._points if lv > passed]
+        levels = (0.0, *((lv - passed) / (1 - passed) for lv, _ in kept))
+        return LengthForecast(levels, (1.0, *(max(1.0, tk - after) for _, tk in kept)))
+
+    @cached_property
+    def _points(self) -> tuple[tuple[float, float], ...]:
+        return tuple(zip(self.levels, self.tokens, strict=True))

@@ -1,0 +1,95 @@
+"""How many bytes does a token of KV cache take? Read from any Hugging Face config.
+
+Bytes per token = 2 * layers * kv_heads * head_dim * bytes_per_element / tensor_parallel, in whole
+blocks. Multi-head latent attention keeps one latent and one rotary key per layer instead of K and V.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+DTYPE_BYTES = {
+    "float32": 4, "float16": 2, "half": 2, "bfloat16": 2,
+    "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1,
+}  # fmt: skip
+
+
+class GeometryError(ValueError):
+    """The config lacks what KV arithmetic needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvGeometry:
+    """`elements_per_token` counts cached numbers per token over all layers and heads of one rank."""
+
+    elements_per_token: int
+    bytes_per_element: int
+    block_tokens: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.elements_per_token * self.bytes_per_element
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.bytes_per_token * self.block_tokens
+
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+    def bytes(self, tokens: int) -> int:
+        """Bytes of the whole blocks that hold `tokens`."""
+        return self.blocks(tokens) * self.bytes_per_block
+
+
+def _first(config: Mapping[str, Any], *names: str) -> int | None:
+    return next((int(config[n]) for n in names if config.get(n) is not None), None)
+
+
+def _required(config: Mapping[str, Any], *names: str) -> int:
+    value = _first(config, *names)
+    if value is None:
+        raise GeometryError(
+            f"model config has none of {', '.join(names)}: KV arithmetic needs it; "
+            "check that the folder holds the model's config.json"
+        )
+    return value
+
+
+def _elements_per_layer(config: Mapping[str, Any], tensor_parallel: int) -> int:
+    if (latent := _first(config, "kv_lora_rank")) is not None:
+        # The latent is not sharded by heads, so every rank holds all of it (DeepSeek-V2, section 2.1).
+        return latent + _required(config, "qk_rope_head_dim")
+    heads = _required(config, "num_attention_heads", "n_head", "num_heads")
+    kv_heads = _first(config, "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+    if kv_heads is None:
+        kv_heads = 1 if config.get("multi_query") else heads
+    head_dim = _first(config, "head_dim", "kv_channels")
+    if head_dim is None:
+        head_dim = _required(config, "hidden_size", "n_embd", "d_model") // heads
+    # With more ranks than KV heads each rank keeps a copy of one head.
+    return 2 * max(1, kv_heads // tensor_parallel) * head_dim
+
+
+def kv_geometry(
+    config: Mapping[str, Any],
+    *,
+    block_tokens: int = 16,
+    cache_dtype: str = "auto",
+    tensor_parallel: int = 1,
+) -> KvGeometry:
+    """Geometry on one rank. Sliding-window layers are counted as full ones: an upper bound.
+
+    Raises GeometryError naming the missing key or the unknown dtype.
+    """
+    text: Mapping[str, Any] = config.get("text_config") or config
+    layers = _required(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    dtype = cache_dtype
+    if dtype == "auto":
+        # A model that names no dtype is loaded by vLLM in 16 bits.
+        stated = text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")
+        dtype = str(stated or "bfloat16").removeprefix("torch.")
+        # vLLM's `auto` casts float32 checkpoints down on the way in.
+    if dtype not in DTYPE_BYTES:
+        raise GeometryError(f"KV cache dtype {dtype!r}: known are {', '.join(sorted(DTYPE_BYTES))}")
+    return KvGeometry(layers * _elements_per_layer(text, tensor_parallel), DTYPE_BYTES[dtype], block_tokens)

@@ -1,0 +1,231 @@
+"""Who holds how much of the pool, and who will? The ledger opens leases, follows them and closes each once.
+
+A request's memory is a line that ends: `base` bytes now, `per_step` more after each engine step, all
+given back after `steps`. For KV cache in blocks the line runs through the outer corners of the
+staircase, so it bounds the blocks from above and is exact for blocks of one token.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from controlplane.core.geometry import KvGeometry
+from controlplane.core.request import Owner
+
+Floats = npt.NDArray[np.float64]
+
+_COLUMNS = 5
+_FIRST_SLOTS = 64
+
+
+class MemoryRuleBroken(RuntimeError):
+    """The ledger was asked for something that would lose track of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes over time. `spread` is the standard deviation, in bytes, of the size at release;
+    `worst` is the size if the prediction is as wrong as `max_tokens` allows."""
+
+    base: int
+    per_step: int = 0
+    steps: int = 1
+    spread: float = 0.0
+    worst: int = 0
+
+    @property
+    def peak(self) -> int:
+        return self.base + self.per_step * self.steps
+
+
+def generate_footprint(
+    geometry: KvGeometry,
+    *,
+    prompt_tokens: int,
+    max_output_tokens: int,
+    expected_tokens: float,
+    deviation_tokens: float,
+    sequences: int = 1,
+) -> Footprint:
+    """Footprint of `sequences` samples of one prompt, each with its own copy of the prompt's blocks."""
+    corner_tokens = prompt_tokens + geometry.block_tokens - 1
+    per_step = geometry.bytes_per_token * sequences
+    steps = max(1, min(max_output_tokens, round(expected_tokens)))
+    return Footprint(
+        base=corner_tokens * per_step,
+        per_step=per_step,
+        steps=steps,
+        spread=deviation_tokens * geometry.bytes_per_token * sequences**0.5,
+        worst=geometry.bytes(prompt_tokens + max_output_tokens) * sequences,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A share of the pool in bytes: owned, borrowable beyond it, lendable out of it."""
+
+    nominal: int
+    borrow_limit: int = 0
+    lend_limit: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.nominal, self.borrow_limit, self.lend_limit) < 0 or self.lend_limit > self.nominal:
+            raise ValueError(
+                f"quota {self}: bytes are not negative and lend_limit is at most nominal; lower lend_limit"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTable:
+    """Open leases of one owner as columns; row i belongs to `ids[i]`."""
+
+    ids: tuple[str, ...]
+    base: Floats
+    per_step: Floats
+    steps: Floats
+    variance: Floats
+    priority: Floats
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def with_lease(self, request_id: str, footprint: Footprint, priority: int) -> "LeaseTable":
+        """What the table would be after one more lease."""
+        row = (footprint.base, footprint.per_step, footprint.steps, footprint.spread**2, priority)
+        columns = (self.base, self.per_step, self.steps, self.variance, self.priority)
+        return LeaseTable(
+            (*self.ids, request_id), *(np.append(c, v) for c, v in zip(columns, row, strict=True))
+        )
+
+    def without(self, request_ids: Iterable[str]) -> "LeaseTable":
+        gone = set(request_ids)
+        keep = [i for i, name in enumerate(self.ids) if name not in gone]
+        columns = (self.base, self.per_step, self.steps, self.variance, self.priority)
+        return LeaseTable(tuple(self.ids[i] for i in keep), *(c[keep] for c in columns))
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """Proof of held memory. Opened and closed by the dispatcher alone."""
+
+    request_id: str
+    owner: Owner
+    row: int | None
+
+
+@dataclass(slots=True)
+class _Book:
+    """Rows of one owner, kept dense by moving the last row into a gap."""
+
+    quota: Quota
+    leases: list[Lease] = field(default_factory=list)
+    rows: Floats = field(default_factory=lambda: np.zeros((_COLUMNS, _FIRST_SLOTS)))
+    wanted: int = 0
+
+    def table(self) -> LeaseTable:
+        count = len(self.leases)
+        return LeaseTable(tuple(lease.request_id for lease in self.leases), *self.rows[:, :count].copy())
+
+
+class MemoryLedger:
+    """Conserves the pool. What its leases want beyond the ceiling is a deficit, never held memory."""
+
+    def __init__(self, quotas: Mapping[Owner, Quota]) -> None:
+        self._books = {owner: _Book(quota) for owner, quota in quotas.items()}
+        self.capacity = sum(quota.nominal for quota in quotas.values())
+
+    def quota(self, owner: Owner) -> Quota:
+        return self._books[owner].quota
+
+    def set_quota(self, owner: Owner, quota: Quota) -> None:
+        """A quota below current use takes nothing away; it stops admission until use has fallen."""
+        others = sum(b.quota.nominal for o, b in self._books.items() if o is not owner)
+        if others + quota.nominal > self.capacity:
+            raise ValueError(
+                f"quota.{owner}.nominal={quota.nominal}: nominal quotas must sum to at most the pool's "
+                f"{self.capacity} bytes; lower it or another quota first"
+            )
+        self._books[owner].quota = quota
+
+    def wanted(self, owner: Owner) -> int:
+        """Bytes that the owner's leases stand at, whether or not the pool has them."""
+        return self._books[owner].wanted
+
+    def ceiling(self, owner: Owner) -> int:
+        """Nominal quota, plus what it may borrow of what the others now leave unused and lend."""
+        lent = sum(
+            min(book.quota.lend_limit, max(0, book.quota.nominal - book.wanted))
+            for other, book in self._books.items()
+            if other is not owner
+        )
+        quota = self._books[owner].quota
+        return quota.nominal + min(quota.borrow_limit, lent)
+
+    def held(self, owner: Owner) -> int:
+        return min(self._books[owner].wanted, self.ceiling(owner))
+
+    def deficit(self, owner: Owner) -> int:
+        return self._books[owner].wanted - self.held(owner)
+
+    def table(self, owner: Owner) -> LeaseTable:
+        return self._books[owner].table()
+
+    def open(self, request_id: str, owner: Owner, footprint: Footprint, *, priority: int) -> Lease:
+        """Raises MemoryRuleBroken if the footprint's base is not free now."""
+        book = self._books[owner]
+        if book.wanted + footprint.base > self.ceiling(owner):
+            raise MemoryRuleBroken(
+                f"lease for {request_id}: {footprint.base} bytes wanted, "
+                f"{self.ceiling(owner) - book.wanted} free under the {owner} quota; admit it later"
+            )
+        row = len(book.leases)
+        if row == book.rows.shape[1]:
+            book.rows = np.concatenate([book.rows, np.zeros_like(book.rows)], axis=1)
+        f = footprint
+        book.rows[:, row] = (f.base, f.per_step, f.steps, f.spread**2, priority)
+        lease = Lease(request_id, owner, row)
+        book.leases.append(lease)
+        book.wanted += footprint.base
+        return lease
+
+    def grow(self, lease: Lease, steps: int) -> None:
+        """The holder took `steps` engine steps. Past its predicted end it is projected one step more."""
+        book, row = self._live(lease)
+        rows = book.rows
+        added = int(rows[1, row]) * steps
+        rows[0, row] += added
+        rows[2, row] = max(1.0, rows[2, row] - steps)
+        book.wanted += added
+
+    def reforecast(self, lease: Lease, *, steps: int, spread: float) -> None:
+        book, row = self._live(lease)
+        book.rows[2:4, row] = (max(1, steps), spread**2)
+
+    def close(self, lease: Lease) -> None:
+        """Raises MemoryRuleBroken on the second call."""
+        book, row = self._live(lease)
+        book.wanted -= int(book.rows[0, row])
+        last = book.leases.pop()
+        if last is not lease:
+            book.rows[:, row] = book.rows[:, last.row]
+            book.leases[row] = last
+            last.row = row
+        lease.row = None
+
+    def check_integrity(self) -> None:
+        """Raises MemoryRuleBroken when rows, leases and totals disagree."""
+        for owner, book in self._books.items():
+            count = len(book.leases)
+            if book.wanted != int(book.rows[0, :count].sum()):
+                raise MemoryRuleBroken(f"{owner}: total {book.wanted} is not the sum of its leases")
+            if [lease.row for lease in book.leases] != list(range(count)):
+                raise MemoryRuleBroken(f"{owner}: a lease points at another's row")
+        if sum(self.held(owner) for owner in self._books) > self.capacity:
+            raise MemoryRuleBroken("more memory is held than the pool has; lower a borrow_limit")
+
+    def _live(self, lease: Lease) -> tuple[_Book, int]:
+        if lease.row is None:
+            raise MemoryRuleBroken(f"lease for {lease.request_id} is closed; a lease is closed exactly once")
+        return self._books[lease.owner], lease.row

@@ -1,0 +1,187 @@
+"""What does the control plane need from the outside? Backends, predictors and their messages.
+
+A backend owns its engine. It is given token ids, so every prompt is tokenised once, at the gate.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from controlplane.core.clock import Instant
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.geometry import KvGeometry
+from controlplane.core.request import Request
+
+Vectors = npt.NDArray[np.float32]
+
+
+class BackendDown(RuntimeError):
+    """The engine is not there: dead, starting or stopped. Trying again later may help."""
+
+
+class BackendFailed(RuntimeError):
+    """The engine is there but failed this one request."""
+
+
+class Refused(ValueError):
+    """The caller asked for what cannot be done. `param` names the field, as in the request body."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to generate, in OpenAI's names. `None` leaves the choice to the model's own defaults."""
+
+    max_tokens: int
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[str, float] | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structure: Mapping[str, Any] | None = None
+    """What the output must conform to: {"type": "json_object"} or {"type": "json_schema", "schema": {…}},
+    {"type": "regex"|"grammar"|"choice", "value": …}."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One position: the chosen token first, then the alternatives asked for."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one engine step added to sample `index`. `finish_reason` is set on its last delta:
+    "stop", "length" or "tool_calls". `stop_reason` is the stop string or token id that matched."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """OpenAI's `delta.tool_calls` objects, each with its `index`; their text is not in `text`."""
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as the API received it; messages and tools are OpenAI's JSON objects."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str | Mapping[str, Any] = "auto"
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """Read back from the engine; memory in bytes of KV blocks."""
+
+    used_bytes: int
+    total_bytes: int
+    running: int
+    waiting: int
+    preemptions: int
+
+
+class Generator(Protocol):
+    """An LLM engine. `start` returns when it really answers; `stop` may be called at any time."""
+
+    model: str
+    geometry: KvGeometry
+    kv_bytes: int
+    max_model_tokens: int
+    max_running: int
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def check(self) -> None:
+        """Raises BackendDown unless the engine answers."""
+
+    async def render_chat(self, prompt: ChatPrompt) -> list[int]:
+        """Token ids of the conversation under the model's template. Raises Refused."""
+        ...
+
+    async def tokenize(self, text: str) -> list[int]: ...
+
+    def generate(
+        self,
+        request: Request,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        chat: ChatPrompt | None = None,
+    ) -> AsyncGenerator[Delta]:
+        """Deltas in order; closing the generator aborts the request in the engine.
+
+        `chat` is given for conversations, so that tool calls can be parsed out of the text.
+        Raises Refused for what this engine cannot do, BackendDown, BackendFailed.
+        """
+        ...
+
+    def state(self) -> EngineState: ...
+
+
+class Embedder(Protocol):
+    """An embedding engine in its own process, for one model."""
+
+    model: str
+    dimension: int
+    max_input_tokens: int
+    workspace_bytes: int
+    max_running: int
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def check(self) -> None:
+        """Raises BackendDown unless the engine answers."""
+
+    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text with the model's special tokens, never truncated."""
+        ...
+
+    def batch_bytes(self, token_counts: Sequence[int]) -> int:
+        """Device bytes that these inputs take while they are computed, cut to the largest batch."""
+        ...
+
+    async def embed(
+        self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
+    ) -> Vectors:
+        """float32 [inputs, dimension], row i for input i. Cancelling skips what has not begun."""
+        ...
+
+
+class LengthPredictor(Protocol):
+    """How long will the answer be? Learns from every finished request."""
+
+    def forecast(self, request: Request) -> LengthForecast: ...
+
+    def observe(self, request: Request, output_tokens: int) -> None: ...

@@ -1,0 +1,124 @@
+"""What is asked, where it stands, and when each thing happened to it.
+
+`Request` holds facts known at arrival and never changes. `Phase` moves by a table. `Timeline` is the
+only place where stamps become durations.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controlplane.core.clock import Duration, Instant, between
+from controlplane.core.slo import ServiceClass, Slo
+
+
+_NO_TIME = Duration(0)
+
+
+class Owner(StrEnum):
+    """Whose memory it is."""
+
+    LLM = "llm"
+    EMBEDDING = "embedding"
+
+
+class Kind(StrEnum):
+    GENERATE = "generate"
+    EMBED = "embed"
+
+    @property
+    def owner(self) -> Owner:
+        return Owner.LLM if self is Kind.GENERATE else Owner.EMBEDDING
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`prompt_tokens` counts all inputs; `sequences` is `n` for chat, the inputs for embeddings."""
+
+    id: str
+    kind: Kind
+    model: str
+    tenant: str
+    service_class: ServiceClass
+    slo: Slo
+    arrival: Instant
+    prompt_tokens: int
+    max_output_tokens: int
+    sequences: int = 1
+
+
+class Phase(StrEnum):
+    QUEUED = "queued"
+    DEFERRED = "deferred"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+LEGAL_MOVES: dict[Phase, frozenset[Phase]] = {
+    Phase.QUEUED: frozenset({Phase.DEFERRED, Phase.PREFILL, Phase.FINISHED}),
+    Phase.DEFERRED: frozenset({Phase.PREFILL, Phase.FINISHED}),
+    Phase.PREFILL: frozenset({Phase.DECODE, Phase.PREEMPTED, Phase.FINISHED}),
+    Phase.DECODE: frozenset({Phase.PREEMPTED, Phase.FINISHED}),
+    Phase.PREEMPTED: frozenset({Phase.PREFILL, Phase.FINISHED}),
+    Phase.FINISHED: frozenset(),
+}
+
+
+class IllegalMove(RuntimeError):
+    """A request was moved along an edge that `LEGAL_MOVES` lacks."""
+
+
+def moved(phase: Phase, to: Phase) -> Phase:
+    if to not in LEGAL_MOVES[phase]:
+        raise IllegalMove(f"{phase} -> {to}: legal from {phase}: {sorted(LEGAL_MOVES[phase])}")
+    return to
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Stamps of one request. TTFT runs from arrival at the gate; TPOT leaves out the first token."""
+
+    arrival: Instant
+    dispatched: Instant | None = None
+    first_token: Instant | None = None
+    last_token: Instant | None = None
+    finished: Instant | None = None
+    output_tokens: int = 0
+    longest_gap: Duration = _NO_TIME
+
+    def stamp_tokens(self, now: Instant, tokens: int) -> None:
+        if self.first_token is None:
+            self.first_token = now
+        elif self.last_token is not None:
+            self.longest_gap = max(self.longest_gap, between(self.last_token, now))
+        self.last_token = now
+        self.output_tokens += tokens
+
+    @property
+    def queue(self) -> Duration | None:
+        return None if self.dispatched is None else between(self.arrival, self.dispatched)
+
+    @property
+    def ttft(self) -> Duration | None:
+        return None if self.first_token is None else between(self.arrival, self.first_token)
+
+    @property
+    def tpot(self) -> Duration | None:
+        """`None` before the second token."""
+        if self.first_token is None or self.last_token is None or self.output_tokens < 2:
+            return None
+        return Duration((self.last_token - self.first_token) // (self.output_tokens - 1))
+
+    @property
+    def e2e(self) -> Duration | None:
+        return None if self.finished is None else between(self.arrival, self.finished)
+
+    def meets(self, slo: Slo) -> bool:
+        """Whether a finished request kept every stated objective.
+
+        One-token outputs meet TPOT; without a first token TTFT is the end (embeddings).
+        """
+        ttft = self.e2e if self.first_token is None else self.ttft
+        pairs = ((ttft, slo.ttft), (self.tpot, slo.tpot), (self.e2e, slo.e2e))
+        return all(limit is None or got is None or got <= limit for got, limit in pairs)

@@ -1,0 +1,1 @@
+"""The live host: asyncio, and the sole owner of mutable state."""

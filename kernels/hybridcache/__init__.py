@@ -1,0 +1,1 @@
+"""Attention over a cache of hidden states: references and kernels."""

@@ -1,0 +1,1 @@
+"""What will come: lengths, loads and times, with their uncertainty."""
