@@ -59,9 +59,10 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Wait for a release or a quota change, and be decided at `until` at the latest."""
+    """Wait for a release or a quota change, and be decided at `until` at the latest (None: it was
+    accepted before, so it waits as long as it takes)."""
 
-    until: Instant
+    until: Instant | None
     reason: Reason
 
 

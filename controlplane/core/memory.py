@@ -39,6 +39,11 @@ class Footprint:
     def peak(self) -> int:
         return self.base + self.per_step * self.steps
 
+    @property
+    def area(self) -> float:
+        """Memory-time: byte-steps from start to release."""
+        return (self.base + self.peak) / 2 * self.steps
+
 
 def generate_footprint(
     geometry: KvGeometry,
@@ -121,12 +126,13 @@ class _Book:
 
     quota: Quota
     leases: list[Lease] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
     rows: Floats = field(default_factory=lambda: np.zeros((_COLUMNS, _FIRST_SLOTS)))
     wanted: int = 0
 
     def table(self) -> LeaseTable:
         count = len(self.leases)
-        return LeaseTable(tuple(lease.request_id for lease in self.leases), *self.rows[:, :count].copy())
+        return LeaseTable(tuple(self.ids), *self.rows[:, :count].copy())
 
 
 class MemoryLedger:
@@ -187,6 +193,7 @@ class MemoryLedger:
         book.rows[:, row] = (f.base, f.per_step, f.steps, f.spread**2, priority)
         lease = Lease(request_id, owner, row)
         book.leases.append(lease)
+        book.ids.append(request_id)
         book.wanted += footprint.base
         return lease
 
@@ -207,10 +214,10 @@ class MemoryLedger:
         """Raises MemoryRuleBroken on the second call."""
         book, row = self._live(lease)
         book.wanted -= int(book.rows[0, row])
-        last = book.leases.pop()
+        last, last_id = book.leases.pop(), book.ids.pop()
         if last is not lease:
             book.rows[:, row] = book.rows[:, last.row]
-            book.leases[row] = last
+            book.leases[row], book.ids[row] = last, last_id
             last.row = row
         lease.row = None
 

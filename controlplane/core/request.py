@@ -10,7 +10,6 @@ from enum import StrEnum
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.slo import ServiceClass, Slo
 
-
 _NO_TIME = Duration(0)
 
 

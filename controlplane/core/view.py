@@ -1,7 +1,7 @@
 """What may a policy see? An immutable snapshot; asking "what if" gives a new one."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.memory import Footprint, LeaseTable
@@ -10,13 +10,29 @@ from controlplane.core.request import Owner, Request
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request without a lease. `until` bounds its wait; `rank` sorts it, smallest first."""
+    """A request without a lease. `until` bounds its wait (None: accepted before, it waits as long as it
+    takes); queues are sorted by `rank`, smallest first. `work` is its share of what the owner works
+    off: byte-steps, or steps alone where the owner is serial."""
 
     request: Request
     footprint: Footprint
-    until: Instant
-    rank: tuple[float | int | str, ...] = ()
-    is_resumed: bool = False
+    until: Instant | None
+    rank: tuple[int, int, str]
+    work: float
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A lease as a possible victim. `slack` is what is left before its next deadline (None: it has
+    none), `recompute` the work that preempting it throws away, `freed_bytes` what that gives back."""
+
+    request_id: str
+    priority: int
+    freed_bytes: int
+    slack: Duration | None
+    recompute: Duration
+    remaining_steps: int
+    preemptions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +43,16 @@ class Pace:
     per_prompt_token: Duration
 
 
+def _nobody() -> tuple[Running, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One owner's part of the pool. `ceiling` and `held` in bytes; `largest` is the most one request
-    could ever be given; `pace` is None until something was observed; `protected` leases are never
-    chosen as victims."""
+    """One owner's part of the pool, in bytes. `largest` is the most a single request could ever have;
+    `pace` is None until something was observed; a serial owner works its leases off one after
+    another, any other all at once. `preemptible` lists possible victims when asked: only a
+    request that would preempt pays for the list."""
 
     ceiling: int
     held: int
@@ -39,8 +60,9 @@ class Share:
     largest: int
     free_slots: int
     leases: LeaseTable
-    pace: Pace | None
-    protected: frozenset[str] = frozenset()
+    pace: Pace | None = None
+    is_serial: bool = False
+    preemptible: Callable[[], tuple[Running, ...]] = _nobody
 
     def with_lease(self, waiting: Waiting) -> "Share":
         request, footprint = waiting.request, waiting.footprint
@@ -51,11 +73,29 @@ class Share:
             leases=self.leases.with_lease(request.id, footprint, request.service_class.priority),
         )
 
+    def without(self, request_ids: Sequence[str]) -> "Share":
+        """What the share would be had these leases been closed."""
+        leases = self.leases.without(request_ids)
+        freed = int(self.leases.base.sum() - leases.base.sum())
+        return replace(
+            self,
+            held=self.held - max(0, freed - self.deficit),
+            deficit=max(0, self.deficit - freed),
+            free_slots=self.free_slots + len(self.leases) - len(leases),
+            leases=leases,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """All that wait for one owner, sorted by rank. `undecided` are those that no cycle has decided yet
+    and those whose time is up; the others wait on as they were told."""
+
+    waiting: Sequence[Waiting]
+    undecided: Sequence[Waiting]
+
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """`queues` are in no promised order; `fresh` names those that no cycle has decided yet."""
-
     shares: Mapping[Owner, Share]
-    queues: Mapping[Owner, Sequence[Waiting]]
-    fresh: frozenset[str] = field(default_factory=frozenset)
+    queues: Mapping[Owner, Queue]

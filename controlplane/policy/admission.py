@@ -1,0 +1,173 @@
+"""May this request start now, should it wait, or is it kinder to say no?
+
+The collocation proposal's Algorithm 1 with growth, uncertainty and absolute times put right:
+
+1. what could never fit is rejected at once, with the numbers;
+2. what fits beside the predicted use of all leases, errors of the predictions included, is admitted;
+3. what would miss its deadline by waiting may preempt strictly lower priority, if that suffices;
+4. what can still make it waits, up to a bound; a class that is not sheddable waits in any case;
+5. the rest is rejected with the predicted drain as the time to come back.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+
+from controlplane.core.clock import Duration, Instant, after, between, scaled, seconds
+from controlplane.core.decision import Admit, Defer, Reason, Reject
+from controlplane.core.memory import Footprint
+from controlplane.core.request import Request
+from controlplane.core.view import Pace, Share, Waiting
+from controlplane.policy.eviction import EvictionOptions, choose_victims
+from controlplane.policy.lookahead import LookAhead
+from controlplane.policy.ordering import work_before_deadline
+
+Fits = Callable[[Share, LookAhead, Footprint], bool]
+
+_SHORTEST_RETRY = seconds(1)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionOptions:
+    """`overflow_probability` is the accepted chance that predictions are so far off together that the
+    engine must preempt. `defer_threshold` is the least time left that is worth waiting for."""
+
+    overflow_probability: float
+    max_waiting: int
+    max_wait: Duration
+    defer_threshold: Duration
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Steps 1 to 5 for one request. `fits` decides step 2."""
+
+    options: AdmissionOptions
+    eviction: EvictionOptions
+    fits: Fits
+
+    @cached_property
+    def z(self) -> float:
+        return NormalDist().inv_cdf(1 - self.options.overflow_probability)
+
+    def look(self, share: Share) -> LookAhead:
+        return LookAhead(share.leases, self.z)
+
+    def never_fits(self, share: Share, waiting: Waiting) -> Reject | None:
+        needed = max(waiting.footprint.base, waiting.footprint.worst)
+        if needed <= share.largest:
+            return None
+        detail = (
+            f"the request may need {needed:,} bytes of memory and a single request can be given at most "
+            f"{share.largest:,}; shorten the input or lower max_tokens"
+        )
+        return Reject(Reason.NEVER_FITS, None, detail)
+
+    def try_admit(self, share: Share, look: LookAhead, waiting: Waiting) -> Admit | Reason:
+        """The reason is why not."""
+        if share.free_slots <= 0:
+            return Reason.NO_SLOT
+        if len(share.leases) == 0:
+            return Admit(waiting.footprint)
+        if share.deficit > 0 or share.held + waiting.footprint.base > share.ceiling:
+            return Reason.NO_MEMORY
+        return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
+
+    def try_preempt(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | None:
+        """Only for a request that waiting would make late, and only if the victims suffice."""
+        priority = waiting.request.service_class.priority
+        if not len(share.leases) or share.leases.priority.min() >= priority:
+            return None
+        if not self._is_late_after(predicted_wait(share, look, waiting, ahead=0.0), share, waiting, now):
+            return None
+        overflow = look.peak_with(waiting.footprint) - share.ceiling
+        now_short = share.held + waiting.footprint.base - share.ceiling
+        victims = choose_victims(
+            share.preemptible(),
+            needed_bytes=max(1, round(overflow), share.deficit + now_short),
+            incoming_priority=priority,
+            options=self.eviction,
+        )
+        if not victims:
+            return None
+        freed = share.without([victim.request_id for victim in victims])
+        verdict = self.try_admit(freed, self.look(freed), waiting)
+        return Admit(waiting.footprint, victims) if isinstance(verdict, Admit) else None
+
+    def wait_or_reject(
+        self, share: Share, look: LookAhead, waiting: Waiting, *, ahead: float, why: Reason, now: Instant
+    ) -> Defer | Reject:
+        """For a request that cannot start now. `ahead` is the work of those before it in the queue."""
+        wait = predicted_wait(share, look, waiting, ahead=ahead)
+        until = waiting.until
+        if until is None:
+            return Defer(None, why)
+        if until <= now:
+            return Reject(self._timeout_reason(waiting), retry_after(wait))
+        if waiting.request.service_class.sheddable and self._is_late_after(wait, share, waiting, now):
+            return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
+        return Defer(until, why)
+
+    def _is_late_after(self, wait: Duration | None, share: Share, waiting: Waiting, now: Instant) -> bool:
+        latest = latest_start(waiting.request, waiting.footprint, share.pace)
+        if latest is None:
+            return False
+        left = between(now, latest)
+        return left <= self.options.defer_threshold or (wait is not None and wait > left)
+
+    def _timeout_reason(self, waiting: Waiting) -> Reason:
+        cap = after(waiting.request.arrival, self.options.max_wait)
+        return Reason.QUEUE_TIMEOUT if waiting.until == cap else Reason.SLO_UNATTAINABLE
+
+
+def fits_ahead(share: Share, look: LookAhead, footprint: Footprint) -> bool:
+    """No predicted completion sees more than the ceiling."""
+    return look.peak_with(footprint) <= share.ceiling
+
+
+def fits_now(share: Share, look: LookAhead, footprint: Footprint) -> bool:
+    """The printed rule: current use and the newcomer's peak; growth of the others is not seen."""
+    return share.held + footprint.peak <= share.ceiling
+
+
+def latest_start(request: Request, footprint: Footprint, pace: Pace | None) -> Instant | None:
+    """The last instant at which starting still meets the first deadline; None without one."""
+    deadline = request.slo.first_token_deadline(request.arrival)
+    if deadline is None:
+        return None
+    return Instant(deadline - work_before_deadline(request, footprint, pace))
+
+
+def wait_bound(
+    request: Request, footprint: Footprint, pace: Pace | None, options: AdmissionOptions
+) -> Instant:
+    """When a waiting request is decided at the latest: the cap, or sooner if waiting on is pointless."""
+    cap = after(request.arrival, options.max_wait)
+    latest = latest_start(request, footprint, pace)
+    if latest is None or not request.service_class.sheddable:
+        return cap
+    return min(cap, max(latest, request.arrival))
+
+
+def predicted_wait(share: Share, look: LookAhead, waiting: Waiting, *, ahead: float) -> Duration | None:
+    """Time until the request could start; None before anything was observed.
+
+    A serial owner works off what it holds and what is ahead. Any other frees memory and slots at its
+    predicted completions, after which the queue ahead drains as a fluid through the whole share.
+    """
+    pace = share.pace
+    if pace is None:
+        return None
+    held = len(share.leases)
+    if share.is_serial:
+        return scaled(pace.per_prompt_token, float(share.leases.steps.sum()) + ahead)
+    memory = look.steps_until_free(waiting.footprint.base, share.ceiling)
+    slot = float(look.steps[0]) if share.free_slots <= 0 and held else 0.0
+    queue = ahead / max(1, share.ceiling)
+    return scaled(pace.step, max(memory or 0.0, slot) + queue)
+
+
+def retry_after(wait: Duration | None) -> Duration:
+    """At least a second: sooner is a retry storm, and before any observation nothing better is known."""
+    return max(_SHORTEST_RETRY, wait or _SHORTEST_RETRY)

@@ -1,0 +1,93 @@
+"""One round of decisions over everything that waits: (view, now) -> plan. Pure.
+
+For each owner, with the queue sorted by rank:
+
+1. reject what can never fit;
+2. admit from the head, each on what the ones before it leave, until one does not fit;
+3. let that one preempt if waiting would make it late, and go on;
+4. reject newcomers beyond the queue's length;
+5. defer or reject the newcomers left: they are told at once, not when their time runs out;
+6. decide those whose wait is up, finally.
+
+Nobody overtakes the blocked head within an owner, so a large request is not starved by small ones.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from controlplane.core.clock import Instant
+from controlplane.core.decision import Admit, Defer, Plan, Reason, Reject
+from controlplane.core.view import PoolView, Queue, Share, Waiting
+from controlplane.policy.admission import Admission, predicted_wait, retry_after
+from controlplane.policy.lookahead import LookAhead
+
+
+@dataclass(slots=True)
+class _Draft:
+    dispatches: list[tuple[str, Admit]] = field(default_factory=list)
+    deferrals: list[tuple[str, Defer]] = field(default_factory=list)
+    rejections: list[tuple[str, Reject]] = field(default_factory=list)
+
+
+def run_cycle(view: PoolView, now: Instant, admission: Admission) -> Plan:
+    draft = _Draft()
+    for owner, queue in view.queues.items():
+        if queue.waiting:
+            _decide_owner(view.shares[owner], queue, now, admission, draft)
+    return Plan(tuple(draft.dispatches), tuple(draft.deferrals), tuple(draft.rejections))
+
+
+def _decide_owner(share: Share, queue: Queue, now: Instant, admission: Admission, draft: _Draft) -> None:
+    undecided = sorted(queue.undecided, key=_by_rank)
+    waiting = queue.waiting
+    impossible = {w.request.id: reject for w in undecided if (reject := admission.never_fits(share, w))}
+    if impossible:
+        draft.rejections += impossible.items()
+        waiting = [w for w in waiting if w.request.id not in impossible]
+
+    taken, share, look, why = _admit_from_head(share, waiting, now, admission, draft)
+    if why is None:
+        return
+    left = waiting[taken:]
+    for one in undecided:
+        request_id = one.request.id
+        if one.rank < left[0].rank or request_id in impossible:
+            continue
+        at = bisect_left(left, one.rank, key=_by_rank)
+        ahead = sum([w.work for w in left[:at]])
+        is_new = one.until is None or one.until > now
+        if is_new and at >= admission.options.max_waiting:
+            wait = predicted_wait(share, look, one, ahead=ahead)
+            draft.rejections.append((request_id, Reject(Reason.QUEUE_FULL, retry_after(wait))))
+            continue
+        reason = Reason.BEHIND_OTHERS if at else why
+        verdict = admission.wait_or_reject(share, look, one, ahead=ahead, why=reason, now=now)
+        if isinstance(verdict, Defer):
+            draft.deferrals.append((request_id, verdict))
+        else:
+            draft.rejections.append((request_id, verdict))
+
+
+def _by_rank(waiting: Waiting) -> tuple[int, int, str]:
+    return waiting.rank
+
+
+def _admit_from_head(
+    share: Share, queue: Sequence[Waiting], now: Instant, admission: Admission, draft: _Draft
+) -> tuple[int, Share, LookAhead, Reason | None]:
+    """How many were taken, the share after them, and why the next one was not."""
+    look = admission.look(share)
+    for taken, waiting in enumerate(queue):
+        verdict = admission.try_admit(share, look, waiting)
+        if not isinstance(verdict, Admit):
+            forced = admission.try_preempt(share, look, waiting, now)
+            if forced is None:
+                return taken, share, look, verdict
+            share = share.without([victim.request_id for victim in forced.victims])
+            verdict = forced
+        draft.dispatches.append((waiting.request.id, verdict))
+        if taken + 1 < len(queue):
+            share = share.with_lease(waiting)
+            look = admission.look(share)
+    return len(queue), share, look, None

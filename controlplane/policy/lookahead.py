@@ -1,0 +1,68 @@
+"""Will the leases overflow before they end, and when does the next one fit?
+
+Use only grows between completions, so it peaks just before one: only predicted completion times need
+checking (MC-SF, Online Scheduling for LLM Inference with KV Cache Constraints, eq. 5). Sorted by
+completion, the use at each is a suffix sum, so one more lease costs O(n) vector work, never O(n^2).
+Prediction errors are independent, so their margin is `z` deviations of the *sum*.
+"""
+
+from dataclasses import dataclass, field
+from math import sqrt
+
+import numpy as np
+
+from controlplane.core.memory import Floats, Footprint, LeaseTable
+
+
+@dataclass(slots=True)
+class LookAhead:
+    """Byte use at every predicted completion of `table`, in steps from now."""
+
+    table: LeaseTable
+    z: float = 0.0
+    steps: Floats = field(init=False)
+    base: Floats = field(init=False)
+    per_step: Floats = field(init=False)
+    variance: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        order = np.argsort(self.table.steps)
+        self.steps = self.table.steps[order]
+        self.base = _suffix_sums(self.table.base[order])
+        self.per_step = _suffix_sums(self.table.per_step[order])
+        self.variance = _suffix_sums(self.table.variance[order])
+
+    def peak_with(self, footprint: Footprint) -> float:
+        """Highest use, margin included, at any completion up to the newcomer's own."""
+        end = float(footprint.steps)
+        variance = footprint.spread**2
+        at = int(np.searchsorted(self.steps, end, side="left"))
+        own = float(self.base[at] + self.per_step[at] * end) + footprint.peak
+        own += self.z * sqrt(float(self.variance[at]) + variance)
+        if at == 0:
+            return own
+        before = self.steps[:at]
+        use = self.base[:at] + self.per_step[:at] * before
+        use += footprint.base + footprint.per_step * before
+        if self.z:
+            use += self.z * np.sqrt(self.variance[:at] + variance)
+        return max(own, float(use.max()))
+
+    def steps_until_free(self, needed: float, limit: float) -> float | None:
+        """Steps until completions have brought use down so far that `needed` bytes fit.
+
+        `None` if not even an empty pool has them.
+        """
+        if needed > limit:
+            return None
+        if not len(self.steps) or float(self.base[0]) + needed <= limit:
+            return 0.0
+        left = self.base[1:] + self.per_step[1:] * self.steps
+        return float(self.steps[int(np.argmax(left + needed <= limit))])
+
+
+def _suffix_sums(column: Floats) -> Floats:
+    """Entry k sums column[k:]; one entry more than the column, the last 0."""
+    sums = np.zeros(len(column) + 1)
+    np.cumsum(column[::-1], out=sums[1:])
+    return sums[::-1]
