@@ -113,11 +113,17 @@ class Timeline:
     def e2e(self) -> Duration | None:
         return None if self.finished is None else between(self.arrival, self.finished)
 
-    def meets(self, slo: Slo) -> bool:
-        """Whether a finished request kept every stated objective.
-
-        One-token outputs meet TPOT; without a first token TTFT is the end (embeddings).
-        """
+    def measured(self) -> dict[str, Duration | None]:
+        """What each objective is compared with. Without tokens (embeddings) TTFT is the end."""
         ttft = self.e2e if self.first_token is None else self.ttft
-        pairs = ((ttft, slo.ttft), (self.tpot, slo.tpot), (self.e2e, slo.e2e))
-        return all(limit is None or got is None or got <= limit for got, limit in pairs)
+        return {"ttft": ttft, "tpot": self.tpot, "e2e": self.e2e}
+
+    def kept(self, slo: Slo) -> dict[str, bool]:
+        """Whether a finished request kept each objective stated. One-token outputs meet TPOT."""
+        stated = {"ttft": slo.ttft, "tpot": slo.tpot, "e2e": slo.e2e}
+        measured = self.measured()
+        return {
+            name: (took := measured[name]) is None or took <= limit
+            for name, limit in stated.items()
+            if limit is not None
+        }

@@ -1,0 +1,98 @@
+"""What does an operator watch? Prometheus series with bounded labels: enums and configured names, never ids."""
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from controlplane.core.clock import to_seconds
+from controlplane.core.decision import Outcome
+from controlplane.core.request import Kind, Request, Timeline
+
+# vLLM's own buckets, so that its dashboards need a new prefix only.
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_TPOT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
+_LONG = (0.005, 0.025, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
+_TOKENS = (1, 4, 16, 64, 256, 1_024, 4_096, 16_384, 65_536)
+
+
+class Metrics:
+    """One registry a service, so that several can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        per_class = ("class", "kind")
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"tandem_{name}", text, per_class, buckets=buckets, registry=self.registry)
+
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
+            return Counter(f"tandem_{name}", text, labels, registry=self.registry)
+
+        def gauge(name: str, text: str, labels: tuple[str, ...]) -> Gauge:
+            return Gauge(f"tandem_{name}", text, labels, registry=self.registry)
+
+        self._ttft = histogram("time_to_first_token_seconds", "Arrival at the gate to first token", _TTFT)
+        self._tpot = histogram("time_per_output_token_seconds", "Mean after the first token", _TPOT)
+        self._e2e = histogram("e2e_request_latency_seconds", "Arrival at the gate to the end", _LONG)
+        self._queue = histogram("request_queue_time_seconds", "Arrival at the gate to dispatch", _LONG)
+        self._prompt = histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
+        self._output = histogram("request_generation_tokens", "Output tokens of a request", _TOKENS)
+        self._outcomes = counter("requests", "Requests by how they ended", ("class", "kind", "outcome"))
+        self._attained = counter(
+            "slo_attained", "Finished requests that kept an objective", ("class", "kind", "objective")
+        )
+        self._missed = counter(
+            "slo_missed", "Finished requests that broke an objective", ("class", "kind", "objective")
+        )
+        self._decisions = counter("decisions", "Decisions of the gate", ("kind", "decision", "reason"))
+        self._preemptions = counter("preemptions", "Requests preempted by the gate", ("class",))
+        self.quota_bytes = gauge("quota_bytes", "Nominal share of the pool", ("owner",))
+        self.held_bytes = gauge("held_bytes", "Bytes held by leases", ("owner",))
+        self.deficit_bytes = gauge("deficit_bytes", "Bytes that leases want beyond the ceiling", ("owner",))
+        self.reserved_bytes = gauge("reserved_bytes", "Predicted peak of the open leases", ("owner",))
+        self.used_bytes = gauge("engine_used_bytes", "Bytes in use as the engine reports them", ("owner",))
+        self.engine_preemptions = gauge(
+            "engine_preemptions", "Preemptions that the engine reports", ("owner",)
+        )
+        self.running = gauge("requests_running", "Requests with an open lease", ("owner",))
+        self.waiting = gauge("requests_waiting", "Requests deferred at the gate", ("owner",))
+        self.coverage = gauge(
+            "length_forecast_coverage", "Share of answers within the forecast's 0.9 quantile", ("class",)
+        )
+        self.length_error = gauge(
+            "length_forecast_error_tokens", "Mean absolute error of the forecast mean", ("class",)
+        )
+        self.batch_tokens = Histogram(
+            "tandem_embedding_batch_tokens", "Padded tokens of an embedding batch",
+            buckets=_TOKENS, registry=self.registry,
+        )  # fmt: skip
+
+    def decided(self, kind: Kind, decision: str, reason: str = "none") -> None:
+        self._decisions.labels(kind, decision, reason).inc()
+
+    def preempted(self, class_name: str) -> None:
+        self._preemptions.labels(class_name).inc()
+
+    def ended(self, request: Request, timeline: Timeline, outcome: Outcome) -> None:
+        labels = (request.service_class.name, request.kind)
+        self._outcomes.labels(*labels, outcome).inc()
+        if timeline.queue is not None:
+            self._queue.labels(*labels).observe(to_seconds(timeline.queue))
+        if outcome not in (Outcome.MET, Outcome.LATE):
+            return
+        self._prompt.labels(*labels).observe(request.prompt_tokens)
+        if request.kind is Kind.GENERATE:
+            self._output.labels(*labels).observe(timeline.output_tokens)
+        histograms = {"ttft": self._ttft, "tpot": self._tpot, "e2e": self._e2e}
+        for objective, took in timeline.measured().items():
+            if took is not None:
+                histograms[objective].labels(*labels).observe(to_seconds(took))
+        for objective, kept in timeline.kept(request.slo).items():
+            (self._attained if kept else self._missed).labels(*labels, objective).inc()
+
+    def exposition(self, gauges: Mapping[Gauge, Mapping[str, float]]) -> bytes:
+        """Prometheus text. `gauges` maps a gauge to its values by label, set just before."""
+        for gauge, values in gauges.items():
+            for label, value in values.items():
+                gauge.labels(label).set(value)
+        return generate_latest(self.registry)
