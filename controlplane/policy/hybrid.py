@@ -1,0 +1,164 @@
+"""Which requests hold memory next, and in which cache tier? Apt-Serve's value and greedy, put right.
+
+A request may hold its tokens in one of several tiers, each of some size and value (hidden states: smaller,
+but every iteration pays to rebuild keys and values). The greedy hands out memory where a cell gains most,
+one step up a request's hull at a time, until a step does not fit; that request alone, in its best tier,
+is the alternative. The better of both is at least half the optimum (Apt-Serve, theorem 1; its printed
+pseudocode may overrun the memory, this does not).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from controlplane.core.memory import Floats
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class HybridOptions:
+    """`decay` multiplies the value of a request that already missed its objective: 0 serves it only
+    where room is left, 1 forgets the miss, 0.4 is the paper's variant for the tail."""
+
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.decay <= 1.0:
+            raise ValueError(f"hybrid.decay={self.decay}: a share of the value; give it between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True)
+class TierOffers:
+    """Request i in tier t + 1 takes `shares[t, i] * cells[i]` cells, more from row to row, and is worth
+    `weights[i] * (pending[i] - penalties[t, i] * cells[i])`. A share of NaN withholds a tier.
+
+    Shares and penalties are per cell, so that requests that gain equally by a step tie exactly."""
+
+    pending: Floats
+    cells: Floats
+    shares: Floats
+    penalties: Floats
+    weights: Floats
+
+    def sizes(self) -> Floats:
+        return self.shares * self.cells
+
+    def values(self) -> Floats:
+        return self.weights * (self.pending - self.penalties * self.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """`tiers[i]` is the tier of request i, counted from 1; 0 holds nothing."""
+
+    tiers: Ints
+    value: float
+    size: float
+
+
+def hidden_ratio(hidden_size: int, kv_heads: int, head_dim: int, *, tensor_parallel: int = 1) -> float:
+    """Size of a token's hidden state over that of its keys and values on one rank.
+
+    Every rank holds the whole hidden state but only its part of the heads.
+    """
+    return hidden_size * tensor_parallel / (2 * kv_heads * head_dim)
+
+
+def hybrid_offers(
+    pending: Floats,
+    cells: Floats,
+    *,
+    ratio: float,
+    cell_penalty: float | Floats,
+    late: Bools | None = None,
+    options: HybridOptions | None = None,
+    whole_blocks: bool = False,
+) -> TierOffers:
+    """Tier 1 is hidden states, `ratio` the size of the cells of tier 2, keys and values.
+
+    `pending` is seconds since arrival, or since the last token. `cell_penalty` is the seconds that one
+    hidden cell costs everyone: all requests x seconds per cell x iterations that it is expected to stay.
+    A ratio of 1 or more saves nothing, so hidden states are withheld.
+    """
+    everything = np.ones(len(cells))
+    hidden = np.ceil(ratio * cells) / cells if whole_blocks else np.full(len(cells), ratio)
+    return TierOffers(
+        pending,
+        cells,
+        shares=np.stack([np.where(hidden < 1, hidden, np.nan), everything]),
+        penalties=np.stack([everything * cell_penalty, np.zeros(len(cells))]),
+        weights=everything if late is None else np.where(late, (options or HybridOptions()).decay, 1.0),
+    )
+
+
+def plan_tiers(offers: TierOffers, capacity: float) -> TierPlan:
+    """The better of the greedy and its first misfit alone.
+
+    Ties go to the lower index, then the lower tier: give requests in the order of their ids. Upgrades
+    under one penalty always tie.
+    """
+    depth, count = offers.shares.shape
+    sizes, values = offers.sizes(), offers.values()
+    possible = sizes <= capacity
+    gains, reached, added = _hull_steps(offers, sizes, values, possible)
+    # Request-major order, so that a stable sort breaks ties by request, then by step.
+    offered = np.flatnonzero(gains >= 0)
+    ranked = offered[np.argsort(-gains[offered], kind="stable")]
+    used = np.cumsum(added[ranked])
+    fitting = int(np.searchsorted(used, capacity, side="right"))
+
+    tiers = np.zeros(count, np.intp)
+    # Of a request's steps the last one taken stays: assignment by index keeps the last value.
+    tiers[ranked[:fitting] // depth] = reached[ranked[:fitting]]
+    held = np.flatnonzero(tiers)
+    value = float(values[tiers[held] - 1, held].sum())
+    if fitting < len(ranked):
+        misfit = int(ranked[fitting]) // depth
+        alone = np.where(possible[:, misfit], values[:, misfit], -np.inf)
+        best = int(alone.argmax())
+        if alone[best] > value:
+            tiers = np.zeros(count, np.intp)
+            tiers[misfit] = best + 1
+            return TierPlan(tiers, float(alone[best]), float(sizes[best, misfit]))
+    return TierPlan(tiers, value, float(used[fitting - 1]) if fitting else 0.0)
+
+
+def _hull_steps(
+    offers: TierOffers, sizes: Floats, values: Floats, possible: Bools
+) -> tuple[Floats, Ints, Floats]:
+    """Steps up the concave hull of each request's (size, value) points, from nothing: gain per cell, tier
+    reached, cells added; flat, request-major, one per tier, of gain below 0 where there is none."""
+    depth, count = sizes.shape
+    columns = np.arange(count)
+    gains = np.full((count, depth), -np.inf)
+    reached = np.zeros((count, depth), np.intp)
+    added = np.zeros((count, depth))
+    slopes = np.full((depth, count), -np.inf)
+    np.divide(values, sizes, out=slopes, where=possible)
+    steepest = np.full(count, np.inf)
+    size = np.zeros(count)
+    best = slopes.argmax(axis=0)
+    for step in range(depth):
+        if step:
+            slopes = _slopes_onward(offers, best, possible)
+            best = slopes.argmax(axis=0)
+        # Hull slopes fall from step to step; rounding must not lift one above its predecessor.
+        steepest = np.minimum(steepest, slopes[best, columns])
+        gains[:, step] = steepest
+        reached[:, step] = best + 1
+        added[:, step] = sizes[best, columns] - size
+        size = sizes[best, columns]
+    return gains.ravel(), reached.ravel(), added.ravel()
+
+
+def _slopes_onward(offers: TierOffers, held: Ints, possible: Bools) -> Floats:
+    """Gain per cell of moving each request from row `held` to every other, -inf where none is larger."""
+    columns = np.arange(len(held))
+    further = offers.shares - offers.shares[held, columns]
+    saved = offers.weights * (offers.penalties[held, columns] - offers.penalties)
+    slopes = np.full(further.shape, -np.inf)
+    np.divide(saved, further, out=slopes, where=possible & (further > 0))
+    return slopes
