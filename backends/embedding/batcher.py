@@ -1,0 +1,152 @@
+"""Which inputs are computed together next? The most urgent one, with those that cost it least padding.
+
+Rule: calls stand in order (deadline, none last; arrival). The window is the longest prefix of their
+inputs whose tokens fit the budget. It is sorted by length and cut into passes, each within the budget
+in *padded* tokens (inputs times the longest of them) and cut early where padding would cost more than
+starting another pass. The pass holding the most urgent input goes out; the rest stays and is chosen
+again beside whatever arrived meanwhile, so nothing waits behind what is less urgent for longer than
+one budget of tokens. An input above the budget goes alone. Halves of a failed pass go first.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Generic, TypeVar
+
+from controlplane.core.clock import Instant
+
+Caller = TypeVar("Caller")
+
+_Key = tuple[bool, int, int]
+
+
+@dataclass(eq=False, slots=True)
+class Call(Generic[Caller]):
+    """One request's inputs. `pending` holds the positions not yet given out, longest input first."""
+
+    caller: Caller
+    lengths: Sequence[int]
+    key: _Key
+    pending: list[int]
+    is_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Generic[Caller]):
+    """Input `position` of one call."""
+
+    call: Call[Caller]
+    position: int
+
+    @property
+    def tokens(self) -> int:
+        return self.call.lengths[self.position]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[Caller]):
+    """Inputs of one forward pass, longest first."""
+
+    items: tuple[Item[Caller], ...]
+
+    @property
+    def padded_tokens(self) -> int:
+        return len(self.items) * self.items[0].tokens
+
+    def halves(self) -> tuple["Batch[Caller]", ...]:
+        """Two smaller batches, or none when one input is all there is."""
+        middle = len(self.items) // 2
+        return (Batch(self.items[:middle]), Batch(self.items[middle:])) if middle else ()
+
+
+@dataclass(slots=True)
+class BatchQueue(Generic[Caller]):
+    """`budget_tokens` bounds one pass in padded tokens; `pass_tokens` is what starting a pass costs,
+    counted in tokens computed in the same time."""
+
+    budget_tokens: int
+    pass_tokens: int = 0
+    _calls: list[Call[Caller]] = field(default_factory=list)
+    _first: deque[Batch[Caller]] = field(default_factory=deque)
+    _arrivals: "count[int]" = field(default_factory=count)
+
+    def put(self, caller: Caller, lengths: Sequence[int], *, deadline: Instant | None) -> Call[Caller]:
+        key = (deadline is None, deadline or 0, next(self._arrivals))
+        longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+        call = Call(caller, lengths, key, longest_first)
+        insort(self._calls, call, key=_key)
+        return call
+
+    def discard(self, call: Call[Caller]) -> None:
+        """Its client left: what was not given out never will be. Twice is as good as once."""
+        call.is_gone = True
+        if call.pending:
+            call.pending = []
+            self._drop(call)
+
+    def put_back(self, batches: Sequence[Batch[Caller]]) -> None:
+        """These go out next, in this order and as they are; inputs of gone calls are left out then."""
+        self._first.extendleft(reversed(batches))
+
+    def next_batch(self) -> Batch[Caller] | None:
+        while self._first:
+            if items := tuple(i for i in self._first.popleft().items if not i.call.is_gone):
+                return Batch(items)
+        if not self._calls:
+            return None
+        window = self._window()
+        most_urgent = window[0]
+        chosen = next(p for p in self._passes(window) if most_urgent in p)
+        self._take(chosen)
+        return Batch(tuple(chosen))
+
+    def drain(self) -> list[Call[Caller]]:
+        """Every call with inputs still here, each once; the queue is empty afterwards."""
+        left = {id(c): c for c in self._calls}
+        left |= {id(i.call): i.call for b in self._first for i in b.items if not i.call.is_gone}
+        self._first.clear()
+        for call in left.values():
+            self.discard(call)
+        return list(left.values())
+
+    def _window(self) -> list[Item[Caller]]:
+        window: list[Item[Caller]] = []
+        tokens = 0
+        for call in self._calls:
+            for position in call.pending:
+                tokens += call.lengths[position]
+                if window and tokens > self.budget_tokens:
+                    return window
+                window.append(Item(call, position))
+        return window
+
+    def _passes(self, window: list[Item[Caller]]) -> list[list[Item[Caller]]]:
+        passes: list[list[Item[Caller]]] = []
+        longest = padding = 0
+        for item in sorted(window, key=lambda i: (-i.tokens, i.call.key, i.position)):
+            padding += longest - item.tokens
+            fits = bool(passes) and (len(passes[-1]) + 1) * longest <= self.budget_tokens
+            if fits and padding <= self.pass_tokens:
+                passes[-1].append(item)
+            else:
+                passes.append([item])
+                longest, padding = item.tokens, 0
+        return passes
+
+    def _take(self, items: list[Item[Caller]]) -> None:
+        taken: dict[int, tuple[Call[Caller], set[int]]] = {}
+        for item in items:
+            taken.setdefault(id(item.call), (item.call, set()))[1].add(item.position)
+        for call, positions in taken.values():
+            call.pending = [p for p in call.pending if p not in positions]
+            if not call.pending:
+                self._drop(call)
+
+    def _drop(self, call: Call[Caller]) -> None:
+        del self._calls[bisect_left(self._calls, call.key, key=_key)]
+
+
+def _key(call: Call[Caller]) -> _Key:
+    return call.key

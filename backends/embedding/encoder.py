@@ -1,0 +1,194 @@
+"""What are the vectors of these token ids? sentence-transformers, entered below its tokenizer.
+
+Rule: ids are padded, masked and sent through the model's own modules, so a vector equals what
+`SentenceTransformer.encode` gives for the text. That is checked on probe texts when the model loads,
+because a model may depend on more than its ids (a chat template, an image).
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers.utils.logging import disable_progress_bar
+
+from backends.embedding.contract import EncoderFacts, EncoderOptions
+from backends.embedding.framing import Ids, Rows
+from backends.embedding.memory_model import EmbeddingMemory, MemoryPoint, fitted, prior
+
+_PROBES = ["", "Tandem", "  Two kinds of work share one device, and neither waits for long."]
+_TOLERANCE = {torch.float32: 1e-4}
+_LOOSE_TOLERANCE = 3e-2  # half precision differs in the second digit with the padding alone
+_CPU_NO_MEMORY = ("can't allocate memory", "not enough memory", "could not create a memory object")
+
+
+class Unsupported(RuntimeError):
+    """The model cannot be served from token ids; the message says why and what to do."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # The CPU allocator has no error class of its own.
+    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _CPU_NO_MEMORY)
+
+
+class Encoder:
+    """A loaded model and the facts that the server asks of it."""
+
+    def __init__(self, options: EncoderOptions) -> None:
+        # Nobody watches a worker's progress bars.
+        disable_progress_bar()
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        self._model = SentenceTransformer(
+            options.model,
+            device=options.device,
+            trust_remote_code=options.trust_remote_code,
+            model_kwargs={} if options.dtype is None else {"dtype": options.dtype},
+        )
+        self._model.eval()
+        self._adjust_norm(normalize=options.normalize)
+        self.tokenizer = self._fast_tokenizer(options.model)
+        self.max_input_tokens = self._longest_input(options.max_input_tokens)
+        self.vocabulary = int(self._transformer().get_input_embeddings().num_embeddings)
+        self._has_token_types = "token_type_ids" in self.tokenizer.model_input_names
+        self._pads_left = self.tokenizer.padding_side == "left"
+        self._pad_id = int(self.tokenizer.pad_token_id or 0)
+        self.dimension = self._check_against_encode()
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self._model.device)
+
+    def facts(self, batch_tokens: int) -> EncoderFacts:
+        """Measures: takes some forward passes."""
+        return EncoderFacts(
+            dimension=self.dimension,
+            max_input_tokens=self.max_input_tokens,
+            vocabulary=self.vocabulary,
+            weight_bytes=sum(p.numel() * p.element_size() for p in self._model.parameters()),
+            device=str(self.device),
+            pass_tokens=self._pass_tokens(batch_tokens),
+            memory=self._memory(batch_tokens),
+            tokenizer=self.tokenizer.backend_tokenizer.to_str(),
+        )
+
+    def vectors(self, lengths: Ids, ids: Ids) -> Rows:
+        """float32 [inputs, dimension]; `ids` holds all inputs one after the other."""
+        width = int(lengths.max())
+        columns = np.arange(width)
+        if self._pads_left:
+            mask = columns >= width - lengths[:, None].astype(np.int64)
+        else:
+            mask = columns < lengths[:, None]
+        padded = np.full(mask.shape, self._pad_id, dtype=np.int64)
+        padded[mask] = ids
+        features: dict[str, Any] = {
+            "input_ids": torch.from_numpy(padded).to(self.device),
+            "attention_mask": torch.from_numpy(mask.astype(np.int64)).to(self.device),
+        }
+        if self._has_token_types:
+            features["token_type_ids"] = torch.zeros_like(features["input_ids"])
+        with torch.inference_mode():
+            rows = self._model(features)["sentence_embedding"][:, : self._model.truncate_dim]
+            found: Rows = rows.float().cpu().numpy()
+        return found
+
+    def is_broken(self) -> bool:
+        """Whether the device itself no longer answers: after some CUDA errors nothing in this process can."""
+        if self.device.type != "cuda":
+            return False
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return True
+        return False
+
+    def _pass_tokens(self, batch_tokens: int) -> int:
+        """What starting a pass costs, in tokens computed in the same time; two sizes, best of three."""
+        length = min(64, self.max_input_tokens)
+        inputs = max(2, min(2_048, batch_tokens) // length)
+        small, large = (min(self._seconds(n, length) for _ in range(3)) for n in (1, inputs))
+        per_token = (large - small) / ((inputs - 1) * length)
+        if per_token <= 0:
+            return batch_tokens
+        return max(0, min(batch_tokens, round(small / per_token) - length))
+
+    def _memory(self, batch_tokens: int) -> EmbeddingMemory:
+        if self.device.type != "cuda":
+            element = next(self._model.parameters()).element_size()
+            config = self._transformer().config.to_dict()
+            return prior(config, bytes_per_element=element, dimension=self.dimension)
+        longest = self.max_input_tokens
+        shapes = [(1, min(8, longest)), (8, min(64, longest)), (1, longest)]
+        shapes += [(max(1, batch_tokens // longest), longest), (max(1, batch_tokens // 64), min(64, longest))]
+        points = [MemoryPoint(n, length, self._peak_bytes(n, length)) for n, length in shapes]
+        return fitted(points, dimension=self.dimension)
+
+    def _peak_bytes(self, inputs: int, length: int) -> int:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        self._compute_filler(inputs, length)
+        return int(torch.cuda.max_memory_allocated(self.device) - before)
+
+    def _seconds(self, inputs: int, length: int) -> float:
+        start = time.perf_counter()
+        self._compute_filler(inputs, length)
+        return time.perf_counter() - start
+
+    def _compute_filler(self, inputs: int, length: int) -> None:
+        ids = np.full(inputs * length, min(5, self.vocabulary - 1), dtype=np.uint32)
+        self.vectors(np.full(inputs, length, dtype=np.uint32), ids)
+
+    def _adjust_norm(self, *, normalize: bool | None) -> None:
+        from sentence_transformers.models import Normalize
+
+        names = [name for name, module in self._model.named_children() if isinstance(module, Normalize)]
+        if normalize is False:
+            for name in names:
+                delattr(self._model, name)
+        elif normalize is True and not names:
+            self._model.append(Normalize())
+
+    def _transformer(self) -> Any:
+        return self._model[0].auto_model
+
+    def _fast_tokenizer(self, name: str) -> Any:
+        tokenizer = self._model.tokenizer
+        if not getattr(tokenizer, "is_fast", False):
+            raise Unsupported(
+                f"model {name!r}: its tokenizer has no fast form, which the server needs; "
+                "save it once with a tokenizer.json and name that folder"
+            )
+        return tokenizer
+
+    def _longest_input(self, wanted: int | None) -> int:
+        positions = getattr(self._transformer().config, "max_position_embeddings", None)
+        limit = positions if isinstance(positions, int) and positions > 0 else None
+        if wanted is not None:
+            if limit is not None and wanted > limit:
+                raise Unsupported(f"max_input_tokens={wanted}: the model has {limit} positions; lower it")
+            return wanted
+        own = self._model.max_seq_length
+        found = min((n for n in (own, limit) if n is not None), default=None)
+        if found is None or found > 10**9:
+            raise Unsupported("the model states no longest input; set max_input_tokens")
+        return int(found)
+
+    def _check_against_encode(self) -> int:
+        """The dimension. Raises Unsupported where ids alone do not give what encode gives."""
+        expected = np.asarray(self._model.encode(_PROBES, prompt="", show_progress_bar=False))
+        inputs = [self.tokenizer(text)["input_ids"][: self.max_input_tokens] for text in _PROBES]
+        lengths = np.array([len(ids) for ids in inputs], dtype=np.uint32)
+        found = self.vectors(lengths, np.concatenate([np.array(ids, dtype=np.uint32) for ids in inputs]))
+        tolerance = _TOLERANCE.get(next(self._model.parameters()).dtype, _LOOSE_TOLERANCE)
+        gap = float(np.abs(found - expected).max() / max(1.0, float(np.abs(expected).max())))
+        if found.shape != expected.shape or not gap <= tolerance:
+            raise Unsupported(
+                f"vectors from token ids differ from encode() by {gap:.2g} (at most {tolerance:g}): "
+                "the model needs more than token ids; serve another model"
+            )
+        return int(found.shape[1])

@@ -1,0 +1,67 @@
+"""How do server and worker speak? Length-prefixed frames over one socket pair.
+
+A frame is a head (kind, batch number, payload bytes; little-endian) and its payload. Token ids travel
+as uint32 behind their lengths, vectors as raw float32 rows, everything else as UTF-8 text or JSON.
+The worker's first frame is READY or LOAD_FAILED. Each BATCH is answered once, in order, by VECTORS,
+OUT_OF_MEMORY or FAILED; each PING by PONG.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.uint32]
+Rows = npt.NDArray[np.float32]
+
+HEAD = struct.Struct("<BIQ")
+
+
+class FrameKind(IntEnum):
+    READY = 1
+    LOAD_FAILED = 2
+    BATCH = 3
+    VECTORS = 4
+    OUT_OF_MEMORY = 5
+    FAILED = 6
+    PING = 7
+    PONG = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: FrameKind
+    batch: int
+    payload: bytes
+
+    def pack(self) -> bytes:
+        return HEAD.pack(self.kind, self.batch, len(self.payload)) + self.payload
+
+
+def unpack_head(head: bytes) -> tuple[FrameKind, int, int]:
+    """(kind, batch number, payload bytes). Raises ValueError for an unknown kind."""
+    kind, batch, size = HEAD.unpack(head)
+    return FrameKind(kind), batch, size
+
+
+def pack_inputs(inputs: Sequence[Ids]) -> bytes:
+    count = np.array([len(inputs), *map(len, inputs)], dtype="<u4")
+    return b"".join((count.tobytes(), *(ids.astype("<u4", copy=False).tobytes() for ids in inputs)))
+
+
+def unpack_inputs(payload: bytes) -> tuple[Ids, Ids]:
+    """(lengths [inputs], the ids of all inputs one after the other)."""
+    words = np.frombuffer(payload, dtype="<u4")
+    first = 1 + int(words[0])
+    return words[1:first], words[first:]
+
+
+def pack_rows(rows: Rows) -> bytes:
+    return rows.astype("<f4", copy=False).tobytes()
+
+
+def unpack_rows(payload: bytes, dimension: int) -> Rows:
+    return np.frombuffer(payload, dtype="<f4").reshape(-1, dimension)

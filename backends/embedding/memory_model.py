@@ -1,0 +1,78 @@
+"""How many bytes does one embedding pass take on the device?
+
+Rule: `base + per_token * inputs * padded_length + 4 * inputs * dimension`. `base` and `per_token` are
+measured at start-up where the device counts its own allocations (CUDA), and bound every point of the
+grid that was measured. Elsewhere they are a prior from the model's config, and `is_measured` says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_FLOAT32_BYTES = 4
+# Live at once in an encoder layer, in hidden-size vectors a token: the residual stream, its norm,
+# query, key, value, the attention's output, its projection and one copy for a cast or a transpose.
+_HIDDEN_COPIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPoint:
+    """Peak bytes above the idle model, seen for one pass."""
+
+    inputs: int
+    padded_length: int
+    peak_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        return self.inputs * self.padded_length
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingMemory:
+    base: int
+    per_token: float
+    dimension: int
+    is_measured: bool
+
+    def pass_bytes(self, inputs: int, padded_length: int) -> int:
+        return round(self.base + self.per_token * inputs * padded_length) + self._output_bytes(inputs)
+
+    def batch_bytes(self, token_counts: Sequence[int], *, budget_tokens: int) -> int:
+        """Bytes of the largest pass that these inputs can need under the token budget."""
+        if not token_counts:
+            return 0
+        longest, shortest = max(token_counts), min(token_counts)
+        tokens = min(len(token_counts) * longest, max(budget_tokens, longest))
+        rows = min(len(token_counts), max(1, budget_tokens // max(1, shortest)))
+        return round(self.base + self.per_token * tokens) + self._output_bytes(rows)
+
+    def workspace_bytes(self, *, budget_tokens: int, max_input_tokens: int) -> int:
+        """Bytes of the largest pass that the budget allows, whatever the inputs."""
+        tokens = max(budget_tokens, max_input_tokens)
+        return round(self.base + self.per_token * tokens) + self._output_bytes(tokens)
+
+    def _output_bytes(self, inputs: int) -> int:
+        return _FLOAT32_BYTES * inputs * self.dimension
+
+
+def prior(config: Mapping[str, Any], *, bytes_per_element: int, dimension: int) -> EmbeddingMemory:
+    """From a Hugging Face config: bytes * (8 * hidden_size + intermediate_size) a token, no base."""
+    text = config.get("text_config") or config
+    hidden = int(text.get("hidden_size") or text.get("d_model") or text.get("dim") or dimension)
+    inner = int(text.get("intermediate_size") or text.get("d_ff") or text.get("hidden_dim") or 4 * hidden)
+    per_token = bytes_per_element * (_HIDDEN_COPIES * hidden + inner)
+    return EmbeddingMemory(0, per_token, dimension, is_measured=False)
+
+
+def fitted(points: Sequence[MemoryPoint], *, dimension: int) -> EmbeddingMemory:
+    """The lowest line from the smallest point up that no measured point lies above.
+
+    Raises ValueError without two points of different size.
+    """
+    ordered = sorted(points, key=lambda p: (p.tokens, p.peak_bytes))
+    if len(ordered) < 2 or ordered[0].tokens == ordered[-1].tokens:
+        raise ValueError(f"memory grid of {len(points)} points: needs two passes of different size")
+    base = ordered[0].peak_bytes
+    rise = ((p.peak_bytes - _FLOAT32_BYTES * p.inputs * dimension - base) / p.tokens for p in ordered[1:])
+    return EmbeddingMemory(base, max(0.0, *rise), dimension, is_measured=True)

@@ -1,0 +1,98 @@
+"""The embedding process: computes batches that arrive on a socket, one after the other.
+
+Rule: a thread reads frames ahead while the main thread computes, so the next batch is already here
+when one ends. The server's end of the socket closing, for whatever reason, ends this process at once.
+Signals meant for the server's process group are ignored: the server decides when work ends.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from backends.embedding.contract import EncoderOptions
+from backends.embedding.framing import (
+    HEAD,
+    Frame,
+    FrameKind,
+    pack_rows,
+    unpack_head,
+    unpack_inputs,
+)
+
+if TYPE_CHECKING:
+    from backends.embedding.encoder import Encoder
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Raises EOFError when the server is gone."""
+    received = bytearray(size)
+    view = memoryview(received)
+    while view:
+        count = connection.recv_into(view)
+        if count == 0:
+            raise EOFError("the server closed the socket")
+        view = view[count:]
+    return bytes(received)
+
+
+def _read_ahead(connection: socket.socket, frames: "SimpleQueue[Frame]") -> None:
+    try:
+        while True:
+            kind, batch, size = unpack_head(_receive(connection, HEAD.size))
+            frames.put(Frame(kind, batch, _receive(connection, size)))
+    except (EOFError, ConnectionError):
+        # Nobody is left to answer, so a batch in progress is not worth finishing.
+        os._exit(0)
+
+
+def _answer(encoder: "Encoder", frame: Frame) -> Frame:
+    from backends.embedding.encoder import is_out_of_memory
+
+    if frame.kind is FrameKind.PING:
+        return Frame(FrameKind.PONG, frame.batch, b"")
+    try:
+        lengths, ids = unpack_inputs(frame.payload)
+        return Frame(FrameKind.VECTORS, frame.batch, pack_rows(encoder.vectors(lengths, ids)))
+    except Exception as error:
+        # Whatever one batch does to the model is that batch's failure; the server narrows it down.
+        kind = FrameKind.OUT_OF_MEMORY if is_out_of_memory(error) else FrameKind.FAILED
+        return Frame(kind, frame.batch, f"{type(error).__name__}: {error}".encode())
+
+
+def _serve(connection: socket.socket, options: EncoderOptions) -> int:
+    frames: SimpleQueue[Frame] = SimpleQueue()
+    threading.Thread(target=_read_ahead, args=(connection, frames), daemon=True).start()
+    try:
+        # Imported here because it takes seconds, which the thread above already watches over.
+        from backends.embedding.encoder import Encoder
+
+        encoder = Encoder(options)
+        ready = Frame(FrameKind.READY, 0, encoder.facts(options.batch_tokens).to_json())
+    except Exception as error:
+        # Whatever keeps the model from loading is for the server to report, in one place.
+        message = f"{type(error).__name__}: {error}".encode()
+        connection.sendall(Frame(FrameKind.LOAD_FAILED, 0, message).pack())
+        return 1
+    connection.sendall(ready.pack())
+    while True:
+        reply = _answer(encoder, frames.get())
+        connection.sendall(reply.pack())
+        if reply.kind is FrameKind.FAILED and encoder.is_broken():
+            return 1
+
+
+def main(arguments: list[str]) -> int:
+    """Arguments: the number of the inherited socket, the options as JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    inherited, options = arguments
+    with socket.socket(fileno=int(inherited)) as connection:
+        return _serve(connection, EncoderOptions.from_json(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,146 @@
+"""Every input goes out once, in urgent company, within the budget."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.embedding.batcher import Batch, BatchQueue, Call
+from controlplane.core.clock import Instant
+
+LENGTHS = st.lists(st.integers(1, 120), min_size=1, max_size=12)
+DEADLINES = st.none() | st.integers(0, 5).map(Instant)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), LENGTHS, DEADLINES),
+        st.tuples(st.just("next"), st.just([]), st.none()),
+        st.tuples(st.just("leave"), st.lists(st.integers(0, 30), min_size=1, max_size=1), st.none()),
+        st.tuples(st.just("fail"), st.just([]), st.none()),
+    ),
+    max_size=40,
+)
+
+
+@dataclass
+class Model:
+    """The plainest account of what waits: (deadline is none, deadline, arrival, position)."""
+
+    budget: int
+    waiting: dict[tuple[int, int], tuple[bool, int, int]] = field(default_factory=dict)
+    lengths: list[list[int]] = field(default_factory=list)
+
+    def put(self, lengths, deadline):
+        arrival = len(self.lengths)
+        self.lengths.append(lengths)
+        for position in range(len(lengths)):
+            self.waiting[arrival, position] = (deadline is None, deadline or 0, arrival)
+
+    def check_fresh(self, batch: Batch[int]) -> None:
+        """A batch chosen from the queue, before its items are crossed out."""
+        items = [(i.call.caller, i.position) for i in batch.items]
+        most_urgent = min(self.waiting.values())
+        assert most_urgent in [self.waiting[i] for i in items]
+        # Nobody overtakes more than a budget of what is more urgent.
+        last = max(self.waiting[i] for i in items)
+        before = sum(self.lengths[a][p] for (a, p), key in self.waiting.items() if key < last)
+        assert before < self.budget or len(items) == 1
+        for item in items:
+            del self.waiting[item]
+
+
+@given(STEPS, st.integers(1, 400), st.integers(0, 200))
+def test_every_input_goes_out_exactly_once_within_the_budget(steps, budget, pass_tokens):
+    queue: BatchQueue[int] = BatchQueue(budget, pass_tokens)
+    model = Model(budget)
+    calls: list[Call[int]] = []
+    answered: set[tuple[int, int]] = set()
+    failed: list[tuple[int, int]] = []
+
+    def take() -> bool:
+        batch = queue.next_batch()
+        if batch is None:
+            return False
+        assert len(batch.items) == 1 or batch.padded_tokens <= budget
+        tokens = [i.tokens for i in batch.items]
+        assert tokens == sorted(tokens, reverse=True)
+        assert all(not i.call.is_gone for i in batch.items)
+        names = [(i.call.caller, i.position) for i in batch.items]
+        if not failed:
+            model.check_fresh(batch)
+        else:
+            assert names == failed[: len(names)]
+            del failed[: len(names)]
+        assert not answered & set(names)
+        answered.update(names)
+        return True
+
+    for action, numbers, deadline in steps:
+        if action == "put":
+            model.put(numbers, deadline)
+            calls.append(queue.put(len(calls), numbers, deadline=deadline))
+        elif action == "next":
+            take()
+        elif action == "leave" and numbers[0] < len(calls):
+            gone = numbers[0]
+            queue.discard(calls[gone])
+            model.waiting = {k: v for k, v in model.waiting.items() if k[0] != gone}
+            failed[:] = [name for name in failed if name[0] != gone]
+        elif action == "fail" and not failed and (batch := queue.next_batch()) is not None:
+            model.check_fresh(batch)
+            failed.extend((i.call.caller, i.position) for i in batch.items)
+            queue.put_back(batch.halves() or [batch])
+    while take():
+        pass
+    expected = {
+        (number, position)
+        for number, call in enumerate(calls)
+        for position in range(len(call.lengths))
+        if not call.is_gone
+    }
+    assert expected <= answered
+    assert not model.waiting
+
+
+def test_a_call_larger_than_a_batch_is_split_longest_first():
+    queue: BatchQueue[str] = BatchQueue(budget_tokens=20, pass_tokens=100)
+    queue.put("one", [5, 10, 5, 10, 5], deadline=None)
+    batches = []
+    while (batch := queue.next_batch()) is not None:
+        batches.append([i.position for i in batch.items])
+    assert batches == [[1, 3], [0, 2, 4]]
+
+
+def test_the_sooner_deadline_goes_first_and_no_deadline_last():
+    queue: BatchQueue[str] = BatchQueue(budget_tokens=10)
+    queue.put("never", [10], deadline=None)
+    queue.put("late", [10], deadline=Instant(9))
+    queue.put("soon", [10], deadline=Instant(3))
+    order = [batch.items[0].call.caller for _ in range(3) if (batch := queue.next_batch())]
+    assert order == ["soon", "late", "never"]
+
+
+def test_short_inputs_are_padded_to_a_long_one_only_while_it_pays():
+    def passes(pass_tokens):
+        queue: BatchQueue[str] = BatchQueue(budget_tokens=1_000, pass_tokens=pass_tokens)
+        queue.put("mixed", [100, 10, 10], deadline=None)
+        found = []
+        while (batch := queue.next_batch()) is not None:
+            found.append([i.tokens for i in batch.items])
+        return found
+
+    assert passes(pass_tokens=179) == [[100, 10], [10]]
+    assert passes(pass_tokens=180) == [[100, 10, 10]]
+    assert passes(pass_tokens=0) == [[100], [10, 10]]
+
+
+def test_draining_names_each_call_once_and_leaves_nothing():
+    queue: BatchQueue[str] = BatchQueue(budget_tokens=10)
+    first = queue.put("first", [10, 10, 10], deadline=None)
+    second = queue.put("second", [10], deadline=None)
+    batch = queue.next_batch()
+    assert batch is not None
+    queue.put_back([batch])
+    assert sorted(call.caller for call in queue.drain()) == ["first", "second"]
+    assert first.is_gone
+    assert second.is_gone
+    assert queue.next_batch() is None

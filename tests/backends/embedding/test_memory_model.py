@@ -1,0 +1,63 @@
+"""The estimate is never below a pass that the batcher really forms."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.embedding.batcher import BatchQueue
+from backends.embedding.memory_model import EmbeddingMemory, MemoryPoint, fitted, prior
+
+MEMORIES = st.builds(
+    EmbeddingMemory, st.integers(0, 10**6), st.floats(0, 10**5), st.integers(1, 4_096), st.booleans()
+)
+
+
+@given(
+    MEMORIES, st.lists(st.integers(1, 300), min_size=1, max_size=30), st.integers(1, 2_000), st.integers(0, 500)
+)
+def test_no_pass_of_a_call_takes_more_than_its_estimate(memory, lengths, budget, pass_tokens):
+    estimate = memory.batch_bytes(lengths, budget_tokens=budget)
+    queue: BatchQueue[None] = BatchQueue(budget, pass_tokens)
+    queue.put(None, lengths, deadline=None)
+    while (batch := queue.next_batch()) is not None:
+        assert memory.pass_bytes(len(batch.items), batch.items[0].tokens) <= estimate
+    assert estimate <= memory.workspace_bytes(budget_tokens=budget, max_input_tokens=300)
+
+
+def test_prior_counts_eight_hidden_vectors_and_one_inner_vector_a_token():
+    minilm = {"hidden_size": 384, "intermediate_size": 1_536}
+    memory = prior(minilm, bytes_per_element=4, dimension=384)
+    assert memory.pass_bytes(2, 100) == 4 * (8 * 384 + 1_536) * 200 + 4 * 2 * 384
+    assert not memory.is_measured
+
+
+POINTS = st.lists(
+    st.builds(MemoryPoint, st.integers(1, 64), st.integers(1, 512), st.integers(0, 10**9)),
+    min_size=2,
+    unique_by=lambda p: p.tokens,
+)
+
+
+@given(POINTS, st.integers(1, 1_024))
+def test_fit_lies_above_every_measured_point(points, dimension):
+    memory = fitted(points, dimension=dimension)
+    assert memory.is_measured
+    for point in points:
+        assert memory.pass_bytes(point.inputs, point.padded_length) >= point.peak_bytes - 1
+
+
+def test_fit_finds_the_line_that_made_the_points():
+    truth = EmbeddingMemory(1_000, 50.0, 8, is_measured=True)
+    shapes = [(1, 8), (4, 64), (16, 128)]
+    found = fitted([MemoryPoint(n, w, truth.pass_bytes(n, w)) for n, w in shapes], dimension=8)
+    assert found.per_token == pytest.approx(50.0, rel=0.01)
+    assert found.base == pytest.approx(1_432, rel=0.01)
+
+
+def test_one_point_is_no_line():
+    with pytest.raises(ValueError, match="two passes of different size"):
+        fitted([MemoryPoint(1, 8, 100)], dimension=4)
+
+
+def test_nothing_asked_takes_nothing():
+    assert EmbeddingMemory(100, 1.0, 4, is_measured=False).batch_bytes([], budget_tokens=10) == 0
