@@ -1,4 +1,4 @@
-"""What does an operator watch? Prometheus series with bounded labels: enums and configured names, never ids."""
+"""What does an operator watch? Prometheus series whose labels are enums and configured names, never ids."""
 
 from collections.abc import Mapping
 

@@ -178,6 +178,11 @@ class MemoryLedger:
     def table(self, owner: Owner) -> LeaseTable:
         return self._books[owner].table()
 
+    def standing(self, lease: Lease) -> tuple[int, int]:
+        """Bytes that the lease stands at, and its predicted steps to go."""
+        book, row = self._live(lease)
+        return int(book.rows[0, row]), int(book.rows[2, row])
+
     def open(self, request_id: str, owner: Owner, footprint: Footprint, *, priority: int) -> Lease:
         """Raises MemoryRuleBroken if the footprint's base is not free now."""
         book = self._books[owner]

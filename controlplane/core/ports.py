@@ -75,7 +75,7 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What one engine step added to sample `index`. `finish_reason` is set on its last delta:
-    "stop", "length" or "tool_calls". `stop_reason` is the stop string or token id that matched."""
+    "stop", "length", "tool_calls" or "preempted". `stop_reason` is the stop string or token id that matched."""
 
     index: int
     text: str
@@ -86,6 +86,8 @@ class Delta:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """OpenAI's `delta.tool_calls` objects, each with its `index`; their text is not in `text`."""
     cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    """On the first delta, when asked for: one entry a prompt token, `None` for the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,10 @@ class Generator(Protocol):
         Raises Refused for what this engine cannot do, BackendDown, BackendFailed.
         """
         ...
+
+    async def preempt(self, request_id: str) -> None:
+        """Returns when the request's blocks are free. Its generator then ends with a delta whose
+        finish_reason is "preempted", unless the answer was already complete."""
 
     def state(self) -> EngineState: ...
 

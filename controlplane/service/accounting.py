@@ -1,0 +1,82 @@
+"""How did it end, and what does that teach? Closes the lease, counts the outcome, teaches the predictors."""
+
+from collections.abc import Mapping
+
+from predictors.step_time import ObservedPace
+
+from controlplane.core.clock import Duration, Instant, between
+from controlplane.core.decision import Outcome
+from controlplane.core.memory import MemoryLedger
+from controlplane.core.ports import LengthPredictor
+from controlplane.core.request import Kind, Owner, Phase
+from controlplane.metrics import Metrics
+from controlplane.service.ticket import Ticket
+
+
+class Accounting:
+    """Every path out of the gate ends in `end`, exactly once."""
+
+    def __init__(
+        self,
+        ledger: MemoryLedger,
+        metrics: Metrics,
+        lengths: LengthPredictor,
+        paces: Mapping[Owner, ObservedPace],
+    ) -> None:
+        self._ledger = ledger
+        self._metrics = metrics
+        self._lengths = lengths
+        self._paces = paces
+
+    def release(self, ticket: Ticket) -> None:
+        """Gives the memory back without ending the request."""
+        if ticket.lease is not None:
+            self._ledger.close(ticket.lease)
+            ticket.lease = None
+
+    def tokens(self, ticket: Ticket, now: Instant, steps: int) -> None:
+        """`steps` tokens came out at once: stamp them and let the lease grow."""
+        seen = ticket.timeline
+        if ticket.phase is Phase.DECODE and seen.last_token is not None:
+            self._paces[Owner.LLM].observe_step(Duration(between(seen.last_token, now) // steps))
+        elif ticket.phase is Phase.PREFILL:
+            ticket.move(Phase.DECODE)
+            if seen.first_token is None and seen.dispatched is not None:
+                took = between(seen.dispatched, now)
+                self._paces[Owner.LLM].observe_prefill(ticket.request.prompt_tokens, took)
+        seen.stamp_tokens(now, steps)
+        if ticket.lease is not None:
+            self._ledger.grow(ticket.lease, steps)
+            self._sharpen(ticket)
+
+    def end(self, ticket: Ticket, now: Instant, outcome: Outcome | None) -> None:
+        """`None` for a request that finished: its own stamps say whether in time."""
+        self.release(ticket)
+        ticket.move(Phase.FINISHED)
+        ticket.timeline.finished = now
+        request, seen = ticket.request, ticket.timeline
+        if outcome is None:
+            outcome = Outcome.MET if all(seen.kept(request.slo).values()) else Outcome.LATE
+            self._teach(ticket)
+        ticket.outcome = outcome
+        self._metrics.ended(request, seen, outcome)
+
+    def _teach(self, ticket: Ticket) -> None:
+        request, seen = ticket.request, ticket.timeline
+        if request.kind is Kind.GENERATE:
+            self._lengths.observe(request, seen.output_tokens)
+        elif seen.dispatched is not None and seen.finished is not None:
+            took = between(seen.dispatched, seen.finished)
+            self._paces[Owner.EMBEDDING].observe_prefill(request.prompt_tokens, took)
+
+    def _sharpen(self, ticket: Ticket) -> None:
+        """Forecast what remains again at 1, 2, 4, 8 … tokens: often while little is known, then rarely."""
+        done = ticket.timeline.output_tokens
+        if ticket.forecast is None or ticket.lease is None or done & (done - 1):
+            return
+        left = ticket.forecast.remaining(after=done)
+        cap = ticket.request.max_output_tokens - done
+        per_token = ticket.footprint.per_step / ticket.request.sequences**0.5
+        self._ledger.reforecast(
+            ticket.lease, steps=min(round(left.mean), max(1, cap)), spread=left.deviation * per_token
+        )

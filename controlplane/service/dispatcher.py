@@ -1,0 +1,287 @@
+"""Who runs now? Owns the ledger and the waiting room, runs the cycle, applies its plan.
+
+A cycle runs on every arrival, release and quota change, and when the wait of a deferred request is up.
+The dispatcher opens leases; every path out closes them through `Accounting.end`, once.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from predictors.step_time import ObservedPace
+
+from controlplane.core.clock import Clock, Duration, Instant, between, seconds, to_seconds
+from controlplane.core.decision import Admit, Outcome, Reason, Reject
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.memory import Footprint, MemoryLedger, Quota, generate_footprint
+from controlplane.core.ports import Embedder, Generator, LengthPredictor, Vectors
+from controlplane.core.request import Kind, Owner, Phase, Request, Timeline
+from controlplane.core.view import PoolView, Running, Share, Waiting
+from controlplane.metrics import Metrics
+from controlplane.policy.admission import Admission, wait_bound
+from controlplane.policy.cycle import run_cycle
+from controlplane.policy.ordering import Ordering, work_before_deadline
+from controlplane.service.accounting import Accounting
+from controlplane.service.answer import Answer
+from controlplane.service.intake import EmbedJob, GenerateJob
+from controlplane.service.ticket import Rejected, Ticket
+from controlplane.service.waiting import WaitingRoom
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    ticket: Ticket
+    vectors: Vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    admission: Admission
+    ordering: Ordering
+    engine_queue: int
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        clock: Clock,
+        ledger: MemoryLedger,
+        policies: Policies,
+        generators: Mapping[str, Generator],
+        embedders: Mapping[str, Embedder],
+        lengths: LengthPredictor,
+        metrics: Metrics,
+    ) -> None:
+        self._clock = clock
+        self._policies = policies
+        self._generators = generators
+        self._embedders = embedders
+        self._lengths = lengths
+        self._metrics = metrics
+        self._room = WaitingRoom()
+        self._tickets: dict[str, Ticket] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_closed = False
+        self.ledger = ledger
+        self.paces = {owner: ObservedPace() for owner in Owner}
+        self.accounting = Accounting(ledger, metrics, lengths, self.paces)
+
+    async def generate(self, job: GenerateJob) -> Answer:
+        """Returns once the request is admitted. Raises Rejected.
+
+        Cancelling while it waits aborts it; after that the answer's `aclose` does.
+        """
+        request, generator = job.request, self._generators[job.request.model]
+        forecast = self._lengths.forecast(request)
+        footprint = generate_footprint(
+            generator.geometry,
+            prompt_tokens=request.prompt_tokens,
+            max_output_tokens=request.max_output_tokens,
+            expected_tokens=forecast.mean,
+            deviation_tokens=forecast.deviation,
+            sequences=request.sequences,
+        )
+        ticket = self._ticket(request, footprint, forecast)
+        await self._admitted(ticket)
+        return Answer(self, generator, ticket, job)
+
+    async def embed(self, job: EmbedJob) -> Embedded:
+        """Raises Rejected, BackendDown, BackendFailed. Cancelling aborts."""
+        request, embedder = job.request, self._embedders[job.request.model]
+        size = embedder.batch_bytes([len(ids) for ids in job.inputs])
+        footprint = Footprint(base=size, steps=max(1, request.prompt_tokens), worst=size)
+        ticket = self._ticket(request, footprint, None)
+        await self._admitted(ticket)
+        outcome: Outcome | None = Outcome.FAILED
+        try:
+            deadline = request.slo.first_token_deadline(request.arrival)
+            vectors = await embedder.embed(request, job.inputs, deadline=deadline)
+            outcome = None
+        except asyncio.CancelledError:
+            outcome = Outcome.ABORTED
+            raise
+        finally:
+            self.end(ticket, outcome)
+        return Embedded(ticket, vectors)
+
+    def set_quota(self, owner: Owner, quota: Quota) -> None:
+        self.ledger.set_quota(owner, quota)
+        self._decide()
+
+    def running(self, owner: Owner) -> int:
+        return len(self.ledger.table(owner))
+
+    def waiting(self, owner: Owner) -> int:
+        return self._room.count(owner)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        return tuple(self._tickets.values())
+
+    async def drain(self, grace: float) -> None:
+        """Accepts nothing more, rejects what waits, and gives what runs `grace` seconds to finish."""
+        self._is_closed = True
+        for waiting in self._room:
+            ticket = self._tickets[waiting.request.id]
+            outcome = Outcome.EVICTED if ticket.phase is Phase.PREEMPTED else Outcome.REJECTED
+            self._refuse(ticket, Reject(Reason.SHUTTING_DOWN, seconds(1)), outcome)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+
+    # --- the path of one request -------------------------------------------------------------
+
+    def _ticket(self, request: Request, footprint: Footprint, forecast: LengthForecast | None) -> Ticket:
+        granted = asyncio.get_running_loop().create_future()
+        ticket = Ticket(request, footprint, forecast, Timeline(request.arrival), granted)
+        self._tickets[request.id] = ticket
+        self._idle.clear()
+        return ticket
+
+    async def _admitted(self, ticket: Ticket) -> None:
+        if self._is_closed:
+            self._refuse(ticket, Reject(Reason.SHUTTING_DOWN, seconds(1)), Outcome.REJECTED)
+        else:
+            self._enter(ticket)
+            self._decide()
+        await self.wait_for_grant(ticket)
+
+    async def wait_for_grant(self, ticket: Ticket) -> None:
+        """Raises Rejected."""
+        try:
+            await ticket.granted
+        except asyncio.CancelledError:
+            self.end(ticket, Outcome.ABORTED)
+            raise
+
+    def _enter(self, ticket: Ticket) -> None:
+        request, footprint = ticket.request, ticket.footprint
+        pace = self.paces[request.kind.owner].pace
+        admission = self._policies.admission
+        was_accepted = ticket.phase is Phase.PREEMPTED
+        until = None if was_accepted else wait_bound(request, footprint, pace, admission.options)
+        work = float(footprint.steps) if request.kind is Kind.EMBED else footprint.area
+        rank = self._policies.ordering.rank(request, footprint, pace)
+        self._room.enter(Waiting(request, footprint, until, rank, work))
+
+    def stamp(self, ticket: Ticket, steps: int) -> None:
+        """The longest sample grew by `steps` tokens."""
+        self.accounting.tokens(ticket, self._clock.now(), steps)
+
+    def end(self, ticket: Ticket, outcome: Outcome | None) -> None:
+        """Closes a request that has not ended yet; any later call does nothing."""
+        if ticket.outcome is not None:
+            return
+        self._room.leave(ticket.request.id)
+        has_freed = ticket.lease is not None
+        self.accounting.end(ticket, self._clock.now(), outcome)
+        del self._tickets[ticket.request.id]
+        if not self._tickets:
+            self._idle.set()
+        if has_freed and len(self._room):
+            self._decide()
+
+    def _refuse(self, ticket: Ticket, reject: Reject, outcome: Outcome) -> None:
+        self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
+        self.end(ticket, outcome)
+        if not ticket.granted.done():
+            ticket.granted.set_exception(Rejected(ticket.request, reject))
+
+    # --- the cycle and its plan --------------------------------------------------------------
+
+    def _decide(self) -> None:
+        now = self._clock.now()
+        queues = self._room.queues(now)
+        shares = {owner: self._share(owner, now) for owner, queue in queues.items() if queue.waiting}
+        plan = run_cycle(PoolView(shares, queues), now, self._policies.admission)
+        for request_id, admit in plan.dispatches:
+            self._dispatch(self._tickets[request_id], admit, now)
+        for request_id, defer in plan.deferrals:
+            ticket = self._tickets[request_id]
+            if ticket.phase is Phase.QUEUED:
+                ticket.move(Phase.DEFERRED)
+                self._metrics.decided(ticket.request.kind, "DEFER", defer.reason)
+        for request_id, reject in plan.rejections:
+            self._refuse(self._tickets[request_id], reject, Outcome.REJECTED)
+        self._set_timer()
+
+    def _dispatch(self, ticket: Ticket, admit: Admit, now: Instant) -> None:
+        request = ticket.request
+        self._room.leave(request.id)
+        ticket.departures = tuple(self._preempt(victim.request_id) for victim in admit.victims)
+        ticket.lease = self.ledger.open(
+            request.id, request.kind.owner, admit.footprint, priority=request.service_class.priority
+        )
+        decision = "ADMIT_WITH_PREEMPTION" if admit.victims else "ADMIT"
+        self._metrics.decided(request.kind, decision)
+        if ticket.timeline.dispatched is None:
+            ticket.decision = "DEFER" if ticket.phase is Phase.DEFERRED else decision
+            ticket.timeline.dispatched = now
+            if (pace := self.paces[request.kind.owner].pace) is not None:
+                work = work_before_deadline(request, admit.footprint, pace)
+                ticket.predicted_ttft = Duration(between(request.arrival, now) + work)
+        ticket.move(Phase.PREFILL)
+        ticket.granted.set_result(None)
+
+    def _preempt(self, request_id: str) -> asyncio.Task[None]:
+        """Takes the victim's lease and sends it back to the queue; the task ends when its blocks are free."""
+        victim = self._tickets[request_id]
+        self.accounting.release(victim)
+        victim.move(Phase.PREEMPTED)
+        victim.preemptions += 1
+        victim.granted = asyncio.get_running_loop().create_future()
+        victim.footprint = self._resumed_footprint(victim)
+        self._metrics.preempted(victim.request.service_class.name)
+        self._enter(victim)
+        generator = self._generators[victim.request.model]
+        return asyncio.create_task(generator.preempt(request_id))
+
+    def _resumed_footprint(self, ticket: Ticket) -> Footprint:
+        request, done = ticket.request, ticket.timeline.output_tokens
+        left = request.max_output_tokens - done
+        forecast = None if ticket.forecast is None else ticket.forecast.remaining(after=done)
+        return generate_footprint(
+            self._generators[request.model].geometry,
+            prompt_tokens=request.prompt_tokens + done,
+            max_output_tokens=left,
+            expected_tokens=left if forecast is None else forecast.mean,
+            deviation_tokens=0.0 if forecast is None else forecast.deviation,
+        )
+
+    def _share(self, owner: Owner, now: Instant) -> Share:
+        ledger, quota = self.ledger, self.ledger.quota(owner)
+        leases = ledger.table(owner)
+        ceiling = ledger.ceiling(owner)
+        backends: list[Generator | Embedder] = [
+            *(self._generators if owner is Owner.LLM else self._embedders).values()
+        ]
+        extra = self._policies.engine_queue if owner is Owner.LLM else 0
+        return Share(
+            ceiling=ceiling,
+            held=ledger.held(owner),
+            deficit=ledger.deficit(owner),
+            largest=quota.nominal,
+            free_slots=sum(backend.max_running for backend in backends) + extra - len(leases),
+            leases=leases,
+            pace=self.paces[owner].pace,
+            is_serial=owner is Owner.EMBEDDING,
+            preemptible=lambda: self._preemptible(owner, now),
+        )
+
+    def _preemptible(self, owner: Owner, now: Instant) -> tuple[Running, ...]:
+        pace = self.paces[owner].pace
+        return tuple(
+            ticket.as_running(now, *self.ledger.standing(ticket.lease), pace)
+            for ticket in self._tickets.values()
+            if ticket.lease is not None and ticket.is_resumable and ticket.phase is Phase.DECODE
+        )
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        bound = self._room.next_bound()
+        if bound is not None:
+            self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(bound)), self._decide)

@@ -1,0 +1,222 @@
+"""What exactly is asked? Names, objectives and token counts are checked and fixed before anyone waits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from controlplane.core.clock import Clock, Instant, milliseconds
+from controlplane.core.ports import ChatPrompt, Embedder, Generator, Refused, Sampling
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. `allowed_classes` is None where every class may be named."""
+
+    tenant: str
+    allowed_classes: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What the caller says of its objective, range-checked at the edge."""
+
+    service_class: str | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateJob:
+    request: Request
+    prompt: Sequence[int]
+    sampling: Sampling
+    chat: ChatPrompt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedJob:
+    request: Request
+    inputs: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    request_id: str
+    caller: Caller
+    hints: Hints
+    arrival: Instant
+
+
+class Intake:
+    """All methods raise Refused naming the field of the request body that is at fault."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        generators: Mapping[str, Generator],
+        embedders: Mapping[str, Embedder],
+        classes: Mapping[str, ServiceClass],
+        default_class: str,
+    ) -> None:
+        self._clock = clock
+        self._generators = generators
+        self._embedders = embedders
+        self._classes = classes
+        self._default_class = default_class
+
+    async def chat(
+        self,
+        request_id: str,
+        caller: Caller,
+        model: str,
+        prompt: ChatPrompt,
+        *,
+        max_tokens: int | None,
+        sampling: Sampling,
+        hints: Hints,
+    ) -> GenerateJob:
+        arrival = self._clock.now()
+        generator = self._generator(model)
+        token_ids = await generator.render_chat(prompt)
+        draft = _Draft(request_id, caller, hints, arrival)
+        return self._generate(draft, generator, token_ids, max_tokens, sampling, prompt)
+
+    async def completion(
+        self,
+        request_id: str,
+        caller: Caller,
+        model: str,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None,
+        sampling: Sampling,
+        hints: Hints,
+    ) -> GenerateJob:
+        arrival = self._clock.now()
+        generator = self._generator(model)
+        token_ids = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
+        draft = _Draft(request_id, caller, hints, arrival)
+        return self._generate(draft, generator, token_ids, max_tokens, sampling, None)
+
+    async def embeddings(
+        self,
+        request_id: str,
+        caller: Caller,
+        model: str,
+        inputs: Sequence[str] | Sequence[Sequence[int]],
+        hints: Hints,
+    ) -> EmbedJob:
+        arrival = self._clock.now()
+        embedder = _named(self._embedders, model, "embeddings", others=self._generators)
+        texts = [text for text in inputs if isinstance(text, str)]
+        given = [ids for ids in inputs if not isinstance(ids, str)]
+        token_ids = await embedder.tokenize(texts) if texts else given
+        for position, ids in enumerate(token_ids):
+            if len(ids) > embedder.max_input_tokens:
+                raise Refused(
+                    f"input[{position}] has {len(ids):,} tokens; {model} takes at most "
+                    f"{embedder.max_input_tokens:,}. Split or shorten it.",
+                    param="input",
+                    code="context_length_exceeded",
+                )
+        draft = _Draft(request_id, caller, hints, arrival)
+        tokens = sum(map(len, token_ids))
+        return EmbedJob(self._request(draft, Kind.EMBED, model, tokens, 0, len(token_ids)), token_ids)
+
+    def _generate(
+        self,
+        draft: _Draft,
+        generator: Generator,
+        prompt: Sequence[int],
+        max_tokens: int | None,
+        sampling: Sampling,
+        chat: ChatPrompt | None,
+    ) -> GenerateJob:
+        room = generator.max_model_tokens - len(prompt)
+        wanted = 1 if max_tokens is None else max_tokens
+        if not prompt:
+            raise Refused("the prompt has no tokens; send at least one", param="prompt")
+        if wanted > room:
+            raise Refused(
+                f"{generator.model} has a context of {generator.max_model_tokens:,} tokens; the prompt has "
+                f"{len(prompt):,} and max_tokens asks for {wanted:,} more. Shorten one of them.",
+                param="messages" if chat else "prompt",
+                code="context_length_exceeded",
+            )
+        limit = room if max_tokens is None else max_tokens
+        request = self._request(draft, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)
+        return GenerateJob(request, prompt, replace(sampling, max_tokens=limit), chat)
+
+    def _request(
+        self,
+        draft: _Draft,
+        kind: Kind,
+        model: str,
+        prompt_tokens: int,
+        max_output_tokens: int,
+        sequences: int,
+    ) -> Request:
+        hints = draft.hints
+        service_class = self._class(draft.caller, hints)
+        stated = [
+            None if value is None else milliseconds(value)
+            for value in (hints.ttft_ms, hints.tpot_ms, hints.e2e_ms)
+        ]
+        return Request(
+            id=draft.request_id,
+            kind=kind,
+            model=model,
+            tenant=draft.caller.tenant,
+            service_class=service_class,
+            slo=service_class.slo.overridden(Slo(*stated)),
+            arrival=draft.arrival,
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            sequences=sequences,
+        )
+
+    def _class(self, caller: Caller, hints: Hints) -> ServiceClass:
+        allowed = caller.allowed_classes
+        name = hints.service_class
+        if name is None:
+            # A tenant that may not use the default class gets the first one that it may.
+            usable = allowed is None or self._default_class in allowed
+            name = self._default_class if usable else min(allowed or {self._default_class})
+        if name not in self._classes:
+            known = ", ".join(sorted(self._classes))
+            raise Refused(
+                f"service_class={name!r}: no such class; known are {known}",
+                param="service_class",
+                code="unknown_service_class",
+            )
+        if allowed is not None and name not in allowed:
+            raise Refused(
+                f"service_class={name!r}: this key may use {', '.join(sorted(allowed))}",
+                param="service_class",
+                code="service_class_not_allowed",
+            )
+        return self._classes[name]
+
+    def _generator(self, model: str) -> Generator:
+        return _named(self._generators, model, "chat and completions", others=self._embedders)
+
+
+_Backend = TypeVar("_Backend")
+
+
+def _named(
+    table: Mapping[str, _Backend], model: str, purpose: str, *, others: Mapping[str, object]
+) -> _Backend:
+    if model in table:
+        return table[model]
+    served = ", ".join(sorted(table)) or "none"
+    if model in others:
+        raise Refused(f"{model!r} does not do {purpose}; models that do: {served}", param="model")
+    raise Refused(
+        f"the model {model!r} does not exist; models for {purpose}: {served}",
+        param="model",
+        code="model_not_found",
+    )

@@ -1,0 +1,162 @@
+"""What goes where on the device? Weights, margin, KV blocks and embedding workspace, in bytes.
+
+available = memory - weights - activation - reserve; pool = available * (1 - margin); each owner's part
+is its quota of the pool. Nothing here imports an engine: it reads configs and file sizes only.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controlplane.config import Config, ConfigError
+from controlplane.core.geometry import KvGeometry, kv_geometry
+
+_EXAMPLE_LENGTHS = (512, 2_048, 8_192, 32_768)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """`context_tokens` is the model's own limit."""
+
+    config: Mapping[str, Any]
+    weight_bytes: int
+
+    @property
+    def context_tokens(self) -> int:
+        text = self.config.get("text_config") or self.config
+        for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
+            if text.get(key):
+                return int(text[key])
+        raise ConfigError("the model's config.json has no max_position_embeddings; set engine.max_model_len")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    memory_bytes: int
+    chat_weight_bytes: int
+    embedding_weight_bytes: int
+    activation_bytes: int
+    reserve_bytes: int
+    margin_bytes: int
+    pool_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    geometry: KvGeometry | None
+    max_model_tokens: int
+
+    @property
+    def kv_blocks(self) -> int:
+        return self.kv_bytes // self.geometry.bytes_per_block if self.geometry else 0
+
+    def concurrent(self, tokens: int) -> int:
+        """How many requests of `tokens` in all fit side by side."""
+        return self.kv_blocks // self.geometry.blocks(tokens) if self.geometry else 0
+
+
+def memory_plan(
+    config: Config, facts: Callable[[str], ModelFacts], device_memory: Callable[[], int]
+) -> MemoryPlan:
+    """Raises ConfigError when the parts do not fit, naming by how much."""
+    chat = config.models.chat
+    chat_facts = facts(chat.model) if chat else None
+    embedding_facts = [facts(model.model) for model in config.models.embeddings]
+    memory = device_memory() if config.pool.memory == "auto" else config.pool.memory
+    weights = chat_facts.weight_bytes if chat_facts else 0
+    embedding_weights = sum(f.weight_bytes for f in embedding_facts)
+    activation = _activation_bytes(config, chat_facts)
+    available = memory - weights - embedding_weights - activation - config.pool.reserve
+    if available <= 0:
+        raise ConfigError(
+            f"pool.memory={memory}: weights {weights + embedding_weights}, activation {activation} and "
+            f"reserve {config.pool.reserve} bytes leave nothing for the cache; use a larger device, "
+            "a smaller or quantised model, or a lower engine.max_num_batched_tokens"
+        )
+    margin = round(available * config.pool.margin)
+    pool = available - margin
+    geometry = _geometry(config, chat_facts) if chat_facts else None
+    kv = int(pool * config.quota.llm.nominal)
+    max_model_tokens = 0
+    if geometry is not None and chat is not None and chat_facts is not None:
+        kv = kv // geometry.bytes_per_block * geometry.bytes_per_block
+        max_model_tokens = int(chat.engine.get("max_model_len") or chat_facts.context_tokens)
+        if geometry.bytes(max_model_tokens) > kv:
+            raise ConfigError(
+                f"models.chat.engine.max_model_len={max_model_tokens}: one such request takes "
+                f"{geometry.bytes(max_model_tokens)} bytes of KV cache and quota.llm gives {kv}; "
+                f"set it to at most {kv // geometry.bytes_per_token} or raise quota.llm.nominal"
+            )
+    return MemoryPlan(
+        memory, weights, embedding_weights, activation, config.pool.reserve, margin, pool,
+        kv if geometry else 0, int(pool * config.quota.embedding.nominal) if embedding_facts else 0,
+        geometry, max_model_tokens,
+    )  # fmt: skip
+
+
+def _geometry(config: Config, facts: ModelFacts) -> KvGeometry:
+    engine = config.models.chat.engine if config.models.chat else {}
+    cache_dtype = str(engine.get("kv_cache_dtype", "auto"))
+    if cache_dtype == "auto" and engine.get("dtype", "auto") != "auto":
+        cache_dtype = str(engine["dtype"])
+    return kv_geometry(
+        facts.config,
+        block_tokens=int(engine.get("block_size") or 16),
+        cache_dtype=cache_dtype,
+        tensor_parallel=int(engine.get("tensor_parallel_size") or 1),
+    )
+
+
+def _activation_bytes(config: Config, facts: ModelFacts | None) -> int:
+    """Peak of one full prefill: hidden states, the MLP's two halves and fp32 logits of every sequence."""
+    if config.pool.activation != "auto":
+        return config.pool.activation
+    if facts is None or config.models.chat is None:
+        return 0
+    engine, text = config.models.chat.engine, facts.config.get("text_config") or facts.config
+    hidden = int(text.get("hidden_size") or text.get("n_embd") or 0)
+    inner = int(text.get("intermediate_size") or text.get("ffn_dim") or 4 * hidden)
+    tokens = int(engine.get("max_num_batched_tokens") or 8_192)
+    sequences = int(engine.get("max_num_seqs") or 256)
+    return 2 * tokens * (4 * hidden + 2 * inner) + 4 * sequences * int(text.get("vocab_size") or 0)
+
+
+def local_facts(folder: Path) -> ModelFacts:
+    """Raises ConfigError. Prefers safetensors where a folder has both formats."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder}: no config.json; give a folder as save_pretrained writes it")
+    weights = _sizes(folder.glob("*.safetensors")) or _sizes(folder.glob("pytorch_model*.bin"))
+    return ModelFacts(json.loads(path.read_text(encoding="utf-8")), weights)
+
+
+def _sizes(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
+
+
+def described(plan: MemoryPlan) -> str:
+    """The plan as a table for a person."""
+    rows = [
+        ("device memory", plan.memory_bytes),
+        ("chat weights", plan.chat_weight_bytes),
+        ("embedding weights", plan.embedding_weight_bytes),
+        ("activation peak", plan.activation_bytes),
+        ("reserve", plan.reserve_bytes),
+        ("margin", plan.margin_bytes),
+        ("pool", plan.pool_bytes),
+        ("  KV cache", plan.kv_bytes),
+        ("  embedding workspace", plan.workspace_bytes),
+    ]
+    lines = [f"{name:<24}{value / 2**20:>12,.1f} MiB" for name, value in rows]
+    if plan.geometry is not None:
+        lines.append(
+            f"KV blocks: {plan.kv_blocks:,} of {plan.geometry.block_tokens} tokens, "
+            f"{plan.geometry.bytes_per_token:,} bytes a token"
+        )
+        lengths = sorted({*_EXAMPLE_LENGTHS, plan.max_model_tokens})
+        lines += [
+            f"  {plan.concurrent(tokens):>7,} concurrent requests of {tokens:,} tokens (prompt + output)"
+            for tokens in lengths
+            if tokens <= plan.max_model_tokens
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,76 @@
+"""Where does one request stand? Its phase, stamps and lease, from the gate to its one outcome."""
+
+import asyncio
+from dataclasses import dataclass
+
+from controlplane.core.clock import Duration, Instant, between, scaled, to_milliseconds
+from controlplane.core.decision import Outcome, Reject
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.memory import Footprint, Lease
+from controlplane.core.request import Phase, Request, Timeline, moved
+from controlplane.core.view import Pace, Running
+
+
+class Rejected(Exception):
+    """The gate said no. `reject` says why and when to come back."""
+
+    def __init__(self, request: Request, reject: Reject) -> None:
+        super().__init__(f"{request.id}: rejected, {reject.reason}")
+        self.request = request
+        self.reject = reject
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """Mutable state of a request; the dispatcher is its only writer."""
+
+    request: Request
+    footprint: Footprint
+    forecast: LengthForecast | None
+    timeline: Timeline
+    granted: asyncio.Future[None]
+    phase: Phase = Phase.QUEUED
+    lease: Lease | None = None
+    decision: str = "ADMIT"
+    predicted_ttft: Duration | None = None
+    departures: tuple[asyncio.Task[None], ...] = ()
+    """Victims on their way out of the engine; the request starts when they have left."""
+    preemptions: int = 0
+    is_resumable: bool = False
+    """Whether it can be preempted and resumed without the client noticing."""
+    outcome: Outcome | None = None
+
+    def move(self, to: Phase) -> None:
+        self.phase = moved(self.phase, to)
+
+    @property
+    def queue_ms(self) -> float:
+        queue = self.timeline.queue
+        return 0.0 if queue is None else to_milliseconds(queue)
+
+    @property
+    def predicted_ttft_ms(self) -> float | None:
+        return None if self.predicted_ttft is None else to_milliseconds(self.predicted_ttft)
+
+    def as_running(self, now: Instant, held_bytes: int, remaining_steps: int, pace: Pace | None) -> Running:
+        done = self.request.prompt_tokens + self.timeline.output_tokens
+        recompute = Duration(0) if pace is None else scaled(pace.per_prompt_token, done)
+        return Running(
+            request_id=self.request.id,
+            priority=self.request.service_class.priority,
+            freed_bytes=held_bytes,
+            slack=self._slack(now),
+            recompute=recompute,
+            remaining_steps=remaining_steps,
+            preemptions=self.preemptions,
+        )
+
+    def _slack(self, now: Instant) -> Duration | None:
+        """Time left to the next token's deadline; TPOT is a mean, so being ahead of it is slack too."""
+        slo, seen = self.request.slo, self.timeline
+        if seen.first_token is None:
+            deadline = slo.first_token_deadline(seen.arrival)
+            return None if deadline is None else between(now, deadline)
+        if slo.tpot is None:
+            return None
+        return between(now, Instant(seen.first_token + slo.tpot * seen.output_tokens))

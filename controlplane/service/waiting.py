@@ -1,0 +1,66 @@
+"""Who has no memory yet? One queue an owner, kept sorted by rank; each entry bounded by its `until`."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush
+
+from controlplane.core.clock import Instant
+from controlplane.core.request import Owner
+from controlplane.core.view import Queue, Waiting
+
+
+class WaitingRoom:
+    """Sole owner of what waits. Sorted insertion keeps a cycle from sorting again."""
+
+    def __init__(self) -> None:
+        self._queues: dict[Owner, list[Waiting]] = {owner: [] for owner in Owner}
+        self._undecided: dict[str, Waiting] = {}
+        self._present: dict[str, Waiting] = {}
+        self._bounds: list[tuple[Instant, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(tuple(self._present.values()))
+
+    def count(self, owner: Owner) -> int:
+        return len(self._queues[owner])
+
+    def enter(self, waiting: Waiting) -> None:
+        request_id = waiting.request.id
+        insort(self._queues[waiting.request.kind.owner], waiting, key=_rank)
+        self._present[request_id] = waiting
+        self._undecided[request_id] = waiting
+        if waiting.until is not None:
+            heappush(self._bounds, (waiting.until, request_id))
+
+    def leave(self, request_id: str) -> None:
+        """Does nothing if the request does not wait (any more)."""
+        waiting = self._present.pop(request_id, None)
+        if waiting is None:
+            return
+        queue = self._queues[waiting.request.kind.owner]
+        del queue[bisect_left(queue, waiting.rank, key=_rank)]
+        self._undecided.pop(request_id, None)
+
+    def queues(self, now: Instant) -> Mapping[Owner, Queue]:
+        """For one cycle, which decides all that it is given."""
+        while (bound := self.next_bound()) is not None and bound <= now:
+            _, request_id = heappop(self._bounds)
+            self._undecided[request_id] = self._present[request_id]
+        undecided, self._undecided = self._undecided, {}
+        return {
+            owner: Queue(tuple(queue), [w for w in undecided.values() if w.request.kind.owner is owner])
+            for owner, queue in self._queues.items()
+        }
+
+    def next_bound(self) -> Instant | None:
+        """When the next entry's time is up."""
+        while self._bounds and self._bounds[0][1] not in self._present:
+            heappop(self._bounds)
+        return self._bounds[0][0] if self._bounds else None
+
+
+def _rank(waiting: Waiting) -> tuple[int, int, str]:
+    return waiting.rank
