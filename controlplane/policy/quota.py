@@ -1,0 +1,146 @@
+"""How should the pool be shared next? Towards who is urgent, by bounded steps, never past the minimums.
+
+The collocation proposal's Algorithm 2, put right: urgency is continuous and grows as slack shrinks (the
+printed one drops when a request becomes late); lateness counts up to a cap; minimums win over the
+step limit; a dead-band keeps small changes of urgency from moving memory to and fro. What the LLM does not
+get the embeddings get, so the sum never changes.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from controlplane.core.clock import Duration, seconds, to_seconds
+from controlplane.core.request import Owner
+
+_ONE_SECOND, _TEN_SECONDS = seconds(1), seconds(10)
+
+
+@dataclass(frozen=True, slots=True)
+class UrgencyOptions:
+    """A request with less than `critical` slack counts, by `critical_weight` when none is left, and by
+    `violation_weight` more for each second late, up to `lateness_cap`. `by_mean` compares the mean
+    request of both kinds, otherwise their sums."""
+
+    critical: Duration = _ONE_SECOND
+    critical_weight: float = 1.0
+    violation_weight: float = 1.0
+    lateness_cap: Duration = _TEN_SECONDS
+    by_mean: bool = False
+
+    def __post_init__(self) -> None:
+        if self.critical <= 0:
+            raise ValueError(
+                f"quota.critical={self.critical}: the slack below which a request is urgent must be "
+                "positive; raise it"
+            )
+        for name in ("critical_weight", "violation_weight", "lateness_cap"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"quota.{name}={value}: less slack must not weigh less; give at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaOptions:
+    """Bytes of `minimum` are never taken away. The LLM's share of the rest is `resting_share` when nothing
+    is urgent; `resting_weight` is the urgency that moves it half way from there (0: any urgency moves it
+    all the way). `rate` is the share of the pool that may move in a second; a gap of at most `dead_band`
+    bytes is left alone; the LLM's part is whole blocks of `block_bytes`."""
+
+    pool: int
+    minimum: Mapping[Owner, int]
+    resting_share: float
+    resting_weight: float
+    rate: float
+    dead_band: int
+    block_bytes: int
+    urgency: UrgencyOptions
+
+    def __post_init__(self) -> None:
+        if self.block_bytes < 1:
+            raise ValueError(f"quota.block_bytes={self.block_bytes}: a block has at least one byte")
+        for owner in Owner:
+            if self.minimum[owner] < 0:
+                raise ValueError(f"quota.{owner}.minimum={self.minimum[owner]}: bytes are not negative")
+        if self.lowest > self.highest:
+            parts = " + ".join(f"quota.{owner}.minimum={self.minimum[owner]}" for owner in Owner)
+            raise ValueError(
+                f"{parts}: minimums must fit into the pool's {self.pool} bytes in whole blocks of "
+                f"{self.block_bytes}; lower one of them"
+            )
+        if not 0 <= self.resting_share <= 1:
+            raise ValueError(f"quota.resting_share={self.resting_share}: a share is between 0 and 1")
+        for name in ("resting_weight", "rate", "dead_band"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"quota.{name}={value}: must be at least 0; use 0 to switch it off")
+
+    @property
+    def lowest(self) -> int:
+        """The LLM's least, in whole blocks."""
+        return _blocks_up(self.minimum[Owner.LLM], self.block_bytes)
+
+    @property
+    def highest(self) -> int:
+        return _blocks_down(self.pool - self.minimum[Owner.EMBEDDING], self.block_bytes)
+
+
+def urgency_of(slack: Duration, options: UrgencyOptions) -> float:
+    """0 with `critical` slack or more; rises without a jump as slack falls and turns into lateness."""
+    if slack >= options.critical:
+        return 0.0
+    if slack >= 0:
+        return options.critical_weight * (1 - slack / options.critical)
+    late = min(Duration(-slack), options.lateness_cap)
+    return options.critical_weight + options.violation_weight * to_seconds(late)
+
+
+def urgency_of_all(slacks: Iterable[Duration], options: UrgencyOptions) -> float:
+    """Of one kind's waiting and running requests; leave out those that were given up."""
+    each = [urgency_of(slack, options) for slack in slacks]
+    if not options.by_mean:
+        return sum(each)
+    return sum(each) / len(each) if each else 0.0
+
+
+def target_nominal(urgency: Mapping[Owner, float], options: QuotaOptions) -> int:
+    """Bytes that the LLM should own in the end, in whole blocks."""
+    llm, embedding, rest = urgency[Owner.LLM], urgency[Owner.EMBEDDING], options.resting_weight
+    total = llm + embedding + rest
+    share = (llm + rest * options.resting_share) / total if total > 0 else options.resting_share
+    flexible = options.pool - sum(options.minimum.values())
+    wanted = options.minimum[Owner.LLM] + int(flexible * share)
+    return _bounded(_blocks_down(wanted, options.block_bytes), options)
+
+
+def next_nominals(
+    current: Mapping[Owner, int], target: int, *, elapsed: Duration, options: QuotaOptions
+) -> dict[Owner, int]:
+    """The next step towards the LLM's `target`, `elapsed` after the last; sums to the pool.
+
+    A step too short for a whole block moves nothing.
+    """
+    now = current[Owner.LLM]
+    most = int(options.rate * options.pool * to_seconds(elapsed))
+    llm = now
+    if target - now > options.dead_band:
+        llm = max(now, min(target, _blocks_down(now + most, options.block_bytes)))
+    elif now - target > options.dead_band:
+        llm = min(now, max(target, _blocks_up(now - most, options.block_bytes)))
+    llm = _bounded(llm, options)
+    return {Owner.LLM: llm, Owner.EMBEDDING: options.pool - llm}
+
+
+def bytes_to_reclaim(*, held: int, nominal: int, free: int, demanded: int) -> int:
+    """Bytes to preempt from an owner that holds more than it owns: only what the other side asks for and
+    the pool lacks."""
+    return max(0, min(held - nominal, demanded - free))
+
+
+def _bounded(llm: int, options: QuotaOptions) -> int:
+    return min(max(llm, options.lowest), options.highest)
+
+
+def _blocks_down(count: int, block: int) -> int:
+    return count // block * block
+
+
+def _blocks_up(count: int, block: int) -> int:
+    return -(-count // block) * block
