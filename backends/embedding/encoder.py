@@ -20,7 +20,9 @@ from backends.embedding.memory_model import EmbeddingMemory, MemoryPoint, fitted
 _PROBES = ["", "Tandem", "  Two kinds of work share one device, and neither waits for long."]
 _TOLERANCE = {torch.float32: 1e-4}
 _LOOSE_TOLERANCE = 3e-2  # half precision differs in the second digit with the padding alone
-_CPU_NO_MEMORY = ("can't allocate memory", "not enough memory", "could not create a memory object")
+# What oneDNN says when memory runs out, and says again of the same shape once there is memory.
+_LASTING = "could not create a primitive"
+_CPU_NO_MEMORY = ("can't allocate memory", "not enough memory", "could not create a memory", _LASTING)
 
 
 class Unsupported(RuntimeError):
@@ -96,10 +98,10 @@ class Encoder:
             found: Rows = rows.float().cpu().numpy()
         return found
 
-    def is_broken(self) -> bool:
-        """Whether the device itself no longer answers: after some CUDA errors nothing in this process can."""
+    def is_broken_by(self, error: Exception) -> bool:
+        """Whether this process will go on failing: a lost CUDA context, a failure that oneDNN keeps."""
         if self.device.type != "cuda":
-            return False
+            return _LASTING in str(error)
         try:
             torch.cuda.synchronize(self.device)
         except RuntimeError:

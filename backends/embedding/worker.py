@@ -49,18 +49,19 @@ def _read_ahead(connection: socket.socket, frames: "SimpleQueue[Frame]") -> None
         os._exit(0)
 
 
-def _answer(encoder: "Encoder", frame: Frame) -> Frame:
+def _answer(encoder: "Encoder", frame: Frame) -> tuple[Frame, Exception | None]:
+    """The reply, and the error that it tells of."""
     from backends.embedding.encoder import is_out_of_memory
 
     if frame.kind is FrameKind.PING:
-        return Frame(FrameKind.PONG, frame.batch, b"")
+        return Frame(FrameKind.PONG, frame.batch, b""), None
     try:
         lengths, ids = unpack_inputs(frame.payload)
-        return Frame(FrameKind.VECTORS, frame.batch, pack_rows(encoder.vectors(lengths, ids)))
+        return Frame(FrameKind.VECTORS, frame.batch, pack_rows(encoder.vectors(lengths, ids))), None
     except Exception as error:
         # Whatever one batch does to the model is that batch's failure; the server narrows it down.
         kind = FrameKind.OUT_OF_MEMORY if is_out_of_memory(error) else FrameKind.FAILED
-        return Frame(kind, frame.batch, f"{type(error).__name__}: {error}".encode())
+        return Frame(kind, frame.batch, f"{type(error).__name__}: {error}".encode()), error
 
 
 def _serve(connection: socket.socket, options: EncoderOptions) -> int:
@@ -79,9 +80,9 @@ def _serve(connection: socket.socket, options: EncoderOptions) -> int:
         return 1
     connection.sendall(ready.pack())
     while True:
-        reply = _answer(encoder, frames.get())
+        reply, failure = _answer(encoder, frames.get())
         connection.sendall(reply.pack())
-        if reply.kind is FrameKind.FAILED and encoder.is_broken():
+        if failure is not None and encoder.is_broken_by(failure):
             return 1
 
 

@@ -13,7 +13,10 @@ MEMORIES = st.builds(
 
 
 @given(
-    MEMORIES, st.lists(st.integers(1, 300), min_size=1, max_size=30), st.integers(1, 2_000), st.integers(0, 500)
+    MEMORIES,
+    st.lists(st.integers(1, 300), min_size=1, max_size=30),
+    st.integers(1, 2_000),
+    st.integers(0, 500),
 )
 def test_no_pass_of_a_call_takes_more_than_its_estimate(memory, lengths, budget, pass_tokens):
     estimate = memory.batch_bytes(lengths, budget_tokens=budget)
