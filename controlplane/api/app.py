@@ -1,0 +1,100 @@
+"""The application: every route, one shape for every failure, one life with the service."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from controlplane import __version__
+from controlplane.api.admin import admin_routes
+from controlplane.api.chat import chat_routes
+from controlplane.api.completions import completion_routes
+from controlplane.api.door import Door
+from controlplane.api.embeddings import embedding_routes
+from controlplane.api.errors import Problem, failure_of
+from controlplane.api.exchange import Reception
+from controlplane.api.settings import ApiSettings
+from controlplane.api.status import status_routes
+from controlplane.api.wire import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from controlplane.core.ports import BackendDown, BackendFailed, Refused
+from controlplane.service.assembly import Service
+from controlplane.service.ticket import Rejected
+
+_BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
+}
+
+
+def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = True) -> FastAPI:
+    """With `owns_service` the service starts and stops with the application."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if owns_service:
+            await service.start()
+        try:
+            yield
+        finally:
+            if owns_service:
+                await service.stop()
+
+    app = FastAPI(
+        title="Tandem",
+        version=__version__,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.add_middleware(Door, max_body_bytes=settings.max_body_bytes)
+    _tell_failures(app, overload_status=settings.overload_status)
+    reception = Reception(settings)
+    for routes in (
+        chat_routes(service, reception),
+        completion_routes(service, reception),
+        embedding_routes(service, reception),
+        status_routes(service, settings),
+        admin_routes(service, settings),
+    ):
+        app.include_router(routes)
+    _describe_bodies(app)
+    return app
+
+
+def _tell_failures(app: FastAPI, *, overload_status: int) -> None:
+    async def tell(_: Request, error: Exception) -> Response:
+        failure = failure_of(error, overload_status=overload_status)
+        return Response(
+            failure.body, status_code=failure.status, headers=failure.headers, media_type="application/json"
+        )
+
+    for kind in (Problem, Rejected, Refused, BackendDown, BackendFailed, HTTPException, Exception):
+        app.add_exception_handler(kind, tell)
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """The routes read their bodies themselves, so /openapi.json is told of them here."""
+    _, definitions = models_json_schema(
+        [(model, "validation") for model in _BODIES.values()], ref_template="#/components/schemas/{model}"
+    )
+    plain = app.openapi
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = plain()
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            for path, model in _BODIES.items():
+                reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+                content = {"application/json": {"schema": reference}}
+                schema["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+        return app.openapi_schema or {}
+
+    app.openapi = described  # type: ignore[method-assign]

@@ -1,0 +1,52 @@
+"""Who asks? A bearer key, known only by its hash, names a tenant.
+
+Every configured hash is compared, each in constant time, so the answer's timing tells nothing of a key.
+"""
+
+from collections.abc import Iterable
+from hashlib import sha256
+from hmac import compare_digest
+
+from starlette.datastructures import Headers
+
+from controlplane.api.errors import Problem
+from controlplane.api.settings import OPEN_DOOR, ApiKey, ApiSettings
+from controlplane.service.intake import Caller
+
+_CHALLENGE = {"www-authenticate": "Bearer"}
+
+
+def caller_of(headers: Headers, keys: Iterable[ApiKey]) -> Caller:
+    """Raises Problem 401 unless the bearer key is known or no key is configured."""
+    keys = tuple(keys)
+    if not keys:
+        return OPEN_DOOR
+    digest = _bearer_digest(headers)
+    found = [key.caller for key in keys if compare_digest(key.sha256, digest)]
+    if not found:
+        raise Problem(
+            401, "unknown API key; send a configured one", code="invalid_api_key", headers=_CHALLENGE
+        )
+    return found[0]
+
+
+def require_admin(headers: Headers, settings: ApiSettings) -> None:
+    """Raises Problem 401 for a wrong key, 403 when no admin key is configured."""
+    if settings.admin_key_sha256 is None:
+        raise Problem(403, "no admin key is configured; set server.admin_key_sha256", code="admin_disabled")
+    if not compare_digest(settings.admin_key_sha256, _bearer_digest(headers)):
+        raise Problem(
+            401, "unknown admin key; send the configured one", code="invalid_api_key", headers=_CHALLENGE
+        )
+
+
+def _bearer_digest(headers: Headers) -> str:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Problem(
+            401,
+            "no API key; send the header Authorization: Bearer KEY",
+            code="invalid_api_key",
+            headers=_CHALLENGE,
+        )
+    return sha256(key.strip().encode("latin-1")).hexdigest()

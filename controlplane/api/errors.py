@@ -1,0 +1,196 @@
+"""How is a failure told? Always as OpenAI's error object; one table from exception to status and code.
+
+What a backend said of itself goes to the log; the caller reads our own words.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from http import HTTPStatus
+from math import ceil
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+
+from controlplane.api.wire import HEADER_DECISION, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY, UNSERVED
+from controlplane.core.clock import to_milliseconds
+from controlplane.core.decision import Reason, Reject
+from controlplane.core.ports import BackendDown, BackendFailed, Refused
+from controlplane.service.ticket import Rejected
+
+log = logging.getLogger(__name__)
+
+HEADER_DROPPED = "x-llm-d-request-dropped-reason"
+
+_DROPPED = {
+    Reason.NO_MEMORY: "rejected-saturated",
+    Reason.NO_SLOT: "rejected-saturated",
+    Reason.BEHIND_OTHERS: "rejected-saturated",
+    Reason.SLO_UNATTAINABLE: "rejected-saturated",
+    Reason.QUEUE_FULL: "rejected-saturated",
+    Reason.RATE_LIMITED: "rejected-saturated",
+    Reason.QUEUE_TIMEOUT: "rejected-ttl-expired",
+    Reason.SHUTTING_DOWN: "rejected-shutting-down",
+}
+_REJECT_CODES = {
+    Reason.NEVER_FITS: "context_length_exceeded",
+    Reason.SLO_UNATTAINABLE: "slo_unattainable",
+    Reason.QUEUE_TIMEOUT: "queue_timeout",
+    Reason.RATE_LIMITED: "rate_limit_exceeded",
+    Reason.SHUTTING_DOWN: "shutting_down",
+    Reason.BACKEND_DOWN: "backend_down",
+}
+_REJECT_STATUS = {
+    Reason.NEVER_FITS: 400,
+    Reason.RATE_LIMITED: 429,
+    Reason.SHUTTING_DOWN: 503,
+    Reason.BACKEND_DOWN: 503,
+}
+_REJECT_WORDS = {
+    Reason.NO_MEMORY: "the pool's memory is taken",
+    Reason.NO_SLOT: "as many requests run as may run",
+    Reason.BEHIND_OTHERS: "others are served first",
+    Reason.NEVER_FITS: "this request could never fit the pool; shorten the prompt or lower max_tokens",
+    Reason.SLO_UNATTAINABLE: "the objective cannot be met now; relax it, choose another class or try later",
+    Reason.QUEUE_FULL: "the queue is full",
+    Reason.QUEUE_TIMEOUT: "the request waited as long as it may",
+    Reason.RATE_LIMITED: "this key asks more often than its tenant may",
+    Reason.SHUTTING_DOWN: "the server is shutting down",
+    Reason.BACKEND_DOWN: "the model's engine is not running now",
+}
+_REFUSED_STATUS = {"model_not_found": 404, "service_class_not_allowed": 403}
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What the caller is told."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> bytes:
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+
+class Problem(Exception):
+    """A failure that the door itself found."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.failure = Failure(status, message, param, code, headers or {})
+
+
+def failure_of(error: BaseException, *, overload_status: int) -> Failure:
+    """Logs what the caller is not told."""
+    match error:
+        case Problem():
+            return error.failure
+        case Rejected():
+            return _rejected(error.reject, overload_status)
+        case Refused():
+            status = _REFUSED_STATUS.get(error.code or "", 400)
+            return Failure(status, str(error), error.param, error.code or "invalid_value")
+        case BackendDown():
+            log.warning("backend down: %s", error)
+            return Failure(503, "the model's engine is not running now; try again later", code="backend_down")
+        case BackendFailed():
+            log.error("backend failed: %s", error)
+            return Failure(500, "the model's engine failed on this request", code="backend_failed")
+        case HTTPException():
+            return _http(error)
+        case BaseExceptionGroup():
+            return failure_of(error.exceptions[0], overload_status=overload_status)
+    log.error("unexpected failure", exc_info=error)
+    return Failure(500, "an unexpected error happened here; it was logged", code="internal_error")
+
+
+def _rejected(reject: Reject, overload_status: int) -> Failure:
+    status = _REJECT_STATUS.get(reject.reason, overload_status)
+    headers = {HEADER_DECISION: "REJECT"}
+    if reject.reason in _DROPPED:
+        headers[HEADER_DROPPED] = _DROPPED[reject.reason]
+    if reject.retry_after is not None:
+        wait_ms = max(1, ceil(to_milliseconds(reject.retry_after)))
+        headers[HEADER_RETRY_AFTER_MS] = str(wait_ms)
+        headers["retry-after"] = str(ceil(wait_ms / 1000))
+    else:
+        headers[HEADER_SHOULD_RETRY] = "false"
+    words = _REJECT_WORDS[reject.reason]
+    message = f"{words}: {reject.detail}" if reject.detail else words
+    return Failure(status, message, code=_REJECT_CODES.get(reject.reason, "overloaded"), headers=headers)
+
+
+def _http(error: HTTPException) -> Failure:
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    message = str(error.detail)
+    if error.status_code == 404:
+        message = "no such path; the API's paths begin with /v1, see /openapi.json"
+    if error.status_code == 405:
+        message = f"this path answers only to {(error.headers or {}).get('Allow', 'another method')}"
+    code = codes.get(error.status_code, HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"))
+    return Failure(error.status_code, message, code=code, headers=dict(error.headers or {}))
+
+
+def invalid_body(error: ValidationError, model: type[BaseModel]) -> Problem:
+    """The first fault of a body, named in the caller's words."""
+    fault = error.errors(include_url=False)[0]
+    param = _path(fault["loc"])
+    if fault["type"] == "json_invalid":
+        return Problem(400, f"the body is not valid JSON: {fault['ctx']['error']}", code="invalid_json")
+    if not fault["loc"] and fault["type"] != "conflict":
+        return Problem(400, "the body must be one JSON object", code="invalid_json")
+    if fault["type"] == "conflict":
+        param = ".".join(part for part in (param, fault["ctx"]["field"]) if part)
+        return Problem(400, f"{param}: {fault['ctx']['rule']}", param=param, code="invalid_value")
+    if fault["type"] == "missing":
+        return Problem(400, f"{param}: is required; add it", param=param, code="missing_required_parameter")
+    if fault["type"] in ("extra_forbidden", "none_required"):
+        return _not_taken(param, fault, model)
+    return Problem(
+        400, f"{param}={_shown(fault['input'])}: {_rule(fault)}", param=param, code="invalid_value"
+    )
+
+
+def _not_taken(param: str, fault: ErrorDetails, model: type[BaseModel]) -> Problem:
+    if param in UNSERVED:
+        return Problem(
+            400, f"{param}: is not served; {UNSERVED[param]}", param=param, code="unsupported_parameter"
+        )
+    near = get_close_matches(param, model.model_fields, n=1) if len(fault["loc"]) == 1 else []
+    remedy = f"did you mean {near[0]}?" if near else "remove it"
+    return Problem(400, f"{param}: unknown field; {remedy}", param=param, code="unknown_parameter")
+
+
+def _rule(fault: ErrorDetails) -> str:
+    text = fault["msg"].replace("Input should be", "should be", 1).replace(" after validation", "", 1)
+    return f"{text}; change it or leave it out"
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """`messages[0].content`."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

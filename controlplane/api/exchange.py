@@ -1,0 +1,126 @@
+"""One request from body to answer: who asks for what, and is the caller still there?
+
+The work runs inside the response, so that one scope covers waiting, running and sending: whatever ends
+it, the work is cancelled and its id is free again.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Generic, TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from controlplane.api.auth import caller_of
+from controlplane.api.door import request_id_of
+from controlplane.api.errors import Problem, invalid_body
+from controlplane.api.objectives import hints_of
+from controlplane.api.presence import CallerGone, Presence
+from controlplane.api.settings import ApiSettings
+from controlplane.api.wire import (
+    HEADER_DECISION,
+    HEADER_PREDICTED_TTFT_MS,
+    HEADER_QUEUE_MS,
+    Objectives,
+)
+from controlplane.service.intake import Caller, Hints
+from controlplane.service.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound=Objectives)
+Work = Callable[[str, Send], Awaitable[None]]
+RawHeaders = list[tuple[bytes, bytes]]
+
+_SEVEREST_LAST = ("ADMIT", "ADMIT_WITH_PREEMPTION", "DEFER")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[Body]):
+    """What one request asks, checked. `stated_id` is the caller's or the door's."""
+
+    stated_id: str
+    caller: Caller
+    body: Body
+    hints: Hints
+
+
+class Reception:
+    """Takes requests in and keeps the ids of those at work unique."""
+
+    def __init__(self, settings: ApiSettings) -> None:
+        self.settings = settings
+        self._at_work: set[str] = set()
+
+    async def ask(self, request: Request, model: type[Body]) -> Ask[Body]:
+        """Raises Problem."""
+        caller = caller_of(request.headers, self.settings.api_keys)
+        stated_id = request_id_of(request)
+        try:
+            body = model.model_validate_json(await request.body())
+        except ValidationError as error:
+            raise invalid_body(error, model) from None
+        except ClientDisconnect:
+            raise Problem(400, "the body ended early; send all of it", code="incomplete_body") from None
+        return Ask(stated_id, caller, body, hints_of(request.scope["headers"], body))
+
+    def exchange(self, ask: Ask[Body], work: Work) -> "Exchange":
+        return Exchange(self, ask.stated_id, work)
+
+    def take_id(self, stated_id: str) -> str:
+        """The stated id, or one made from it while another request of that id is at work."""
+        taken = stated_id
+        while taken in self._at_work:
+            # A caller cannot state "~", so this never meets another's stated id.
+            taken = f"{stated_id}~{token_hex(4)}"
+        self._at_work.add(taken)
+        return taken
+
+    def give_back_id(self, taken_id: str) -> None:
+        self._at_work.remove(taken_id)
+
+
+class Exchange(Response):
+    """Does the work while the caller is present. What it raises before it sends becomes an error answer."""
+
+    def __init__(self, reception: Reception, stated_id: str, work: Work) -> None:
+        super().__init__()
+        self._reception = reception
+        self._stated_id = stated_id
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stalled_after_s = self._reception.settings.stalled_client_s
+        request_id = self._reception.take_id(self._stated_id)
+        try:
+            async with Presence(receive, send, stalled_after_s=stalled_after_s) as presence:
+                await self._work(request_id, presence.send)
+        except CallerGone:
+            log.info("request %s: its caller left", request_id)
+        finally:
+            self._reception.give_back_id(request_id)
+
+
+def ticket_headers(tickets: list[Ticket]) -> RawHeaders:
+    """Of several tickets the severest decision and the longest times."""
+    decision = max((ticket.decision for ticket in tickets), key=_SEVEREST_LAST.index)
+    queue_ms = max(ticket.queue_ms for ticket in tickets)
+    headers = {HEADER_DECISION: decision, HEADER_QUEUE_MS: f"{queue_ms:.3f}"}
+    predicted = [ms for ticket in tickets if (ms := ticket.predicted_ttft_ms) is not None]
+    if predicted:
+        headers[HEADER_PREDICTED_TTFT_MS] = f"{max(predicted):.3f}"
+    return raw_headers(headers)
+
+
+def raw_headers(headers: Mapping[str, str]) -> RawHeaders:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+async def send_json(send: Send, body: bytes, headers: RawHeaders) -> None:
+    fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": fixed + headers})
+    await send({"type": "http.response.body", "body": body})

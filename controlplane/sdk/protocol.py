@@ -1,0 +1,203 @@
+"""What is sent, and what comes back? Pure: no socket, no waiting, the same for both clients."""
+
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from controlplane.api.wire import (
+    HEADER_DECISION,
+    HEADER_PREDICTED_TTFT_MS,
+    HEADER_QUEUE_MS,
+    HEADER_REQUEST_ID,
+    Usage,
+)
+from controlplane.sdk.errors import StreamLost, api_error
+
+Messages = str | Sequence[Mapping[str, Any]]
+Inputs = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+
+CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
+_SLO_PARTS = ("ttft_ms", "tpot_ms", "e2e_ms")
+
+
+class Objective(TypedDict, total=False):
+    service_class: str
+    ttft_ms: float
+    tpot_ms: float
+    e2e_ms: float
+
+
+class ChatOptions(Objective, total=False):
+    """`extra` holds any further field of the request body."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    stop: str | Sequence[str]
+    seed: int
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+    response_format: Mapping[str, Any]
+    extra: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the control plane decided: ADMIT, ADMIT_WITH_PREEMPTION or DEFER, and after which wait."""
+
+    request_id: str | None
+    decision: str | None
+    queue_ms: float | None
+    predicted_ttft_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """The first choice; `raw` is the whole answer."""
+
+    text: str
+    tool_calls: Sequence[Mapping[str, Any]]
+    finish_reason: str | None
+    usage: Usage
+    decision: Decision
+    raw: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """`vectors` is float32 [inputs, dimensions]."""
+
+    vectors: npt.NDArray[np.float32]
+    usage: Usage
+    decision: Decision
+
+
+def chat_body(model: str, messages: Messages, options: ChatOptions, *, is_streamed: bool) -> bytes:
+    spoken = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    body = {"model": model, "messages": spoken} | _with_slo(options)
+    if is_streamed:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return orjson.dumps(body)
+
+
+def embed_body(model: str, inputs: Inputs, dimensions: int | None, objective: Objective) -> bytes:
+    given = inputs if isinstance(inputs, str) else list(inputs)
+    body = {"model": model, "input": given, "encoding_format": "base64"} | _with_slo(objective)
+    return orjson.dumps(body if dimensions is None else body | {"dimensions": dimensions})
+
+
+def _with_slo(options: Mapping[str, Any]) -> dict[str, Any]:
+    body = {key: value for key, value in options.items() if key not in (*_SLO_PARTS, "extra")}
+    slo = {part: options[part] for part in _SLO_PARTS if options.get(part) is not None}
+    return body | ({"slo": slo} if slo else {}) | dict(options.get("extra") or {})
+
+
+def decision(headers: Mapping[str, str]) -> Decision:
+    queue_ms, predicted = headers.get(HEADER_QUEUE_MS), headers.get(HEADER_PREDICTED_TTFT_MS)
+    return Decision(
+        headers.get(HEADER_REQUEST_ID),
+        headers.get(HEADER_DECISION),
+        None if queue_ms is None else float(queue_ms),
+        None if predicted is None else float(predicted),
+    )
+
+
+def chat_reply(answer: httpx.Response) -> ChatReply:
+    raw = orjson.loads(answer.content)
+    choice = raw["choices"][0]
+    message = choice["message"]
+    return ChatReply(
+        text=message["content"] or "",
+        tool_calls=message.get("tool_calls") or (),
+        finish_reason=choice["finish_reason"],
+        usage=Usage.model_validate(raw["usage"]),
+        decision=decision(answer.headers),
+        raw=raw,
+    )
+
+
+def embeddings(answer: httpx.Response) -> Embeddings:
+    raw = orjson.loads(answer.content)
+    rows = [np.frombuffer(b64decode(row["embedding"]), dtype="<f4") for row in raw["data"]]
+    return Embeddings(
+        np.stack(rows).astype(np.float32), Usage.model_validate(raw["usage"]), decision(answer.headers)
+    )
+
+
+class ChatEvents:
+    """Server-sent events of one chat, from bytes to text. Lines end in LF alone: JSON may hold U+2028."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self._headers = answer.headers
+        self._rest = b""
+        self._seen: list[str] = []
+        self._is_done = False
+        self.decision = decision(answer.headers)
+        self.usage: Usage | None = None
+        self.finish_reason: str | None = None
+
+    def read(self, received: bytes) -> Iterator[str]:
+        """Raises StreamLost when the server tells of an error."""
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (text := self._chunk(line[5:].strip())):
+                self._seen.append(text)
+                yield text
+
+    def end(self) -> None:
+        """Raises StreamLost unless the server said that this was all."""
+        if not self._is_done:
+            raise self.lost("the connection closed")
+
+    def lost(self, why: str) -> StreamLost:
+        return StreamLost(f"the stream ended before its answer did: {why}", "".join(self._seen))
+
+    def _chunk(self, content: bytes) -> str:
+        if content == b"[DONE]":
+            self._is_done = True
+            return ""
+        chunk = orjson.loads(content)
+        if "error" in chunk:
+            error = api_error(500, content, self._headers)
+            raise self.lost(error.message) from error
+        if chunk.get("usage"):
+            self.usage = Usage.model_validate(chunk["usage"])
+        text = ""
+        for choice in chunk["choices"]:
+            self.finish_reason = choice["finish_reason"] or self.finish_reason
+            text += choice["delta"].get("content") or ""
+        return text
+
+
+class Streamed:
+    """What both kinds of stream tell. `usage` and `finish_reason` are there once it has ended."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self._answer = answer
+        self._events = ChatEvents(answer)
+
+    @property
+    def decision(self) -> Decision:
+        return self._events.decision
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._events.usage
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._events.finish_reason
+
+
+def http_options(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, Any]:
+    headers = {"content-type": "application/json", "user-agent": "tandem-sdk"}
+    if api_key is not None:
+        headers["authorization"] = f"Bearer {api_key}"
+    return {"base_url": base_url, "headers": headers, "timeout": httpx.Timeout(timeout_s, connect=10.0)}
