@@ -63,6 +63,12 @@ class ChatModel:
     engine: Mapping[str, Any] = field(default_factory=dict)
     tool_parser: str | None = None
 
+    def __post_init__(self) -> None:
+        if "gpu_memory_utilization" in self.engine:
+            raise ValueError(
+                "engine.gpu_memory_utilization: the KV cache is sized by `pool` and `quota.llm`; remove it"
+            )
+
     @property
     def served_name(self) -> str:
         return self.name or self.model
@@ -73,8 +79,9 @@ class EmbeddingModel:
     model: Name
     name: Name | None = None
     batch_tokens: Annotated[int, Field(ge=1)] = 16_384
-    device: str = "auto"
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    device: str | None = None
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    max_running: Annotated[int, Field(ge=1)] = 256
     threads: Annotated[int, Field(ge=1)] | None = None
     max_input_tokens: Annotated[int, Field(ge=1)] | None = None
     dimensions: tuple[Annotated[int, Field(ge=1)], ...] = ()
@@ -151,15 +158,9 @@ class AdmissionSection:
 
 @section(frozen=True, config=_STRICT)
 class ShareSection:
-    """Fractions of the pool."""
+    """A fraction of the pool."""
 
     nominal: Fraction
-    borrow_limit: Fraction = 0.0
-    lend_limit: Fraction = 0.0
-
-    def __post_init__(self) -> None:
-        if self.lend_limit > self.nominal:
-            raise ValueError("lend_limit is at most nominal; lower lend_limit")
 
 
 @section(frozen=True, config=_STRICT)

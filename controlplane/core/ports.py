@@ -75,7 +75,8 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What one engine step added to sample `index`. `finish_reason` is set on its last delta:
-    "stop", "length", "tool_calls" or "preempted". `stop_reason` is the stop string or token id that matched."""
+    "stop", "length", "tool_calls" or "preempted". `stop_reason` is the stop string or token id
+    that matched."""
 
     index: int
     text: str
@@ -159,6 +160,7 @@ class Embedder(Protocol):
 
     model: str
     dimension: int
+    supported_dimensions: Sequence[int]
     max_input_tokens: int
     workspace_bytes: int
     max_running: int

@@ -25,6 +25,7 @@ from controlplane.policy.ordering import Ordering, work_before_deadline
 from controlplane.service.accounting import Accounting
 from controlplane.service.answer import Answer
 from controlplane.service.intake import EmbedJob, GenerateJob
+from controlplane.service.rates import Rates
 from controlplane.service.ticket import Rejected, Ticket
 from controlplane.service.waiting import WaitingRoom
 
@@ -52,6 +53,7 @@ class Dispatcher:
         embedders: Mapping[str, Embedder],
         lengths: LengthPredictor,
         metrics: Metrics,
+        rates: Rates,
     ) -> None:
         self._clock = clock
         self._policies = policies
@@ -59,6 +61,7 @@ class Dispatcher:
         self._embedders = embedders
         self._lengths = lengths
         self._metrics = metrics
+        self._rates = rates
         self._room = WaitingRoom()
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -143,10 +146,15 @@ class Dispatcher:
     async def _admitted(self, ticket: Ticket) -> None:
         if self._is_closed:
             self._refuse(ticket, Reject(Reason.SHUTTING_DOWN, seconds(1)), Outcome.REJECTED)
+        elif (wait := self._over_rate(ticket.request)) is not None:
+            self._refuse(ticket, Reject(Reason.RATE_LIMITED, wait), Outcome.REJECTED)
         else:
             self._enter(ticket)
             self._decide()
         await self.wait_for_grant(ticket)
+
+    def _over_rate(self, request: Request) -> Duration | None:
+        return self._rates.wait(request.tenant, self._clock.now(), request.prompt_tokens)
 
     async def wait_for_grant(self, ticket: Ticket) -> None:
         """Raises Rejected."""
@@ -176,7 +184,9 @@ class Dispatcher:
             return
         self._room.leave(ticket.request.id)
         has_freed = ticket.lease is not None
-        self.accounting.end(ticket, self._clock.now(), outcome)
+        now = self._clock.now()
+        self.accounting.end(ticket, now, outcome)
+        self._rates.charge(ticket.request.tenant, now, ticket.timeline.output_tokens)
         del self._tickets[ticket.request.id]
         if not self._tickets:
             self._idle.set()

@@ -1,13 +1,11 @@
 """What goes where on the device? Weights, margin, KV blocks and embedding workspace, in bytes.
 
 available = memory - weights - activation - reserve; pool = available * (1 - margin); each owner's part
-is its quota of the pool. Nothing here imports an engine: it reads configs and file sizes only.
+is its quota of the pool.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from controlplane.config import Config, ConfigError
@@ -119,19 +117,6 @@ def _activation_bytes(config: Config, facts: ModelFacts | None) -> int:
     tokens = int(engine.get("max_num_batched_tokens") or 8_192)
     sequences = int(engine.get("max_num_seqs") or 256)
     return 2 * tokens * (4 * hidden + 2 * inner) + 4 * sequences * int(text.get("vocab_size") or 0)
-
-
-def local_facts(folder: Path) -> ModelFacts:
-    """Raises ConfigError. Prefers safetensors where a folder has both formats."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"{folder}: no config.json; give a folder as save_pretrained writes it")
-    weights = _sizes(folder.glob("*.safetensors")) or _sizes(folder.glob("pytorch_model*.bin"))
-    return ModelFacts(json.loads(path.read_text(encoding="utf-8")), weights)
-
-
-def _sizes(paths: Iterable[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)
 
 
 def described(plan: MemoryPlan) -> str:

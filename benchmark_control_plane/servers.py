@@ -1,0 +1,118 @@
+"""How does a benchmark start a server and ask it? Child processes, and vLLM's own load generator."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_START_SECONDS = 240.0
+_POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """`ready_path` answers 200 once requests are served."""
+
+    name: str
+    command: Sequence[str]
+    port: int
+    ready_path: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRun:
+    request_throughput: float
+    output_throughput: float
+    median_ttft_ms: float
+    median_tpot_ms: float
+    p99_ttft_ms: float
+    completed: int
+    failed: int
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving(server: Server, log: Path) -> Iterator[Server]:
+    """Raises RuntimeError with the log's end when the server does not come up."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            server.command, stdout=output, stderr=subprocess.STDOUT, env=_environment()
+        )
+        try:
+            _wait_ready(server, process, log)
+            yield server
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def bench_serve(
+    server: Server,
+    model: str,
+    requests: int,
+    rate: str,
+    *,
+    seed: int,
+    backend: str = "openai",
+    endpoint: str = "/v1/completions",
+    input_tokens: int = 64,
+    output_tokens: int = 64,
+) -> BenchRun:
+    """One run of `vllm bench serve` with random prompts of fixed length. Raises RuntimeError."""
+    from backends import tiny
+
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            str(Path(sys.executable).with_name("vllm")), "bench", "serve", "--backend", backend,
+            "--base-url", server.url, "--endpoint", endpoint, "--model", model,
+            "--tokenizer", tiny.resolve("tandem/tiny-llama"), "--dataset-name", "random",
+            "--random-input-len", str(input_tokens), "--random-output-len", str(output_tokens),
+            "--num-prompts", str(requests), "--request-rate", rate, "--seed", str(seed), "--ignore-eos",
+            "--disable-tqdm", "--save-result", "--result-dir", folder, "--result-filename", "run.json",
+        ]  # fmt: skip
+        ran = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+        path = Path(folder) / "run.json"
+        if ran.returncode or not path.is_file():
+            raise RuntimeError(f"vllm bench serve failed against {server.name}: {ran.stderr[-2000:]}")
+        result = json.loads(path.read_text(encoding="utf-8"))
+    return BenchRun(
+        result["request_throughput"], result["output_throughput"], result["median_ttft_ms"],
+        result["median_tpot_ms"], result["p99_ttft_ms"], result["completed"], requests - result["completed"],
+    )  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    # One thread each: on a shared machine two servers with a thread per core time the scheduler instead.
+    return {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING", **os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def _wait_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(server.url + server.ready_path, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(_POLL_SECONDS)
+    tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+    raise RuntimeError(f"{server.name} did not come up within {_START_SECONDS:g} s: {tail}")

@@ -1,0 +1,101 @@
+"""How does the service meet the network? uvicorn, with an orderly way out.
+
+On SIGTERM or SIGINT nothing new is admitted and what waits is rejected at once, so that clients move
+on; what runs may finish within the drain time. A service that cannot start ends the process.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+import uvloop
+
+from controlplane.api.app import create_app
+from controlplane.api.settings import ApiKey, ApiSettings
+from controlplane.config import Config, ConfigError
+from controlplane.core.ports import BackendDown
+from controlplane.service.assembly import Service
+from controlplane.service.intake import Caller
+
+_log = logging.getLogger("tandem")
+
+
+def settings_of(config: Config) -> ApiSettings:
+    keys = tuple(
+        ApiKey(digest, Caller(name, None if tenant.classes is None else frozenset(tenant.classes)))
+        for name, tenant in config.tenants.items()
+        for digest in tenant.api_keys_sha256
+    )
+    return ApiSettings(
+        api_keys=keys,
+        admin_key_sha256=config.server.admin_key_sha256,
+        max_body_bytes=config.server.max_body,
+        overload_status=config.server.overload_status,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with the way out above; a second signal cuts it short."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._draining: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own raises the signal again after serving: that would end us before the engines."""
+        with _on_signal(self._leave):
+            yield
+
+    def _leave(self) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            return
+        self.should_exit = True
+        self._draining = asyncio.ensure_future(self._service.drain())
+
+
+@contextmanager
+def _on_signal(act: Callable[[], object]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, act)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def host_forever(service: Service, config: Config) -> int:
+    """Until a signal. 1 if the service could not start."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_host(service, config))
+
+
+async def _host(service: Service, config: Config) -> int:
+    starting = asyncio.ensure_future(service.start())
+    try:
+        with _on_signal(starting.cancel):
+            await starting
+    except asyncio.CancelledError:
+        return 0
+    except (BackendDown, ConfigError, ValueError) as error:
+        _log.error("%s", error)
+        return 1
+    options = uvicorn.Config(
+        create_app(service, settings_of(config), owns_service=False),
+        host=config.server.host,
+        port=config.server.port,
+        access_log=False,
+        timeout_graceful_shutdown=round(config.server.drain_ms / 1_000) + 1,
+    )
+    try:
+        await _Server(options, service).serve()
+    finally:
+        await service.stop()
+    return 0

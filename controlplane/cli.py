@@ -1,0 +1,71 @@
+"""The command `tandem`: `check` says what a configuration would do, `serve` does it."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from controlplane import __version__
+from controlplane.config import Config, ConfigError, load
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 the service failed, 2 the command or its configuration is wrong."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = load(options.config)
+        return _check(config) if options.command == "check" else _serve(config, options)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tandem", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"tandem {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("serve", "start the engines and the API"),
+        ("check", "validate; print the memory plan"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("config", type=Path, help="YAML file, for example configs/dev.yaml")
+        if name == "serve":
+            command.add_argument("--host", help="instead of server.host")
+            command.add_argument("--port", type=int, help="instead of server.port; 0 for any free one")
+    return parser
+
+
+def _check(config: Config) -> int:
+    from controlplane.service.assembly import plan_of
+    from controlplane.service.plan import described
+
+    print(described(plan_of(config)))
+    print("classes:")
+    for name, service_class in config.service_classes().items():
+        mark = " (default)" if name == config.default_class() else ""
+        shed = "sheddable" if service_class.sheddable else "waits to the cap"
+        print(f"  {name}{mark}: priority {service_class.priority}, {shed}, {_objectives(config, name)}")
+    return 0
+
+
+def _objectives(config: Config, name: str) -> str:
+    section = config.classes[name]
+    stated = {"TTFT": section.ttft_ms, "TPOT": section.tpot_ms, "e2e": section.e2e_ms}
+    return ", ".join(f"{k} {v:g} ms" for k, v in stated.items() if v is not None) or "no objective"
+
+
+def _serve(config: Config, options: argparse.Namespace) -> int:
+    from controlplane.api.hosting import host_forever
+    from controlplane.service.assembly import assemble
+
+    changes = {k: v for k, v in (("host", options.host), ("port", options.port)) if v is not None}
+    config = replace(config, server=replace(config.server, **changes))
+    return host_forever(assemble(config), config)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

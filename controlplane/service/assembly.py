@@ -1,0 +1,230 @@
+"""What belongs to one running service? Backends started together, the gate built on what they report."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from predictors.output_length import HistoryQuantiles, MaxTokens
+
+from backends import device
+from backends.embedding.client import WorkerEmbedder
+from backends.vllm.client import VllmGenerator
+from controlplane.config import Config, ConfigError
+from controlplane.core.memory import MemoryLedger, Quota
+from controlplane.core.ports import BackendDown, Embedder, EngineState, Generator, LengthPredictor
+from controlplane.core.request import Owner
+from controlplane.metrics import Metrics
+from controlplane.service.dispatcher import Dispatcher, Policies
+from controlplane.service.intake import Intake
+from controlplane.service.loop_clock import LoopClock
+from controlplane.service.model_facts import facts_of
+from controlplane.service.plan import MemoryPlan, memory_plan
+from controlplane.service.rates import Rates, TenantLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    id: str
+    kind: str
+    max_model_len: int
+
+
+def plan_of(config: Config) -> MemoryPlan:
+    """Raises ConfigError."""
+    return memory_plan(config, facts_of, device.memory_bytes)
+
+
+def assemble(config: Config) -> "Service":
+    """The service of a configuration, not started. Raises ConfigError."""
+    plan = plan_of(config)
+    generators: list[Generator] = []
+    if (chat := config.models.chat) is not None:
+        sized = {"num_gpu_blocks_override", "kv_cache_memory_bytes"} & set(chat.engine)
+        size = {} if sized else {"kv_cache_memory_bytes": plan.kv_bytes}
+        engine = {**size, **chat.engine}
+        generators.append(
+            VllmGenerator(
+                chat.model,
+                served_name=chat.served_name,
+                engine_arguments=engine,
+                tool_parser=chat.tool_parser,
+            )
+        )
+    embedders = [
+        WorkerEmbedder(
+            model.model,
+            served_name=model.served_name,
+            batch_tokens=model.batch_tokens,
+            max_running=model.max_running,
+            device=model.device,
+            dtype=model.dtype,
+            max_input_tokens=model.max_input_tokens,
+            dimensions=model.dimensions,
+            threads=model.threads,
+            trust_remote_code=model.trust_remote_code,
+        )
+        for model in config.models.embeddings
+    ]
+    return Service(config, generators, embedders, workspace_bytes=plan.workspace_bytes)
+
+
+class Service:
+    """`intake` and `dispatcher` exist from `start` on."""
+
+    intake: Intake
+    dispatcher: Dispatcher
+
+    def __init__(
+        self,
+        config: Config,
+        generators: Sequence[Generator],
+        embedders: Sequence[Embedder],
+        *,
+        workspace_bytes: int,
+    ) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self._generators = {generator.model: generator for generator in generators}
+        self._embedders = {embedder.model: embedder for embedder in embedders}
+        self._workspace_bytes = workspace_bytes
+        self._is_started = False
+
+    async def start(self) -> None:
+        """Raises BackendDown or ConfigError; then nothing is left running."""
+        backends = self._backends()
+        results = await asyncio.gather(*(b.start() for b in backends), return_exceptions=True)
+        errors = [r for r in results if isinstance(r, BaseException)]
+        try:
+            if errors:
+                raise errors[0]
+            self._build()
+        except BaseException:
+            await asyncio.gather(*(b.stop() for b in backends))
+            raise
+        self._is_started = True
+
+    def _backends(self) -> list[Generator | Embedder]:
+        return [*self._generators.values(), *self._embedders.values()]
+
+    async def stop(self) -> None:
+        if not self._is_started:
+            return
+        self._is_started = False
+        await self.drain()
+        await asyncio.gather(*(b.stop() for b in self._backends()))
+
+    async def drain(self) -> None:
+        """Ends admission; returns when nothing runs any more, or when the drain time is over."""
+        await self.dispatcher.drain(self.config.server.drain_ms / 1_000)
+
+    def _build(self) -> None:
+        config = self.config
+        clock = LoopClock()
+        ledger = MemoryLedger(
+            {
+                Owner.LLM: Quota(sum(g.kv_bytes for g in self._generators.values())),
+                Owner.EMBEDDING: Quota(self._checked_workspace()),
+            }
+        )
+        limits = {
+            name: TenantLimits(t.requests_per_minute, t.tokens_per_minute)
+            for name, t in config.tenants.items()
+        }
+        policies = Policies(
+            config.admission_policy(), config.ordering_policy(), config.admission.engine_queue
+        )
+        self.dispatcher = Dispatcher(
+            clock, ledger, policies, self._generators, self._embedders, self._lengths(), self.metrics,
+            Rates(limits),
+        )  # fmt: skip
+        self.intake = Intake(
+            clock, self._generators, self._embedders, config.service_classes(), config.default_class()
+        )
+
+    def _checked_workspace(self) -> int:
+        for embedder in self._embedders.values():
+            if embedder.workspace_bytes > self._workspace_bytes:
+                raise ConfigError(
+                    f"models.embeddings {embedder.model!r}: its largest batch takes "
+                    f"{embedder.workspace_bytes} bytes and quota.embedding gives {self._workspace_bytes}; "
+                    "lower batch_tokens, or raise quota.embedding.nominal or pool.memory"
+                )
+        return self._workspace_bytes if self._embedders else 0
+
+    def _lengths(self) -> LengthPredictor:
+        return HistoryQuantiles() if self.config.admission.lengths == "history" else MaxTokens()
+
+    async def check(self) -> None:
+        """Raises BackendDown naming the backend that does not really answer."""
+        if not self._is_started:
+            raise BackendDown("the service is starting or stopping")
+        for backend in self._backends():
+            await backend.check()
+
+    def models(self) -> list[ModelCard]:
+        chat = [ModelCard(g.model, "generate", g.max_model_tokens) for g in self._generators.values()]
+        return chat + [ModelCard(e.model, "embed", e.max_input_tokens) for e in self._embedders.values()]
+
+    def embedding_dimensions(self, model: str) -> tuple[int, tuple[int, ...]]:
+        """The model's own length and all that may be asked for. Raises KeyError."""
+        embedder = self._embedders[model]
+        return embedder.dimension, tuple(embedder.supported_dimensions)
+
+    def state(self) -> dict[str, object]:
+        """What is held and who waits, for a person."""
+        return {
+            "owners": {owner.value: self._owner_state(owner) for owner in Owner},
+            "requests": [
+                {
+                    "id": ticket.request.id,
+                    "class": ticket.request.service_class.name,
+                    "kind": ticket.request.kind.value,
+                    "phase": ticket.phase.value,
+                    "prompt_tokens": ticket.request.prompt_tokens,
+                    "output_tokens": ticket.timeline.output_tokens,
+                    "preemptions": ticket.preemptions,
+                }
+                for ticket in self.dispatcher.tickets()
+            ],
+        }
+
+    def _owner_state(self, owner: Owner) -> dict[str, int]:
+        ledger = self.dispatcher.ledger
+        leases = ledger.table(owner)
+        return {
+            "quota_bytes": ledger.quota(owner).nominal,
+            "held_bytes": ledger.held(owner),
+            "deficit_bytes": ledger.deficit(owner),
+            "reserved_bytes": int((leases.base + leases.per_step * leases.steps).sum()),
+            "running": len(leases),
+            "waiting": self.dispatcher.waiting(owner),
+        }
+
+    def metrics_text(self) -> bytes:
+        """Prometheus exposition."""
+        m, states = self.metrics, {owner.value: self._owner_state(owner) for owner in Owner}
+        engine = self._engine_states()
+
+        def each(key: str) -> Mapping[str, float]:
+            return {owner: state[key] for owner, state in states.items()}
+
+        return m.exposition(
+            {
+                m.quota_bytes: each("quota_bytes"),
+                m.held_bytes: each("held_bytes"),
+                m.deficit_bytes: each("deficit_bytes"),
+                m.reserved_bytes: each("reserved_bytes"),
+                m.running: each("running"),
+                m.waiting: each("waiting"),
+                m.used_bytes: {owner: state.used_bytes for owner, state in engine.items()},
+                m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
+            }
+        )
+
+    def _engine_states(self) -> dict[str, EngineState]:
+        """A dead engine has no state; its last one would look alive."""
+        try:
+            states = [generator.state() for generator in self._generators.values()]
+            return {Owner.LLM.value: states[0]} if states else {}
+        except BackendDown:
+            return {}

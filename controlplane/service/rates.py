@@ -1,0 +1,68 @@
+"""Has this tenant used up its minute? One bucket a limit, refilled continuously.
+
+Output tokens are known only at the end, so a tenant may run into debt; the debt delays what comes next.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from controlplane.core.clock import Duration, Instant, between, seconds, to_seconds
+
+_MINUTE = 60.0
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Holds at most `per_minute` units and starts full."""
+
+    per_minute: float
+    level: float
+    since: Instant | None = None
+
+    def wait(self, now: Instant, units: float) -> Duration | None:
+        """Takes `units` and returns None, or takes nothing and returns when to come back."""
+        self._refill(now)
+        missing = min(units, self.per_minute) - self.level
+        if missing > 0:
+            return seconds(missing / self.per_minute * _MINUTE)
+        self.level -= units
+        return None
+
+    def charge(self, now: Instant, units: float) -> None:
+        self._refill(now)
+        self.level -= units
+
+    def _refill(self, now: Instant) -> None:
+        if self.since is not None:
+            gained = to_seconds(between(self.since, now)) / _MINUTE * self.per_minute
+            self.level = min(self.per_minute, self.level + gained)
+        self.since = now
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+
+
+class Rates:
+    """Tenants without limits are not tracked."""
+
+    def __init__(self, limits: Mapping[str, TenantLimits]) -> None:
+        self._requests = {
+            name: Bucket(rate, rate) for name, of in limits.items() if (rate := of.requests_per_minute)
+        }
+        self._tokens = {
+            name: Bucket(rate, rate) for name, of in limits.items() if (rate := of.tokens_per_minute)
+        }
+
+    def wait(self, tenant: str, now: Instant, tokens: int) -> Duration | None:
+        """None if the request may go on; else when to come back."""
+        for bucket, units in ((self._tokens.get(tenant), tokens), (self._requests.get(tenant), 1)):
+            if bucket is not None and (wait := bucket.wait(now, units)) is not None:
+                return wait
+        return None
+
+    def charge(self, tenant: str, now: Instant, tokens: int) -> None:
+        if (bucket := self._tokens.get(tenant)) is not None:
+            bucket.charge(now, tokens)
