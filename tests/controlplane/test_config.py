@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import pytest
+
+from controlplane.config import ConfigError, load, parse
+from controlplane.core.clock import milliseconds
+
+MODELS = {"chat": {"model": "some/model"}}
+
+CASES = [
+    ({}, "models: missing"),
+    ({"models": {}}, "no model is configured"),
+    ({"models": {"chat": {"model": "m", "nmae": "x"}}}, "models.chat.nmae: unknown key; did you mean 'name'?"),
+    ({"models": {"embeddings": [{"model": "m", "bach_tokens": 1}]}}, "did you mean 'batch_tokens'?"),
+    ({"models": MODELS, "quota": {"llm": {"nominal": 1.2}}}, "quota.llm.nominal=1.2"),
+    ({"models": MODELS, "quota": {"llm": {"nominal": 0.95}}}, "shares must sum to at most 1"),
+    ({"models": MODELS, "pool": {"memory": "3 parsecs"}}, "pool.memory='3 parsecs': a size is"),
+    ({"models": MODELS, "pool": {"margin": 1}}, "pool.margin=1"),
+    ({"models": MODELS, "scheduling": {"ordering": "lifo"}}, "choose one of edf, fcfs, least-slack"),
+    ({"models": MODELS, "admission": {"policy": "x"}}, "choose one of fits-now, look-ahead"),
+    ({"models": MODELS, "admission": {"overflow_probability": 0}}, "admission.overflow_probability=0"),
+    ({"models": MODELS, "classes": {"a": {}}}, "exactly one class is the default, not 0"),
+    ({"models": MODELS, "classes": {"a": {"default": True, "ttft_ms": -1}}}, "classes.a.ttft_ms=-1"),
+    ({"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["short"]}}}, "tenants.t.api_keys_sha256.0='short'"),
+    (
+        {"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["0" * 64], "classes": ["gold"]}}},
+        "tenants.t.classes='gold': no such class; known are standard",
+    ),
+    ({"models": {"chat": {"model": "m", "engine": {"gpu_memory_utilization": 0.9}}}}, "remove it"),
+    (
+        {"models": {"chat": {"model": "m"}, "embeddings": [{"model": "m"}]}},
+        "'m' names two models; give one of them another `name`",
+    ),
+    (["not", "a", "mapping"], "dictionary"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "expected"), CASES)
+def test_an_error_names_path_value_rule_and_remedy(content, expected):
+    with pytest.raises(ConfigError) as caught:
+        parse(content, source="file.yaml")
+    assert expected in str(caught.value)
+    assert str(caught.value).startswith("file.yaml: ")
+
+
+def test_every_mistake_is_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        parse({"models": MODELS, "pool": {"margin": 2}, "admission": {"max_waiting": -1}})
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path):
+    path = tmp_path / "twice.yaml"
+    path.write_text("models:\n  chat: {model: a}\n  chat: {model: b}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="'chat' is given twice"):
+        load(path)
+
+
+def test_a_missing_file_and_broken_yaml_are_told(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"no\.yaml: No such file"):
+        load(tmp_path / "no.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("models: [", encoding="utf-8")
+    with pytest.raises(ConfigError, match="not YAML"):
+        load(broken)
+
+
+@pytest.mark.parametrize("name", ["dev", "colocated"])
+def test_shipped_configurations_are_valid(name):
+    config = load(Path("configs") / f"{name}.yaml")
+    assert config.service_classes()["interactive"].slo.ttft == milliseconds(1000)
+    assert config.default_class() == "standard"
+
+
+def test_sizes_are_read_in_decimal_and_binary_units():
+    assert parse({"models": MODELS, "pool": {"memory": "1.5GiB"}}).pool.memory == 3 * 2**29
+    assert parse({"models": MODELS, "pool": {"memory": "2GB"}}).pool.memory == 2 * 10**9
+    assert parse({"models": MODELS, "pool": {"memory": 1024}}).pool.memory == 1024
+    assert parse({"models": MODELS}).pool.memory == "auto"
