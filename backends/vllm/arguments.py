@@ -1,0 +1,52 @@
+"""Are these vLLM's engine arguments? They pass through unchanged; a misspelt one stops the start.
+
+Importing this module imports vLLM, which takes seconds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+# Stated elsewhere in our own configuration.
+_OURS = {"model": "models.chat.model", "served_model_name": "models.chat.name"}
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError naming each unknown argument and those that look like it."""
+    known = {field.name for field in fields(AsyncEngineArgs)}
+    problems = []
+    for name in arguments:
+        if name in _OURS:
+            problems.append(f"{name} is set by {_OURS[name]}")
+        elif name not in known:
+            close = get_close_matches(name.replace("-", "_"), known, n=3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            problems.append(f"vLLM has no engine argument {name!r}{hint}")
+    if problems:
+        raise ValueError("engine arguments: " + "; ".join(problems))
+
+
+def engine_args(model: str, served_name: str, arguments: Mapping[str, Any]) -> AsyncEngineArgs:
+    """vLLM's log lines and Prometheus metrics stay off unless `disable_log_stats: false` asks for them."""
+    check_arguments(arguments)
+    sections = _sections()
+    given = {
+        name: sections[name](**value) if name in sections and isinstance(value, Mapping) else value
+        for name, value in arguments.items()
+    }
+    ours = {"model": model, "served_model_name": served_name, "disable_log_stats": True}
+    return AsyncEngineArgs(**(ours | given))
+
+
+def _sections() -> dict[str, type]:
+    """Arguments that are themselves configurations, which YAML can only write as mappings."""
+    sections = {}
+    for field in fields(AsyncEngineArgs):
+        kinds = (field.type, *get_args(field.type))
+        section = next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
+        if section is not None:
+            sections[field.name] = section
+    return sections

@@ -1,0 +1,170 @@
+"""Is the LLM engine there, and what may be asked of it? vLLM's AsyncLLM inside the server process.
+
+The engine itself is always a child process. Nothing here imports vLLM before `start`, so a
+configuration is checked, and a test without engines runs, in no time.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+from backends import tiny
+from backends.vllm import conversation
+from controlplane.core.geometry import KvGeometry
+from controlplane.core.ports import BackendDown, ChatPrompt, Delta, EngineState, Sampling
+from controlplane.core.request import Request
+
+if TYPE_CHECKING:
+    from backends.vllm.running import Engine
+
+log = logging.getLogger(__name__)
+
+# A step over a long prompt may take seconds; an engine silent for longer is not serving.
+_ANSWER_WITHIN_SECONDS = 15.0
+
+# Above this a template and its tokens take longer than the loop may stand still (about 1 ms).
+_LONG_TEXT_CHARACTERS = 4_000
+
+_ENGINE_PROCESS_PREFIX = "EngineCore"
+
+
+class VllmGenerator:
+    """The `Generator` port over vLLM.
+
+    `model` is a local folder, a Hugging Face name or a bundled `tandem/…` one; `engine_arguments` go to
+    vLLM's AsyncEngineArgs as they are. Geometry and limits are known once `start` has returned.
+    """
+
+    geometry: KvGeometry
+    kv_bytes: int
+    max_model_tokens: int
+    max_running: int
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        served_name: str | None = None,
+        engine_arguments: Mapping[str, Any] | None = None,
+        tool_parser: str | None = None,
+    ) -> None:
+        self.model = served_name or model
+        self._source = model
+        self._arguments = dict(engine_arguments or {})
+        self._tool_parser = tool_parser
+        self._engine: Engine | None = None
+        self._construction: asyncio.Future[Engine] | None = None
+        self._others: set[int] = set()
+        self._is_given_up = False
+
+    async def start(self) -> None:
+        """Raises ValueError for engine arguments that vLLM refuses, BackendDown when it cannot start."""
+        if self._engine is not None or self._construction is not None:
+            raise RuntimeError(f"engine of {self.model} was started before; stop it first")
+        self._others, self._is_given_up = _engine_processes(), False
+        self._construction = asyncio.ensure_future(asyncio.to_thread(self._construct))
+        try:
+            # Shielded: a thread cannot be cancelled, so its engine must not be forgotten.
+            engine = await asyncio.shield(self._construction)
+        except asyncio.CancelledError:
+            await self._abandon()
+            raise
+        except ValueError:
+            raise
+        except Exception as error:
+            raise BackendDown(f"vLLM did not start for {self.model}: {error}; its log says why") from error
+        finally:
+            self._construction = None
+        self._engine = engine
+        self.geometry, self.kv_bytes = engine.geometry, engine.kv_bytes
+        self.max_model_tokens, self.max_running = engine.max_model_tokens, engine.max_running
+        try:
+            await self._answer_once(engine)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Open streams end with BackendDown. Safe to call twice, and while `start` runs elsewhere."""
+        if self._construction is not None:
+            await self._abandon()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.fail_pending()
+            await asyncio.to_thread(engine.shutdown)
+
+    async def check(self) -> None:
+        try:
+            await asyncio.wait_for(self._running().ping(), _ANSWER_WITHIN_SECONDS)
+        except TimeoutError as error:
+            raise BackendDown(
+                f"the engine of {self.model} did not answer within {_ANSWER_WITHIN_SECONDS:.0f} s"
+            ) from error
+
+    async def render_chat(self, prompt: ChatPrompt) -> list[int]:
+        tokenizer = self._running().tokenizer
+        if conversation.characters(prompt) > _LONG_TEXT_CHARACTERS:
+            return await asyncio.to_thread(conversation.render, tokenizer, prompt)
+        return conversation.render(tokenizer, prompt)
+
+    async def tokenize(self, text: str) -> list[int]:
+        tokenizer = self._running().tokenizer
+        if len(text) > _LONG_TEXT_CHARACTERS:
+            return list(await asyncio.to_thread(tokenizer.encode, text))
+        return list(tokenizer.encode(text))
+
+    async def generate(
+        self,
+        request: Request,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        chat: ChatPrompt | None = None,
+    ) -> AsyncGenerator[Delta]:
+        async with aclosing(self._running().generate(request.id, prompt, sampling, chat)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    def state(self) -> EngineState:
+        return self._running().state()
+
+    def _running(self) -> "Engine":
+        if self._engine is None:
+            raise BackendDown(f"the engine of {self.model} is not up")
+        return self._engine
+
+    def _construct(self) -> "Engine":
+        # An operator's prompts and models are nobody else's business unless they say so.
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        from backends.vllm.running import Engine
+
+        if self._is_given_up:
+            raise BackendDown(f"the start of {self.model} was given up")
+        return Engine(tiny.resolve(self._source), self.model, self._arguments, self._tool_parser)
+
+    async def _answer_once(self, engine: "Engine") -> None:
+        first = await self.tokenize("Hello")
+        sampling = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
+        async with aclosing(engine.generate(f"start-{self.model}", first, sampling, None)) as deltas:
+            tokens = [token async for delta in deltas for token in delta.token_ids]
+        if len(tokens) != 1:
+            raise BackendDown(f"the engine of {self.model} gave {len(tokens)} tokens when asked for one")
+
+    async def _abandon(self) -> None:
+        """Gives up an engine under construction: without its process, the constructor fails at once."""
+        construction, self._is_given_up = self._construction, True
+        assert construction is not None
+        for process in multiprocessing.active_children():
+            if process.pid in _engine_processes() - self._others:
+                process.terminate()
+        with suppress(Exception):
+            engine = await asyncio.shield(construction)
+            await asyncio.to_thread(engine.shutdown)
+
+
+def _engine_processes() -> set[int]:
+    children = multiprocessing.active_children()
+    return {p.pid for p in children if p.pid is not None and p.name.startswith(_ENGINE_PROCESS_PREFIX)}

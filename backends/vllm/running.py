@@ -1,0 +1,160 @@
+"""How does one request run in a vLLM engine that is up? Prompt in, deltas out, errors in our words.
+
+Importing this module imports vLLM, which takes seconds; constructing `Engine` takes half a minute or
+more and blocks. Both belong off the event loop.
+"""
+
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from vllm.inputs import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from backends.vllm.arguments import engine_args
+from backends.vllm.compat import CALLER_MISTAKES, EngineDeadError, EngineGenerateError, check_release
+from backends.vllm.sampling import delta, sampling_params, structured_outputs
+from backends.vllm.stats import StatBoard
+from backends.vllm.tools import ToolReading, ToolTurn
+from controlplane.core.geometry import KvGeometry, kv_geometry
+from controlplane.core.ports import (
+    BackendDown,
+    BackendFailed,
+    ChatPrompt,
+    Delta,
+    EngineState,
+    Refused,
+    Sampling,
+)
+
+
+class Engine:
+    """Raises ValueError for engine arguments that vLLM does not take, RuntimeError when it cannot start."""
+
+    def __init__(
+        self, model: str, served_name: str, arguments: Mapping[str, Any], tool_parser: str | None
+    ) -> None:
+        check_release()
+        config = engine_args(model, served_name, arguments).create_engine_config(UsageContext.API_SERVER)
+        self._board = StatBoard()
+        self._llm = AsyncLLM.from_vllm_config(
+            config,
+            usage_context=UsageContext.API_SERVER,
+            stat_loggers=[self._board.logger],
+            disable_log_stats=bool(arguments.get("disable_log_stats", True)),
+        )
+        self.tokenizer = self._llm.get_tokenizer()
+        self._defaults = config.model_config.get_diff_sampling_param()
+        self._config = config
+        self.geometry = _geometry(config)
+        self.max_model_tokens: int = config.model_config.max_model_len
+        self.max_running: int = config.scheduler_config.max_num_seqs
+        # Each engine's first block is a placeholder that never holds a token.
+        blocks = config.cache_config.num_gpu_blocks - config.parallel_config.data_parallel_size
+        self.kv_bytes: int = blocks * self.geometry.bytes_per_block
+        try:
+            self._tools = ToolReading(tool_parser, self.tokenizer, config.model_config)
+        except ValueError:
+            self._llm.shutdown()
+            raise
+
+    async def generate(
+        self, request_id: str, prompt: Sequence[int], sampling: Sampling, chat: ChatPrompt | None
+    ) -> AsyncGenerator[Delta]:
+        with _our_errors():
+            structure = structured_outputs(sampling.structure)
+            turn = self._tools.begin(chat, structure)
+            params = sampling_params(
+                sampling,
+                self._defaults,
+                structure=structure if turn is None else turn.structured_outputs,
+                skip_special_tokens=sampling.skip_special_tokens
+                and (turn is None or turn.skip_special_tokens),
+            )
+            outputs = self._llm.generate(tokens_input(list(prompt)), params, request_id)
+            # Closing vLLM's generator is what aborts the request in the engine.
+            async with aclosing(outputs):
+                async for output in outputs:
+                    # From here on a ValueError is a fault of ours or of a parser, not of the caller.
+                    with _our_errors(caller_mistakes=()):
+                        for step in _deltas(output, sampling, turn):
+                            yield step
+
+    async def ping(self) -> None:
+        """A round trip through the engine's own loop. Raises BackendDown when it is dead."""
+        with _our_errors():
+            await self._llm.check_health()
+            await self._llm.is_sleeping()
+
+    def state(self) -> EngineState:
+        board = self._board
+        # A step that only aborts reports nothing: without requests the last report is out of date.
+        if not self._llm.output_processor.has_unfinished_requests():
+            return EngineState(0, self.kv_bytes, 0, 0, board.preemptions)
+        used = round(board.kv_usage * self.kv_bytes)
+        return EngineState(used, self.kv_bytes, board.running, board.waiting, board.preemptions)
+
+    def fail_pending(self) -> None:
+        """Ends every open stream: vLLM's shutdown alone would leave them waiting for ever."""
+        # Its reader would otherwise report the end of the engine as a crash.
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()
+        self._llm.output_processor.propagate_error(EngineDeadError())
+
+    def shutdown(self) -> None:
+        """Blocks until the engine's processes are gone. Nothing may be asked of this object afterwards."""
+        self._llm.shutdown()
+        # Its finaliser must run now: at the interpreter's exit it fails and says so.
+        del self._llm
+
+
+def _geometry(config: Any) -> KvGeometry:
+    model, cache = config.model_config, config.cache_config
+    # vLLM has settled on a dtype where ours would have to guess from the checkpoint.
+    dtype = str(model.dtype).removeprefix("torch.") if cache.cache_dtype == "auto" else cache.cache_dtype
+    return kv_geometry(
+        model.hf_config.to_dict(),
+        block_tokens=cache.block_size,
+        cache_dtype=dtype,
+        tensor_parallel=config.parallel_config.tensor_parallel_size,
+    )
+
+
+def _deltas(output: RequestOutput, sampling: Sampling, turn: ToolTurn | None) -> Iterator[Delta]:
+    for completion in output.outputs:
+        step = delta(output, completion, sampling.logprobs)
+        if turn is None:
+            yield step
+            continue
+        finished = step.finish_reason is not None
+        prompt = output.prompt_token_ids or ()
+        text, calls = turn.read(step.index, step.text, step.token_ids, prompt, finished=finished)
+        reason = turn.finish_reason(step.index, step.finish_reason)
+        yield replace(step, text=text, tool_calls=calls, finish_reason=reason)
+
+
+@contextmanager
+def _our_errors(caller_mistakes: tuple[type[Exception], ...] = CALLER_MISTAKES) -> Iterator[None]:
+    try:
+        yield
+    except (Refused, BackendDown, BackendFailed):
+        raise
+    except EngineDeadError as error:
+        raise BackendDown("the vLLM engine died; its log says why; restart the server") from error
+    except caller_mistakes as error:
+        raise _refusal(error) from error
+    except Exception as error:
+        # vLLM wraps what it did not foresee, a caller's mistake at times included.
+        cause = error.__cause__ if isinstance(error, EngineGenerateError) else None
+        if isinstance(cause, caller_mistakes):
+            raise _refusal(cause) from error
+        first = cause or error
+        raise BackendFailed(f"vLLM failed this request: {type(first).__name__}: {first}") from error
+
+
+def _refusal(error: Exception) -> Refused:
+    message = str(error.args[0]) if error.args else str(error)
+    return Refused(message, param=getattr(error, "parameter", None))

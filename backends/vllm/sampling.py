@@ -1,0 +1,108 @@
+"""How do OpenAI's sampling fields read in vLLM, and how do its outputs read in ours?
+
+As in `vllm serve`: the model's own generation defaults first, then whatever the caller stated.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+from controlplane.core.ports import Delta, Refused, Sampling, TokenLogprob
+
+_STATED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "logit_bias")
+_ALWAYS = (
+    "n", "presence_penalty", "frequency_penalty", "include_stop_str_in_output", "ignore_eos",
+    "min_tokens", "logprobs", "prompt_logprobs",
+)  # fmt: skip
+
+# vLLM's words for how a sample ended, in OpenAI's; those missing are failures.
+_FINISH = {"stop": "stop", "length": "length", "repetition": "stop"}
+
+
+def structured_outputs(structure: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
+    """Raises Refused for a structure of unknown type."""
+    match structure:
+        case None:
+            return None
+        case {"type": "json_object"}:
+            return StructuredOutputsParams(json_object=True)
+        case {"type": "json_schema", "schema": schema}:
+            return StructuredOutputsParams(json=dict(schema))
+        case {"type": "regex" | "grammar" | "choice" as kind, "value": value}:
+            return StructuredOutputsParams(**{kind: list(value) if kind == "choice" else value})
+    raise Refused(
+        f"response format {structure!r}: known are json_object, json_schema with its schema, and regex, "
+        "grammar or choice with their value",
+        param="response_format",
+    )
+
+
+def sampling_params(
+    sampling: Sampling,
+    defaults: Mapping[str, Any],
+    *,
+    structure: StructuredOutputsParams | None,
+    skip_special_tokens: bool,
+) -> SamplingParams:
+    """Raises ValueError (or vLLM's own kind of it) for values out of range."""
+    values = dict(defaults)
+    # A model's own `max_new_tokens` is a cap, as in `vllm serve`.
+    values["max_tokens"] = min(sampling.max_tokens, values.get("max_tokens", sampling.max_tokens))
+    values |= {name: getattr(sampling, name) for name in _ALWAYS}
+    values |= {name: value for name in _STATED if (value := getattr(sampling, name)) is not None}
+    return SamplingParams.from_optional(
+        **values,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        skip_special_tokens=skip_special_tokens,
+        structured_outputs=structure,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def delta(output: RequestOutput, completion: CompletionOutput, top: int | None) -> Delta:
+    """Raises RuntimeError when the engine gave this sample up."""
+    reason = completion.finish_reason
+    if reason is not None and reason not in _FINISH:
+        raise RuntimeError(f"vLLM ended the request with {reason!r}; its log says why")
+    return Delta(
+        index=completion.index,
+        text=completion.text,
+        token_ids=tuple(completion.token_ids),
+        finish_reason=None if reason is None else _FINISH[reason],
+        stop_reason=completion.stop_reason,
+        logprobs=_logprobs(completion, top),
+        cached_tokens=output.num_cached_tokens or 0,
+        prompt_logprobs=_prompt_logprobs(output),
+    )
+
+
+def _logprobs(completion: CompletionOutput, top: int | None) -> tuple[TokenLogprob, ...]:
+    if completion.logprobs is None or top is None:
+        return ()
+    pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+    return tuple(_position(token, position, top) for token, position in pairs)
+
+
+def _prompt_logprobs(output: RequestOutput) -> tuple[TokenLogprob | None, ...]:
+    # Handed over once, with the first output; empty afterwards.
+    if not output.prompt_logprobs or output.prompt_token_ids is None:
+        return ()
+    pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+    return tuple(None if position is None else _position(token, position, None) for token, position in pairs)
+
+
+def _position(token: int, position: Mapping[int, Logprob], top: int | None) -> TokenLogprob:
+    """The chosen token, and the `top` likeliest ones (all that vLLM gave when None)."""
+    ranked: Sequence[Logprob] = sorted(
+        (entry for entry in position.values() if entry.rank is not None), key=lambda entry: entry.rank
+    )
+    chosen = position[token]
+    return TokenLogprob(
+        token=chosen.decoded_token or "",
+        logprob=chosen.logprob,
+        top=tuple((entry.decoded_token or "", entry.logprob) for entry in ranked[:top]),
+    )

@@ -1,0 +1,72 @@
+"""Real engines for tests: small, quick, the same everywhere."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+from backends.vllm.client import VllmGenerator
+from controlplane.core.clock import Instant
+from controlplane.core.ports import ChatPrompt, Delta, Sampling
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+
+BLOCK_TOKENS = 32
+BLOCKS = 64
+
+# The whole KV cache is 4 MiB, so that tests can fill it; no compilation, so that it starts sooner.
+TINY_ARGUMENTS: dict[str, Any] = {
+    "block_size": BLOCK_TOKENS,
+    "num_gpu_blocks_override": BLOCKS,
+    "kv_cache_memory_bytes": 64 << 20,
+    "max_model_len": 1024,
+    "max_num_seqs": 8,
+    "enforce_eager": True,
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+}
+
+_ANY_CLASS = ServiceClass("any", Slo(), priority=0, sheddable=False)
+_numbers = count()
+
+
+@asynccontextmanager
+async def running_vllm(
+    model: str = "tandem/tiny-llama", *, tool_parser: str | None = None, **arguments: Any
+) -> AsyncIterator[VllmGenerator]:
+    """A started engine on the CPU; `arguments` replace single ones of TINY_ARGUMENTS."""
+    generator = VllmGenerator(model, engine_arguments=TINY_ARGUMENTS | arguments, tool_parser=tool_parser)
+    await generator.start()
+    try:
+        yield generator
+    finally:
+        await generator.stop()
+
+
+def a_request(prompt: list[int], sampling: Sampling) -> Request:
+    return Request(
+        id=f"request-{next(_numbers)}",
+        kind=Kind.GENERATE,
+        model="tiny",
+        tenant="tests",
+        service_class=_ANY_CLASS,
+        slo=Slo(),
+        arrival=Instant(0),
+        prompt_tokens=len(prompt),
+        max_output_tokens=sampling.max_tokens,
+        sequences=sampling.n,
+    )
+
+
+async def complete(
+    generator: VllmGenerator, prompt: str | list[int], sampling: Sampling, chat: ChatPrompt | None = None
+) -> list[Delta]:
+    tokens = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
+    return [d async for d in generator.generate(a_request(tokens, sampling), tokens, sampling, chat)]
+
+
+def text_of(deltas: list[Delta], index: int = 0) -> str:
+    return "".join(d.text for d in deltas if d.index == index)
+
+
+def tokens_of(deltas: list[Delta], index: int = 0) -> list[int]:
+    return [token for d in deltas if d.index == index for token in d.token_ids]
