@@ -156,14 +156,26 @@ class Generator(Protocol):
 
 
 class Embedder(Protocol):
-    """An embedding engine in its own process, for one model."""
+    """An embedding engine in its own process, for one model. Facts are known once `start` returned."""
 
     model: str
-    dimension: int
-    supported_dimensions: Sequence[int]
-    max_input_tokens: int
-    workspace_bytes: int
     max_running: int
+
+    @property
+    def dimension(self) -> int: ...
+
+    @property
+    def supported_dimensions(self) -> Sequence[int]:
+        """Vector lengths that may be asked for; more than one for Matryoshka models."""
+        ...
+
+    @property
+    def max_input_tokens(self) -> int: ...
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device bytes of the largest batch."""
+        ...
 
     async def start(self) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TypeVar
 
 from controlplane.core.clock import Clock, Instant, milliseconds
@@ -66,6 +67,7 @@ class Intake:
         self._embedders = embedders
         self._classes = classes
         self._default_class = default_class
+        self._serial = count(1)
 
     async def chat(
         self,
@@ -166,7 +168,8 @@ class Intake:
             for value in (hints.ttft_ms, hints.tpot_ms, hints.e2e_ms)
         ]
         return Request(
-            id=draft.request_id,
+            # Callers choose their ids and may choose the same one twice.
+            id=f"{draft.request_id}-{next(self._serial)}",
             kind=kind,
             model=model,
             tenant=draft.caller.tenant,
