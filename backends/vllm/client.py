@@ -128,6 +128,9 @@ class VllmGenerator:
             async for delta in deltas:
                 yield delta
 
+    async def preempt(self, request_id: str) -> None:
+        await self._running().preempt(request_id)
+
     def state(self) -> EngineState:
         return self._running().state()
 

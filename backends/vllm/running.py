@@ -83,6 +83,11 @@ class Engine:
                         for step in _deltas(output, sampling, turn):
                             yield step
 
+    async def preempt(self, request_id: str) -> None:
+        """What is sent to the engine after this finds the blocks free: it takes messages in order."""
+        with _our_errors():
+            await self._llm.abort(request_id)
+
     async def ping(self) -> None:
         """A round trip through the engine's own loop. Raises BackendDown when it is dead."""
         with _our_errors():

@@ -18,8 +18,9 @@ _ALWAYS = (
     "min_tokens", "logprobs", "prompt_logprobs",
 )  # fmt: skip
 
-# vLLM's words for how a sample ended, in OpenAI's; those missing are failures.
-_FINISH = {"stop": "stop", "length": "length", "repetition": "stop"}
+# vLLM's words for how a sample ended, in the port's; those missing are failures. A client that leaves
+# closes the stream and so never sees its own abort: one that is seen is a preemption.
+_FINISH = {"stop": "stop", "length": "length", "repetition": "stop", "abort": "preempted"}
 
 
 def structured_outputs(structure: Mapping[str, Any] | None) -> StructuredOutputsParams | None:

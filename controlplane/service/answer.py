@@ -70,13 +70,15 @@ class Answer:
     async def _next(self) -> Delta:
         while True:
             if self._deltas is None:
+                await self._host.wait_for_grant(self.ticket)
                 self._deltas = await self._start()
-            delta = await anext(self._deltas)
+            delta = self._noted(await anext(self._deltas))
             if delta.finish_reason != "preempted":
-                return self._noted(delta)
+                return delta
             await self._deltas.aclose()
             self._deltas = None
-            await self._host.wait_for_grant(self.ticket)
+            if delta.token_ids or delta.text:
+                return replace(delta, finish_reason=None)
 
     async def _start(self) -> AsyncGenerator[Delta]:
         if self.ticket.departures:

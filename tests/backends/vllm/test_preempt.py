@@ -1,0 +1,39 @@
+"""The gate's preemption on the real engine: abort, then generate on from the tokens so far."""
+
+import pytest
+
+from backends.vllm.client import VllmGenerator
+from controlplane.core.ports import Delta, Sampling
+from tests.engines import a_request, complete, text_of, tokens_of
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+GREEDY = Sampling(max_tokens=96, temperature=0.0, ignore_eos=True)
+
+
+async def until_preempted(tiny_vllm: VllmGenerator, prompt: list[int], after: int) -> list[Delta]:
+    request, seen = a_request(prompt, GREEDY), []
+    async for delta in tiny_vllm.generate(request, prompt, GREEDY):
+        seen.append(delta)
+        if len(tokens_of(seen)) == after:
+            await tiny_vllm.preempt(request.id)
+    return seen
+
+
+async def test_a_preempted_request_ends_so_and_its_tokens_are_all_delivered(tiny_vllm: VllmGenerator):
+    prompt = await tiny_vllm.tokenize("Once upon a time there was a queue.")
+    undisturbed = tokens_of(await complete(tiny_vllm, prompt, GREEDY))
+    seen = await until_preempted(tiny_vllm, prompt, after=10)
+    assert seen[-1].finish_reason == "preempted"
+    cut = tokens_of(seen)
+    assert 10 <= len(cut) < GREEDY.max_tokens
+    assert cut == undisturbed[: len(cut)]
+
+
+async def test_preempting_what_is_over_does_nothing(tiny_vllm: VllmGenerator):
+    prompt = await tiny_vllm.tokenize("short")
+    request = a_request(prompt, GREEDY)
+    deltas = [delta async for delta in tiny_vllm.generate(request, prompt, GREEDY)]
+    await tiny_vllm.preempt(request.id)
+    assert deltas[-1].finish_reason == "length"
+    assert text_of(deltas)
