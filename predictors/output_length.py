@@ -1,0 +1,103 @@
+"""How long will the answer be? As long as the last ones of its class and model were.
+
+Rule: quantiles of the last `window` answers of the (class, model); with fewer than `enough` of them,
+those of the model over all classes; with fewer of these too, anything from one token to `max_tokens` is
+equally likely. No forecast exceeds the request's `max_output_tokens`.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.request import Request
+from predictors.calibration import LEVEL, Calibration
+
+_INNER_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+_LEVELS = (0.0, *_INNER_LEVELS, 1.0)
+_MEDIAN, _UPPER = _LEVELS.index(0.5), _LEVELS.index(LEVEL)
+# The longest answer thought possible: a window of a few hundred says little about its own last percent.
+_TAIL_FACTOR = 2.0
+
+
+def _anything(max_tokens: int) -> LengthForecast:
+    return LengthForecast((0.0, 1.0), (float(min(1, max_tokens)), float(max_tokens)))
+
+
+class MaxTokens:
+    """Expects every answer to run to its `max_tokens`: what an engine without a predictor reserves."""
+
+    def forecast(self, request: Request) -> LengthForecast:
+        tokens = float(request.max_output_tokens)
+        return LengthForecast((0.0, 1.0), (tokens, tokens))
+
+    def observe(self, request: Request, output_tokens: int) -> None:
+        """Nothing to learn."""
+
+
+@dataclass(slots=True)
+class _History:
+    """The last answers, in order of time and of length."""
+
+    window: int
+    by_time: deque[int] = field(default_factory=deque)
+    by_length: list[int] = field(default_factory=list)
+
+    def add(self, tokens: int) -> None:
+        self.by_time.append(tokens)
+        insort(self.by_length, tokens)
+        if len(self.by_time) > self.window:
+            del self.by_length[bisect_left(self.by_length, self.by_time.popleft())]
+
+    def points(self, max_tokens: int) -> tuple[float, ...]:
+        """Tokens at each of `_LEVELS`."""
+        inner = [_quantile(self.by_length, level) for level in _INNER_LEVELS]
+        longest = max(self.by_length[-1], _TAIL_FACTOR * inner[-1])
+        return tuple(min(max_tokens, tokens) for tokens in (self.by_length[0], *inner, longest))
+
+
+def _quantile(ordered: Sequence[int], level: float) -> float:
+    """Between order statistics, at level * (n + 1): unbiased for the next draw, whatever its law."""
+    place = min(max(level * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+class HistoryQuantiles:
+    """A `LengthPredictor`; `calibration` tells how well it did."""
+
+    def __init__(self, *, window: int = 512, enough: int = 20) -> None:
+        self.calibration = Calibration(window)
+        self._window = window
+        self._enough = enough
+        self._by_class: dict[tuple[str, str], _History] = {}
+        self._by_model: dict[str, _History] = {}
+
+    def forecast(self, request: Request) -> LengthForecast:
+        history = self._history(request)
+        if history is None:
+            found = _anything(request.max_output_tokens)
+            median, upper = found.quantile(0.5), found.quantile(LEVEL)
+        else:
+            points = history.points(request.max_output_tokens)
+            found = LengthForecast(_LEVELS, points)
+            median, upper = points[_MEDIAN], points[_UPPER]
+        self.calibration.stated(request.id, median=median, upper=upper)
+        return found
+
+    def observe(self, request: Request, output_tokens: int) -> None:
+        name = request.service_class.name
+        self.calibration.happened(request.id, name, output_tokens)
+        by_class = self._by_class.setdefault((name, request.model), _History(self._window))
+        by_model = self._by_model.setdefault(request.model, _History(self._window))
+        by_class.add(output_tokens)
+        by_model.add(output_tokens)
+
+    def _history(self, request: Request) -> _History | None:
+        own = self._by_class.get((request.service_class.name, request.model))
+        if own is not None and len(own.by_time) >= self._enough:
+            return own
+        whole = self._by_model.get(request.model)
+        return whole if whole is not None and len(whole.by_time) >= self._enough else None
