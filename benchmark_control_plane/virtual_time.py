@@ -2,8 +2,8 @@
 
 Rule: while anything is ready it runs and time stands still; when nothing is, time jumps to the next
 timer. With no timer either, whatever is still pending would wait for ever: `StuckLoop` names it. Threads
-run in real time, so handing work to one is refused. The same program takes the same course every time; timers of one instant run in a
-fixed order, but not in that of their setting.
+run in real time, so handing work to one is refused. The same program takes the same course every
+time; timers of one instant run in a fixed order, but not in that of their setting.
 """
 
 import asyncio

@@ -19,6 +19,9 @@ _LEVELS = (0.0, *_INNER_LEVELS, 1.0)
 _MEDIAN, _UPPER = _LEVELS.index(0.5), _LEVELS.index(LEVEL)
 # The longest answer thought possible: a window of a few hundred says little about its own last percent.
 _TAIL_FACTOR = 2.0
+# Forecasts are made again after this many answers: a few among hundreds move no quantile far.
+_REFRESH = 8
+_MOST_KEPT = 256
 
 
 def _anything(max_tokens: int) -> LengthForecast:
@@ -43,15 +46,27 @@ class _History:
     window: int
     by_time: deque[int] = field(default_factory=deque)
     by_length: list[int] = field(default_factory=list)
+    made: dict[int, LengthForecast] = field(default_factory=dict)
+    since_made: int = 0
 
     def add(self, tokens: int) -> None:
+        self.since_made += 1
         self.by_time.append(tokens)
         insort(self.by_length, tokens)
         if len(self.by_time) > self.window:
             del self.by_length[bisect_left(self.by_length, self.by_time.popleft())]
 
-    def points(self, max_tokens: int) -> tuple[float, ...]:
-        """Tokens at each of `_LEVELS`."""
+    def forecast(self, max_tokens: int) -> LengthForecast:
+        """One object for all that ask alike, so that its mean and deviation are computed once."""
+        if self.since_made >= _REFRESH or len(self.made) >= _MOST_KEPT:
+            self.made.clear()
+            self.since_made = 0
+        found = self.made.get(max_tokens)
+        if found is None:
+            found = self.made[max_tokens] = LengthForecast(_LEVELS, self._points(max_tokens))
+        return found
+
+    def _points(self, max_tokens: int) -> tuple[float, ...]:
         inner = [_quantile(self.by_length, level) for level in _INNER_LEVELS]
         longest = max(self.by_length[-1], _TAIL_FACTOR * inner[-1])
         return tuple(min(max_tokens, tokens) for tokens in (self.by_length[0], *inner, longest))
@@ -81,9 +96,8 @@ class HistoryQuantiles:
             found = _anything(request.max_output_tokens)
             median, upper = found.quantile(0.5), found.quantile(LEVEL)
         else:
-            points = history.points(request.max_output_tokens)
-            found = LengthForecast(_LEVELS, points)
-            median, upper = points[_MEDIAN], points[_UPPER]
+            found = history.forecast(request.max_output_tokens)
+            median, upper = found.tokens[_MEDIAN], found.tokens[_UPPER]
         self.calibration.stated(request.id, median=median, upper=upper)
         return found
 
