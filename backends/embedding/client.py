@@ -20,8 +20,8 @@ from backends.embedding.bundled import resolve
 from backends.embedding.contract import EncoderFacts, EncoderOptions
 from backends.embedding.framing import Frame, FrameKind, Ids, Rows, pack_inputs, unpack_rows
 from backends.embedding.link import WorkerLink
-from controlplane.core.clock import Duration, Instant, seconds
-from controlplane.core.ports import BackendDown, BackendFailed, Refused, Vectors
+from controlplane.core.clock import Instant, seconds
+from controlplane.core.ports import BackendDown, BackendFailed, EmbeddingPass, Refused, Vectors
 from controlplane.core.request import Request
 
 _log = logging.getLogger(__name__)
@@ -43,17 +43,6 @@ class _Caller:
     missing: int
     answer: "asyncio.Future[Vectors]"
     was_retried: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedPass:
-    """One forward pass, as the server saw it: `elapsed` ends with its answer and begins when the worker
-    was free for it."""
-
-    inputs: int
-    tokens: int
-    padded_tokens: int
-    elapsed: Duration
 
 
 @dataclass(eq=False, slots=True)
@@ -124,7 +113,7 @@ class WorkerEmbedder:
         self._down = f"embedding model {self.model!r} is not started"
         self.ready = asyncio.Event()
         self.restarts = 0
-        self.on_pass: Callable[[ComputedPass], None] | None = None
+        self.on_pass: Callable[[EmbeddingPass], None] | None = None
 
     async def start(self) -> None:
         """Raises BackendDown with the worker's own words when the model does not load."""
@@ -307,9 +296,10 @@ class WorkerEmbedder:
         self._feed()
 
     def _report(self, batch: Batch[_Caller], elapsed: float) -> None:
+        """`elapsed` begins when the worker was free for the pass."""
         if self.on_pass is not None:
             tokens = sum(item.tokens for item in batch.items)
-            self.on_pass(ComputedPass(len(batch.items), tokens, batch.padded_tokens, seconds(elapsed)))
+            self.on_pass(EmbeddingPass(len(batch.items), tokens, batch.padded_tokens, seconds(elapsed)))
 
     def _requeue(self) -> None:
         """What the dead worker had goes first to the next one, unless it has died of it twice."""

@@ -3,14 +3,14 @@
 A backend owns its engine. It is given token ids, so every prompt is tokenised once, at the gate.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.core.clock import Instant
+from controlplane.core.clock import Duration, Instant
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.request import Request
@@ -155,11 +155,23 @@ class Generator(Protocol):
     def state(self) -> EngineState: ...
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingPass:
+    """One forward pass of an embedding model, as the server saw it."""
+
+    inputs: int
+    tokens: int
+    padded_tokens: int
+    elapsed: Duration
+
+
 class Embedder(Protocol):
-    """An embedding engine in its own process, for one model. Facts are known once `start` returned."""
+    """An embedding engine in its own process, for one model. Facts are known once `start` returned;
+    `on_pass` hears of every pass."""
 
     model: str
     max_running: int
+    on_pass: Callable[[EmbeddingPass], None] | None
 
     @property
     def dimension(self) -> int: ...

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-from predictors.step_time import ObservedPace
-
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.decision import Outcome
 from controlplane.core.memory import MemoryLedger
@@ -11,6 +9,7 @@ from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
 from controlplane.service.ticket import Ticket
+from predictors.step_time import ObservedPace
 
 
 class Accounting:
@@ -57,17 +56,10 @@ class Accounting:
         request, seen = ticket.request, ticket.timeline
         if outcome is None:
             outcome = Outcome.MET if all(seen.kept(request.slo).values()) else Outcome.LATE
-            self._teach(ticket)
+            if request.kind is Kind.GENERATE:
+                self._lengths.observe(request, seen.output_tokens)
         ticket.outcome = outcome
         self._metrics.ended(request, seen, outcome)
-
-    def _teach(self, ticket: Ticket) -> None:
-        request, seen = ticket.request, ticket.timeline
-        if request.kind is Kind.GENERATE:
-            self._lengths.observe(request, seen.output_tokens)
-        elif seen.dispatched is not None and seen.finished is not None:
-            took = between(seen.dispatched, seen.finished)
-            self._paces[Owner.EMBEDDING].observe_prefill(request.prompt_tokens, took)
 
     def _sharpen(self, ticket: Ticket) -> None:
         """Forecast what remains again at 1, 2, 4, 8 … tokens: often while little is known, then rarely."""

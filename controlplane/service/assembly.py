@@ -4,22 +4,24 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from predictors.output_length import HistoryQuantiles, MaxTokens
+from prometheus_client import Gauge
 
 from backends import device
 from backends.embedding.client import WorkerEmbedder
 from backends.vllm.client import VllmGenerator
 from controlplane.config import Config, ConfigError
+from controlplane.core.clock import Clock
 from controlplane.core.memory import MemoryLedger, Quota
-from controlplane.core.ports import BackendDown, Embedder, EngineState, Generator, LengthPredictor
+from controlplane.core.ports import BackendDown, Embedder, EmbeddingPass, EngineState, Generator
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
+from controlplane.service.clocks import MonotonicClock
 from controlplane.service.dispatcher import Dispatcher, Policies
 from controlplane.service.intake import Intake
-from controlplane.service.loop_clock import LoopClock
 from controlplane.service.model_facts import facts_of
 from controlplane.service.plan import MemoryPlan, memory_plan
 from controlplane.service.rates import Rates, TenantLimits
+from predictors.output_length import HistoryQuantiles, MaxTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,15 @@ class Service:
         embedders: Sequence[Embedder],
         *,
         workspace_bytes: int,
+        clock: Clock | None = None,
     ) -> None:
         self.config = config
+        self._clock = clock or MonotonicClock()
         self.metrics = Metrics()
         self._generators = {generator.model: generator for generator in generators}
         self._embedders = {embedder.model: embedder for embedder in embedders}
         self._workspace_bytes = workspace_bytes
+        self._history = HistoryQuantiles() if config.admission.lengths == "history" else None
         self._is_started = False
 
     async def start(self) -> None:
@@ -118,8 +123,7 @@ class Service:
         await self.dispatcher.drain(self.config.server.drain_ms / 1_000)
 
     def _build(self) -> None:
-        config = self.config
-        clock = LoopClock()
+        config, clock = self.config, self._clock
         ledger = MemoryLedger(
             {
                 Owner.LLM: Quota(sum(g.kv_bytes for g in self._generators.values())),
@@ -134,12 +138,24 @@ class Service:
             config.admission_policy(), config.ordering_policy(), config.admission.engine_queue
         )
         self.dispatcher = Dispatcher(
-            clock, ledger, policies, self._generators, self._embedders, self._lengths(), self.metrics,
+            clock,
+            ledger,
+            policies,
+            self._generators,
+            self._embedders,
+            self._history or MaxTokens(),
+            self.metrics,
             Rates(limits),
-        )  # fmt: skip
+        )
+        for embedder in self._embedders.values():
+            embedder.on_pass = self._note_pass
         self.intake = Intake(
             clock, self._generators, self._embedders, config.service_classes(), config.default_class()
         )
+
+    def _note_pass(self, done: EmbeddingPass) -> None:
+        self.metrics.batch_tokens.observe(done.padded_tokens)
+        self.dispatcher.paces[Owner.EMBEDDING].observe_prefill(done.tokens, done.elapsed)
 
     def _checked_workspace(self) -> int:
         for embedder in self._embedders.values():
@@ -150,9 +166,6 @@ class Service:
                     "lower batch_tokens, or raise quota.embedding.nominal or pool.memory"
                 )
         return self._workspace_bytes if self._embedders else 0
-
-    def _lengths(self) -> LengthPredictor:
-        return HistoryQuantiles() if self.config.admission.lengths == "history" else MaxTokens()
 
     async def check(self) -> None:
         """Raises BackendDown naming the backend that does not really answer."""
@@ -217,9 +230,17 @@ class Service:
                 m.running: each("running"),
                 m.waiting: each("waiting"),
                 m.used_bytes: {owner: state.used_bytes for owner, state in engine.items()},
+                **({} if self._history is None else self._calibration(self._history)),
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
             }
         )
+
+    def _calibration(self, history: HistoryQuantiles) -> Mapping[Gauge, Mapping[str, float]]:
+        judged = history.calibration
+        return {
+            self.metrics.coverage: judged.coverage(),
+            self.metrics.length_error: judged.mean_absolute_error(),
+        }
 
     def _engine_states(self) -> dict[str, EngineState]:
         """A dead engine has no state; its last one would look alive."""

@@ -16,9 +16,9 @@ import pytest
 import pytest_asyncio
 
 from backends.embedding.bundled import MINILM, resolve
-from backends.embedding.client import ComputedPass, WorkerEmbedder
+from backends.embedding.client import WorkerEmbedder
 from controlplane.core.clock import Instant
-from controlplane.core.ports import BackendDown, BackendFailed, Refused
+from controlplane.core.ports import BackendDown, BackendFailed, EmbeddingPass, Refused
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 
@@ -169,7 +169,7 @@ async def test_facts_come_from_the_model(embedder):
 @pytest.mark.engine
 @on_module_loop
 async def test_every_pass_is_reported_within_the_budget(embedder):
-    passes: list[ComputedPass] = []
+    passes: list[EmbeddingPass] = []
     embedder.on_pass = passes.append
     inputs = heavy_inputs(40)
     await embed(embedder, inputs)
@@ -182,10 +182,10 @@ async def test_every_pass_is_reported_within_the_budget(embedder):
 @pytest.mark.engine
 @on_module_loop
 async def test_what_a_client_left_is_not_computed(embedder):
-    passes: list[ComputedPass] = []
+    passes: list[EmbeddingPass] = []
     started = asyncio.Event()
 
-    def saw(one: ComputedPass) -> None:
+    def saw(one: EmbeddingPass) -> None:
         passes.append(one)
         started.set()
 

@@ -10,6 +10,7 @@ from controlplane.core.ports import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.answer import Answer
 from controlplane.service.assembly import Service
+from controlplane.service.clocks import LoopClock
 from controlplane.service.intake import Caller, GenerateJob, Hints
 from controlplane.service.ticket import Ticket
 
@@ -61,7 +62,10 @@ def bench() -> Callable[..., None]:
             llm = generator or ScriptedGenerator(prefill_seconds=0.1, token_seconds=0.05)
             vectors = embedder or ScriptedEmbedder(call_seconds=0.1)
             content = {"models": {"chat": {"model": "scripted"}}, "classes": CLASSES, **sections}
-            service = Service(parse(content), [llm], [vectors], workspace_bytes=2 * vectors.workspace_bytes)
+            service = Service(
+                parse(content), [llm], [vectors],
+                workspace_bytes=2 * vectors.workspace_bytes, clock=LoopClock(),
+            )  # fmt: skip
             await service.start()
             one = Bench(service, llm, vectors)
             _remember_ends(one)

@@ -12,6 +12,7 @@ from controlplane.config import parse
 from controlplane.core.ports import BackendDown, BackendFailed, Sampling
 from controlplane.core.request import Owner
 from controlplane.service.assembly import Service
+from controlplane.service.clocks import LoopClock
 from controlplane.service.intake import Caller, Hints
 from controlplane.service.ticket import Rejected
 
@@ -82,7 +83,9 @@ async def play(plan: list[dict], *, dies_at: float | None) -> None:
         "classes": CLASSES,
         "admission": {"max_wait_ms": 2_000, "max_waiting": 5, "engine_queue": 1},
     }
-    service = Service(parse(content), [llm], [vectors], workspace_bytes=2 * vectors.workspace_bytes)
+    service = Service(
+        parse(content), [llm], [vectors], workspace_bytes=2 * vectors.workspace_bytes, clock=LoopClock()
+    )
     await service.start()
     llm.upcoming.extend(SCRIPTS[wish["script"]] for wish in plan if not wish["is_embedding"])
     if dies_at is not None:

@@ -1,0 +1,380 @@
+"""What would the gate do with an engine that behaves just so? The only test double: engines that a test
+scripts.
+
+Rule: a request follows the next `Script` of `upcoming`, or `default`. It advances by the loop's clock
+(durations in seconds, zero for at once), or, in an engine made with `is_stepped`, by `allow` alone.
+A token is a byte of UTF-8. Everything asked is kept in `runs`, with how it ended.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from controlplane.core.clock import Instant, seconds
+from controlplane.core.geometry import KvGeometry
+from controlplane.core.ports import (
+    BackendDown,
+    BackendFailed,
+    ChatPrompt,
+    Delta,
+    EmbeddingPass,
+    EngineState,
+    Refused,
+    Sampling,
+    TokenLogprob,
+    Vectors,
+)
+from controlplane.core.request import Request
+
+_GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens=16)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """`tokens` is the answer's length (None: as long as `max_tokens` lets it be); `words` are its pieces
+    of text, one a token, repeated as needed. `fails_at` and `dies_at` count the tokens before the end:
+    the request's own, or the engine's."""
+
+    tokens: int | None = None
+    words: tuple[str, ...] = ("word ",)
+    fails_at: int | None = None
+    dies_at: int | None = None
+    refuses: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    cached_tokens: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One request as the engine saw it. `end` is "finished", "aborted", "preempted", "failed", "died"
+    or, while it runs, None."""
+
+    request: Request
+    script: Script
+    sampling: Sampling | None = None
+    prompt: tuple[int, ...] = ()
+    chat: ChatPrompt | None = None
+    inputs: tuple[tuple[int, ...], ...] = ()
+    deadline: Instant | None = None
+    done: int = 0
+    allowed: int = 0
+    is_preempted: bool = False
+    end: str | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _ScriptedEngine:
+    """Liveness, steps and records, for both kinds."""
+
+    def __init__(self, *, model: str, max_running: int, is_stepped: bool, default: Script) -> None:
+        self.model = model
+        self.max_running = max_running
+        self.default = default
+        self.upcoming: deque[Script] = deque()
+        self.runs: list[Run] = []
+        self._is_stepped = is_stepped
+        self._down: str | None = "not started"
+        self._slots = asyncio.Semaphore(max_running)
+        self._arrived = asyncio.Condition()
+
+    async def start(self) -> None:
+        """Also brings a dead engine back."""
+        self._down = None
+
+    async def stop(self) -> None:
+        self.die("stopped")
+
+    async def check(self) -> None:
+        if self._down is not None:
+            raise BackendDown(f"scripted engine {self.model!r}: {self._down}")
+
+    def die(self, reason: str = "died") -> None:
+        """Whatever runs fails with BackendDown; so does all else until `start`."""
+        self._down = reason
+        for run in self.live:
+            run.wake.set()
+
+    def allow(self, steps: int = 1, *, request_id: str | None = None) -> None:
+        """Lets one running request, or all of them, take that many steps more."""
+        if not self._is_stepped:
+            raise RuntimeError("this engine follows the clock; make it with is_stepped=True to step it")
+        for run in self.live:
+            if request_id in (None, run.request.id):
+                run.allowed += steps
+                run.wake.set()
+
+    async def until_runs(self, count: int) -> None:
+        """Returns when so many requests have ever begun."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: len(self.runs) >= count)
+
+    @property
+    def live(self) -> list[Run]:
+        return [run for run in self.runs if run.end is None]
+
+    @property
+    def aborted(self) -> list[str]:
+        """Ids of requests whose client left."""
+        return [run.request.id for run in self.runs if run.end == "aborted"]
+
+    async def _begin(self, run: Run) -> None:
+        await self.check()
+        async with self._arrived:
+            self.runs.append(run)
+            self._arrived.notify_all()
+
+    def _next_script(self) -> Script:
+        return self.upcoming.popleft() if self.upcoming else self.default
+
+    async def _advance(self, run: Run, duration: float) -> None:
+        """Returns when one step is over, or at once when the run is preempted."""
+        if self._is_stepped:
+            while not (run.allowed or run.is_preempted or self._down):
+                run.wake.clear()
+                await run.wake.wait()
+            run.allowed -= run.allowed > 0
+        elif duration > 0:
+            run.wake.clear()
+            # Death and preemption end a step early; otherwise it takes its time.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(duration):
+                    await run.wake.wait()
+        else:
+            await asyncio.sleep(0)
+        await self.check()
+        if run.script.dies_at is not None and run.done >= run.script.dies_at:
+            self.die()
+            await self.check()
+        if run.script.fails_at is not None and run.done >= run.script.fails_at:
+            raise BackendFailed(f"scripted failure after {run.done} tokens")
+
+    @staticmethod
+    def _close(run: Run, end: str) -> None:
+        run.end = end
+        run.ended.set()
+
+
+class ScriptedGenerator(_ScriptedEngine):
+    """A `Generator`. The first token takes `prefill_seconds` and as much a prompt token, each other
+    `token_seconds`."""
+
+    def __init__(
+        self,
+        *,
+        model: str = "scripted",
+        geometry: KvGeometry = _GEOMETRY,
+        kv_bytes: int = 1_024 * _GEOMETRY.bytes_per_block,
+        max_model_tokens: int = 4_096,
+        max_running: int = 64,
+        is_stepped: bool = False,
+        default: Script = Script(),
+        prefill_seconds: float = 0.0,
+        prompt_token_seconds: float = 0.0,
+        token_seconds: float = 0.0,
+    ) -> None:
+        super().__init__(model=model, max_running=max_running, is_stepped=is_stepped, default=default)
+        self.geometry = geometry
+        self.kv_bytes = kv_bytes
+        self.max_model_tokens = max_model_tokens
+        self._prefill_seconds = prefill_seconds
+        self._prompt_token_seconds = prompt_token_seconds
+        self._token_seconds = token_seconds
+        self._preemptions = 0
+
+    async def tokenize(self, text: str) -> list[int]:
+        await self.check()
+        return list(text.encode())
+
+    async def render_chat(self, prompt: ChatPrompt) -> list[int]:
+        await self.check()
+        return list("".join(_content(message) for message in prompt.messages).encode())
+
+    async def generate(
+        self,
+        request: Request,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        chat: ChatPrompt | None = None,
+    ) -> AsyncGenerator[Delta]:
+        run = Run(request, self._next_script(), sampling, tuple(prompt), chat)
+        if run.script.refuses is not None:
+            raise Refused(run.script.refuses)
+        if len(prompt) + sampling.max_tokens > self.max_model_tokens:
+            raise Refused(
+                f"{len(prompt)} prompt tokens and {sampling.max_tokens} to come: the model holds "
+                f"{self.max_model_tokens}; shorten the prompt or lower max_tokens",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        await self._begin(run)
+        end = "aborted"
+        try:
+            async with self._slots, contextlib.aclosing(self._deltas(run, sampling)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            end = "preempted" if run.is_preempted else "finished"
+        except BackendDown:
+            end = "died"
+            raise
+        except BackendFailed:
+            end = "failed"
+            raise
+        finally:
+            self._close(run, end)
+
+    async def preempt(self, request_id: str) -> None:
+        for run in self.live:
+            if run.request.id == request_id:
+                self._preemptions += 1
+                run.is_preempted = True
+                run.wake.set()
+                await run.ended.wait()
+
+    def state(self) -> EngineState:
+        if self._down is not None:
+            raise BackendDown(f"scripted engine {self.model!r}: {self._down}")
+        running = self.live[: self.max_running]
+        return EngineState(
+            used_bytes=sum(
+                self.geometry.bytes(len(run.prompt) + run.done) * run.request.sequences for run in running
+            ),
+            total_bytes=self.kv_bytes,
+            running=len(running),
+            waiting=len(self.live) - len(running),
+            preemptions=self._preemptions,
+        )
+
+    async def _deltas(self, run: Run, sampling: Sampling) -> AsyncGenerator[Delta]:
+        length = sampling.max_tokens if run.script.tokens is None else run.script.tokens
+        last = min(length, sampling.max_tokens)
+        natural_end = "tool_calls" if run.script.tool_calls else "stop"
+        reason = "length" if length >= sampling.max_tokens else natural_end
+        prefill = self._prefill_seconds + self._prompt_token_seconds * len(run.prompt)
+        if last == 0:
+            await self._advance(run, prefill)
+        while run.done < last:
+            await self._advance(run, self._token_seconds if run.done else prefill)
+            if run.is_preempted:
+                break
+            run.done += 1
+            for index in range(sampling.n):
+                yield _delta(run, sampling, index, reason if run.done == last else None)
+        if last == 0 or run.is_preempted:
+            end = "preempted" if run.is_preempted else reason
+            for index in range(sampling.n):
+                yield Delta(index, "", (), finish_reason=end)
+
+
+def _delta(run: Run, sampling: Sampling, index: int, finish_reason: str | None) -> Delta:
+    word = run.script.words[(run.done - 1) % len(run.script.words)]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    if sampling.logprobs is not None:
+        others = tuple((f"other{rank}", -1.0 - rank) for rank in range(sampling.logprobs))
+        logprobs = (TokenLogprob(word, -0.5, others),)
+    return Delta(
+        index,
+        word,
+        (run.done,),
+        finish_reason=finish_reason,
+        logprobs=logprobs,
+        tool_calls=run.script.tool_calls if finish_reason == "tool_calls" else (),
+        cached_tokens=run.script.cached_tokens if run.done == 1 else 0,
+        prompt_logprobs=_prompt_logprobs(run, sampling) if run.done == 1 else (),
+    )
+
+
+def _prompt_logprobs(run: Run, sampling: Sampling) -> tuple[TokenLogprob | None, ...]:
+    if sampling.prompt_logprobs is None:
+        return ()
+    return (None, *(TokenLogprob(f"byte{token}", -0.25) for token in run.prompt[1:]))
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    texts = [part["text"] for part in content if part.get("type") == "text"]
+    if len(texts) != len(content):
+        raise Refused("the scripted model reads text only; leave out the other parts", param="messages")
+    return "".join(texts)
+
+
+class ScriptedEmbedder(_ScriptedEngine):
+    """An `Embedder`. A call is one step of `call_seconds` and `token_seconds` a token. Vectors follow
+    from the token ids alone and have unit length."""
+
+    def __init__(
+        self,
+        *,
+        model: str = "scripted-embedding",
+        dimension: int = 8,
+        supported_dimensions: Sequence[int] | None = None,
+        max_input_tokens: int = 512,
+        batch_tokens: int = 4_096,
+        bytes_per_token: int = 1_024,
+        max_running: int = 64,
+        is_stepped: bool = False,
+        default: Script = Script(),
+        call_seconds: float = 0.0,
+        token_seconds: float = 0.0,
+    ) -> None:
+        super().__init__(model=model, max_running=max_running, is_stepped=is_stepped, default=default)
+        self.dimension = dimension
+        self.supported_dimensions = supported_dimensions or (dimension,)
+        self.on_pass: Callable[[EmbeddingPass], None] | None = None
+        self.max_input_tokens = max_input_tokens
+        self._batch_tokens = batch_tokens
+        self._bytes_per_token = bytes_per_token
+        self._call_seconds = call_seconds
+        self._token_seconds = token_seconds
+
+    @property
+    def workspace_bytes(self) -> int:
+        return max(self._batch_tokens, self.max_input_tokens) * self._bytes_per_token
+
+    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        await self.check()
+        return [list(text.encode()) for text in texts]
+
+    def batch_bytes(self, token_counts: Sequence[int]) -> int:
+        padded = len(token_counts) * max(token_counts, default=0)
+        return min(padded, max(self._batch_tokens, self.max_input_tokens)) * self._bytes_per_token
+
+    async def embed(
+        self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
+    ) -> Vectors:
+        run = Run(request, self._next_script(), inputs=tuple(map(tuple, inputs)), deadline=deadline)
+        if run.script.refuses is not None:
+            raise Refused(run.script.refuses)
+        await self._begin(run)
+        end = "aborted"
+        try:
+            async with self._slots:
+                tokens = sum(map(len, inputs))
+                start = asyncio.get_running_loop().time()
+                await self._advance(run, self._call_seconds + self._token_seconds * tokens)
+                if self.on_pass is not None:
+                    took = seconds(asyncio.get_running_loop().time() - start)
+                    self.on_pass(EmbeddingPass(len(inputs), tokens, tokens, took))
+            end = "finished"
+        except BackendDown:
+            end = "died"
+            raise
+        except BackendFailed:
+            end = "failed"
+            raise
+        finally:
+            self._close(run, end)
+        return np.stack([_vector(ids, self.dimension) for ids in run.inputs])
+
+
+def _vector(ids: Sequence[int], dimension: int) -> Vectors:
+    direction = np.random.default_rng([len(ids), *ids]).normal(size=dimension)
+    found: Vectors = (direction / np.linalg.norm(direction)).astype(np.float32)
+    return found
