@@ -17,7 +17,7 @@ from controlplane.api.chat import chat_routes
 from controlplane.api.completions import completion_routes
 from controlplane.api.door import Door
 from controlplane.api.embeddings import embedding_routes
-from controlplane.api.errors import Problem, failure_of
+from controlplane.api.errors import Problem, error_response, failure_of
 from controlplane.api.exchange import Reception
 from controlplane.api.settings import ApiSettings
 from controlplane.api.status import status_routes
@@ -71,12 +71,10 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
 
 def _tell_failures(app: FastAPI, *, overload_status: int) -> None:
     async def tell(_: Request, error: Exception) -> Response:
-        failure = failure_of(error, overload_status=overload_status)
-        return Response(
-            failure.body, status_code=failure.status, headers=failure.headers, media_type="application/json"
-        )
+        return error_response(failure_of(error, overload_status=overload_status))
 
-    for kind in (Problem, Rejected, Refused, BackendDown, BackendFailed, HTTPException, Exception):
+    # Any other exception is a fault of ours; the door answers for it.
+    for kind in (Problem, Rejected, Refused, BackendDown, BackendFailed, HTTPException):
         app.add_exception_handler(kind, tell)
 
 

@@ -30,15 +30,15 @@ def chat_routes(service: Service, reception: Reception) -> APIRouter:
     @routes.post("/v1/chat/completions", response_model=None)
     async def create_chat_completion(request: Request) -> Response:
         ask = await reception.ask(request, ChatCompletionRequest)
-        return reception.exchange(ask, partial(_answer, service, reception, ask))
+        return reception.exchange(partial(_answer, service, reception, ask))
 
     return routes
 
 
-async def _answer(service: Service, reception: Reception, ask: ChatAsk, request_id: str, send: Send) -> None:
+async def _answer(service: Service, reception: Reception, ask: ChatAsk, send: Send) -> None:
     body = ask.body
     job = await service.intake.chat(
-        request_id,
+        ask.request_id,
         ask.caller,
         body.model,
         chat_prompt(body),
@@ -47,7 +47,7 @@ async def _answer(service: Service, reception: Reception, ask: ChatAsk, request_
         hints=ask.hints,
     )
     tally = Tally(job.request.prompt_tokens, n=job.sampling.n)
-    answer_id, created = f"chatcmpl-{request_id}", int(time.time())
+    answer_id, created = f"chatcmpl-{ask.request_id}", int(time.time())
     if not body.stream:
         await _send_whole(send, service, job, body, tally, answer_id=answer_id, created=created)
         return

@@ -29,18 +29,16 @@ def completion_routes(service: Service, reception: Reception) -> APIRouter:
     @routes.post("/v1/completions", response_model=None)
     async def create_completion(request: Request) -> Response:
         ask = await reception.ask(request, CompletionRequest)
-        return reception.exchange(ask, partial(_answer, service, reception, ask))
+        return reception.exchange(partial(_answer, service, reception, ask))
 
     return routes
 
 
-async def _answer(
-    service: Service, reception: Reception, ask: Ask[CompletionRequest], request_id: str, send: Send
-) -> None:
+async def _answer(service: Service, reception: Reception, ask: Ask[CompletionRequest], send: Send) -> None:
     body = ask.body
-    jobs = await _jobs(service, ask, request_id)
+    jobs = await _jobs(service, ask)
     tally = Tally(sum(job.request.prompt_tokens for job in jobs), n=jobs[0].sampling.n)
-    answer_id, created = f"cmpl-{request_id}", int(time.time())
+    answer_id, created = f"cmpl-{ask.request_id}", int(time.time())
     if not body.stream:
         await _send_whole(send, service, jobs, body, tally, answer_id=answer_id, created=created)
         return
@@ -62,14 +60,12 @@ async def _answer(
     )
 
 
-async def _jobs(service: Service, ask: Ask[CompletionRequest], request_id: str) -> list[GenerateJob]:
+async def _jobs(service: Service, ask: Ask[CompletionRequest]) -> list[GenerateJob]:
     body = ask.body
-    prompts = body.prompts
     sampling = completion_sampling(body)
     return [
         await service.intake.completion(
-            # A caller cannot state "/", so no other request has this id.
-            request_id if len(prompts) == 1 else f"{request_id}/{at}",
+            ask.request_id,
             ask.caller,
             body.model,
             prompt,
@@ -77,7 +73,7 @@ async def _jobs(service: Service, ask: Ask[CompletionRequest], request_id: str) 
             sampling=sampling,
             hints=ask.hints,
         )
-        for at, prompt in enumerate(prompts)
+        for prompt in body.prompts
     ]
 
 

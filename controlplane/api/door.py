@@ -1,4 +1,4 @@
-"""What holds for every request, whatever it asks? It has an id, and its body ends within the limit.
+"""What holds for every request, whatever it asks? An id, a bounded body, and an answer even to our faults.
 
 Plain ASGI: it costs a few dictionary look-ups a request and one call a message.
 """
@@ -10,7 +10,7 @@ from secrets import token_hex
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from controlplane.api.errors import Problem
+from controlplane.api.errors import Problem, error_response, failure_of
 from controlplane.api.wire import HEADER_REQUEST_ID
 
 _ID_HEADER = HEADER_REQUEST_ID.encode()
@@ -35,12 +35,21 @@ class Door:
         state["request_id"] = request_id.decode()
         state["has_bad_id"] = given is not None and given is not request_id
 
+        has_begun = False
+
         async def labelled(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 message["headers"] = [*message["headers"], (_ID_HEADER, request_id)]
             await send(message)
 
-        await self._app(scope, self._bounded(receive, _declared_length(headers)), labelled)
+        try:
+            await self._app(scope, self._bounded(receive, _declared_length(headers)), labelled)
+        except Exception as error:
+            if has_begun:
+                raise
+            await error_response(failure_of(error, overload_status=500))(scope, receive, labelled)
 
     def _bounded(self, receive: Receive, declared_bytes: int) -> Receive:
         seen_bytes = 0
@@ -63,7 +72,6 @@ class Door:
             413,
             f"the body is larger than server.max_body={self._max_body_bytes}; send less or raise it",
             code="request_too_large",
-            headers={"connection": "close"},
         )
 
 

@@ -28,18 +28,22 @@ def embedding_routes(service: Service, reception: Reception) -> APIRouter:
     @routes.post("/v1/embeddings", response_model=None)
     async def create_embedding(request: Request) -> Response:
         ask = await reception.ask(request, EmbeddingRequest)
-        return reception.exchange(ask, partial(_answer, service, ask))
+        return reception.exchange(partial(_answer, service, ask))
 
     return routes
 
 
-async def _answer(service: Service, ask: Ask[EmbeddingRequest], request_id: str, send: Send) -> None:
+async def _answer(service: Service, ask: Ask[EmbeddingRequest], send: Send) -> None:
     body = ask.body
-    job = await service.intake.embeddings(request_id, ask.caller, body.model, body.inputs, hints=ask.hints)
+    job = await service.intake.embeddings(
+        ask.request_id, ask.caller, body.model, body.inputs, hints=ask.hints
+    )
     if body.dimensions is not None:
         _check_dimensions(service, body.model, body.dimensions)
     embedded = await service.dispatcher.embed(job)
-    vectors = embedded.vectors if body.dimensions is None else shortened(embedded.vectors, body.dimensions)
+    vectors = embedded.vectors
+    if body.dimensions not in (None, vectors.shape[1]):
+        vectors = shortened(vectors, body.dimensions)
     rows = await _encoded(vectors, is_base64=body.encoding_format == "base64")
     tokens = job.request.prompt_tokens
     tail = {"model": body.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}

@@ -13,6 +13,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from controlplane.api.wire import HEADER_DECISION, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY, UNSERVED
 from controlplane.core.clock import to_milliseconds
@@ -79,6 +80,12 @@ class Failure:
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
+
+
+def error_response(failure: Failure) -> Response:
+    return Response(
+        failure.body, status_code=failure.status, headers=failure.headers, media_type="application/json"
+    )
 
 
 class Problem(Exception):

@@ -1,13 +1,12 @@
 """One request from body to answer: who asks for what, and is the caller still there?
 
-The work runs inside the response, so that one scope covers waiting, running and sending: whatever ends
-it, the work is cancelled and its id is free again.
+The work runs inside the response, so that one scope covers waiting, running and sending: a caller that
+leaves at any of them takes its work along.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from secrets import token_hex
 from typing import Generic, TypeVar
 
 from pydantic import ValidationError
@@ -33,7 +32,7 @@ from controlplane.service.ticket import Ticket
 log = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=Objectives)
-Work = Callable[[str, Send], Awaitable[None]]
+Work = Callable[[Send], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
 _SEVEREST_LAST = ("ADMIT", "ADMIT_WITH_PREEMPTION", "DEFER")
@@ -41,68 +40,50 @@ _SEVEREST_LAST = ("ADMIT", "ADMIT_WITH_PREEMPTION", "DEFER")
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[Body]):
-    """What one request asks, checked. `stated_id` is the caller's or the door's."""
+    """What one request asks, checked. `request_id` is the caller's or the door's; it may come twice."""
 
-    stated_id: str
+    request_id: str
     caller: Caller
     body: Body
     hints: Hints
 
 
 class Reception:
-    """Takes requests in and keeps the ids of those at work unique."""
+    """Takes requests in."""
 
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
-        self._at_work: set[str] = set()
 
     async def ask(self, request: Request, model: type[Body]) -> Ask[Body]:
         """Raises Problem."""
         caller = caller_of(request.headers, self.settings.api_keys)
-        stated_id = request_id_of(request)
+        request_id = request_id_of(request)
         try:
             body = model.model_validate_json(await request.body())
         except ValidationError as error:
             raise invalid_body(error, model) from None
         except ClientDisconnect:
             raise Problem(400, "the body ended early; send all of it", code="incomplete_body") from None
-        return Ask(stated_id, caller, body, hints_of(request.scope["headers"], body))
+        return Ask(request_id, caller, body, hints_of(request.scope["headers"], body))
 
-    def exchange(self, ask: Ask[Body], work: Work) -> "Exchange":
-        return Exchange(self, ask.stated_id, work)
-
-    def take_id(self, stated_id: str) -> str:
-        """The stated id, or one made from it while another request of that id is at work."""
-        taken = stated_id
-        while taken in self._at_work:
-            # A caller cannot state "~", so this never meets another's stated id.
-            taken = f"{stated_id}~{token_hex(4)}"
-        self._at_work.add(taken)
-        return taken
-
-    def give_back_id(self, taken_id: str) -> None:
-        self._at_work.remove(taken_id)
+    def exchange(self, work: Work) -> "Exchange":
+        return Exchange(work, self.settings.stalled_client_s)
 
 
 class Exchange(Response):
     """Does the work while the caller is present. What it raises before it sends becomes an error answer."""
 
-    def __init__(self, reception: Reception, stated_id: str, work: Work) -> None:
+    def __init__(self, work: Work, stalled_after_s: float) -> None:
         super().__init__()
-        self._reception = reception
-        self._stated_id = stated_id
         self._work = work
+        self._stalled_after_s = stalled_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stalled_after_s = self._reception.settings.stalled_client_s
-        request_id = self._reception.take_id(self._stated_id)
         try:
-            async with Presence(receive, send, stalled_after_s=stalled_after_s) as presence:
-                await self._work(request_id, presence.send)
+            async with Presence(receive, send, stalled_after_s=self._stalled_after_s) as presence:
+                await self._work(presence.send)
         except CallerGone:
-            log.info("request %s: its caller left", request_id)
-        finally:
-            self._reception.give_back_id(request_id)
+            log.info("request %s: its caller left", scope["state"]["request_id"])
 
 
 def ticket_headers(tickets: list[Ticket]) -> RawHeaders:

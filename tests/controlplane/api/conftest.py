@@ -1,0 +1,11 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.controlplane.api.stage import Stage, staged
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with staged() as stage:
+        yield stage

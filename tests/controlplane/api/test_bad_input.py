@@ -1,0 +1,326 @@
+"""Whatever is wrong with a request is told in one shape, naming what, and nothing stays behind."""
+
+import asyncio
+import hashlib
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from controlplane.api.settings import ApiKey, ApiSettings
+from controlplane.core.ports import ChatPrompt, Refused
+from controlplane.service.intake import Caller
+from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged, until
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+EMBED = "/v1/embeddings"
+_HI = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": CHAT_MODEL, "messages": _HI} | fields
+
+
+def text(**fields: Any) -> dict[str, Any]:
+    return {"model": CHAT_MODEL, "prompt": "hi"} | fields
+
+
+def embed(**fields: Any) -> dict[str, Any]:
+    return {"model": EMBED_MODEL, "input": "hi"} | fields
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    return chat(messages=[{"role": "user", "content": "hi"} | fields])
+
+
+# path, body, status, param, code
+BODIES = [
+    (CHAT, b'{"model": ', 400, None, "invalid_json"),
+    (CHAT, b"", 400, None, "invalid_json"),
+    (CHAT, b'\xff\xfe{"model"', 400, None, "invalid_json"),
+    (CHAT, b"[]", 400, None, "invalid_json"),
+    (CHAT, b"null", 400, None, "invalid_json"),
+    (CHAT, b'{"model":"x","messages":[{"role":"user","content":"\\ud800"}]}', 400, None, "invalid_json"),
+    (CHAT, b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, None, "invalid_json"),
+    (CHAT, {}, 400, "model", "missing_required_parameter"),
+    (CHAT, chat(max_tokns=3), 400, "max_tokns", "unknown_parameter"),
+    (CHAT, chat(best_of=2), 400, "best_of", "unsupported_parameter"),
+    (CHAT, chat(functions=[]), 400, "functions", "unsupported_parameter"),
+    (CHAT, chat(vllm_xargs={}), 400, "vllm_xargs", "unsupported_parameter"),
+    (CHAT, chat(priority=1), 400, "priority", "unsupported_parameter"),
+    (CHAT, chat(messages=[]), 400, "messages", "invalid_value"),
+    (CHAT, chat(messages="hi"), 400, "messages", "invalid_value"),
+    (CHAT, said(role="robot"), 400, "messages[0].role", "invalid_value"),
+    (CHAT, said(content=None), 400, "messages[0].content", "invalid_value"),
+    (
+        CHAT,
+        said(content=[{"type": "image_url", "image_url": {}}]),
+        400,
+        "messages[0].content",
+        "invalid_value",
+    ),
+    (CHAT, said(mood="good"), 400, "messages[0].mood", "unknown_parameter"),
+    (CHAT, chat(temperature=2.1), 400, "temperature", "invalid_value"),
+    (CHAT, chat(temperature="1"), 400, "temperature", "invalid_value"),
+    (CHAT, b'{"model":"chat-model","messages":[],"temperature":NaN}', 400, "temperature", "invalid_value"),
+    (CHAT, chat(top_p=0), 400, "top_p", "invalid_value"),
+    (CHAT, chat(n=0), 400, "n", "invalid_value"),
+    (CHAT, chat(n=True), 400, "n", "invalid_value"),
+    (CHAT, chat(max_tokens=0), 400, "max_tokens", "invalid_value"),
+    (CHAT, chat(max_tokens=4, max_completion_tokens=5), 400, "max_tokens", "invalid_value"),
+    (CHAT, chat(presence_penalty=-3), 400, "presence_penalty", "invalid_value"),
+    (CHAT, chat(logit_bias={"7": 101}), 400, "logit_bias.7", "invalid_value"),
+    (CHAT, chat(seed=2**63), 400, "seed", "invalid_value"),
+    (CHAT, chat(stop=["x"] * 17), 400, "stop", "invalid_value"),
+    (CHAT, chat(stop=""), 400, "stop", "invalid_value"),
+    (CHAT, chat(top_logprobs=3), 400, "top_logprobs", "invalid_value"),
+    (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options", "invalid_value"),
+    (CHAT, chat(tool_choice="required"), 400, "tool_choice", "invalid_value"),
+    (CHAT, chat(tools=[{"type": "web"}]), 400, "tools[0].type", "invalid_value"),
+    (CHAT, chat(response_format={"type": "yaml"}), 400, "response_format.type", "invalid_value"),
+    (
+        CHAT,
+        chat(response_format={"type": "json_schema"}),
+        400,
+        "response_format.json_schema",
+        "invalid_value",
+    ),
+    (
+        CHAT,
+        chat(structured_outputs={"regex": "a", "grammar": "b"}),
+        400,
+        "structured_outputs",
+        "invalid_value",
+    ),
+    (CHAT, chat(structured_outputs={"json": "{"}), 400, "structured_outputs.json", "invalid_value"),
+    (CHAT, chat(service_tier="priority"), 400, "service_tier", "invalid_value"),
+    (CHAT, chat(slo={"ttft_ms": 0}), 400, "slo.ttft_ms", "invalid_value"),
+    (CHAT, chat(slo={"ttft_ms": 86_400_001}), 400, "slo.ttft_ms", "invalid_value"),
+    (CHAT, chat(slo={"ttft": 5}), 400, "slo.ttft", "unknown_parameter"),
+    (CHAT, chat(service_class="royal"), 400, "service_class", "unknown_service_class"),
+    (CHAT, chat(model="nobody"), 404, "model", "model_not_found"),
+    (CHAT, chat(model=EMBED_MODEL), 400, "model", "invalid_value"),
+    (CHAT, said(content="x" * 300), 400, "messages", "context_length_exceeded"),
+    (CHAT, chat(max_tokens=255), 400, "messages", "context_length_exceeded"),
+    (TEXT, text(prompt=[]), 400, "prompt", "invalid_value"),
+    (TEXT, text(prompt=[[]]), 400, "prompt", "invalid_value"),
+    (TEXT, text(prompt=["a", 1]), 400, "prompt", "invalid_value"),
+    (TEXT, text(prompt=[-1]), 400, "prompt", "invalid_value"),
+    (TEXT, text(prompt=["a"] * 129), 400, "prompt", "invalid_value"),
+    (TEXT, text(prompt=""), 400, "prompt", "invalid_value"),
+    (TEXT, text(prompt=["fine", "x" * 300]), 400, "prompt", "context_length_exceeded"),
+    (TEXT, text(suffix="x"), 400, "suffix", "unsupported_parameter"),
+    (TEXT, text(best_of=2), 400, "best_of", "invalid_value"),
+    (TEXT, text(prompt=[1, 2], echo=True), 400, "echo", "invalid_value"),
+    (TEXT, text(echo=True, logprobs=1), 400, "echo", "invalid_value"),
+    (TEXT, text(messages=_HI), 400, "messages", "unknown_parameter"),
+    (EMBED, embed(input=""), 400, "input", "invalid_value"),
+    (EMBED, embed(input=[]), 400, "input", "invalid_value"),
+    (EMBED, embed(input=["a", ""]), 400, "input", "invalid_value"),
+    (EMBED, embed(input=[[]]), 400, "input", "invalid_value"),
+    (EMBED, embed(input=["a"] * 2049), 400, "input", "invalid_value"),
+    (EMBED, embed(input="x" * 65), 400, "input", "context_length_exceeded"),
+    (EMBED, embed(dimensions=5), 400, "dimensions", "invalid_value"),
+    (EMBED, embed(dimensions=0), 400, "dimensions", "invalid_value"),
+    (EMBED, embed(encoding_format="hex"), 400, "encoding_format", "invalid_value"),
+    (EMBED, embed(model=CHAT_MODEL), 400, "model", "invalid_value"),
+    (EMBED, embed(model="nobody"), 404, "model", "model_not_found"),
+    (EMBED, embed(stream=True), 400, "stream", "unknown_parameter"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param", "code"), BODIES)
+async def test_body(
+    stage: Stage, path: str, body: dict[str, Any] | bytes, status: int, param: str | None, code: str
+):
+    content = body if isinstance(body, bytes) else orjson.dumps(body)
+    answer = await stage.http.post(path, content=content)
+    check_error(answer, status, param, code)
+    assert not stage.generator.asked
+
+
+HEADERS = [
+    ({"x-slo-ttft-ms": "fast"}, {}, "x-slo-ttft-ms"),
+    ({"x-slo-ttft-ms": "0"}, {}, "x-slo-ttft-ms"),
+    ({"x-slo-ttft-ms": "-5"}, {}, "x-slo-ttft-ms"),
+    ({"x-slo-ttft-ms": "nan"}, {}, "x-slo-ttft-ms"),
+    ({"x-slo-ttft-ms": "1e3"}, {}, "x-slo-ttft-ms"),
+    ({"x-slo-ttft-ms": ""}, {}, "x-slo-ttft-ms"),
+    ({"x-slo-tpot-ms": "1_0"}, {}, "x-slo-tpot-ms"),
+    ({"x-slo-e2e-ms": "86400001"}, {}, "x-slo-e2e-ms"),
+    ({"x-llm-d-slo-tpot-ms": "٣"}, {}, "x-llm-d-slo-tpot-ms"),
+    ({"x-slo-ttft-ms": "100"}, {"slo": {"ttft_ms": 200}}, "slo.ttft_ms"),
+    ({"x-slo-ttft-ms": "100", "x-llm-d-slo-ttft-ms": "200"}, {}, "x-slo-ttft-ms"),
+    ({"x-service-class": "standard"}, {"service_class": "other"}, "service_class"),
+    ({"x-request-id": "no spaces"}, {}, "x-request-id"),
+    ({"x-request-id": "a/0"}, {}, "x-request-id"),
+    ({"x-request-id": "x" * 129}, {}, "x-request-id"),
+]
+
+
+@pytest.mark.parametrize(("headers", "fields", "param"), HEADERS)
+async def test_header(stage: Stage, headers: dict[str, str], fields: dict[str, Any], param: str):
+    raw = {name: value.encode() for name, value in headers.items()}
+    answer = await stage.http.post(CHAT, json=chat(**fields), headers=raw)
+    check_error(answer, 400, param, "invalid_value")
+
+
+async def test_class_named_by_header_is_checked_like_the_field(stage: Stage):
+    answer = await stage.http.post(CHAT, json=chat(), headers={"x-service-class": "royal"})
+    check_error(answer, 400, "service_class", "unknown_service_class")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nope", 404, "not_found"),
+        ("POST", "/v1/nope", 404, "not_found"),
+        ("GET", "/v1/models/nobody", 404, "model_not_found"),
+        ("GET", CHAT, 405, "method_not_allowed"),
+        ("DELETE", "/health", 405, "method_not_allowed"),
+        ("GET", "/v1/models/", 404, "model_not_found"),
+    ],
+)
+async def test_path(stage: Stage, method: str, path: str, status: int, code: str):
+    answer = await stage.http.request(method, path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_body_over_the_limit(is_chunked: bool):  # noqa: FBT001
+    body = orjson.dumps(chat(messages=[{"role": "user", "content": "x" * 20_000}]))
+
+    async def pieces():
+        for start in range(0, len(body), 1_000):
+            yield body[start : start + 1_000]
+
+    async with (
+        staged(ApiSettings(max_body_bytes=10_000)) as stage,
+        listening(stage.app) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        answer = await http.post(CHAT, content=pieces() if is_chunked else body)
+        check_error(answer, 413, None, "request_too_large")
+        assert "10000" in answer.json()["error"]["message"]
+
+
+async def test_declared_length_over_the_limit_is_refused_unread(stage: Stage):
+    async with listening(stage.app) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        writer.write(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n{")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert head.startswith(b"HTTP/1.1 413")
+        writer.close()
+
+
+async def test_client_that_leaves_in_the_middle_of_its_body(stage: Stage):
+    async with listening(stage.app) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        writer.write(b'POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{"model"')
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        async with httpx.AsyncClient(base_url=url) as http:
+            assert (await http.post(EMBED, json=embed())).status_code == 200
+
+
+def key(secret: str, tenant: str, *classes: str) -> ApiKey:
+    caller = Caller(tenant, frozenset(classes) if classes else None)
+    return ApiKey(hashlib.sha256(secret.encode()).hexdigest(), caller)
+
+
+LOCKED = ApiSettings(
+    api_keys=(key("sesame", "red"), key("poppy", "blue", "standard")),
+    admin_key_sha256=hashlib.sha256(b"root").hexdigest(),
+)
+CLASSES = {"standard": {"default": True, "sheddable": False}, "gold": {"priority": 5}}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "sesame"},
+        {"authorization": "Bearer "},
+        {"authorization": "Bearer Sesame"},
+        {"authorization": "Basic sesame"},
+        {"authorization": b"Bearer \xff\xfe"},
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, EMBED, "/v1/models", "/admin/state"])
+async def test_wrong_key(path: str, headers: dict[str, Any]):
+    async with staged(LOCKED) as stage:
+        method = "POST" if path in (CHAT, EMBED) else "GET"
+        answer = await stage.http.request(method, path, headers=headers)
+        check_error(answer, 401, None, "invalid_api_key")
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+async def test_keys_name_tenants_and_bound_their_classes():
+    async with staged(LOCKED, classes=CLASSES) as stage:
+        for secret, service_class, status in [
+            ("sesame", "gold", 200),
+            ("poppy", "standard", 200),
+            ("poppy", "gold", 403),
+        ]:
+            answer = await stage.http.post(
+                CHAT,
+                json=chat(service_class=service_class),
+                headers={"authorization": f"Bearer {secret}"},
+            )
+            assert answer.status_code == status, answer.text
+        asked = [(request.tenant, request.service_class.name) for request, *_ in stage.generator.asked]
+        assert asked == [("red", "gold"), ("blue", "standard")]
+        check_error(answer, 403, "service_class", "service_class_not_allowed")
+
+
+async def test_admin_has_an_own_key_and_is_shut_without_one(stage: Stage):
+    check_error(await stage.http.get("/admin/state"), 403, None, "admin_disabled")
+    async with staged(LOCKED) as locked:
+        answer = await locked.http.get("/admin/state", headers={"authorization": "Bearer sesame"})
+        check_error(answer, 401, None, "invalid_api_key")
+        answer = await locked.http.get("/admin/state", headers={"authorization": "Bearer root"})
+        assert set(answer.json()["owners"]) == {"llm", "embedding"}
+
+
+async def test_what_only_the_engine_can_refuse_is_a_400(stage: Stage):
+    async def refuse(prompt: ChatPrompt) -> list[int]:
+        raise Refused("messages: roles must alternate", param="messages")
+
+    stage.generator.render_chat = refuse  # type: ignore[method-assign]
+    answer = await stage.http.post(CHAT, json=chat())
+    check_error(answer, 400, "messages", "invalid_value")
+
+
+async def test_a_fault_of_ours_is_a_500_that_tells_nothing(stage: Stage):
+    stage.service.metrics_text = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    answer = await stage.http.get("/metrics")
+    check_error(answer, 500, None, "internal_error", kind="server_error")
+    assert "division" not in answer.text
+
+
+def check_error(
+    answer: httpx.Response, status: int, param: str | None, code: str, *, kind: str | None = None
+) -> None:
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (answer.status_code, error["param"], error["code"]) == (status, param, code), answer.text
+    kinds = {401: "authentication_error", 403: "permission_error"}
+    assert error["type"] == (kind or kinds.get(status, "invalid_request_error"))
+    assert param is None or param in error["message"] or code == "context_length_exceeded"
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"]
+
+
+async def test_a_client_that_leaves_mid_stream_aborts_its_request(stage: Stage):
+    stage.generator.script.hold_before[1] = asyncio.Event()
+    async with listening(stage.app) as url, httpx.AsyncClient(base_url=url) as http:
+        async with http.stream("POST", CHAT, json=chat(stream=True)) as answer:
+            first = await anext(answer.aiter_bytes())
+            assert b"Hello" in first
+            assert not stage.is_clean()
+        await asyncio.wait_for(stage.generator.ended.wait(), 5)
+        await until(stage.is_clean)

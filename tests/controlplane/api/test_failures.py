@@ -1,0 +1,267 @@
+"""What is told when the gate says no, an engine fails, a caller leaves; and that nothing is left behind."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from controlplane.api.errors import failure_of
+from controlplane.api.settings import ApiSettings
+from controlplane.api.stream import Envelope
+from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.decision import Reason, Reject
+from controlplane.core.ports import BackendDown, BackendFailed, Delta, Refused
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.service.ticket import Rejected
+from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged, until
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+EMBED = "/v1/embeddings"
+_HI = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": CHAT_MODEL, "messages": _HI} | fields
+
+
+def text(**fields: Any) -> dict[str, Any]:
+    return {"model": CHAT_MODEL, "prompt": "hi"} | fields
+
+
+# reason, status, code, drop reason
+REJECTIONS = [
+    (Reason.NO_MEMORY, 429, "overloaded", "rejected-saturated"),
+    (Reason.NO_SLOT, 429, "overloaded", "rejected-saturated"),
+    (Reason.BEHIND_OTHERS, 429, "overloaded", "rejected-saturated"),
+    (Reason.QUEUE_FULL, 429, "overloaded", "rejected-saturated"),
+    (Reason.SLO_UNATTAINABLE, 429, "slo_unattainable", "rejected-saturated"),
+    (Reason.QUEUE_TIMEOUT, 429, "queue_timeout", "rejected-ttl-expired"),
+    (Reason.RATE_LIMITED, 429, "rate_limit_exceeded", "rejected-saturated"),
+    (Reason.SHUTTING_DOWN, 503, "shutting_down", "rejected-shutting-down"),
+    (Reason.BACKEND_DOWN, 503, "backend_down", None),
+    (Reason.NEVER_FITS, 400, "context_length_exceeded", None),
+]
+
+
+def rejected(reason: Reason, retry_after_ms: float | None) -> Rejected:
+    any_class = ServiceClass("any", Slo(), 0, sheddable=True)
+    request = Request("r", Kind.GENERATE, "m", "t", any_class, Slo(), Instant(0), 1, 1)
+    retry_after = None if retry_after_ms is None else milliseconds(retry_after_ms)
+    return Rejected(request, Reject(reason, retry_after, "7 of 5"))
+
+
+@pytest.mark.parametrize(("reason", "status", "code", "dropped"), REJECTIONS)
+def test_every_reason_has_its_status_and_words(reason: Reason, status: int, code: str, dropped: str | None):
+    failure = failure_of(rejected(reason, 1500.2), overload_status=429)
+    assert (failure.status, failure.code) == (status, code)
+    assert failure.headers.get("x-llm-d-request-dropped-reason") == dropped
+    assert failure.headers["retry-after-ms"] == "1501"
+    assert failure.headers["retry-after"] == "2"
+    assert failure.message.endswith(": 7 of 5")
+
+
+def test_every_reason_is_in_the_table():
+    assert {reason for reason, *_ in REJECTIONS} == set(Reason)
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "in_ms", "in_seconds"), [(0.2, "1", "1"), (1000, "1000", "1"), (1000.1, "1001", "2")]
+)
+def test_retry_after_is_whole_seconds_and_at_least_one(wait_ms: float, in_ms: str, in_seconds: str):
+    headers = failure_of(rejected(Reason.NO_MEMORY, wait_ms), overload_status=429).headers
+    assert (headers["retry-after-ms"], headers["retry-after"]) == (in_ms, in_seconds)
+
+
+def test_when_trying_again_cannot_help_clients_are_told_not_to():
+    headers = failure_of(rejected(Reason.QUEUE_FULL, None), overload_status=429).headers
+    assert headers["x-should-retry"] == "false"
+    assert "retry-after" not in headers
+
+
+def test_the_overload_status_is_the_operators():
+    assert failure_of(rejected(Reason.QUEUE_FULL, 1), overload_status=503).status == 503
+    assert failure_of(rejected(Reason.RATE_LIMITED, 1), overload_status=503).status == 429
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_full_queue_rejects_with_a_time(is_streamed: bool):  # noqa: FBT001
+    async with staged(admission={"max_waiting": 0, "engine_queue": 0}) as stage:
+        stage.generator.script.hold_before[1] = (release := asyncio.Event())
+        running = [asyncio.create_task(stage.http.post(CHAT, json=chat())) for _ in range(4)]
+        await until(lambda: len(stage.generator.live) == 4)
+        answer = await stage.http.post(CHAT, json=chat(stream=is_streamed))
+        assert answer.status_code == 429, answer.text
+        assert answer.json()["error"]["code"] == "overloaded"
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert int(answer.headers["retry-after-ms"]) >= 1
+        assert answer.headers["x-tandem-decision"] == "REJECT"
+        release.set()
+        assert [done.status_code for done in await asyncio.gather(*running)] == [200] * 4
+
+
+async def test_one_rejected_prompt_ends_the_others():
+    async with staged(admission={"max_waiting": 0, "engine_queue": 0}) as stage:
+        stage.generator.script.hold_before[0] = asyncio.Event()
+        answer = await stage.http.post(TEXT, json=text(prompt=["p"] * 5))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
+        await until(stage.is_clean)
+
+
+async def test_a_deferred_request_says_so():
+    async with staged(admission={"engine_queue": 0}) as stage:
+        stage.generator.script.hold_before[1] = (release := asyncio.Event())
+        running = [asyncio.create_task(stage.http.post(CHAT, json=chat())) for _ in range(4)]
+        await until(lambda: len(stage.generator.live) == 4)
+        late = asyncio.create_task(stage.http.post(CHAT, json=chat(stream=True)))
+        await until(lambda: len(stage.service.dispatcher.tickets()) == 5)
+        release.set()
+        answer = await late
+        assert answer.headers["x-tandem-decision"] == "DEFER"
+        assert float(answer.headers["x-tandem-queue-ms"]) > 0
+        await asyncio.gather(*running)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "status", "code"),
+    [
+        (BackendDown("chat-model: /secret/path died"), 503, "backend_down"),
+        (BackendFailed("CUDA error at /secret/path"), 500, "backend_failed"),
+        (Refused("top_k: not with this sampler", param="top_k"), 400, "invalid_value"),
+        (RuntimeError("/secret/path"), 500, "internal_error"),
+    ],
+)
+async def test_an_engine_that_fails_before_its_first_token(
+    stage: Stage,
+    failure: Exception,
+    status: int,
+    code: str,
+    is_streamed: bool,  # noqa: FBT001
+):
+    stage.generator.script.fail_before[0] = failure
+    answer = await stage.http.post(CHAT, json=chat(stream=is_streamed))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert "/secret" not in answer.text
+
+
+async def test_an_engine_that_ends_without_a_token(stage: Stage):
+    stage.generator.script.deltas = []
+    answer = await stage.http.post(CHAT, json=chat(stream=True))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "backend_failed")
+
+
+@pytest.mark.parametrize("body", [chat(stream=True), text(stream=True), text(stream=True, prompt=["a", "b"])])
+async def test_a_stream_lost_midway_ends_in_an_error_event(stage: Stage, body: dict[str, Any]):
+    stage.generator.script.hold_before[2] = (release := asyncio.Event())
+    stage.generator.script.fail_before[2] = BackendDown("gone")
+    path = CHAT if "messages" in body else TEXT
+    received = ""
+    async with (
+        listening(stage.app) as url,
+        httpx.AsyncClient(base_url=url) as http,
+        http.stream("POST", path, json=body) as answer,
+    ):
+        assert answer.status_code == 200
+        async for piece in answer.aiter_text():
+            received += piece
+            release.set()
+    *_, last = [block for block in received.split("\n\n") if block]
+    kind, content = last.split("\n")
+    assert kind == "event: error"
+    assert orjson.loads(content.removeprefix("data: "))["error"]["code"] == "backend_down"
+    assert "[DONE]" not in received
+
+
+async def test_an_embedding_engine_that_fails(stage: Stage):
+    body = {"model": EMBED_MODEL, "input": "hi"}
+    stage.embedder.failure = BackendFailed("out of memory")
+    assert (await stage.http.post(EMBED, json=body)).status_code == 500
+    stage.embedder.down = "its worker has died"
+    answer = await stage.http.post(EMBED, json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "backend_down")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat()),
+        (CHAT, chat(stream=True)),
+        (TEXT, text(prompt=["a", "b", "c"])),
+        (TEXT, text(prompt=["a", "b", "c"], stream=True)),
+        (EMBED, {"model": EMBED_MODEL, "input": "hi"}),
+    ],
+)
+async def test_a_caller_that_leaves_takes_its_work_along(stage: Stage, path: str, body: dict[str, Any]):
+    stage.generator.script.hold_before[0] = asyncio.Event()
+    stage.embedder.hold = asyncio.Event()
+    async with listening(stage.app) as url, httpx.AsyncClient(base_url=url) as http:
+        asking = asyncio.create_task(http.post(path, json=body))
+        await until(lambda: bool(stage.generator.live or stage.embedder.live))
+        asking.cancel()
+        await until(stage.is_clean)
+
+
+async def test_a_caller_that_leaves_the_queue_is_forgotten():
+    async with staged(admission={"engine_queue": 0}) as stage:
+        stage.generator.script.hold_before[0] = (release := asyncio.Event())
+        async with listening(stage.app) as url, httpx.AsyncClient(base_url=url) as http:
+            running = [asyncio.create_task(http.post(CHAT, json=chat())) for _ in range(4)]
+            await until(lambda: len(stage.generator.live) == 4)
+            late = asyncio.create_task(http.post(CHAT, json=chat()))
+            await until(lambda: len(stage.service.dispatcher.tickets()) == 5)
+            late.cancel()
+            await until(lambda: len(stage.service.dispatcher.tickets()) == 4)
+            release.set()
+            assert [done.status_code for done in await asyncio.gather(*running)] == [200] * 4
+
+
+async def test_a_caller_that_stops_reading_counts_as_gone():
+    """The socket's buffers fill, the server's send waits, and after its patience the request is aborted."""
+    async with staged(ApiSettings(stalled_client_s=0.2)) as stage:
+        stage.generator.script.deltas = [Delta(0, "x" * 100_000, (1,))] * 200
+        async with listening(stage.app) as url:
+            port = int(url.rsplit(":", 1)[1])
+            body = orjson.dumps(chat(stream=True))
+            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: ")
+            writer.write(str(len(body)).encode() + b"\r\n\r\n" + body)
+            await asyncio.wait_for(stage.generator.ended.wait(), 10)
+            await until(stage.is_clean)
+            writer.close()
+
+
+async def test_the_same_id_at_the_same_time_is_told_apart(stage: Stage):
+    stage.generator.script.hold_before[0] = (release := asyncio.Event())
+    headers = {"x-request-id": "same"}
+    asking = [asyncio.create_task(stage.http.post(CHAT, json=chat(), headers=headers)) for _ in range(2)]
+    await until(lambda: len(stage.generator.live) == 2)
+    release.set()
+    answers = await asyncio.gather(*asking)
+    assert [answer.headers["x-request-id"] for answer in answers] == ["same", "same"]
+
+
+async def test_what_arrives_while_shutting_down_is_told_to_go_elsewhere(stage: Stage):
+    await stage.service.dispatcher.drain(1.0)
+    answer = await stage.http.post(CHAT, json=chat())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-shutting-down"
+
+
+def test_a_chunk_is_one_event_of_plain_json():
+    envelope = Envelope(answer_id="a", kind="k", created=1, model="m\n", has_usage=True)
+    event = envelope.choice({"index": 0})
+    assert event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2
+    assert orjson.loads(event[6:]) == {
+        "id": "a",
+        "object": "k",
+        "created": 1,
+        "model": "m\n",
+        "choices": [{"index": 0}],
+        "usage": None,
+    }
+    assert orjson.loads(envelope.usage({"x": 1})[6:])["usage"] == {"x": 1}

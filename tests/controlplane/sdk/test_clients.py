@@ -1,0 +1,267 @@
+"""Both clients against the real door, and against servers that answer badly."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+
+from controlplane import sdk
+from controlplane.core.clock import milliseconds
+from controlplane.core.ports import BackendFailed
+from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged, until
+
+_TEXT = "Hello wörld\u2028!"
+_NO_RETRY = sdk.Retries(most=0)
+_AT_ONCE = sdk.Retries(most=2, first_wait_s=0)
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with staged(classes={"standard": {"default": True}, "gold": {}}) as stage:
+        yield stage
+
+
+@pytest.fixture
+async def url(stage: Stage) -> AsyncIterator[str]:
+    async with listening(stage.app) as url:
+        yield url
+
+
+def use_all(url: str) -> dict[str, Any]:
+    """Everything the blocking client can do, in one thread."""
+    with sdk.Tandem(url) as tandem:
+        reply = tandem.chat(
+            "hi", model=CHAT_MODEL, max_tokens=9, temperature=0.5, service_class="gold", ttft_ms=150
+        )
+        with tandem.stream("hi", model=CHAT_MODEL) as stream:
+            pieces = list(stream)
+        return {
+            "reply": reply,
+            "pieces": pieces,
+            "stream": stream,
+            "vectors": tandem.embed(["a", "bc"], model=EMBED_MODEL),
+        }
+
+
+async def test_the_blocking_client(stage: Stage, url: str):
+    got = await asyncio.to_thread(use_all, url)
+    reply = got["reply"]
+    assert (reply.text, reply.finish_reason, reply.usage.total_tokens) == (_TEXT, "stop", 6)
+    assert reply.decision.decision == "ADMIT"
+    request, _, sampling, _ = stage.generator.asked[0]
+    assert (request.service_class.name, request.slo.ttft) == ("gold", milliseconds(150))
+    assert (sampling.max_tokens, sampling.temperature) == (9, 0.5)
+    assert got["pieces"] == ["Hello", " wörld\u2028", "!"]
+    assert got["stream"].usage.completion_tokens == 4
+    assert got["stream"].finish_reason == "stop"
+    assert got["stream"].decision.queue_ms >= 0
+    np.testing.assert_array_equal(
+        got["vectors"].vectors, [stage.embedder.vector(text) for text in (b"a", b"bc")]
+    )
+    assert got["vectors"].vectors.dtype == np.float32
+
+
+async def test_the_asynchronous_client(stage: Stage, url: str):
+    async with sdk.AsyncTandem(url) as tandem:
+        reply = await tandem.chat([{"role": "user", "content": "hi"}], model=CHAT_MODEL, tpot_ms=20)
+        assert (reply.text, reply.usage.prompt_tokens) == (_TEXT, 2)
+        assert stage.generator.asked[0][0].slo.tpot == milliseconds(20)
+        stream = await tandem.stream("hi", model=CHAT_MODEL)
+        assert [piece async for piece in stream] == ["Hello", " wörld\u2028", "!"]
+        assert stream.usage is not None
+        assert stream.usage.completion_tokens == 4
+        short = await tandem.embed([[1, 2], [3]], model=EMBED_MODEL, dimensions=4, e2e_ms=5000)
+        assert short.vectors.shape == (2, 4)
+        assert short.usage.prompt_tokens == 3
+
+
+async def test_a_stream_closed_early_aborts_the_request(stage: Stage, url: str):
+    stage.generator.script.hold_before[1] = asyncio.Event()
+    async with sdk.AsyncTandem(url) as tandem, await tandem.stream("hi", model=CHAT_MODEL) as stream:
+        assert await anext(aiter(stream)) == "Hello"
+    await until(stage.is_clean)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda t: t.chat("hi", model="nobody"), sdk.NotFound),
+        (lambda t: t.chat("x" * 300, model=CHAT_MODEL), sdk.ContextLengthExceeded),
+        (lambda t: t.chat("hi", model=CHAT_MODEL, temperature=3), sdk.BadRequest),
+        (lambda t: t.chat("hi", model=CHAT_MODEL, extra={"wish": 1}), sdk.BadRequest),
+        (lambda t: t.stream("hi", model=CHAT_MODEL, ttft_ms=-1), sdk.BadRequest),
+        (lambda t: t.embed([], model=EMBED_MODEL), sdk.BadRequest),
+    ],
+)
+async def test_errors_are_typed(url: str, call: Callable[[sdk.AsyncTandem], Any], kind: type[sdk.ApiError]):
+    async with sdk.AsyncTandem(url) as tandem:
+        with pytest.raises(kind) as caught:
+            await call(tandem)
+    assert caught.value.status in (400, 404)
+    assert caught.value.request_id
+
+
+async def test_a_stream_lost_midway_says_what_had_come(stage: Stage, url: str):
+    stage.generator.script.fail_before[2] = BackendFailed("lost")
+    async with sdk.AsyncTandem(url) as tandem:
+        stream = await tandem.stream("hi", model=CHAT_MODEL)
+        with pytest.raises(sdk.StreamLost) as lost:
+            async for _ in stream:
+                pass
+    assert lost.value.text == "Hello wörld\u2028"
+    assert isinstance(lost.value.__cause__, sdk.ServerError)
+
+
+# --- servers that answer badly ---------------------------------------------------------------
+
+
+# A response is used up by its reader, so that each is made when it is due.
+Answer = Callable[[], httpx.Response]
+
+
+def error(status: int, code: str, **headers: str) -> Answer:
+    content = {"error": {"message": "m", "type": "t", "param": None, "code": code}}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return partial(httpx.Response, status, json=content, headers=named)
+
+
+_GOOD = partial(
+    httpx.Response,
+    200,
+    json={
+        "choices": [{"message": {"content": "ok"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "total_tokens": 2},
+    },
+)
+
+
+class Answers(httpx.MockTransport):
+    """Gives one answer after another; an exception is raised."""
+
+    def __init__(self, *answers: Answer | Exception) -> None:
+        self.calls = 0
+        self._answers = answers
+        super().__init__(self._next)
+
+    def _next(self, request: httpx.Request) -> httpx.Response:
+        answer = self._answers[self.calls]
+        self.calls += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return answer()
+
+
+async def ask(is_async: bool, answers: Answers, retries: sdk.Retries = _AT_ONCE) -> str:  # noqa: FBT001
+    if is_async:
+        async with sdk.AsyncTandem(transport=answers, retries=retries) as tandem:
+            return (await tandem.chat("hi", model="m")).text
+    with sdk.Tandem(transport=answers, retries=retries) as blocking:
+        return blocking.chat("hi", model="m").text
+
+
+BOTH = pytest.mark.parametrize("is_async", [False, True])
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "first",
+    [
+        error(429, "overloaded", retry_after_ms="1", retry_after="1"),
+        error(409, "conflict"),
+        error(500, "internal_error"),
+        error(503, "backend_down"),
+        partial(httpx.Response, 502, text="<html>"),
+        httpx.ConnectError("refused"),
+        httpx.RemoteProtocolError("hung up"),
+        error(400, "odd", x_should_retry="true"),
+    ],
+)
+async def test_what_may_pass_is_tried_again(is_async: bool, first: Any):  # noqa: FBT001
+    answers = Answers(first, _GOOD)
+    assert await ask(is_async, answers) == "ok"
+    assert answers.calls == 2
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [
+        (error(400, "invalid_value"), sdk.BadRequest),
+        (error(401, "invalid_api_key"), sdk.AuthenticationError),
+        (error(403, "admin_disabled"), sdk.PermissionDenied),
+        (error(429, "slo_unattainable", x_should_retry="false"), sdk.SloUnattainable),
+        (error(429, "queue_timeout", retry_after="3600"), sdk.QueueTimeout),
+        (httpx.ReadTimeout("too slow"), sdk.ConnectionLost),
+    ],
+)
+async def test_what_will_not_pass_is_not_tried_again(is_async: bool, first: Any, kind: type[Exception]):  # noqa: FBT001
+    answers = Answers(first, _GOOD)
+    with pytest.raises(kind):
+        await ask(is_async, answers)
+    assert answers.calls == 1
+
+
+@BOTH
+async def test_the_last_failure_is_told(is_async: bool):  # noqa: FBT001
+    answers = Answers(*[error(429, "rate_limit_exceeded", retry_after_ms="2")] * 3)
+    with pytest.raises(sdk.RateLimited) as caught:
+        await ask(is_async, answers)
+    assert (answers.calls, caught.value.retry_after) == (3, 0.002)
+    with pytest.raises(sdk.ConnectionLost):
+        await ask(is_async, Answers(httpx.ConnectError("refused")), _NO_RETRY)
+
+
+async def test_the_overload_status_may_be_503():
+    with pytest.raises(sdk.RateLimited):
+        await ask(True, Answers(error(503, "overloaded")), _NO_RETRY)
+
+
+def test_a_wait_is_never_shorter_than_asked_nor_longer_than_allowed():
+    retries = sdk.Retries(most=2, longest_wait_s=10)
+    waits = [retries.wait_s(0, error(429, "overloaded", retry_after_ms="4000")()) for _ in range(50)]
+    assert all(wait is not None and 4.0 <= wait <= 5.0 for wait in waits)
+    assert len(set(waits)) > 1
+    assert retries.wait_s(0, error(429, "overloaded", retry_after="11")()) is None
+    assert retries.wait_s(2, None) is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+async def test_a_stream_may_be_cut_anywhere(size: int):
+    events = [
+        {"choices": [{"delta": {"role": "assistant", "content": "é\u2028"}, "finish_reason": None}]},
+        {"choices": [{"delta": {"content": "x"}, "finish_reason": "length"}]},
+        {"choices": [], "usage": {"prompt_tokens": 1, "total_tokens": 3}},
+    ]
+    wire = b": ping\r\n\r\n" + b"".join(b"data: " + orjson.dumps(event) + b"\r\n\r\n" for event in events)
+    wire += b"data: [DONE]\n\n"
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(wire), size):
+            yield wire[start : start + size]
+
+    answers = Answers(lambda: httpx.Response(200, content=pieces()))
+    async with sdk.AsyncTandem(transport=answers) as tandem:
+        stream = await tandem.stream("hi", model="m")
+        assert [piece async for piece in stream] == ["é\u2028", "x"]
+        assert stream.finish_reason == "length"
+        assert stream.usage is not None
+
+
+@BOTH
+async def test_a_stream_without_its_end_is_lost(is_async: bool):  # noqa: FBT001
+    wire = b'data: {"choices":[{"delta":{"content":"half"},"finish_reason":null}]}\n\n'
+    answers = Answers(lambda: httpx.Response(200, content=wire))
+    with pytest.raises(sdk.StreamLost) as lost:
+        if is_async:
+            async with sdk.AsyncTandem(transport=answers) as tandem:
+                async for _ in await tandem.stream("hi", model="m"):
+                    pass
+        else:
+            with sdk.Tandem(transport=answers) as blocking:
+                list(blocking.stream("hi", model="m"))
+    assert lost.value.text == "half"
