@@ -62,14 +62,14 @@ async def _answer(service: Service, reception: Reception, ask: ChatAsk, send: Se
             model=body.model,
             has_usage=body.wants_usage_chunk,
         ),
-        form=_ChunkFormat(body),
+        form=ChunkFormat(body),
         tally=tally,
         wants_usage=body.wants_usage_chunk,
         overload_status=reception.settings.overload_status,
     )
 
 
-class _ChunkFormat:
+class ChunkFormat:
     """The role comes with each choice's first delta."""
 
     def __init__(self, body: ChatCompletionRequest) -> None:
@@ -98,7 +98,7 @@ def _kept_calls(delta: Delta, *, is_single: bool) -> list[Mapping[str, Any]]:
     return [call for call in delta.tool_calls if not is_single or call["index"] == 0]
 
 
-class _Choice:
+class Choice:
     """One sample, gathered."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ async def _send_whole(
     answer_id: str,
     created: int,
 ) -> None:
-    choices = [_Choice() for _ in range(job.sampling.n)]
+    choices = [Choice() for _ in range(job.sampling.n)]
     is_single_call = body.parallel_tool_calls is False
     async with opened_answers(service.dispatcher, [job]) as (tickets, deltas):
         async for delta in deltas:

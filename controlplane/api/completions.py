@@ -53,7 +53,7 @@ async def _answer(service: Service, reception: Reception, ask: Ask[CompletionReq
             model=body.model,
             has_usage=body.wants_usage_chunk,
         ),
-        form=_ChunkFormat(body),
+        form=ChunkFormat(body),
         tally=tally,
         wants_usage=body.wants_usage_chunk,
         overload_status=reception.settings.overload_status,
@@ -82,7 +82,7 @@ def _echoed(body: CompletionRequest, index: int) -> str:
     return str(body.prompts[index // (body.n or 1)]) if body.echo else ""
 
 
-class _ChunkFormat:
+class ChunkFormat:
     """An echoed prompt comes with each choice's first delta."""
 
     def __init__(self, body: CompletionRequest) -> None:
@@ -102,7 +102,7 @@ class _ChunkFormat:
         }
 
 
-class _Choice:
+class Choice:
     """One sample, gathered."""
 
     def __init__(self, prompt_text: str) -> None:
@@ -137,7 +137,7 @@ async def _send_whole(
     answer_id: str,
     created: int,
 ) -> None:
-    choices = [_Choice(_echoed(body, index)) for index in range(len(jobs) * jobs[0].sampling.n)]
+    choices = [Choice(_echoed(body, index)) for index in range(len(jobs) * jobs[0].sampling.n)]
     async with opened_answers(service.dispatcher, jobs) as (tickets, deltas):
         async for delta in deltas:
             tally.count(delta)

@@ -1,153 +1,27 @@
-"""A real service behind the door, its two engines played from a script."""
+"""A real service behind the door; its two engines follow scripts."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import numpy as np
 import uvicorn
 from fastapi import FastAPI
 
+from backends.scripted import Script, ScriptedEmbedder, ScriptedGenerator
 from controlplane.api.app import create_app
 from controlplane.api.settings import ApiSettings
 from controlplane.config import parse
-from controlplane.core.clock import Instant
-from controlplane.core.geometry import KvGeometry
-from controlplane.core.ports import BackendDown, ChatPrompt, Delta, EngineState, Sampling, Vectors
-from controlplane.core.request import Request
 from controlplane.service.assembly import Service
 
 CHAT_MODEL = "chat-model"
 EMBED_MODEL = "embed-model"
-CONTEXT_TOKENS = 256
-HELLO = (
-    Delta(0, "Hello", (11,)),
-    Delta(0, " wörld\u2028", (12, 13)),
-    Delta(0, "!", (14,), "stop"),
-)
-
-
-@dataclass
-class Script:
-    """What the chat engine says to every request, and where it stops, fails or waits."""
-
-    deltas: Sequence[Delta] = HELLO
-    fail_before: dict[int, Exception] = field(default_factory=dict)
-    hold_before: dict[int, asyncio.Event] = field(default_factory=dict)
-
-
-class PlayedGenerator:
-    """One token a byte of prompt."""
-
-    model = CHAT_MODEL
-    geometry = KvGeometry(elements_per_token=64, bytes_per_element=2, block_tokens=16)
-    kv_bytes = geometry.bytes_per_block * 256
-    max_model_tokens = CONTEXT_TOKENS
-    max_running = 4
-
-    def __init__(self) -> None:
-        self.script = Script()
-        self.down: str | None = None
-        self.asked: list[tuple[Request, list[int], Sampling, ChatPrompt | None]] = []
-        self.live: set[str] = set()
-        self.begun = asyncio.Event()
-        self.ended = asyncio.Event()
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    async def check(self) -> None:
-        if self.down:
-            raise BackendDown(self.down)
-
-    async def render_chat(self, prompt: ChatPrompt) -> list[int]:
-        return [token for message in prompt.messages for token in str(message.get("content")).encode()]
-
-    async def tokenize(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    async def generate(
-        self,
-        request: Request,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        chat: ChatPrompt | None = None,
-    ) -> AsyncGenerator[Delta]:
-        await self.check()
-        self.asked.append((request, list(prompt), sampling, chat))
-        self.live.add(request.id)
-        self.begun.set()
-        script = self.script
-        try:
-            for position, delta in enumerate(script.deltas):
-                if position in script.hold_before:
-                    await script.hold_before[position].wait()
-                if position in script.fail_before:
-                    raise script.fail_before[position]
-                yield delta
-        finally:
-            self.live.discard(request.id)
-            self.ended.set()
-
-    async def preempt(self, request_id: str) -> None:
-        raise NotImplementedError(f"{request_id}: these tests preempt nothing")
-
-    def state(self) -> EngineState:
-        return EngineState(0, self.kv_bytes, len(self.live), 0, 0)
-
-
-class PlayedEmbedder:
-    """Vector of an input: its length, then its first tokens."""
-
-    model = EMBED_MODEL
-    dimension = 8
-    supported_dimensions = (4, 8)
-    max_input_tokens = 64
-    workspace_bytes = 1 << 16
-    max_running = 4
-
-    def __init__(self) -> None:
-        self.down: str | None = None
-        self.failure: Exception | None = None
-        self.hold: asyncio.Event | None = None
-        self.live: set[str] = set()
-        self.begun = asyncio.Event()
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    async def check(self) -> None:
-        if self.down:
-            raise BackendDown(self.down)
-
-    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(text.encode()) for text in texts]
-
-    def batch_bytes(self, token_counts: Sequence[int]) -> int:
-        return min(self.workspace_bytes, 64 * sum(token_counts))
-
-    async def embed(
-        self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
-    ) -> Vectors:
-        await self.check()
-        self.live.add(request.id)
-        self.begun.set()
-        try:
-            if self.hold is not None:
-                await self.hold.wait()
-            if self.failure is not None:
-                raise self.failure
-            return np.array([self.vector(ids) for ids in inputs], dtype=np.float32)
-        finally:
-            self.live.discard(request.id)
-
-    def vector(self, ids: Sequence[int]) -> list[float]:
-        return [float(len(ids)), *map(float, ids[:7]), *[0.0] * (7 - len(ids))]
+MAX_RUNNING = 4
+WORDS = ("Hello", " wörld\u2028", "!")
+TEXT = "".join(WORDS)
+HELLO = Script(tokens=len(WORDS), words=WORDS)
 
 
 @dataclass
@@ -156,8 +30,8 @@ class Stage:
 
     service: Service
     app: FastAPI
-    generator: PlayedGenerator
-    embedder: PlayedEmbedder
+    generator: ScriptedGenerator
+    embedder: ScriptedEmbedder
     http: httpx.AsyncClient
 
     def is_clean(self) -> bool:
@@ -169,10 +43,22 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(settings: ApiSettings | None = None, **sections: Any) -> AsyncIterator[Stage]:
-    """`sections` of the operator's YAML besides the models. Leaves with a check that nothing leaked."""
+async def staged(
+    settings: ApiSettings | None = None, *, is_stepped: bool = False, **sections: Any
+) -> AsyncIterator[Stage]:
+    """Engines that say HELLO, of themselves or step by step; `sections` of the operator's YAML besides
+    the models. Leaves with a check that nothing leaked."""
     models = {"chat": {"model": CHAT_MODEL}, "embeddings": [{"model": EMBED_MODEL}]}
-    generator, embedder = PlayedGenerator(), PlayedEmbedder()
+    generator = ScriptedGenerator(
+        model=CHAT_MODEL,
+        max_model_tokens=256,
+        max_running=MAX_RUNNING,
+        is_stepped=is_stepped,
+        default=HELLO,
+    )
+    embedder = ScriptedEmbedder(
+        model=EMBED_MODEL, supported_dimensions=(4, 8), max_input_tokens=64, is_stepped=is_stepped
+    )
     config = parse({"models": models, **sections})
     service = Service(config, [generator], [embedder], workspace_bytes=4 * embedder.workspace_bytes)
     app = create_app(service, settings or ApiSettings())
@@ -214,8 +100,6 @@ async def listening(app: FastAPI) -> AsyncIterator[str]:
         await serving
 
 
-async def events(answer: httpx.Response) -> list[str]:
-    """The content of each server-sent event of a streamed answer."""
-    async with aclosing(answer):
-        text = (await answer.aread()).decode()
-    return [block.split("data: ", 1)[1] for block in text.split("\n\n") if block]
+def events(answer: httpx.Response) -> list[str]:
+    """The content of each server-sent event."""
+    return [block.split("data: ", 1)[1] for block in answer.text.split("\n\n") if block]

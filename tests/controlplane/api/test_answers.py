@@ -1,19 +1,21 @@
 """What a good request gets: OpenAI's objects, whole and streamed, and what reached the engine."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 
+from backends.scripted import Script
 from controlplane.core.clock import milliseconds
-from controlplane.core.ports import Delta, Sampling, TokenLogprob
-from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage, events
+from controlplane.core.ports import Sampling
+from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, HELLO, WORDS, Stage, events
+from tests.controlplane.api.stage import TEXT as SAID
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 EMBED = "/v1/embeddings"
 _HI = [{"role": "user", "content": "hi"}]
-_HELLO = "Hello wörld\u2028!"
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -24,11 +26,17 @@ def text(**fields: Any) -> dict[str, Any]:
     return {"model": CHAT_MODEL, "prompt": "hi"} | fields
 
 
+def asked(stage: Stage) -> Sampling:
+    sampling = stage.generator.runs[0].sampling
+    assert sampling is not None
+    return sampling
+
+
 async def chunks(stage: Stage, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     answer = await stage.http.post(path, json=body | {"stream": True})
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/event-stream")
-    *contents, done = await events(answer)
+    *contents, done = events(answer)
     assert done == "[DONE]"
     return [orjson.loads(content) for content in contents]
 
@@ -39,9 +47,9 @@ async def test_whole_chat(stage: Stage):
     assert body["id"] == "chatcmpl-mine-1"
     assert (body["object"], body["model"]) == ("chat.completion", CHAT_MODEL)
     [choice] = body["choices"]
-    assert choice["message"] == {"role": "assistant", "content": _HELLO, "refusal": None}
+    assert choice["message"] == {"role": "assistant", "content": SAID, "refusal": None}
     assert choice["finish_reason"] == "stop"
-    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
     assert answer.headers["x-request-id"] == "mine-1"
     assert answer.headers["x-tandem-decision"] == "ADMIT"
     assert float(answer.headers["x-tandem-queue-ms"]) >= 0
@@ -72,104 +80,47 @@ async def test_usage_comes_in_a_last_chunk_without_choices(stage: Stage, path: s
     body = (chat if path == CHAT else text)(stream_options={"include_usage": True})
     *others, last = await chunks(stage, path, body)
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}
+    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
     assert [chunk["usage"] for chunk in others] == [None, None, None]
 
 
 async def test_cached_tokens_are_told(stage: Stage):
-    stage.generator.script.deltas = [Delta(0, "a", (1,), cached_tokens=2), Delta(0, "", (2,), "length")]
+    stage.generator.default = replace(HELLO, cached_tokens=2)
     usage = (await stage.http.post(CHAT, json=chat())).json()["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
 async def test_several_choices(stage: Stage):
-    stage.generator.script.deltas = [
-        Delta(1, "b", (1,)),
-        Delta(0, "a", (2,), "length"),
-        Delta(1, "c", (3,), "stop", stop_reason="x"),
-    ]
     body = (await stage.http.post(CHAT, json=chat(n=2, temperature=1))).json()
-    told = [
-        (c["index"], c["message"]["content"], c["finish_reason"], c["stop_reason"]) for c in body["choices"]
-    ]
-    assert told == [(0, "a", "length", None), (1, "bc", "stop", "x")]
+    assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(0, SAID), (1, SAID)]
     streamed = await chunks(stage, CHAT, chat(n=2, temperature=1))
     roles = [(c["choices"][0]["index"], c["choices"][0]["delta"].get("role")) for c in streamed]
-    assert roles == [(1, "assistant"), (0, "assistant"), (1, None)]
+    assert roles == [(0, "assistant"), (1, "assistant"), (0, None), (1, None), (0, None), (1, None)]
 
 
-_CALLS = [
-    Delta(0, "", (1,), tool_calls=({"index": 0, "id": "c1", "type": "function", "function": {"name": "f"}},)),
-    Delta(0, "", (2,), tool_calls=({"index": 0, "function": {"arguments": '{"a"'}},)),
-    Delta(0, "", (3,), tool_calls=({"index": 0, "function": {"arguments": ":1}"}},)),
-    Delta(0, "", (4,), "tool_calls", tool_calls=({"index": 1, "id": "c2", "function": {"name": "g"}},)),
-]
-_TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+async def test_tools_reach_the_engine_and_calls_come_back(stage: Stage):
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    stage.generator.default = Script(tokens=1, words=("",), tool_calls=(call,))
+    [choice] = (await stage.http.post(CHAT, json=chat(tools=tools))).json()["choices"]
+    assert choice["message"]["tool_calls"] == [{key: call[key] for key in ("id", "type", "function")}]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    [chunk] = await chunks(stage, CHAT, chat(tools=tools))
+    assert chunk["choices"][0]["delta"] == {"role": "assistant", "tool_calls": [call]}
+    prompt = stage.generator.runs[0].chat
+    assert prompt is not None
+    assert (prompt.tools, prompt.tool_choice) == (tools, "auto")
 
 
-async def test_tool_calls_are_put_together(stage: Stage):
-    stage.generator.script.deltas = _CALLS
-    [choice] = (await stage.http.post(CHAT, json=chat(tools=_TOOLS))).json()["choices"]
-    assert choice["message"]["content"] is None
-    assert choice["message"]["tool_calls"] == [
-        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}},
-        {"id": "c2", "type": "function", "function": {"name": "g", "arguments": ""}},
-    ]
-    assert choice["finish_reason"] == "tool_calls"
-    streamed = await chunks(stage, CHAT, chat(tools=_TOOLS))
-    assert [c["choices"][0]["delta"]["tool_calls"][0]["index"] for c in streamed] == [0, 0, 0, 1]
-    _, _, _, asked = stage.generator.asked[0]
-    assert asked is not None
-    assert (asked.tools, asked.tool_choice) == (_TOOLS, "auto")
-
-
-async def test_without_parallel_tool_calls_only_the_first_is_kept(stage: Stage):
-    stage.generator.script.deltas = _CALLS
-    body = chat(tools=_TOOLS, parallel_tool_calls=False)
-    [choice] = (await stage.http.post(CHAT, json=body)).json()["choices"]
-    assert [call["id"] for call in choice["message"]["tool_calls"]] == ["c1"]
-    streamed = await chunks(stage, CHAT, body)
-    assert streamed[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    assert streamed[-1]["choices"][0]["delta"].get("tool_calls", []) == []
-
-
-_PROBABLE = [
-    Delta(0, "é", (1,), logprobs=(TokenLogprob("é", -0.5, (("é", -0.5), ("e", -1.5))),)),
-    Delta(0, "x", (2,), "stop", logprobs=(TokenLogprob("\ufffd", float("-inf"), ()),)),
-]
-
-
-async def test_chat_logprobs(stage: Stage):
-    stage.generator.script.deltas = _PROBABLE
-    body = chat(logprobs=True, top_logprobs=2)
-    [choice] = (await stage.http.post(CHAT, json=body)).json()["choices"]
-    first, second = choice["logprobs"]["content"]
-    assert first == {
-        "token": "é",
-        "logprob": -0.5,
-        "bytes": [195, 169],
-        "top_logprobs": [
-            {"token": "é", "logprob": -0.5, "bytes": [195, 169]},
-            {"token": "e", "logprob": -1.5, "bytes": [101]},
-        ],
-    }
-    assert (second["bytes"], second["logprob"]) == (None, -9999.0)
-    streamed = await chunks(stage, CHAT, body)
-    assert [len(c["choices"][0]["logprobs"]["content"]) for c in streamed] == [1, 1]
-    assert stage.generator.asked[0][2].logprobs == 2
-
-
-async def test_completion_logprobs(stage: Stage):
-    stage.generator.script.deltas = _PROBABLE
-    [choice] = (await stage.http.post(TEXT, json=text(logprobs=2))).json()["choices"]
-    assert choice["logprobs"] == {
-        "tokens": ["é", "\ufffd"],
-        "token_logprobs": [-0.5, -9999.0],
-        "top_logprobs": [{"é": -0.5, "e": -1.5}, {"\ufffd": -9999.0}],
-        "text_offset": [0, 1],
-    }
-    streamed = await chunks(stage, TEXT, text(logprobs=2))
-    assert [c["choices"][0]["logprobs"]["text_offset"] for c in streamed] == [[0], [1]]
+async def test_logprobs_in_both_shapes(stage: Stage):
+    body = (await stage.http.post(CHAT, json=chat(logprobs=True, top_logprobs=2))).json()
+    content = body["choices"][0]["logprobs"]["content"]
+    assert [(e["token"], len(e["top_logprobs"])) for e in content] == [(word, 2) for word in WORDS]
+    body = (await stage.http.post(TEXT, json=text(logprobs=1))).json()
+    assert body["choices"][0]["logprobs"]["tokens"] == list(WORDS)
+    streamed = await chunks(stage, TEXT, text(logprobs=1))
+    assert [c["choices"][0]["logprobs"]["text_offset"] for c in streamed] == [[0], [5], [12]]
+    assert [run.sampling and run.sampling.logprobs for run in stage.generator.runs] == [2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -179,11 +130,11 @@ async def test_completion_logprobs(stage: Stage):
 async def test_completion_prompts(stage: Stage, prompt: Any, prompt_tokens: list[int]):
     body = (await stage.http.post(TEXT, json=text(prompt=prompt))).json()
     count = len(prompt_tokens)
-    assert [(c["index"], c["text"]) for c in body["choices"]] == [(i, _HELLO) for i in range(count)]
+    assert [(c["index"], c["text"]) for c in body["choices"]] == [(i, SAID) for i in range(count)]
     assert body["usage"]["prompt_tokens"] == sum(prompt_tokens)
-    assert body["usage"]["completion_tokens"] == 4 * count
-    assert sorted(len(asked) for _, asked, _, _ in stage.generator.asked) == prompt_tokens
-    assert {sampling.max_tokens for _, _, sampling, _ in stage.generator.asked} == {16}
+    assert body["usage"]["completion_tokens"] == 3 * count
+    assert sorted(len(run.prompt) for run in stage.generator.runs) == prompt_tokens
+    assert {run.sampling and run.sampling.max_tokens for run in stage.generator.runs} == {16}
 
 
 async def test_more_prompts_than_may_run_are_all_answered_in_one_stream(stage: Stage):
@@ -193,13 +144,13 @@ async def test_more_prompts_than_may_run_are_all_answered_in_one_stream(stage: S
     for chunk in streamed:
         [choice] = chunk["choices"]
         told[choice["index"]] = told.get(choice["index"], "") + choice["text"]
-    assert told == {index: prompt + _HELLO for index, prompt in enumerate(prompts)}
+    assert told == {index: prompt + SAID for index, prompt in enumerate(prompts)}
 
 
 async def test_echo(stage: Stage):
-    stage.generator.script.deltas = [Delta(0, "a", (1,), "stop"), Delta(1, "b", (2,), "stop")]
     body = (await stage.http.post(TEXT, json=text(prompt=["x", "y"], n=2, temperature=1, echo=True))).json()
-    assert [c["text"] for c in body["choices"]] == ["xa", "xb", "ya", "yb"]
+    assert [c["text"] for c in body["choices"]] == [p + SAID for p in ("x", "x", "y", "y")]
+    assert body["usage"]["completion_tokens"] == 12
 
 
 async def test_sampling_reaches_the_engine(stage: Stage):
@@ -210,7 +161,7 @@ async def test_sampling_reaches_the_engine(stage: Stage):
         include_stop_str_in_output=True,
     )  # fmt: skip
     assert (await stage.http.post(CHAT, json=body)).status_code == 200
-    assert stage.generator.asked[0][2] == Sampling(
+    assert asked(stage) == Sampling(
         max_tokens=9, n=1, temperature=0.5, top_p=0.9, presence_penalty=1, frequency_penalty=-1,
         logit_bias={"7": -100}, seed=-3, stop=("x", "y"), top_k=0, min_p=0.1, repetition_penalty=1.1,
         ignore_eos=True, min_tokens=2, stop_token_ids=(5,), skip_special_tokens=False,
@@ -240,15 +191,15 @@ async def test_sampling_reaches_the_engine(stage: Stage):
 )
 async def test_structure_reaches_the_engine(stage: Stage, fields: dict[str, Any], structure: Any):
     assert (await stage.http.post(CHAT, json=chat(**fields))).status_code == 200
-    assert stage.generator.asked[0][2].structure == structure
+    assert asked(stage).structure == structure
 
 
 async def test_template_options_reach_the_engine(stage: Stage):
     body = chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})
     assert (await stage.http.post(CHAT, json=body)).status_code == 200
-    _, _, _, asked = stage.generator.asked[0]
-    assert asked is not None
-    assert asked.template_options == {"reasoning_effort": "low", "enable_thinking": False}
+    prompt = stage.generator.runs[0].chat
+    assert prompt is not None
+    assert prompt.template_options == {"reasoning_effort": "low", "enable_thinking": False}
 
 
 async def test_what_cannot_change_the_answer_is_accepted(stage: Stage):
@@ -258,7 +209,7 @@ async def test_what_cannot_change_the_answer_is_accepted(stage: Stage):
         verbosity="medium", logit_bias=None, functions=None, stop=None, tools=None, parallel_tool_calls=True,
     )  # fmt: skip
     assert (await stage.http.post(CHAT, json=body)).status_code == 200
-    assert stage.generator.asked[0][2] == Sampling(max_tokens=254)
+    assert asked(stage) == Sampling(max_tokens=254)
 
 
 OBJECTIVES = [
@@ -273,7 +224,7 @@ OBJECTIVES = [
 async def test_objectives(stage: Stage, headers: dict[str, str], fields: dict[str, Any], expected: Any):
     answer = await stage.http.post(CHAT, json=chat(**fields), headers=headers)
     assert answer.status_code == 200, answer.text
-    slo = stage.generator.asked[0][0].slo
+    slo = stage.generator.runs[0].request.slo
     assert (slo.ttft, slo.tpot, slo.e2e) == tuple(ms and milliseconds(ms) for ms in expected)
 
 
@@ -288,7 +239,7 @@ async def test_models(stage: Stage):
 
 async def test_health_is_the_process_and_ready_the_engines(stage: Stage):
     assert (await stage.http.get("/ready")).status_code == 200
-    stage.embedder.down = "embed-model: its worker has died"
+    stage.embedder.die("its worker has died")
     ready = await stage.http.get("/ready")
     assert ready.status_code == 503
     assert "embed-model" in ready.json()["error"]["message"]

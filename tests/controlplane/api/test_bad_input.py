@@ -8,10 +8,10 @@ import httpx
 import orjson
 import pytest
 
+from backends.scripted import Script
 from controlplane.api.settings import ApiKey, ApiSettings
-from controlplane.core.ports import ChatPrompt, Refused
 from controlplane.service.intake import Caller
-from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged, until
+from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -138,7 +138,7 @@ async def test_body(
     content = body if isinstance(body, bytes) else orjson.dumps(body)
     answer = await stage.http.post(path, content=content)
     check_error(answer, status, param, code)
-    assert not stage.generator.asked
+    assert not stage.generator.runs
 
 
 HEADERS = [
@@ -272,7 +272,7 @@ async def test_keys_name_tenants_and_bound_their_classes():
                 headers={"authorization": f"Bearer {secret}"},
             )
             assert answer.status_code == status, answer.text
-        asked = [(request.tenant, request.service_class.name) for request, *_ in stage.generator.asked]
+        asked = [(run.request.tenant, run.request.service_class.name) for run in stage.generator.runs]
         assert asked == [("red", "gold"), ("blue", "standard")]
         check_error(answer, 403, "service_class", "service_class_not_allowed")
 
@@ -287,12 +287,8 @@ async def test_admin_has_an_own_key_and_is_shut_without_one(stage: Stage):
 
 
 async def test_what_only_the_engine_can_refuse_is_a_400(stage: Stage):
-    async def refuse(prompt: ChatPrompt) -> list[int]:
-        raise Refused("messages: roles must alternate", param="messages")
-
-    stage.generator.render_chat = refuse  # type: ignore[method-assign]
-    answer = await stage.http.post(CHAT, json=chat())
-    check_error(answer, 400, "messages", "invalid_value")
+    stage.generator.default = Script(refuses="roles must alternate")
+    check_error(await stage.http.post(CHAT, json=chat()), 400, None, "invalid_value")
 
 
 async def test_a_fault_of_ours_is_a_500_that_tells_nothing(stage: Stage):
@@ -315,12 +311,20 @@ def check_error(
     assert answer.headers["x-request-id"]
 
 
-async def test_a_client_that_leaves_mid_stream_aborts_its_request(stage: Stage):
-    stage.generator.script.hold_before[1] = asyncio.Event()
-    async with listening(stage.app) as url, httpx.AsyncClient(base_url=url) as http:
-        async with http.stream("POST", CHAT, json=chat(stream=True)) as answer:
-            first = await anext(answer.aiter_bytes())
-            assert b"Hello" in first
-            assert not stage.is_clean()
-        await asyncio.wait_for(stage.generator.ended.wait(), 5)
-        await until(stage.is_clean)
+async def test_a_client_that_leaves_mid_stream_aborts_its_request():
+    async with (
+        staged(is_stepped=True) as stage,
+        listening(stage.app) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        asking = asyncio.create_task(
+            http.send(http.build_request("POST", CHAT, json=chat(stream=True)), stream=True)
+        )
+        await stage.generator.until_runs(1)
+        stage.generator.allow(1)
+        answer = await asking
+        assert b"Hello" in await anext(answer.aiter_bytes())
+        assert not stage.is_clean()
+        await answer.aclose()
+        await asyncio.wait_for(stage.generator.runs[0].ended.wait(), 5)
+        assert stage.generator.runs[0].end == "aborted"

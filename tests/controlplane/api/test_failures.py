@@ -1,22 +1,32 @@
 """What is told when the gate says no, an engine fails, a caller leaves; and that nothing is left behind."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import httpx
 import orjson
 import pytest
 
+from backends.scripted import Script
 from controlplane.api.errors import failure_of
 from controlplane.api.settings import ApiSettings
-from controlplane.api.stream import Envelope
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.decision import Reason, Reject
-from controlplane.core.ports import BackendDown, BackendFailed, Delta, Refused
+from controlplane.core.ports import BackendDown, BackendFailed
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.ticket import Rejected
-from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged, until
+from tests.controlplane.api.stage import (
+    CHAT_MODEL,
+    EMBED_MODEL,
+    MAX_RUNNING,
+    WORDS,
+    Stage,
+    listening,
+    staged,
+    until,
+)
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -87,12 +97,25 @@ def test_the_overload_status_is_the_operators():
     assert failure_of(rejected(Reason.RATE_LIMITED, 1), overload_status=503).status == 429
 
 
+NO_QUEUE = {"max_waiting": 0, "engine_queue": 0}
+
+
+async def busy(http: httpx.AsyncClient, stage: Stage) -> list[asyncio.Task[httpx.Response]]:
+    """As many running requests as may run."""
+    running = [asyncio.create_task(http.post(CHAT, json=chat())) for _ in range(MAX_RUNNING)]
+    await stage.generator.until_runs(MAX_RUNNING)
+    return running
+
+
+async def all_done(stage: Stage, running: list[asyncio.Task[httpx.Response]]) -> None:
+    stage.generator.allow(len(WORDS))
+    assert [done.status_code for done in await asyncio.gather(*running)] == [200] * len(running)
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_a_full_queue_rejects_with_a_time(is_streamed: bool):  # noqa: FBT001
-    async with staged(admission={"max_waiting": 0, "engine_queue": 0}) as stage:
-        stage.generator.script.hold_before[1] = (release := asyncio.Event())
-        running = [asyncio.create_task(stage.http.post(CHAT, json=chat())) for _ in range(4)]
-        await until(lambda: len(stage.generator.live) == 4)
+    async with staged(is_stepped=True, admission=NO_QUEUE) as stage:
+        running = await busy(stage.http, stage)
         answer = await stage.http.post(CHAT, json=chat(stream=is_streamed))
         assert answer.status_code == 429, answer.text
         assert answer.json()["error"]["code"] == "overloaded"
@@ -100,76 +123,75 @@ async def test_a_full_queue_rejects_with_a_time(is_streamed: bool):  # noqa: FBT
         assert int(answer.headers["retry-after"]) >= 1
         assert int(answer.headers["retry-after-ms"]) >= 1
         assert answer.headers["x-tandem-decision"] == "REJECT"
-        release.set()
-        assert [done.status_code for done in await asyncio.gather(*running)] == [200] * 4
+        await all_done(stage, running)
 
 
 async def test_one_rejected_prompt_ends_the_others():
-    async with staged(admission={"max_waiting": 0, "engine_queue": 0}) as stage:
-        stage.generator.script.hold_before[0] = asyncio.Event()
+    async with staged(is_stepped=True, admission=NO_QUEUE) as stage:
         answer = await stage.http.post(TEXT, json=text(prompt=["p"] * 5))
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
-        await until(stage.is_clean)
+        assert {run.end for run in stage.generator.runs} <= {"aborted"}
 
 
 async def test_a_deferred_request_says_so():
-    async with staged(admission={"engine_queue": 0}) as stage:
-        stage.generator.script.hold_before[1] = (release := asyncio.Event())
-        running = [asyncio.create_task(stage.http.post(CHAT, json=chat())) for _ in range(4)]
-        await until(lambda: len(stage.generator.live) == 4)
+    async with staged(is_stepped=True, admission={"engine_queue": 0}) as stage:
+        running = await busy(stage.http, stage)
         late = asyncio.create_task(stage.http.post(CHAT, json=chat(stream=True)))
-        await until(lambda: len(stage.service.dispatcher.tickets()) == 5)
-        release.set()
-        answer = await late
-        assert answer.headers["x-tandem-decision"] == "DEFER"
-        assert float(answer.headers["x-tandem-queue-ms"]) > 0
-        await asyncio.gather(*running)
+        await until(lambda: len(stage.service.dispatcher.tickets()) == MAX_RUNNING + 1)
+        await all_done(stage, running)
+        await stage.generator.until_runs(MAX_RUNNING + 1)
+        await all_done(stage, [late])
+        assert late.result().headers["x-tandem-decision"] == "DEFER"
+        assert float(late.result().headers["x-tandem-queue-ms"]) > 0
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize(
-    ("failure", "status", "code"),
+    ("script", "status", "code"),
     [
-        (BackendDown("chat-model: /secret/path died"), 503, "backend_down"),
-        (BackendFailed("CUDA error at /secret/path"), 500, "backend_failed"),
-        (Refused("top_k: not with this sampler", param="top_k"), 400, "invalid_value"),
-        (RuntimeError("/secret/path"), 500, "internal_error"),
+        (Script(dies_at=0), 503, "backend_down"),
+        (Script(fails_at=0), 500, "backend_failed"),
+        (Script(refuses="not with this sampler"), 400, "invalid_value"),
     ],
 )
 async def test_an_engine_that_fails_before_its_first_token(
     stage: Stage,
-    failure: Exception,
+    script: Script,
     status: int,
     code: str,
     is_streamed: bool,  # noqa: FBT001
 ):
-    stage.generator.script.fail_before[0] = failure
+    stage.generator.default = script
     answer = await stage.http.post(CHAT, json=chat(stream=is_streamed))
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert "/secret" not in answer.text
 
 
-async def test_an_engine_that_ends_without_a_token(stage: Stage):
-    stage.generator.script.deltas = []
-    answer = await stage.http.post(CHAT, json=chat(stream=True))
-    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "backend_failed")
+@pytest.mark.parametrize(
+    "failure",
+    [BackendDown("/secret/path"), BackendFailed("CUDA error at /secret/path"), RuntimeError("/secret/path")],
+)
+def test_what_a_backend_says_of_itself_stays_here(failure: Exception, caplog: pytest.LogCaptureFixture):
+    assert "/secret" not in failure_of(failure, overload_status=429).message
+    assert "/secret" in caplog.text
 
 
 @pytest.mark.parametrize("body", [chat(stream=True), text(stream=True), text(stream=True, prompt=["a", "b"])])
-async def test_a_stream_lost_midway_ends_in_an_error_event(stage: Stage, body: dict[str, Any]):
-    stage.generator.script.hold_before[2] = (release := asyncio.Event())
-    stage.generator.script.fail_before[2] = BackendDown("gone")
+async def test_a_stream_lost_midway_ends_in_an_error_event(body: dict[str, Any]):
     path = CHAT if "messages" in body else TEXT
-    received = ""
+    prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
     async with (
+        staged(is_stepped=True) as stage,
         listening(stage.app) as url,
         httpx.AsyncClient(base_url=url) as http,
-        http.stream("POST", path, json=body) as answer,
     ):
+        stage.generator.default = Script(dies_at=1)
+        asking = asyncio.create_task(http.send(http.build_request("POST", path, json=body), stream=True))
+        await stage.generator.until_runs(prompts)
+        stage.generator.allow(1)
+        answer = await asking
         assert answer.status_code == 200
-        async for piece in answer.aiter_text():
-            received += piece
-            release.set()
+        stage.generator.allow(1)
+        received = (await answer.aread()).decode()
     *_, last = [block for block in received.split("\n\n") if block]
     kind, content = last.split("\n")
     assert kind == "event: error"
@@ -179,9 +201,9 @@ async def test_a_stream_lost_midway_ends_in_an_error_event(stage: Stage, body: d
 
 async def test_an_embedding_engine_that_fails(stage: Stage):
     body = {"model": EMBED_MODEL, "input": "hi"}
-    stage.embedder.failure = BackendFailed("out of memory")
+    stage.embedder.upcoming.append(Script(fails_at=0))
     assert (await stage.http.post(EMBED, json=body)).status_code == 500
-    stage.embedder.down = "its worker has died"
+    stage.embedder.upcoming.append(Script(dies_at=0))
     answer = await stage.http.post(EMBED, json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "backend_down")
 
@@ -196,53 +218,58 @@ async def test_an_embedding_engine_that_fails(stage: Stage):
         (EMBED, {"model": EMBED_MODEL, "input": "hi"}),
     ],
 )
-async def test_a_caller_that_leaves_takes_its_work_along(stage: Stage, path: str, body: dict[str, Any]):
-    stage.generator.script.hold_before[0] = asyncio.Event()
-    stage.embedder.hold = asyncio.Event()
-    async with listening(stage.app) as url, httpx.AsyncClient(base_url=url) as http:
+async def test_a_caller_that_leaves_takes_its_work_along(path: str, body: dict[str, Any]):
+    async with (
+        staged(is_stepped=True) as stage,
+        listening(stage.app) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        engine = stage.embedder if path == EMBED else stage.generator
         asking = asyncio.create_task(http.post(path, json=body))
-        await until(lambda: bool(stage.generator.live or stage.embedder.live))
+        await engine.until_runs(len(body["prompt"]) if path == TEXT else 1)
         asking.cancel()
         await until(stage.is_clean)
+        assert {run.end for run in engine.runs} == {"aborted"}
 
 
 async def test_a_caller_that_leaves_the_queue_is_forgotten():
-    async with staged(admission={"engine_queue": 0}) as stage:
-        stage.generator.script.hold_before[0] = (release := asyncio.Event())
-        async with listening(stage.app) as url, httpx.AsyncClient(base_url=url) as http:
-            running = [asyncio.create_task(http.post(CHAT, json=chat())) for _ in range(4)]
-            await until(lambda: len(stage.generator.live) == 4)
-            late = asyncio.create_task(http.post(CHAT, json=chat()))
-            await until(lambda: len(stage.service.dispatcher.tickets()) == 5)
-            late.cancel()
-            await until(lambda: len(stage.service.dispatcher.tickets()) == 4)
-            release.set()
-            assert [done.status_code for done in await asyncio.gather(*running)] == [200] * 4
+    async with (
+        staged(is_stepped=True, admission={"engine_queue": 0}) as stage,
+        listening(stage.app) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        running = await busy(http, stage)
+        late = asyncio.create_task(http.post(CHAT, json=chat()))
+        await until(lambda: len(stage.service.dispatcher.tickets()) == MAX_RUNNING + 1)
+        late.cancel()
+        await until(lambda: len(stage.service.dispatcher.tickets()) == MAX_RUNNING)
+        await all_done(stage, running)
 
 
 async def test_a_caller_that_stops_reading_counts_as_gone():
     """The socket's buffers fill, the server's send waits, and after its patience the request is aborted."""
     async with staged(ApiSettings(stalled_client_s=0.2)) as stage:
-        stage.generator.script.deltas = [Delta(0, "x" * 100_000, (1,))] * 200
+        stage.generator.default = Script(tokens=200, words=("x" * 100_000,))
         async with listening(stage.app) as url:
             port = int(url.rsplit(":", 1)[1])
             body = orjson.dumps(chat(stream=True))
             _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
             writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: ")
             writer.write(str(len(body)).encode() + b"\r\n\r\n" + body)
-            await asyncio.wait_for(stage.generator.ended.wait(), 10)
-            await until(stage.is_clean)
+            await stage.generator.until_runs(1)
+            await asyncio.wait_for(stage.generator.runs[0].ended.wait(), 10)
+            assert stage.generator.runs[0].end == "aborted"
             writer.close()
 
 
-async def test_the_same_id_at_the_same_time_is_told_apart(stage: Stage):
-    stage.generator.script.hold_before[0] = (release := asyncio.Event())
-    headers = {"x-request-id": "same"}
-    asking = [asyncio.create_task(stage.http.post(CHAT, json=chat(), headers=headers)) for _ in range(2)]
-    await until(lambda: len(stage.generator.live) == 2)
-    release.set()
-    answers = await asyncio.gather(*asking)
-    assert [answer.headers["x-request-id"] for answer in answers] == ["same", "same"]
+async def test_the_same_id_at_the_same_time_is_told_apart():
+    async with staged(is_stepped=True) as stage:
+        ask = partial(stage.http.post, CHAT, json=chat(), headers={"x-request-id": "same"})
+        asking = [asyncio.create_task(ask()) for _ in range(2)]
+        await stage.generator.until_runs(2)
+        assert len({run.request.id for run in stage.generator.runs}) == 2
+        await all_done(stage, asking)
+        assert [done.result().headers["x-request-id"] for done in asking] == ["same", "same"]
 
 
 async def test_what_arrives_while_shutting_down_is_told_to_go_elsewhere(stage: Stage):
@@ -250,18 +277,3 @@ async def test_what_arrives_while_shutting_down_is_told_to_go_elsewhere(stage: S
     answer = await stage.http.post(CHAT, json=chat())
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
     assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-shutting-down"
-
-
-def test_a_chunk_is_one_event_of_plain_json():
-    envelope = Envelope(answer_id="a", kind="k", created=1, model="m\n", has_usage=True)
-    event = envelope.choice({"index": 0})
-    assert event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2
-    assert orjson.loads(event[6:]) == {
-        "id": "a",
-        "object": "k",
-        "created": 1,
-        "model": "m\n",
-        "choices": [{"index": 0}],
-        "usage": None,
-    }
-    assert orjson.loads(envelope.usage({"x": 1})[6:])["usage"] == {"x": 1}

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,8 @@ import pytest
 
 from controlplane import sdk
 from controlplane.core.clock import milliseconds
-from controlplane.core.ports import BackendFailed
-from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged, until
+from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, HELLO, TEXT, Stage, listening, staged
 
-_TEXT = "Hello wörld\u2028!"
 _NO_RETRY = sdk.Retries(most=0)
 _AT_ONCE = sdk.Retries(most=2, first_wait_s=0)
 
@@ -51,40 +50,45 @@ def use_all(url: str) -> dict[str, Any]:
 async def test_the_blocking_client(stage: Stage, url: str):
     got = await asyncio.to_thread(use_all, url)
     reply = got["reply"]
-    assert (reply.text, reply.finish_reason, reply.usage.total_tokens) == (_TEXT, "stop", 6)
+    assert (reply.text, reply.finish_reason, reply.usage.total_tokens) == (TEXT, "stop", 5)
     assert reply.decision.decision == "ADMIT"
-    request, _, sampling, _ = stage.generator.asked[0]
+    request, sampling = stage.generator.runs[0].request, stage.generator.runs[0].sampling
     assert (request.service_class.name, request.slo.ttft) == ("gold", milliseconds(150))
+    assert sampling is not None
     assert (sampling.max_tokens, sampling.temperature) == (9, 0.5)
     assert got["pieces"] == ["Hello", " wörld\u2028", "!"]
-    assert got["stream"].usage.completion_tokens == 4
+    assert got["stream"].usage.completion_tokens == 3
     assert got["stream"].finish_reason == "stop"
     assert got["stream"].decision.queue_ms >= 0
-    np.testing.assert_array_equal(
-        got["vectors"].vectors, [stage.embedder.vector(text) for text in (b"a", b"bc")]
-    )
     assert got["vectors"].vectors.dtype == np.float32
+    plain = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": ["a", "bc"]})
+    expected = [row["embedding"] for row in plain.json()["data"]]
+    np.testing.assert_array_equal(got["vectors"].vectors, np.float32(expected))
 
 
 async def test_the_asynchronous_client(stage: Stage, url: str):
     async with sdk.AsyncTandem(url) as tandem:
         reply = await tandem.chat([{"role": "user", "content": "hi"}], model=CHAT_MODEL, tpot_ms=20)
-        assert (reply.text, reply.usage.prompt_tokens) == (_TEXT, 2)
-        assert stage.generator.asked[0][0].slo.tpot == milliseconds(20)
+        assert (reply.text, reply.usage.prompt_tokens) == (TEXT, 2)
+        assert stage.generator.runs[0].request.slo.tpot == milliseconds(20)
         stream = await tandem.stream("hi", model=CHAT_MODEL)
         assert [piece async for piece in stream] == ["Hello", " wörld\u2028", "!"]
         assert stream.usage is not None
-        assert stream.usage.completion_tokens == 4
+        assert stream.usage.completion_tokens == 3
         short = await tandem.embed([[1, 2], [3]], model=EMBED_MODEL, dimensions=4, e2e_ms=5000)
         assert short.vectors.shape == (2, 4)
         assert short.usage.prompt_tokens == 3
 
 
-async def test_a_stream_closed_early_aborts_the_request(stage: Stage, url: str):
-    stage.generator.script.hold_before[1] = asyncio.Event()
-    async with sdk.AsyncTandem(url) as tandem, await tandem.stream("hi", model=CHAT_MODEL) as stream:
-        assert await anext(aiter(stream)) == "Hello"
-    await until(stage.is_clean)
+async def test_a_stream_closed_early_aborts_the_request():
+    async with staged(is_stepped=True) as stage, listening(stage.app) as url, sdk.AsyncTandem(url) as tandem:
+        asking = asyncio.create_task(tandem.stream("hi", model=CHAT_MODEL))
+        await stage.generator.until_runs(1)
+        stage.generator.allow(1)
+        async with await asking as stream:
+            assert await anext(aiter(stream)) == "Hello"
+        await asyncio.wait_for(stage.generator.runs[0].ended.wait(), 5)
+        assert stage.generator.runs[0].end == "aborted"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +111,7 @@ async def test_errors_are_typed(url: str, call: Callable[[sdk.AsyncTandem], Any]
 
 
 async def test_a_stream_lost_midway_says_what_had_come(stage: Stage, url: str):
-    stage.generator.script.fail_before[2] = BackendFailed("lost")
+    stage.generator.default = replace(HELLO, fails_at=2)
     async with sdk.AsyncTandem(url) as tandem:
         stream = await tandem.stream("hi", model=CHAT_MODEL)
         with pytest.raises(sdk.StreamLost) as lost:
