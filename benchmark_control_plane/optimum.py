@@ -1,0 +1,88 @@
+"""What would the best schedule with hindsight cost? Proven for small instances, honest above.
+
+Reads {"M", "requests": [{"a", "s", "o"}]} and prints {"total_latency", "start", "proof", "lower_bound"};
+"proof" is "optimal" only if no schedule can be better, else "best-known".
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmark_control_plane.hindsight import Instance, read_instance
+from benchmark_control_plane.inputs import BadInput, exit_code, read_object
+from benchmark_control_plane.optimum_bound import fluid_bound, linear_bound, tightened
+from benchmark_control_plane.optimum_proof import prove
+from benchmark_control_plane.optimum_search import first_orders, search
+
+MOST_PROVABLE = 14
+"""Requests up to which a proof is tried: up to 12 it takes seconds, at 14 perhaps minutes."""
+
+_SEARCH_SHARE = 0.7
+_FIRST_SEARCH_SECONDS = 0.05
+"""A request, before a proof."""
+
+
+def best_schedule(instance: Instance, *, seconds: float, seed: int = 0) -> dict[str, Any]:
+    if not instance.jobs:
+        return {"total_latency": 0.0, "start": [], "proof": "optimal", "lower_bound": 0.0}
+    begun = time.monotonic()
+    is_small = len(instance.jobs) <= MOST_PROVABLE
+    share = seconds * _SEARCH_SHARE
+    if is_small:
+        share = min(share, len(instance.jobs) * _FIRST_SEARCH_SECONDS)
+    start = _searched(instance, share, seed)
+    bound = fluid_bound(instance)
+
+    def left() -> float:
+        return max(0.1, seconds - (time.monotonic() - begun))
+
+    if is_small:
+        proof = prove(instance, start, seconds=left(), seed=seed, workers=2 * (os.cpu_count() or 1))
+        start, bound = proof.start, max(bound, proof.bound)
+    else:
+        bound = max(bound, linear_bound(instance, start, seconds=left()) or bound)
+    total = instance.total_latency(start)
+    bound = min(tightened(bound, instance), total)
+    proof_word = "optimal" if bound >= total else "best-known"
+    return {"total_latency": total, "start": start, "proof": proof_word, "lower_bound": bound}
+
+
+def _searched(instance: Instance, seconds: float, seed: int) -> list[int]:
+    deadline = time.monotonic() + seconds
+    return search(instance, first_orders(instance), seed=seed, stop=_passed(deadline))
+
+
+def _passed(deadline: float) -> Callable[[], bool]:
+    return lambda: time.monotonic() >= deadline
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise BadInput(f"--seconds {text}: a positive number of seconds is needed")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmark_control_plane.optimum", description=__doc__)
+    parser.add_argument("instance", help="JSON file")
+    parser.add_argument("--seconds", default="30", help="time for search, proof and bound together")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+
+    def solved() -> dict[str, Any]:
+        seconds = _positive(options.seconds)
+        instance = read_instance(read_object(options.instance))
+        return best_schedule(instance, seconds=seconds, seed=options.seed)
+
+    return exit_code(solved)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
