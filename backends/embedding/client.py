@@ -119,6 +119,7 @@ class WorkerEmbedder:
         """Raises BackendDown with the worker's own words when the model does not load."""
         link = await self._launch()
         self._keeper = asyncio.create_task(self._keep(link), name=f"embedding-worker-{self.model}")
+        self._keeper.add_done_callback(self._keeper_ended)
 
     async def stop(self) -> None:
         keeper, self._keeper = self._keeper, None
@@ -126,6 +127,9 @@ class WorkerEmbedder:
         if keeper is not None:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
+        self.ready.clear()
+        if self._link is not None:
+            await self._link.close()
         self._give_up()
 
     async def check(self) -> None:
@@ -169,7 +173,7 @@ class WorkerEmbedder:
 
     @property
     def worker_pid(self) -> int | None:
-        return None if self._link is None else self._link.pid
+        return self._link.pid if self._link is not None and self.ready.is_set() else None
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
         return self.facts.memory.batch_bytes(token_counts, budget_tokens=self._options.batch_tokens)
@@ -204,7 +208,7 @@ class WorkerEmbedder:
             self._queue.discard(call)
 
     def _up(self) -> WorkerLink:
-        if self._link is None:
+        if self._link is None or not self.ready.is_set():
             raise BackendDown(self._down)
         return self._link
 
@@ -238,16 +242,12 @@ class WorkerEmbedder:
     async def _keep(self, link: WorkerLink) -> None:
         """Listens to one worker after another, until cancelled."""
         while True:
-            try:
-                while (frame := await link.receive()) is not None:
-                    self._take(frame)
-            finally:
-                self._link = None
-                self.ready.clear()
-                status = await link.close()
-                self._answers.saw_one()
-            self._down = f"embedding worker {link.pid} died (exit status {status}); another is starting"
-            _log.error(self._down)
+            while (frame := await link.receive()) is not None:
+                self._take(frame)
+            self.ready.clear()
+            self._down = f"embedding worker {link.pid} died; another is starting"
+            self._answers.saw_one()
+            _log.error("%s (exit status %d)", self._down, await link.close())
             self._requeue()
             link = await self._replace()
 
@@ -265,8 +265,16 @@ class WorkerEmbedder:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
+    def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
+        """Only a defect of ours ends the keeper uncalled; then nothing waits on for ever."""
+        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+            self.ready.clear()
+            self._down = f"embedding model {self.model!r} is no longer kept up: {error!r}"
+            _log.critical(self._down, exc_info=error)
+            self._give_up()
+
     def _feed(self) -> None:
-        while self._link is not None and len(self._under_way) < _UNDER_WAY:
+        while self._link is not None and self.ready.is_set() and len(self._under_way) < _UNDER_WAY:
             batch = self._queue.next_batch()
             if batch is None:
                 return

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from backends.embedding.contract import EncoderFacts, EncoderOptions
@@ -126,7 +127,12 @@ class Encoder:
         longest = self.max_input_tokens
         shapes = [(1, min(8, longest)), (8, min(64, longest)), (1, longest)]
         shapes += [(max(1, batch_tokens // longest), longest), (max(1, batch_tokens // 64), min(64, longest))]
-        points = [MemoryPoint(n, length, self._peak_bytes(n, length)) for n, length in shapes]
+        try:
+            points = [MemoryPoint(n, length, self._peak_bytes(n, length)) for n, length in shapes]
+        except torch.OutOfMemoryError as error:
+            raise Unsupported(
+                f"batch_tokens={batch_tokens}: a pass of that size does not fit on {self.device}; lower it"
+            ) from error
         return fitted(points, dimension=self.dimension)
 
     def _peak_bytes(self, inputs: int, length: int) -> int:
@@ -167,6 +173,12 @@ class Encoder:
             )
         return tokenizer
 
+    def _as_the_server(self) -> Tokenizer:
+        tokenizer = Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
     def _longest_input(self, wanted: int | None) -> int:
         positions = getattr(self._transformer().config, "max_position_embeddings", None)
         limit = positions if isinstance(positions, int) and positions > 0 else None
@@ -183,7 +195,7 @@ class Encoder:
     def _check_against_encode(self) -> int:
         """The dimension. Raises Unsupported where ids alone do not give what encode gives."""
         expected = np.asarray(self._model.encode(_PROBES, prompt="", show_progress_bar=False))
-        inputs = [self.tokenizer(text)["input_ids"][: self.max_input_tokens] for text in _PROBES]
+        inputs = [found.ids[: self.max_input_tokens] for found in self._as_the_server().encode_batch(_PROBES)]
         lengths = np.array([len(ids) for ids in inputs], dtype=np.uint32)
         found = self.vectors(lengths, np.concatenate([np.array(ids, dtype=np.uint32) for ids in inputs]))
         tolerance = _TOLERANCE.get(next(self._model.parameters()).dtype, _LOOSE_TOLERANCE)

@@ -36,6 +36,7 @@ class WorkerLink:
                 worker = await asyncio.create_subprocess_exec(
                     sys.executable,
                     *("-m", "backends.embedding.worker", str(theirs.fileno()), options.to_json()),
+                    stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     env=_environment(options),
                 )
@@ -62,7 +63,7 @@ class WorkerLink:
         self._writer.write(frame.pack())
 
     async def close(self) -> int:
-        """The worker's exit status; negative for a signal."""
+        """The worker's exit status; negative for a signal. May be called again."""
         # Aborted, because a plain close would first flush to a worker that may have stopped reading.
         self._writer.transport.abort()
         try:
