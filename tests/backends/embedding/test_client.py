@@ -299,6 +299,26 @@ async def test_a_model_that_does_not_load_is_named(tmp_path):
 
 
 @pytest.mark.engine
+async def test_an_input_limit_beyond_the_models_positions_stops_the_start():
+    embedder = WorkerEmbedder(MINILM, max_input_tokens=1_000)
+    with pytest.raises(BackendDown, match="max_input_tokens=1000: the model has 512 positions; lower it"):
+        await embedder.start()
+
+
+@pytest.mark.engine
+async def test_options_reach_the_model():
+    embedder = WorkerEmbedder(
+        MINILM, dtype="bfloat16", normalize=False, max_input_tokens=300, dimensions=(64, 384), threads=1
+    )
+    await embedder.start()
+    [row] = await embed(embedder, [[101, *[2000] * 298, 102]])
+    await embedder.stop()
+    assert not np.isclose(np.linalg.norm(row), 1, atol=0.1)
+    assert embedder.facts.weight_bytes == 2 * 22_713_216
+    assert embedder.supported_dimensions == (64, 384)
+
+
+@pytest.mark.engine
 def test_the_worker_ends_when_its_server_is_killed():
     server = """
 import asyncio
