@@ -63,9 +63,9 @@ class LengthForecast:
         passed = self.level_of(after)
         if passed >= 1.0:
             return LengthForecast((0.0, 1.0), (1.0, max(1.0, after / 2)))
-        kept = [(lv, tk) for lv, tk in self._points if lv > passed]
-        levels = (0.0, *((lv - passed) / (1 - passed) for lv, _ in kept))
-        return LengthForecast(levels, (1.0, *(max(1.0, tk - after) for _, tk in kept)))
+        kept = [(passed, self.quantile(passed)), *(p for p in self._points if p[0] > passed)]
+        levels = tuple((lv - passed) / (1 - passed) for lv, _ in kept)
+        return LengthForecast(levels, tuple(max(1.0, tk - after) for _, tk in kept))
 
     @cached_property
     def _points(self) -> tuple[tuple[float, float], ...]:

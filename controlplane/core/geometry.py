@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DTYPE_BYTES = {
-    "float32": 4, "float16": 2, "half": 2, "bfloat16": 2,
+    "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2,
     "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1,
 }  # fmt: skip
 
@@ -56,14 +56,24 @@ def _required(config: Mapping[str, Any], *names: str) -> int:
     return value
 
 
+def _kv_heads(config: Mapping[str, Any]) -> int | None:
+    """`None` if each head has its own keys and values."""
+    # Falcon-7B says multi_query and num_kv_heads=71 at once; the flag holds, but not in Falcon-40B's layout.
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        return 1
+    names = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+    nested = config.get("attn_config")  # MPT, DBRX
+    return _first(config, *names) or (_first(nested, "kv_n_heads") if isinstance(nested, Mapping) else None)
+
+
 def _elements_per_layer(config: Mapping[str, Any], tensor_parallel: int) -> int:
     if (latent := _first(config, "kv_lora_rank")) is not None:
         # The latent is not sharded by heads, so every rank holds all of it (DeepSeek-V2, section 2.1).
         return latent + _required(config, "qk_rope_head_dim")
-    heads = _required(config, "num_attention_heads", "n_head", "num_heads")
-    kv_heads = _first(config, "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+    heads = _required(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
+    kv_heads = _kv_heads(config)
     if kv_heads is None:
-        kv_heads = 1 if config.get("multi_query") else heads
+        kv_heads = heads
     head_dim = _first(config, "head_dim", "kv_channels")
     if head_dim is None:
         head_dim = _required(config, "hidden_size", "n_embd", "d_model") // heads
@@ -86,10 +96,10 @@ def kv_geometry(
     layers = _required(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     dtype = cache_dtype
     if dtype == "auto":
-        # A model that names no dtype is loaded by vLLM in 16 bits.
-        stated = text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")
-        dtype = str(stated or "bfloat16").removeprefix("torch.")
-        # vLLM's `auto` casts float32 checkpoints down on the way in.
+        stated = text.get("dtype") or text.get("torch_dtype") or config.get("dtype")
+        dtype = str(stated or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+        # A model that names no dtype, or 32 bits, is loaded by vLLM in 16 unless told otherwise.
+        dtype = "bfloat16" if dtype == "float32" else dtype
     if dtype not in DTYPE_BYTES:
         raise GeometryError(f"KV cache dtype {dtype!r}: known are {', '.join(sorted(DTYPE_BYTES))}")
     return KvGeometry(layers * _elements_per_layer(text, tensor_parallel), DTYPE_BYTES[dtype], block_tokens)

@@ -68,10 +68,10 @@ class Admission:
         """The reason is why not."""
         if share.free_slots <= 0:
             return Reason.NO_SLOT
-        if len(share.leases) == 0:
-            return Admit(waiting.footprint)
         if share.deficit > 0 or share.held + waiting.footprint.base > share.ceiling:
             return Reason.NO_MEMORY
+        if len(share.leases) == 0:
+            return Admit(waiting.footprint)
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
 
     def try_preempt(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | None:

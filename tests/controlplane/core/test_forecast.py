@@ -1,0 +1,94 @@
+"""Length forecasts: moments against integration, and the remaining length against the conditional law."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.core.forecast import LengthForecast
+
+
+@st.composite
+def forecasts(draw: st.DrawFn) -> LengthForecast:
+    inner = draw(st.lists(st.integers(1, 99), unique=True, max_size=6))
+    levels = (0.0, *(level / 100 for level in sorted(inner)), 1.0)
+    tokens = draw(st.lists(st.integers(1, 500), min_size=len(levels), max_size=len(levels)))
+    return LengthForecast(levels, tuple(float(t) for t in sorted(tokens)))
+
+
+@given(forecasts())
+def test_moments_agree_with_integration(forecast: LengthForecast) -> None:
+    """Midpoints within each piece: exact for the mean; the square's error is known and added."""
+    parts = 400
+    mean = square = error = 0.0
+    for (a, x), (b, y) in pairwise(zip(forecast.levels, forecast.tokens, strict=True)):
+        middles = a + (np.arange(parts) + 0.5) * (b - a) / parts
+        values = np.array([forecast.quantile(float(level)) for level in middles])
+        mean += values.mean() * (b - a)
+        square += (values**2).mean() * (b - a)
+        error += (b - a) * (y - x) ** 2 / (12 * parts**2)
+    assert forecast.mean == pytest.approx(mean)
+    assert forecast.deviation**2 == pytest.approx(square + error - mean**2, abs=1e-5 * (1 + mean**2))
+
+
+@given(forecasts(), st.floats(0, 1))
+def test_quantile_and_level_are_inverse(forecast: LengthForecast, level: float) -> None:
+    tokens = forecast.quantile(level)
+    assert forecast.tokens[0] <= tokens <= forecast.tokens[-1]
+    assert forecast.level_of(tokens) >= level - 1e-9
+    below = forecast.level_of(np.nextafter(tokens, 0) - 1e-6)
+    assert below <= level + 1e-9
+
+
+@given(forecasts(), st.integers(0, 600), st.integers(0, 20))
+def test_remaining_is_the_conditional_law(forecast: LengthForecast, done: int, twentieth: int) -> None:
+    passed = forecast.level_of(done)
+    if passed >= 1.0:
+        return
+    level = twentieth / 20
+    among_all = min(1.0, passed + level * (1 - passed))
+    expected = max(1.0, forecast.quantile(among_all) - done)
+    # One point between two knots may cut the corner that the floor of one token makes: at most a token.
+    assert forecast.remaining(after=done).quantile(level) == pytest.approx(expected, abs=1.0 + 1e-6)
+
+
+@given(forecasts())
+def test_nothing_seen_changes_nothing(forecast: LengthForecast) -> None:
+    assert forecast.remaining(after=0) == forecast
+
+
+def test_remaining_before_the_shortest_answer_is_the_rest_of_it() -> None:
+    left = LengthForecast((0.0, 1.0), (100.0, 200.0)).remaining(after=10)
+    assert (left.levels, left.tokens) == ((0.0, 1.0), (90.0, 190.0))
+
+
+def test_an_outrun_forecast_expects_half_again_at_most() -> None:
+    left = LengthForecast((0.0, 1.0), (5.0, 20.0)).remaining(after=40)
+    assert left.tokens == (1.0, 20.0)
+    assert LengthForecast((0.0, 1.0), (1.0, 1.0)).remaining(after=1).tokens == (1.0, 1.0)
+
+
+def test_a_certain_length() -> None:
+    certain = LengthForecast((0.0, 0.5, 1.0), (7.0, 7.0, 7.0))
+    assert (certain.mean, certain.deviation) == (7.0, 0.0)
+    assert [certain.quantile(level) for level in (0.0, 0.3, 1.0)] == [7.0, 7.0, 7.0]
+    assert (certain.level_of(6.9), certain.level_of(7.0)) == (0.0, 1.0)
+    assert certain.remaining(after=3).mean == 4.0
+
+
+@pytest.mark.parametrize(
+    ("levels", "tokens"),
+    [
+        ((0.0, 1.0), (2.0, 1.0)),
+        ((0.0, 0.9), (1.0, 2.0)),
+        ((0.1, 1.0), (1.0, 2.0)),
+        ((0.0, 0.5, 0.5, 1.0), (1.0, 2.0, 3.0, 4.0)),
+        ((0.0, 1.0), (1.0,)),
+        ((1.0,), (1.0,)),
+    ],
+)
+def test_what_is_no_distribution_is_refused(levels: tuple[float, ...], tokens: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="levels rise from 0 to 1"):
+        LengthForecast(levels, tokens)

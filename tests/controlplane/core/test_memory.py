@@ -1,0 +1,193 @@
+"""The ledger under any calls: memory conserved, nobody above their ceiling, each lease closed once."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from controlplane.core.geometry import KvGeometry
+from controlplane.core.memory import (
+    Footprint,
+    Lease,
+    MemoryLedger,
+    MemoryRuleBroken,
+    Quota,
+    generate_footprint,
+)
+from controlplane.core.request import Owner
+
+OWNERS = st.sampled_from(list(Owner))
+POOL = 1_000
+
+footprints = st.builds(
+    Footprint,
+    base=st.integers(0, 400),
+    per_step=st.integers(0, 30),
+    steps=st.integers(1, 50),
+    spread=st.floats(0, 100),
+)
+
+
+class Ledger(RuleBasedStateMachine):
+    """Beside the ledger, a plain dictionary of what every open lease stands at."""
+
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = MemoryLedger({Owner.LLM: Quota(700, 300, 500), Owner.EMBEDDING: Quota(300, 700, 100)})
+        self.expected: dict[Lease, tuple[int, int, int]] = {}
+        self.opened = 0
+
+    @rule(target=leases, owner=OWNERS, footprint=footprints, priority=st.integers(0, 3))
+    def open(self, owner: Owner, footprint: Footprint, priority: int) -> Any:
+        self.opened += 1
+        before = self.ledger.wanted(owner)
+        fits = before + footprint.base <= self.ledger.ceiling(owner)
+        try:
+            lease = self.ledger.open(f"r{self.opened}", owner, footprint, priority=priority)
+        except MemoryRuleBroken as broken:
+            assert not fits, broken
+            assert self.ledger.wanted(owner) == before
+            return multiple()  # no lease came of it
+        assert fits
+        self.expected[lease] = (footprint.base, footprint.per_step, footprint.steps)
+        return lease
+
+    @rule(lease=leases, steps=st.integers(0, 20))
+    def grow(self, lease: Lease, steps: int) -> None:
+        base, per_step, left = self.expected[lease]
+        self.ledger.grow(lease, steps)
+        self.expected[lease] = (base + per_step * steps, per_step, max(1, left - steps))
+
+    @rule(lease=leases, steps=st.integers(0, 40), spread=st.floats(0, 50))
+    def reforecast(self, lease: Lease, steps: int, spread: float) -> None:
+        self.ledger.reforecast(lease, steps=steps, spread=spread)
+        base, per_step, _ = self.expected[lease]
+        self.expected[lease] = (base, per_step, max(1, steps))
+
+    @rule(lease=consumes(leases))
+    def close(self, lease: Lease) -> None:
+        self.ledger.close(lease)
+        del self.expected[lease]
+        for again in (self.ledger.close, lambda gone: self.ledger.grow(gone, 1), self.ledger.standing):
+            with pytest.raises(MemoryRuleBroken, match="closed exactly once"):
+                again(lease)
+
+    @rule(owner=OWNERS, nominal=st.integers(0, POOL), borrow=st.integers(0, POOL), lend=st.floats(0, 1))
+    def set_quota(self, owner: Owner, nominal: int, borrow: int, lend: float) -> None:
+        other = next(o for o in Owner if o is not owner)
+        wanted = self.ledger.wanted(owner)
+        quota = Quota(nominal, borrow, int(nominal * lend))
+        if nominal + self.ledger.quota(other).nominal > POOL:
+            with pytest.raises(ValueError, match="sum to at most the pool's 1000 bytes"):
+                self.ledger.set_quota(owner, quota)
+        else:
+            self.ledger.set_quota(owner, quota)
+        assert self.ledger.wanted(owner) == wanted, "a quota takes nothing away"
+
+    @precondition(lambda self: self.expected)
+    @rule(owner=OWNERS)
+    def tables_agree_with_leases(self, owner: Owner) -> None:
+        mine = {lease.request_id: at for lease, at in self.expected.items() if lease.owner is owner}
+        table = self.ledger.table(owner)
+        rows = zip(table.ids, table.base, table.per_step, table.steps, strict=True)
+        assert {name: (int(b), int(p), int(s)) for name, b, p, s in rows} == mine
+        for lease, (base, _, left) in self.expected.items():
+            assert self.ledger.standing(lease) == (base, left)
+
+    @invariant()
+    def memory_is_conserved(self) -> None:
+        ledger = self.ledger
+        ledger.check_integrity()
+        assert sum(ledger.held(owner) for owner in Owner) <= ledger.capacity == POOL
+        borrowers = 0
+        for owner in Owner:
+            quota, held = ledger.quota(owner), ledger.held(owner)
+            assert 0 <= held <= quota.nominal + quota.borrow_limit
+            assert ledger.wanted(owner) == held + ledger.deficit(owner)
+            assert ledger.wanted(owner) == sum(
+                base for lease, (base, _, _) in self.expected.items() if lease.owner is owner
+            )
+            borrowers += held > quota.nominal
+        assert borrowers <= 1, "who borrows has nothing to lend"
+
+
+Ledger.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedger = Ledger.TestCase
+
+
+@given(
+    prompt=st.integers(1, 300),
+    output=st.integers(1, 200),
+    block=st.sampled_from([1, 16, 64]),
+    n=st.integers(1, 3),
+)
+def test_a_generation_is_bounded_by_its_line(prompt: int, output: int, block: int, n: int) -> None:
+    geometry = KvGeometry(4, 2, block)
+    footprint = generate_footprint(
+        geometry,
+        prompt_tokens=prompt,
+        max_output_tokens=output,
+        expected_tokens=output,
+        deviation_tokens=0.0,
+        sequences=n,
+    )
+    for done in range(output + 1):
+        staircase = geometry.bytes(prompt + done) * n
+        line = footprint.base + footprint.per_step * done
+        assert staircase <= line < staircase + n * geometry.bytes_per_block
+        assert block > 1 or line == staircase
+    assert footprint.worst == geometry.bytes(prompt + output) * n
+
+
+def test_expected_steps_stay_between_one_and_the_cap() -> None:
+    geometry = KvGeometry(1, 1, 1)
+    for expected, steps in ((0.2, 1), (5.0, 5), (99.0, 10)):
+        made = generate_footprint(
+            geometry, prompt_tokens=3, max_output_tokens=10, expected_tokens=expected, deviation_tokens=1.0
+        )
+        assert made.steps == steps
+
+
+def test_area_is_the_memory_time_under_the_line() -> None:
+    assert Footprint(base=10, per_step=2, steps=5).area == (10 + 20) / 2 * 5
+
+
+def test_what_if_tables_leave_the_original_alone() -> None:
+    ledger = MemoryLedger({Owner.LLM: Quota(100), Owner.EMBEDDING: Quota(0)})
+    for name in ("a", "b", "c"):
+        ledger.open(name, Owner.LLM, Footprint(10, 1, 5, spread=2.0), priority=1)
+    table = ledger.table(Owner.LLM)
+    fewer = table.without(["b"]).with_lease("d", Footprint(7, 0, 3, spread=3.0), 2)
+    assert fewer.ids == ("a", "c", "d")
+    assert (fewer.base.tolist(), fewer.variance.tolist()) == ([10, 10, 7], [4, 4, 9])
+    assert table.ids == ("a", "b", "c")
+
+
+def test_many_leases_outgrow_the_first_table() -> None:
+    ledger = MemoryLedger({Owner.LLM: Quota(1_000), Owner.EMBEDDING: Quota(0)})
+    leases = [ledger.open(str(i), Owner.LLM, Footprint(i % 7), priority=0) for i in range(200)]
+    for lease in leases[::3]:
+        ledger.close(lease)
+    ledger.check_integrity()
+    assert ledger.wanted(Owner.LLM) == sum(i % 7 for i in range(200) if i % 3)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"nominal": -1}, {"nominal": 5, "lend_limit": 6}, {"nominal": 5, "borrow_limit": -1}],
+)
+def test_bad_quotas(bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="lower lend_limit"):
+        Quota(**bad)

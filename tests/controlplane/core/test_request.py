@@ -1,0 +1,97 @@
+"""Clock, objectives, phases and timelines."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.core.clock import (
+    Duration,
+    Instant,
+    after,
+    between,
+    milliseconds,
+    scaled,
+    seconds,
+    to_milliseconds,
+    to_seconds,
+)
+from controlplane.core.request import LEGAL_MOVES, IllegalMove, Kind, Owner, Phase, Timeline, moved
+from controlplane.core.slo import Slo
+
+durations = st.integers(-(10**15), 10**15).map(Duration)
+
+
+@given(st.integers(0, 10**18).map(Instant), durations)
+def test_instants_and_durations_agree(start: Instant, elapsed: Duration) -> None:
+    assert between(start, after(start, elapsed)) == elapsed
+    assert between(after(start, elapsed), start) == -elapsed
+
+
+@given(st.integers(-(10**9), 10**9))
+def test_edges_convert_exactly(value: int) -> None:
+    assert to_milliseconds(milliseconds(value)) == value
+    assert seconds(value) == milliseconds(1_000 * value)
+    assert to_seconds(seconds(value / 1_000)) == value / 1_000
+    assert scaled(seconds(value), 0.5) == seconds(value / 2)
+
+
+def test_objectives_override_part_by_part() -> None:
+    default = Slo(ttft=seconds(1), tpot=milliseconds(50))
+    assert default.overridden(Slo(ttft=seconds(2))) == Slo(seconds(2), milliseconds(50), None)
+    assert default.overridden(Slo()) == default
+
+
+def test_first_deadline_is_the_sooner() -> None:
+    arrival = Instant(100)
+    assert Slo(ttft=Duration(7), e2e=Duration(5)).first_token_deadline(arrival) == 105
+    assert Slo(ttft=Duration(7)).first_token_deadline(arrival) == 107
+    assert Slo(tpot=Duration(7)).first_token_deadline(arrival) is None
+
+
+@pytest.mark.parametrize("part", ["ttft", "tpot", "e2e"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_objectives_are_positive(part: str, value: int) -> None:
+    with pytest.raises(ValueError, match=rf"slo\.{part}={value}.*leave it out"):
+        Slo(**{part: Duration(value)})
+
+
+@pytest.mark.parametrize(("phase", "to"), list(product(Phase, Phase)))
+def test_phases_move_by_the_table_alone(phase: Phase, to: Phase) -> None:
+    if to in LEGAL_MOVES[phase]:
+        assert moved(phase, to) is to
+    else:
+        with pytest.raises(IllegalMove, match=f"{phase} -> {to}"):
+            moved(phase, to)
+
+
+def test_every_phase_can_end_and_the_end_is_final() -> None:
+    for phase in Phase:
+        assert (Phase.FINISHED in LEGAL_MOVES[phase]) == (phase is not Phase.FINISHED)
+    assert LEGAL_MOVES[Phase.FINISHED] == frozenset()
+
+
+def test_kinds_have_owners() -> None:
+    assert {kind: kind.owner for kind in Kind} == {Kind.GENERATE: Owner.LLM, Kind.EMBED: Owner.EMBEDDING}
+
+
+def test_timeline_of_a_generation() -> None:
+    seen = Timeline(arrival=Instant(1_000), dispatched=Instant(1_500))
+    for now, tokens in ((2_000, 1), (2_100, 1), (2_900, 2)):
+        seen.stamp_tokens(Instant(now), tokens)
+    seen.finished = Instant(3_000)
+    assert (seen.queue, seen.ttft, seen.tpot, seen.e2e) == (500, 1_000, 300, 2_000)
+    assert seen.longest_gap == 800
+    assert seen.kept(Slo(Duration(1_000), Duration(299))) == {"ttft": True, "tpot": False}
+
+
+def test_one_token_meets_tpot_and_embeddings_meet_ttft_by_their_end() -> None:
+    seen = Timeline(arrival=Instant(0))
+    seen.stamp_tokens(Instant(50), 1)
+    seen.finished = Instant(60)
+    assert seen.tpot is None
+    assert seen.kept(Slo(tpot=Duration(1))) == {"tpot": True}
+    answer = Timeline(arrival=Instant(0), finished=Instant(90))
+    assert answer.kept(Slo(ttft=Duration(89))) == {"ttft": False}
+    assert answer.kept(Slo(ttft=Duration(90))) == {"ttft": True}
