@@ -1,0 +1,239 @@
+"""One cycle over any view, for every ordering and admission in the catalogue."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.core.clock import Duration, Instant, milliseconds, seconds
+from controlplane.core.decision import Admit, Plan, Reason
+from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.request import Kind, Owner, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.view import Pace, PoolView, Queue, Running, Share, Waiting
+from controlplane.policy.admission import Admission, AdmissionOptions, wait_bound
+from controlplane.policy.catalogue import ADMISSIONS, ORDERINGS, chosen
+from controlplane.policy.cycle import run_cycle
+from controlplane.policy.eviction import EvictionOptions
+from controlplane.policy.ordering import OrderingOptions
+
+NOW = Instant(seconds(100))
+PACE = Pace(step=milliseconds(20), per_prompt_token=milliseconds(0.1))
+OPTIONS = AdmissionOptions(
+    overflow_probability=0.05, max_waiting=4, max_wait=seconds(30), defer_threshold=milliseconds(50)
+)
+EVICTION = EvictionOptions(tau=seconds(1), almost_done_steps=2, thrash_penalty=1.0)
+CLASSES = [
+    ServiceClass("batch", Slo(), priority=0, sheddable=False),
+    ServiceClass("chat", Slo(ttft=seconds(2)), priority=1, sheddable=True),
+    ServiceClass("urgent", Slo(ttft=seconds(0.5), e2e=seconds(9)), priority=2, sheddable=True),
+]
+EVERY_POLICY = list(product(sorted(ORDERINGS), sorted(ADMISSIONS)))
+
+footprints = st.builds(
+    Footprint,
+    base=st.integers(1, 300),
+    per_step=st.integers(0, 5),
+    steps=st.integers(1, 60),
+    spread=st.floats(0, 30),
+    worst=st.integers(0, 700),
+)
+wishes = st.fixed_dictionaries(
+    {
+        "ago_ms": st.integers(0, 40_000),
+        "at": st.integers(0, len(CLASSES) - 1),
+        "footprint": footprints,
+        "accepted": st.booleans(),
+        "undecided": st.booleans(),
+    }
+)
+loads = st.lists(footprints, max_size=8)
+queues = st.lists(wishes, min_size=1, max_size=8)
+
+
+def admission(name: str = "look-ahead") -> Admission:
+    return Admission(OPTIONS, EVICTION, chosen("admission.policy", ADMISSIONS, name))
+
+
+def waiting_of(wish: dict[str, Any], index: int, ordering: str) -> Waiting:
+    service_class = CLASSES[wish["at"]]
+    request = Request(
+        id=f"w{index}",
+        kind=Kind.GENERATE,
+        model="m",
+        tenant="t",
+        service_class=service_class,
+        slo=service_class.slo,
+        arrival=Instant(NOW - milliseconds(wish["ago_ms"])),
+        prompt_tokens=50,
+        max_output_tokens=100,
+    )
+    footprint = wish["footprint"]
+    until = None if wish["accepted"] else wait_bound(request, footprint, PACE, OPTIONS)
+    policy = ORDERINGS[ordering](OrderingOptions(seconds(1), seconds(10)))
+    return Waiting(request, footprint, until, policy.rank(request, footprint, PACE), footprint.area)
+
+
+def share_of(load: list[Footprint], *, preemptible: bool = True, slots: int = 10) -> Share:
+    ledger = MemoryLedger({Owner.LLM: Quota(1_000), Owner.EMBEDDING: Quota(0)})
+    running = []
+    for i, footprint in enumerate(load):
+        if ledger.wanted(Owner.LLM) + footprint.base > 1_000:
+            break
+        ledger.open(f"r{i}", Owner.LLM, footprint, priority=i % 2)
+        running.append(
+            Running(f"r{i}", i % 2, footprint.base, seconds(1), seconds(0.1), footprint.steps, preemptions=0)
+        )
+    return Share(
+        ceiling=1_000,
+        held=ledger.held(Owner.LLM),
+        deficit=0,
+        largest=1_000,
+        free_slots=slots - len(running),
+        leases=ledger.table(Owner.LLM),
+        pace=PACE,
+        preemptible=lambda: tuple(running) if preemptible else (),
+    )
+
+
+def view_of(share: Share, wishes: list[dict[str, Any]], ordering: str = "edf") -> PoolView:
+    entries = [waiting_of(wish, i, ordering) for i, wish in enumerate(wishes)]
+    undecided = [
+        entry
+        for entry, wish in zip(entries, wishes, strict=True)
+        if wish["undecided"] or (entry.until is not None and entry.until <= NOW)
+    ]
+    queue = Queue(sorted(entries, key=lambda w: w.rank), undecided)
+    return PoolView({Owner.LLM: share}, {Owner.LLM: queue})
+
+
+def verdicts(plan: Plan) -> dict[str, Any]:
+    every = [*plan.dispatches, *plan.deferrals, *plan.rejections]
+    assert len({name for name, _ in every}) == len(every), "one verdict each"
+    return dict(every)
+
+
+@pytest.mark.parametrize(("ordering", "policy"), EVERY_POLICY)
+@given(load=loads, wishes=queues)
+@settings(max_examples=25, deadline=None)
+def test_every_policy_conforms(
+    ordering: str, policy: str, load: list[Footprint], wishes: list[dict[str, Any]]
+) -> None:
+    share = share_of(load)
+    view = view_of(share, wishes, ordering)
+    plan = run_cycle(view, NOW, admission(policy))
+    decided = verdicts(plan)
+    queue = view.queues[Owner.LLM]
+    assert {w.request.id for w in queue.undecided} <= set(decided), "everyone asked about is told"
+    by_id = {w.request.id: w for w in queue.waiting}
+    assert set(decided) <= set(by_id)
+
+    ranks = [by_id[name].rank for name, _ in plan.dispatches]
+    assert ranks == sorted(ranks), "nobody overtakes"
+    priorities = dict(zip(share.leases.ids, share.leases.priority, strict=True))
+    held, victims = share.held, set()
+    for name, admit in plan.dispatches:
+        for victim in admit.victims:
+            assert victim.request_id not in victims, "nobody gives way twice"
+            assert priorities[victim.request_id] < by_id[name].request.service_class.priority
+            victims.add(victim.request_id)
+            held -= victim.freed_bytes
+        held += by_id[name].footprint.base
+        assert held <= share.ceiling
+    assert len(plan.dispatches) <= share.free_slots + len(victims)
+
+    for name, defer in plan.deferrals:
+        waiting = by_id[name]
+        assert defer.until == waiting.until
+        assert defer.until is None or defer.until > NOW, "whose time is up is decided finally"
+    for _, reject in plan.rejections:
+        assert (reject.retry_after is None) == (reject.reason is Reason.NEVER_FITS)
+
+
+@given(loads, queues, st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_input_order_does_not_matter(
+    load: list[Footprint], wishes: list[dict[str, Any]], random: Any
+) -> None:
+    share = share_of(load)
+    view = view_of(share, wishes)
+    queue = view.queues[Owner.LLM]
+    shuffled = random.sample(list(queue.undecided), len(queue.undecided))
+    candidates = random.sample(share.preemptible(), len(share.preemptible()))
+    moved = PoolView(
+        {Owner.LLM: replace(share, preemptible=lambda: tuple(candidates))},
+        {Owner.LLM: Queue(queue.waiting, shuffled)},
+    )
+    assert run_cycle(moved, NOW, admission()) == run_cycle(view, NOW, admission())
+
+
+@given(loads, queues, st.integers(0, 7))
+@settings(deadline=None)
+def test_less_load_never_turns_admission_into_rejection(
+    load: list[Footprint], wishes: list[dict[str, Any]], gone: int
+) -> None:
+    full = share_of(load, preemptible=False)
+    names = list(full.leases.ids[gone : gone + 1])
+    more = verdicts(run_cycle(view_of(full, wishes), NOW, admission()))
+    less = verdicts(run_cycle(view_of(full.without(names), wishes), NOW, admission()))
+    for name, verdict in more.items():
+        if isinstance(verdict, Admit):
+            assert isinstance(less[name], Admit)
+
+
+@given(loads, queues)
+@settings(deadline=None)
+def test_every_deferral_ends_within_its_bound(load: list[Footprint], wishes: list[dict[str, Any]]) -> None:
+    view = view_of(share_of(load, slots=0), wishes)
+    plan = run_cycle(view, NOW, admission())
+    by_id = {w.request.id: w for w in view.queues[Owner.LLM].waiting}
+    for name, defer in plan.deferrals:
+        if defer.until is None:
+            continue
+        waiting = by_id[name]
+        assert defer.until <= waiting.request.arrival + OPTIONS.max_wait
+        alone = PoolView(view.shares, {Owner.LLM: Queue([waiting], [waiting])})
+        final = run_cycle(alone, defer.until, admission())
+        assert [rejected for rejected, _ in final.rejections] == [name]
+
+
+def test_what_a_lowered_quota_no_longer_holds_is_not_admitted_into_an_empty_share() -> None:
+    wish = {"ago_ms": 0, "at": 0, "footprint": Footprint(300), "accepted": False, "undecided": True}
+    lowered = replace(share_of([]), ceiling=200, largest=1_000)
+    plan = run_cycle(view_of(lowered, [wish]), NOW, admission())
+    assert [name for name, _ in plan.deferrals] == ["w0"]
+
+
+def test_what_never_fits_is_rejected_with_the_numbers() -> None:
+    footprint = Footprint(10, worst=1_500)
+    wish = {"ago_ms": 0, "at": 0, "footprint": footprint, "accepted": False, "undecided": True}
+    ((_, reject),) = run_cycle(view_of(share_of([]), [wish]), NOW, admission()).rejections
+    assert reject.reason is Reason.NEVER_FITS
+    assert "1,500" in reject.detail and "1,000" in reject.detail
+
+
+def test_a_request_that_waiting_makes_late_preempts_the_lower_class() -> None:
+    running = share_of([Footprint(400, 0, 60), Footprint(550, 0, 60)])
+    wish = {"ago_ms": 400, "at": 2, "footprint": Footprint(300), "accepted": False, "undecided": True}
+    ((name, admit),) = run_cycle(view_of(running, [wish]), NOW, admission()).dispatches
+    assert (name, [v.request_id for v in admit.victims]) == ("w0", ["r0"])
+    patient = {**wish, "at": 0}
+    assert run_cycle(view_of(running, [patient]), NOW, admission()).dispatches == ()
+
+
+def test_unknown_names_list_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match=r"scheduling\.ordering='lifo'.*edf, fcfs, least-slack"):
+        chosen("scheduling.ordering", ORDERINGS, "lifo")
+
+
+def test_a_bound_ends_sooner_where_waiting_on_is_pointless() -> None:
+    request = waiting_of(
+        {"ago_ms": 0, "at": 1, "footprint": Footprint(10), "accepted": True}, 0, "fcfs"
+    ).request
+    bound = wait_bound(request, Footprint(10), PACE, OPTIONS)
+    assert bound == request.arrival + seconds(2) - milliseconds(5) - milliseconds(20)
+    patient = replace(request, service_class=CLASSES[0], slo=Slo())
+    assert wait_bound(patient, Footprint(10), PACE, OPTIONS) == Duration(request.arrival + seconds(30))

@@ -1,0 +1,68 @@
+"""The look-ahead against stepping through every step of every lease."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.request import Owner
+from controlplane.policy.lookahead import LookAhead
+
+footprints = st.builds(
+    Footprint, base=st.integers(0, 50), per_step=st.integers(0, 9), steps=st.integers(1, 20)
+)
+pools = st.lists(footprints, max_size=8)
+
+
+def look_at(pool: list[Footprint], z: float = 0.0) -> LookAhead:
+    ledger = MemoryLedger({Owner.LLM: Quota(10**6), Owner.EMBEDDING: Quota(0)})
+    for i, footprint in enumerate(pool):
+        ledger.open(str(i), Owner.LLM, footprint, priority=0)
+    return LookAhead(ledger.table(Owner.LLM), z)
+
+
+def use_at(pool: list[Footprint], step: int) -> int:
+    return sum(f.base + f.per_step * step for f in pool if f.steps >= step)
+
+
+@given(pools, footprints)
+def test_peak_is_that_of_every_step(pool: list[Footprint], newcomer: Footprint) -> None:
+    everyone = [*pool, newcomer]
+    assert look_at(pool).peak_with(newcomer) == max(use_at(everyone, k) for k in range(1, newcomer.steps + 1))
+
+
+@given(pools, footprints, st.integers(0, 7))
+def test_fewer_leases_never_raise_the_peak(pool: list[Footprint], newcomer: Footprint, gone: int) -> None:
+    fewer = pool[:gone] + pool[gone + 1 :]
+    assert look_at(fewer, z=2.0).peak_with(newcomer) <= look_at(pool, z=2.0).peak_with(newcomer) + 1e-9
+
+
+@given(pools, st.integers(0, 400), st.integers(0, 400))
+def test_wait_ends_at_the_first_completion_that_leaves_room(
+    pool: list[Footprint], needed: int, limit: int
+) -> None:
+    answer = look_at(pool).steps_until_free(needed, limit)
+    if needed > limit:
+        assert answer is None
+        return
+    if use_at(pool, 0) + needed <= limit:
+        assert answer == 0.0
+        return
+    after = [
+        step
+        for step in sorted({f.steps for f in pool})
+        if needed + sum(f.base + f.per_step * step for f in pool if f.steps > step) <= limit
+    ]
+    assert answer == after[0]
+
+
+def test_margin_is_of_the_sum_not_the_sum_of_margins() -> None:
+    alike = [Footprint(100, 1, 10, spread=30.0)] * 15
+    peak = look_at(alike, z=2.0).peak_with(alike[0])
+    assert peak == pytest.approx(16 * 110 + 2.0 * 30.0 * 4)
+
+
+def test_only_those_still_running_add_to_the_margin() -> None:
+    short, long = Footprint(100, 0, 5, spread=40.0), Footprint(10, 0, 50, spread=30.0)
+    assert look_at([short], z=1.0).peak_with(long) == pytest.approx(110 + 50.0)
+    assert look_at([long], z=1.0).peak_with(long) == pytest.approx(20 + 1800**0.5)
