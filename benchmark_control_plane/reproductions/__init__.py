@@ -1,0 +1,1 @@
+"""Published tables and figures, made again with our policies."""
