@@ -83,8 +83,10 @@ class Admission:
             return None
         overflow = look.peak_with(waiting.footprint) - share.ceiling
         now_short = share.held + waiting.footprint.base - share.ceiling
+        # A victim of an earlier request in this cycle has no lease left to take.
+        leased = set(share.leases.ids)
         victims = choose_victims(
-            share.preemptible(),
+            [running for running in share.preemptible() if running.request_id in leased],
             needed_bytes=max(1, round(overflow), share.deficit + now_short),
             incoming_priority=priority,
             options=self.eviction,

@@ -159,7 +159,9 @@ class Dispatcher:
     async def wait_for_grant(self, ticket: Ticket) -> None:
         """Raises Rejected."""
         try:
-            await ticket.granted
+            # Shielded: a cancelled waiter still stands in the queue until it has run to clean up, and a
+            # cycle before that may grant it; what was granted is then closed like any abort.
+            await asyncio.shield(ticket.granted)
         except asyncio.CancelledError:
             self.end(ticket, Outcome.ABORTED)
             raise
