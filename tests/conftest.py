@@ -5,8 +5,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest_asyncio
+from hypothesis import settings
 
 from tests.engines import running_vllm
+
+# A property holds or fails; how long an example takes on a busy machine is no part of it.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
