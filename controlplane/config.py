@@ -51,6 +51,7 @@ class ServerSection:
     max_body: Bytes = 32 * 2**20
     overload_status: Literal[429, 503] = 429
     drain_ms: Milliseconds = 30_000
+    stalled_client_ms: Milliseconds = 60_000
     admin_key_sha256: Sha256 | None = None
 
 

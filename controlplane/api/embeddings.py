@@ -36,7 +36,12 @@ def embedding_routes(service: Service, reception: Reception) -> APIRouter:
 async def _answer(service: Service, ask: Ask[EmbeddingRequest], send: Send) -> None:
     body = ask.body
     job = await service.intake.embeddings(
-        ask.request_id, ask.caller, body.model, body.inputs, hints=ask.hints
+        ask.request_id,
+        ask.caller,
+        body.model,
+        body.inputs,
+        ask.hints,
+        truncates=body.truncate_prompt_tokens is not None,
     )
     if body.dimensions is not None:
         _check_dimensions(service, body.model, body.dimensions)

@@ -34,6 +34,7 @@ def settings_of(config: Config) -> ApiSettings:
         admin_key_sha256=config.server.admin_key_sha256,
         max_body_bytes=config.server.max_body,
         overload_status=config.server.overload_status,
+        stalled_client_s=config.server.stalled_client_ms / 1_000,
     )
 
 

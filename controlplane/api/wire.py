@@ -356,7 +356,7 @@ class EmbeddingRequest(Objectives):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None
-    # vLLM's "cut to what the model takes". Too long an input is refused all the same, never cut unseen.
+    # vLLM's "cut to what the model takes"; without it too long an input is refused, never cut unseen.
     truncate_prompt_tokens: Literal[-1] | None = None
     priority: None = None
     request_id: None = None

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from predictors.step_time import ObservedPace
-
 from controlplane.core.clock import Clock, Duration, Instant, between, seconds, to_seconds
 from controlplane.core.decision import Admit, Outcome, Reason, Reject
 from controlplane.core.forecast import LengthForecast
@@ -28,6 +26,7 @@ from controlplane.service.intake import EmbedJob, GenerateJob
 from controlplane.service.rates import Rates
 from controlplane.service.ticket import Rejected, Ticket
 from controlplane.service.waiting import WaitingRoom
+from predictors.step_time import ObservedPace
 
 
 @dataclass(frozen=True, slots=True)

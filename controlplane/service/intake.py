@@ -110,12 +110,17 @@ class Intake:
         model: str,
         inputs: Sequence[str] | Sequence[Sequence[int]],
         hints: Hints,
+        *,
+        truncates: bool = False,
     ) -> EmbedJob:
+        """With `truncates` an input that is too long is cut to what the model takes, not refused."""
         arrival = self._clock.now()
         embedder = _named(self._embedders, model, "embeddings", others=self._generators)
         texts = [text for text in inputs if isinstance(text, str)]
         given = [ids for ids in inputs if not isinstance(ids, str)]
         token_ids = await embedder.tokenize(texts) if texts else given
+        if truncates:
+            token_ids = [_cut(ids, embedder.max_input_tokens) for ids in token_ids]
         for position, ids in enumerate(token_ids):
             if len(ids) > embedder.max_input_tokens:
                 raise Refused(
@@ -142,9 +147,12 @@ class Intake:
         if not prompt:
             raise Refused("the prompt has no tokens; send at least one", param="prompt")
         if wanted > room:
+            asks = (
+                "leaves no room to answer" if max_tokens is None else f"max_tokens asks for {wanted:,} more"
+            )
             raise Refused(
                 f"{generator.model} has a context of {generator.max_model_tokens:,} tokens; the prompt has "
-                f"{len(prompt):,} and max_tokens asks for {wanted:,} more. Shorten one of them.",
+                f"{len(prompt):,} and {asks}. Shorten the prompt or lower max_tokens.",
                 param="messages" if chat else "prompt",
                 code="context_length_exceeded",
             )
@@ -205,6 +213,11 @@ class Intake:
 
     def _generator(self, model: str) -> Generator:
         return _named(self._generators, model, "chat and completions", others=self._embedders)
+
+
+def _cut(token_ids: Sequence[int], limit: int) -> Sequence[int]:
+    """The last token ends the text for the model (SEP, EOS), so it stays."""
+    return token_ids if len(token_ids) <= limit else [*token_ids[: limit - 1], token_ids[-1]]
 
 
 _Backend = TypeVar("_Backend")

@@ -10,7 +10,7 @@ MODELS = {"chat": {"model": "some/model"}}
 CASES = [
     ({}, "models: missing"),
     ({"models": {}}, "no model is configured"),
-    ({"models": {"chat": {"model": "m", "nmae": "x"}}}, "models.chat.nmae: unknown key; did you mean 'name'?"),
+    ({"models": {"chat": {"model": "m", "nmae": "x"}}}, "chat.nmae: unknown key; did you mean 'name'?"),
     ({"models": {"embeddings": [{"model": "m", "bach_tokens": 1}]}}, "did you mean 'batch_tokens'?"),
     ({"models": MODELS, "quota": {"llm": {"nominal": 1.2}}}, "quota.llm.nominal=1.2"),
     ({"models": MODELS, "quota": {"llm": {"nominal": 0.95}}}, "shares must sum to at most 1"),
@@ -21,7 +21,7 @@ CASES = [
     ({"models": MODELS, "admission": {"overflow_probability": 0}}, "admission.overflow_probability=0"),
     ({"models": MODELS, "classes": {"a": {}}}, "exactly one class is the default, not 0"),
     ({"models": MODELS, "classes": {"a": {"default": True, "ttft_ms": -1}}}, "classes.a.ttft_ms=-1"),
-    ({"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["short"]}}}, "tenants.t.api_keys_sha256.0='short'"),
+    ({"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["x"]}}}, "t.api_keys_sha256.0='x'"),
     (
         {"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["0" * 64], "classes": ["gold"]}}},
         "tenants.t.classes='gold': no such class; known are standard",

@@ -8,7 +8,7 @@ from backends.scripted import Script, ScriptedGenerator
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Reason
 from controlplane.core.memory import Quota
-from controlplane.core.ports import BackendDown, BackendFailed
+from controlplane.core.ports import BackendDown, BackendFailed, Refused
 from controlplane.core.request import Owner
 from controlplane.service.answer import Answer
 from controlplane.service.intake import Caller, Hints
@@ -300,6 +300,18 @@ def test_embeddings_beyond_the_workspace_wait_their_turn(bench):
         assert dispatcher.waiting(Owner.EMBEDDING) == 2
         done = await asyncio.gather(*tasks)
         assert [embedded.ticket.queue_ms for embedded in done] == pytest.approx([0, 0, 100, 100])
+
+    bench(scenario)
+
+
+def test_too_long_an_input_is_cut_only_when_asked(bench):
+    async def scenario(b):
+        intake, limit, text = b.service.intake, b.embedder.max_input_tokens, "x" * 2_000 + "!"
+        with pytest.raises(Refused, match=r"2,001 tokens; .* at most 512"):
+            await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], Hints())
+        job = await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], Hints(), truncates=True)
+        assert len(job.inputs[0]) == limit
+        assert bytes(job.inputs[0]) == b"x" * (limit - 1) + b"!"
 
     bench(scenario)
 
