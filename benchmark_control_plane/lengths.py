@@ -1,0 +1,92 @@
+"""Which requests do the papers' experiments draw? Model 1, model 2 and the conversation lengths.
+
+The conversation data cannot be shipped; its word counts are drawn from lognormals with the published
+mean and median, capped (Online Scheduling for LLM Inference with KV Cache Constraints, section 5).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log, sqrt
+
+import numpy as np
+
+CONVERSATION_MEMORY = 16_492
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """Whole tokens of at least 1 and at most `cap`, before capping of this mean and median."""
+
+    mean: float
+    median: float
+    cap: int
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        mu = log(self.median)
+        sigma = sqrt(2 * (log(self.mean) - mu))
+        tokens = np.rint(rng.lognormal(mu, sigma, count))
+        return [int(t) for t in np.clip(tokens, 1, self.cap)]
+
+
+CONVERSATION_PROMPTS = Lognormal(mean=40.62, median=11, cap=2000)
+CONVERSATION_OUTPUTS = Lognormal(mean=85.32, median=45, cap=700)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request of an instance: arrival, prompt tokens, output tokens, and what was predicted."""
+
+    arrival: float
+    prompt: int
+    output: int
+    predicted: int
+    due: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    memory: int
+    lines: tuple[Line, ...]
+
+
+def model_one(rng: np.random.Generator) -> Instance:
+    """All at once: 40 to 60 requests at time 0."""
+    memory = int(rng.integers(30, 51))
+    count = int(rng.integers(40, 61))
+    return Instance(memory, tuple(_small_line(rng, memory, 0) for _ in range(count)))
+
+
+def model_two(rng: np.random.Generator) -> Instance:
+    """Poisson arrivals in each of T rounds."""
+    memory = int(rng.integers(30, 51))
+    last = int(rng.integers(40, 61))
+    rate = float(rng.uniform(0.5, 1.5))
+    counts = rng.poisson(rate, last)
+    arrivals = [at + 1 for at, count in enumerate(counts) for _ in range(count)]
+    return Instance(memory, tuple(_small_line(rng, memory, at) for at in arrivals))
+
+
+def _small_line(rng: np.random.Generator, memory: int, arrival: int) -> Line:
+    prompt = int(rng.integers(1, 6))
+    output = int(rng.integers(1, memory - prompt + 1))
+    return Line(arrival, prompt, output, output)
+
+
+def conversation_lengths(rng: np.random.Generator, count: int) -> list[tuple[int, int]]:
+    """(prompt, output) tokens."""
+    prompts = CONVERSATION_PROMPTS.draw(rng, count)
+    outputs = CONVERSATION_OUTPUTS.draw(rng, count)
+    return list(zip(prompts, outputs, strict=True))
+
+
+def poisson_arrivals(rng: np.random.Generator, lengths: list[tuple[int, int]], rate: float) -> list[Line]:
+    """`rate` requests a second."""
+    times = np.cumsum(rng.exponential(1 / rate, len(lengths)))
+    return [Line(float(at), s, o, o) for at, (s, o) in zip(times, lengths, strict=True)]
+
+
+def mispredicted(rng: np.random.Generator, lines: list[Line], epsilon: float) -> Iterator[Line]:
+    """Predictions uniform within a relative error of `epsilon`."""
+    for line in lines:
+        drawn = rng.uniform((1 - epsilon) * line.output, (1 + epsilon) * line.output)
+        yield Line(line.arrival, line.prompt, line.output, max(1, round(float(drawn))), line.due)

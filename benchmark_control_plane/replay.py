@@ -1,0 +1,91 @@
+"""What does a policy do with an instance? `python -m benchmark_control_plane.replay FILE --policy NAME`.
+
+FILE holds {"M": cells, "requests": [{"a": arrival, "s": prompt, "o": output, "pred": predicted output,
+"d": due}]}; without `pred` the prediction is exact, without `d` nothing is promised. JSON on stdout,
+one line on stderr and exit 2 on bad input.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from backends.step_time_models import MODELS, StepTime
+from benchmark_control_plane.hindsight import read_instance
+from benchmark_control_plane.inputs import BadInput, exit_code, finite, items, read_object, whole
+from benchmark_control_plane.lengths import Instance, Line
+from benchmark_control_plane.rounds import NeverEnds
+from benchmark_control_plane.schedules import Setting, scheduled
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def read_lines(source: Mapping[str, Any]) -> Instance:
+    """Raises BadInput."""
+    checked = read_instance(source)
+    lines = []
+    for i, (job, one) in enumerate(zip(checked.jobs, items(source, "requests"), strict=True)):
+        predicted = whole(one["pred"], f"requests[{i}].pred", least=1) if "pred" in one else job.output
+        due = finite(one["d"], f"requests[{i}].d") if "d" in one else None
+        lines.append(Line(job.arrival, job.prompt, job.output, predicted, due))
+    return Instance(checked.memory, tuple(lines))
+
+
+def read_time(text: str) -> StepTime | None:
+    """`unit`, or a model and its four parameters in seconds. Raises BadInput."""
+    if text == "unit":
+        return None
+    name, _, listed = text.partition(":")
+    try:
+        values = [float(value) for value in listed.split(",")]
+    except ValueError:
+        values = []
+    if name not in MODELS or len(values) != 4:
+        raise BadInput(f"--time {text}: give unit, tile:a,b,g,d or affine:a,b,c,d, in seconds")
+    for letter, value in zip("abgd" if name == "tile" else "abcd", values, strict=True):
+        finite(value, f"--time {text}: {letter}")
+    if values[0] <= 0 or min(values) < 0:
+        raise BadInput(f"--time {text}: a step takes time; a is above 0 and the others are at least 0")
+    return MODELS[name](*values)
+
+
+def replayed(instance: Instance, setting: Setting) -> dict[str, Any]:
+    """Raises BadInput."""
+    try:
+        schedule = scheduled(instance.lines, instance.memory, setting)
+    except (ValueError, NeverEnds) as error:
+        raise BadInput(str(error)) from error
+    return {
+        "policy": setting.policy,
+        "total_latency": schedule.total_latency,
+        "mean_latency": schedule.mean_latency,
+        "start": schedule.start,
+        "finish": schedule.finish,
+        "max_usage": schedule.totals.max_usage,
+        "clears": schedule.totals.clears,
+        "rounds": schedule.totals.rounds,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _OneLineParser(prog="replay", description=__doc__)
+    parser.add_argument("instance", help="JSON file")
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--alpha", type=float, default=0.0, help="share of memory kept free")
+    parser.add_argument("--beta", type=float, default=0.0, help="chance of being cleared (alpha-beta)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--time", default="unit", help="unit, tile:a,b,g,d or affine:a,b,c,d")
+    options = parser.parse_args(arguments)
+
+    def command() -> dict[str, Any]:
+        setting = Setting(options.policy, options.alpha, options.beta, options.seed, read_time(options.time))
+        return replayed(read_lines(read_object(options.instance)), setting)
+
+    return exit_code(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
