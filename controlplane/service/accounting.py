@@ -62,9 +62,12 @@ class Accounting:
         self._metrics.ended(request, seen, outcome)
 
     def _sharpen(self, ticket: Ticket) -> None:
-        """Forecast what remains again at 1, 2, 4, 8 … tokens: often while little is known, then rarely."""
+        """Forecast what remains again at 1, 2, 4, 8 … tokens, and whenever the answer outruns the last."""
         done = ticket.timeline.output_tokens
-        if ticket.forecast is None or ticket.lease is None or done & (done - 1):
+        if ticket.forecast is None or ticket.lease is None:
+            return
+        _, steps = self._ledger.standing(ticket.lease)
+        if done & (done - 1) and steps > 1:
             return
         left = ticket.forecast.remaining(after=done)
         cap = ticket.request.max_output_tokens - done
