@@ -57,14 +57,14 @@ serve: setup
 test: lint test-fast test-engine
 
 test-fast: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not engine and not gpu"
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not engine and not gpu and not slow"
 
 # Apart from the tests: tracing makes the property tests several times slower.
 coverage: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q -m "not engine and not gpu" --cov --cov-report=term:skip-covered
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m "not engine and not gpu and not slow" --cov --cov-report=term:skip-covered
 
 test-engine: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -m "engine and not gpu"
+	$(TEST_ENV) $(BIN)/python -m pytest -m "engine and not gpu and not slow"
 
 lint: setup
 	$(BIN)/ruff check .

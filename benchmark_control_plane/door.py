@@ -31,7 +31,13 @@ from controlplane.policy.cycle import run_cycle
 from controlplane.policy.eviction import EvictionOptions
 from controlplane.policy.ordering import EarliestDeadline, OrderingOptions
 
-ENGINE = {"max_model_len": 2048, "max_num_seqs": 64, "dtype": "bfloat16", "enforce_eager": True}
+ENGINE: dict[str, object] = {
+    "max_model_len": 2048,
+    "max_num_seqs": 64,
+    "block_size": 32,
+    "dtype": "bfloat16",
+    "enforce_eager": True,
+}
 KV_BYTES = 512 * 2**20
 MODEL = "tiny-llama"
 _DECISIONS = 500

@@ -41,9 +41,7 @@ def assemble(config: Config) -> "Service":
     plan = plan_of(config)
     generators: list[Generator] = []
     if (chat := config.models.chat) is not None:
-        sized = {"num_gpu_blocks_override", "kv_cache_memory_bytes"} & set(chat.engine)
-        size = {} if sized else {"kv_cache_memory_bytes": plan.kv_bytes}
-        engine = {**size, **chat.engine}
+        engine = {"kv_cache_memory_bytes": plan.kv_bytes, **chat.engine}
         generators.append(
             VllmGenerator(
                 chat.model,

@@ -28,6 +28,7 @@ def _digests(folder):
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
 
 
+@pytest.mark.engine
 def test_two_processes_build_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "here"))
     here = tiny.ensure_tiny_model()
