@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import IO, Any, cast
 
 from backends.step_time_models import StepTime
@@ -87,58 +88,56 @@ def _seconds(milliseconds: Sequence[float]) -> tuple[float, float, float]:
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """Measurements at rising `points`; between them linear, beyond them along the last slope, before them
+    flat: a smaller batch than any measured costs as much."""
+
+    points: Sequence[float]
+    values: Sequence[float]
+
+    def at(self, point: float) -> float:
+        points, values = self.points, self.values
+        if len(points) == 1 or point <= points[0]:
+            return values[0]
+        i = min(bisect_right(points, point) - 1, len(points) - 2)
+        share = (point - points[i]) / (points[i + 1] - points[i])
+        return values[i] + share * (values[i + 1] - values[i])
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
-    """Measurements at every pair of rising `xs` and `ys`; between them bilinear, beyond them along the last
-    slope, below them flat: a smaller batch than any measured costs as much."""
+    """One curve over y at each of rising `xs`; across them as along a curve."""
 
     xs: Sequence[float]
-    ys: Sequence[float]
-    values: Sequence[Sequence[float]]
+    curves: Sequence[Curve]
 
     def at(self, x: float, y: float) -> float:
-        i, u = _place(self.xs, x)
-        if len(self.xs) == 1:
-            return self._along(0, y)
-        return (1 - u) * self._along(i, y) + u * self._along(i + 1, y)
-
-    def _along(self, row: int, y: float) -> float:
-        j, v = _place(self.ys, y)
-        line = self.values[row]
-        return line[0] if len(self.ys) == 1 else (1 - v) * line[j] + v * line[j + 1]
-
-
-def _place(points: Sequence[float], value: float) -> tuple[int, float]:
-    """Index of the interval, and the place within it; above 1 beyond the last point."""
-    if len(points) == 1 or value <= points[0]:
-        return 0, 0.0
-    at = min(bisect_right(points, value) - 1, len(points) - 2)
-    return at, (value - points[at]) / (points[at + 1] - points[at])
+        return Curve(self.xs, [curve.at(y) for curve in self.curves]).at(x)
 
 
 def read_grid(
     path: Path, x: str, y: str, milliseconds: str, *, where: Mapping[str, str] | None = None
 ) -> Grid:
-    """From a CSV (plain or .gz) with these columns, of the rows whose columns match `where`. Pairs measured
-    twice are averaged. Raises ValueError if a pair or a column is missing."""
-    found: dict[tuple[float, float], list[float]] = {}
+    """From a CSV (plain or .gz) with these columns, of the rows whose columns match `where`. What was
+    measured twice is averaged. Raises ValueError if a column or every row is missing."""
+    found: dict[float, dict[float, list[float]]] = {}
     with _opened(path) as file:
         reader = csv.DictReader(file)
-        missing = {x, y, milliseconds, *(where or {})} - set(reader.fieldnames or ())
-        if missing:
-            raise ValueError(
-                f"{path}: no column {sorted(missing)[0]!r}; it has {', '.join(reader.fieldnames or ())}"
-            )
+        known = ", ".join(reader.fieldnames or ())
+        for name in (x, y, milliseconds, *(where or {})):
+            if name not in (reader.fieldnames or ()):
+                raise ValueError(f"{path}: no column {name!r}; it has {known}")
         for row in reader:
             if all(row[name] == value for name, value in (where or {}).items()):
-                found.setdefault((float(row[x]), float(row[y])), []).append(1e-3 * float(row[milliseconds]))
-    xs = sorted({one for one, _ in found})
-    ys = sorted({other for _, other in found})
-    holes = [(one, other) for one in xs for other in ys if (one, other) not in found]
-    if not found or holes:
-        detail = f"none at {x}={holes[0][0]:g}, {y}={holes[0][1]:g}" if holes else f"no row where {where}"
-        raise ValueError(f"{path}: a table needs a measurement for every pair of {x} and {y}; {detail}")
-    means = [[sum(found[one, other]) / len(found[one, other]) for other in ys] for one in xs]
-    return Grid(xs, ys, means)
+                by_y = found.setdefault(float(row[x]), {})
+                by_y.setdefault(float(row[y]), []).append(1e-3 * float(row[milliseconds]))
+    if not found:
+        raise ValueError(f"{path}: no row where {where or 'anything was measured'}")
+    xs = sorted(found)
+    curves = [
+        Curve(sorted(found[one]), [fmean(found[one][other]) for other in sorted(found[one])]) for one in xs
+    ]
+    return Grid(xs, curves)
 
 
 def embedding_table(grid: Grid) -> BatchTime:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from backends.batch_time import (
+    Curve,
     Device,
     Figures,
     Grid,
@@ -76,17 +77,18 @@ def test_a_table_is_exact_where_measured_and_linear_between(tmp_path):
     assert (model(StepLoad(inputs=4, length=64)), model(StepLoad())) == (pytest.approx(0.008), 0)
 
 
-def test_a_table_with_a_hole_is_refused(tmp_path):
+def test_a_table_may_have_holes_but_not_be_empty(tmp_path):
     path = tmp_path / "table.csv"
-    path.write_text("len,batch,ms\n32,1,1\n64,2,2\n")
-    with pytest.raises(ValueError, match="none at len=32, batch=2"):
-        read_grid(path, "len", "batch", "ms")
+    path.write_text("len,batch,ms\n32,1,1\n32,2,2\n64,2,3\n")
+    assert read_grid(path, "len", "batch", "ms").at(48, 1) == pytest.approx(0.002)
+    with pytest.raises(ValueError, match="no row where"):
+        read_grid(path, "len", "batch", "ms", where={"len": "7"})
     with pytest.raises(ValueError, match="no column 'seconds'"):
         read_grid(path, "len", "batch", "seconds")
 
 
 def test_a_grid_of_one_point_is_flat():
-    assert Grid([1.0], [1.0], [[0.5]]).at(7, 9) == 0.5
+    assert Grid([1.0], [Curve([1.0], [0.5])]).at(7, 9) == 0.5
 
 
 def test_roofline_hides_arithmetic_behind_traffic():
