@@ -16,6 +16,9 @@ from backends.batch_time import BatchTime, StepLoad
 from backends.simulated_engine import Engine
 from backends.simulated_engine import Sequence as EngineSequence
 
+_EMPTY_STEPS = 100
+"""A rule may look at some of those that wait only now and then; an engine asks again at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -108,7 +111,7 @@ def serve(requests: Iterable[Served], rule: StepRule, pool: Pool) -> None:
     engine = pool.engine()
     coming = iter(requests)
     upcoming = next(coming, None)
-    present = 0
+    present = idle = 0
     now = 0.0
     while upcoming is not None or present:
         while upcoming is not None and upcoming.arrival <= now:
@@ -118,10 +121,13 @@ def serve(requests: Iterable[Served], rule: StepRule, pool: Pool) -> None:
         rule.arrange(engine, now)
         load = StepLoad()
         if not engine.plan(load):
-            if upcoming is None or present:
+            idle += 1
+            if present and idle > _EMPTY_STEPS:
                 raise RuntimeError(f"at {now:g} s nobody runs and {present} wait: the rule offers nobody")
-            now = upcoming.arrival
+            if upcoming is not None and not present:
+                now = upcoming.arrival
             continue
+        idle = 0
         now += pool.batch_time(load)
         for one in engine.complete():
             one.stamp(now)
