@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _START_SECONDS = 240.0
@@ -26,6 +26,7 @@ class Server:
     command: Sequence[str]
     port: int
     ready_path: str
+    process_id: int | None = None
 
     @property
     def url(self) -> str:
@@ -51,14 +52,14 @@ def free_port() -> int:
 
 @contextmanager
 def serving(server: Server, log: Path) -> Iterator[Server]:
-    """Raises RuntimeError with the log's end when the server does not come up."""
+    """The server, up. Raises RuntimeError with the log's end when it does not come up."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             server.command, stdout=output, stderr=subprocess.STDOUT, env=_environment()
         )
         try:
             _wait_ready(server, process, log)
-            yield server
+            yield replace(server, process_id=process.pid)
         finally:
             process.terminate()
             process.wait(timeout=60)

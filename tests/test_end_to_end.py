@@ -1,0 +1,135 @@
+"""The whole service as a client meets it: the command, real engines, the real OpenAI client."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import yaml
+
+from benchmark_control_plane.overload import CONFIG, overload
+from benchmark_control_plane.servers import Server, free_port, serving
+from controlplane.sdk import Tandem
+
+pytestmark = pytest.mark.engine
+
+TEXTS = ["A queue forms where arrivals outpace service.", "Memory is what runs out first."]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """One server for all tests here: a small pool, three classes, both kinds of model."""
+    folder = tmp_path_factory.mktemp("service")
+    config = folder / "service.yaml"
+    config.write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+    port = free_port()
+    command = [sys.executable, "-m", "controlplane.cli", "serve", str(config), "--port", str(port)]
+    with serving(Server("tandem", command, port, "/ready"), folder / "log") as server:
+        yield server.url
+
+
+@pytest.fixture
+def client(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as found:
+        yield found
+
+
+def metric(url: str, name: str) -> float:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def test_chat_is_the_same_whole_and_streamed(client):
+    asked = {
+        "model": "tiny-llama",
+        "messages": [{"role": "user", "content": "Say something."}],
+        "max_tokens": 24,
+        "temperature": 0,
+    }
+    whole = client.chat.completions.create(**asked)
+    assert whole.usage.completion_tokens == 24
+    chunks = list(
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == 24
+
+
+def test_embeddings_are_those_of_the_model(client):
+    from sentence_transformers import SentenceTransformer
+
+    from backends.embedding.bundled import MINILM, resolve
+
+    answer = client.embeddings.create(model="minilm", input=TEXTS)
+    expected = SentenceTransformer(resolve(MINILM), device="cpu").encode(TEXTS)
+    assert np.allclose([row.embedding for row in answer.data], expected, atol=1e-5)
+
+
+def test_the_decision_is_told(url):
+    body = {"model": "tiny-llama", "prompt": "x", "max_tokens": 4}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers={"x-service-class": "interactive"})
+    assert answer.headers["x-tandem-decision"] == "ADMIT"
+    assert float(answer.headers["x-tandem-queue-ms"]) >= 0
+    assert answer.headers["x-request-id"]
+
+
+def test_the_sdk_streams_and_embeds(url):
+    with Tandem(url) as tandem:
+        assert tandem.chat("Hello", model="tiny-llama", max_tokens=8, ttft_ms=60_000).text
+        assert "".join(tandem.stream("Hello", model="tiny-llama", max_tokens=8))
+        assert len(tandem.embed(TEXTS, model="minilm").vectors) == 2
+
+
+def test_a_client_that_leaves_mid_stream_leaves_nothing(url):
+    body = {"model": "tiny-llama", "prompt": "x", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    before = metric(url, 'tandem_requests_total{class="standard",kind="generate",outcome="aborted"}')
+    with httpx.stream("POST", f"{url}/v1/completions", json=body) as answer:
+        next(answer.iter_bytes())
+    # The next request is decided after the abort has been noticed, or it waits for it.
+    httpx.post(f"{url}/v1/completions", json={**body, "stream": False, "max_tokens": 300}, timeout=60)
+    after = metric(url, 'tandem_requests_total{class="standard",kind="generate",outcome="aborted"}')
+    assert after == before + 1
+    assert metric(url, "tandem_held_bytes") == 0
+
+
+async def test_three_times_the_sustainable_rate_is_answered_and_leaves_nothing(url):
+    report = await overload(url, 3.0, 5.0, 1)
+    assert report["unanswered"] == 0
+    assert report["rejections_without_retry_after"] == 0
+    assert set(report["statuses"]) <= {"200", "429"}
+    assert report["samples_over_quota"] == 0
+    assert report["held_after"] == 0
+    assert report["ready_after"] == 200
+
+
+def test_check_prints_the_plan_and_refuses_what_is_wrong(tmp_path: Path):
+    command = [sys.executable, "-m", "controlplane.cli", "check"]
+    good = subprocess.run([*command, "configs/dev.yaml"], capture_output=True, text=True, check=True)
+    assert "concurrent requests of 2,048 tokens" in good.stdout
+    path = tmp_path / "wrong.yaml"
+    path.write_text("models: {chat: {model: tandem/tiny-llama}}\npool: {memory: 1MiB}\n", encoding="utf-8")
+    bad = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
+    assert bad.returncode == 2
+    assert "pool.memory=1048576" in bad.stderr
+
+
+def test_an_answer_under_way_survives_the_signal_to_stop(tmp_path: Path):
+    config = {**CONFIG, "models": {"chat": CONFIG["models"]["chat"]}}
+    path = tmp_path / "drain.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    port = free_port()
+    command = [sys.executable, "-m", "controlplane.cli", "serve", str(path), "--port", str(port)]
+    body = {"model": "tiny-llama", "prompt": "x", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with serving(Server("tandem", command, port, "/ready"), tmp_path / "log") as server:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+            events = answer.iter_lines()
+            next(events)
+            os.kill(server.process_id, signal.SIGTERM)
+            rest = list(events)
+        assert "data: [DONE]" in rest
