@@ -4,9 +4,17 @@ Supported: 0.26 up to, but without, 0.34. Importing this module imports vLLM, wh
 
 - 0.26 to 0.28 raise ValueError subclasses for a caller's mistake; from 0.29 on there is
   `VLLMClientError`, which is not a ValueError.
+- Until 0.28 output of a step in flight when its request was preempted belongs to nobody; later releases
+  deliver it. Who is preempted outside `schedule()` must therefore not start again in the same step;
+  our scheduler never offers it then, in any release.
+- Until 0.31 requests that a step skipped wait in `skipped_waiting`, later in `kv_holding_waiting` or in
+  `waiting` with a mark; vLLM alone moves them, so nothing here asks which.
+- Only the first model runner keeps `prev_step_scheduled_req_ids`: see `forget_preempted`.
 - Ready-made token prompts (`tokens_input`), `Parser.parse_delta`, `SchedulerStats`, and the
   constructor of `AsyncLLM` as used here are the same in 0.26, 0.29 and 0.32.
 """
+
+from typing import Any
 
 import vllm
 import vllm.exceptions
@@ -15,7 +23,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 OLDEST = (0, 26)
 FIRST_UNKNOWN = (0, 34)
 
-__all__ = ["CALLER_MISTAKES", "EngineDeadError", "EngineGenerateError", "check_release"]
+__all__ = ["CALLER_MISTAKES", "EngineDeadError", "EngineGenerateError", "check_release", "forget_preempted"]
 
 CALLER_MISTAKES: tuple[type[Exception], ...] = (
     ValueError,
@@ -31,3 +39,9 @@ def check_release() -> None:
             f"vllm {vllm.__version__}: supported are 0.26 up to 0.33; "
             "install one of them, for example by the 'vllm' extra"
         )
+
+
+def forget_preempted(scheduler: Any, request: Any) -> None:
+    """A request preempted outside `schedule()` counts as not scheduled before: it resumes from nothing."""
+    scheduled: set[str] = getattr(scheduler, "prev_step_scheduled_req_ids", set())
+    scheduled.discard(request.request_id)

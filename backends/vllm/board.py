@@ -1,0 +1,119 @@
+"""What does the engine's scheduler hold right now? A board in shared memory, written before each step.
+
+One writer, any number of readers, no lock. The writer fills two halves in turn, each with its sequence
+number and a checksum over all of it; a reader takes the newer half that is whole. Only a writer that
+laps the reader spoils both, so one that stands still or has died in the middle delays nobody. The file
+is named by the environment, since vLLM's own configuration is hashed into the key of compiled graphs.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from zlib import crc32
+
+ENVIRONMENT = "TANDEM_BOARD"
+
+_HEAD = struct.Struct("<IQ")  # checksum over all that follows it, sequence
+_FACTS = struct.Struct("<qQIIIIIIII")
+_ROW = struct.Struct("<QII")
+_ROWS = 4_096
+_HALF = _HEAD.size + _FACTS.size + _ROWS * _ROW.size
+_SUMMED = 4
+_TRIES = 100
+
+Row = tuple[int, int, int]
+"""(key of the request's id, tokens in the cache, blocks held)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """As of `at_ns` on the host's monotonic clock; memory in blocks. `ceded` is what nobody in the engine
+    holds or still writes: only that may be lent to others."""
+
+    at_ns: int
+    step: int
+    total: int
+    quota: int
+    used: int
+    ceded: int
+    running: int
+    waiting: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    facts: EngineFacts
+    rows: tuple[Row, ...]
+
+    def of(self, request_id: str) -> Row | None:
+        key = key_of(request_id)
+        return next((row for row in self.rows if row[0] == key), None)
+
+
+class TornBoard(RuntimeError):
+    """The writer lapped this reader at every try: it must read faster than two steps take."""
+
+
+def key_of(request_id: str) -> int:
+    return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little")
+
+
+class Board:
+    """Maps the file at `path`, which `create` makes."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 2 * _HALF)
+        self._sequence = 0
+
+    @classmethod
+    def create(cls, path: Path) -> "Board":
+        path.write_bytes(bytes(2 * _HALF))
+        return cls(path)
+
+    @classmethod
+    def from_environment(cls) -> "Board | None":
+        path = os.environ.get(ENVIRONMENT)
+        return cls(Path(path)) if path else None
+
+    def close(self) -> None:
+        self._memory.close()
+
+    def write(self, facts: EngineFacts, rows: Sequence[Row]) -> None:
+        """Rows beyond the first 4,096 are left out."""
+        kept = rows[:_ROWS]
+        body = _FACTS.pack(
+            facts.at_ns, facts.step, facts.total, facts.quota, facts.used, facts.ceded,
+            facts.running, facts.waiting, facts.preemptions, len(kept),
+        ) + b"".join([_ROW.pack(*row) for row in kept])  # fmt: skip
+        self._sequence += 1
+        half = _HEAD.pack(0, self._sequence) + body
+        half = crc32(half[_SUMMED:]).to_bytes(_SUMMED, "little") + half[_SUMMED:]
+        start = self._sequence % 2 * _HALF
+        self._memory[start : start + len(half)] = half
+
+    def read(self) -> Reading | None:
+        """None before the first write. Raises TornBoard."""
+        for _ in range(_TRIES):
+            halves = [(_HEAD.unpack_from(self._memory, start)[1], start) for start in (0, _HALF)]
+            if halves == [(0, 0), (0, _HALF)]:
+                return None
+            for _, start in sorted(halves, reverse=True):
+                if (reading := self._whole(start)) is not None:
+                    return reading
+        raise TornBoard(f"no half of the engine's board was whole at {_TRIES} readings")
+
+    def _whole(self, start: int) -> Reading | None:
+        checksum, sequence = _HEAD.unpack_from(self._memory, start)
+        *facts, count = _FACTS.unpack_from(self._memory, start + _HEAD.size)
+        end = start + _HEAD.size + _FACTS.size + min(count, _ROWS) * _ROW.size
+        summed = self._memory[start + _SUMMED : end]
+        if sequence == 0 or crc32(summed) != checksum:
+            return None
+        rows = tuple(_ROW.iter_unpack(summed[_HEAD.size - _SUMMED + _FACTS.size :]))
+        return Reading(EngineFacts(*facts), rows)

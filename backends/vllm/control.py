@@ -1,0 +1,39 @@
+"""How is the scheduler inside EngineCore told something? One utility method, called between two steps.
+
+    await llm.engine_core.call_utility_async("tandem", "set_quota", 512)
+
+runs in the engine's process. `install` adds the method to EngineCore; the scheduler module does so
+when it makes a scheduler, so it is there exactly where a Tandem scheduler is.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from controlplane.core.clock import Instant
+
+METHOD = "tandem"
+_ORDERS = ("set_quota", "set_options", "set_forecast", "state")
+
+
+def obey(scheduler: Any, order: str, argument: Any = None) -> dict[str, Any]:
+    """The state after the order. Raises ValueError for an unknown order or what the order refuses."""
+    if order == "set_quota":
+        scheduler.set_quota(int(argument))
+    elif order == "set_options":
+        scheduler.set_options(argument)
+    elif order == "set_forecast":
+        for request_id, tokens in argument.items():
+            scheduler.set_forecast(request_id, int(tokens))
+    elif order != "state":
+        raise ValueError(f"order {order!r}: unknown; known are {', '.join(_ORDERS)}")
+    state = asdict(scheduler.facts(Instant(scheduler.clock())))
+    return state | {"options": asdict(scheduler.options), "malformed": scheduler.malformed}
+
+
+def install() -> None:
+    from vllm.v1.engine.core import EngineCore
+
+    def tandem(core: Any, order: str, argument: Any = None) -> dict[str, Any]:
+        return obey(core.scheduler, order, argument)
+
+    setattr(EngineCore, METHOD, tandem)

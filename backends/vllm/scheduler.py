@@ -1,0 +1,254 @@
+"""Who runs in vLLM's next step? Tandem's policies inside EngineCore, around vLLM's own `schedule()`.
+
+    vllm serve MODEL --scheduler-cls backends.vllm.scheduler.make
+
+Before each step: tokens that appeared are stamped, the quota is enforced (`balloon`), the policy says who
+gives way and who may start, and vLLM then schedules as ever, seeing only what was offered
+(`offer_queue`). Should blocks run short all the same, vLLM preempts whom the policy ranked last: it
+evicts the largest `priority`, which no one else reads. Nothing of `schedule()` is copied.
+
+Options come from `additional_config["tandem"]` (see `EngineOptions`, and `default` for requests that
+say nothing); all can be changed while the engine runs (`control`). Importing this module imports vLLM.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from backends.vllm import control
+from backends.vllm.balloon import Balloon
+from backends.vllm.board import Board, EngineFacts, Row, key_of
+from backends.vllm.metadata import Defaults, defaults_of, progress_of, stated
+from backends.vllm.offer_queue import OfferQueue
+from backends.vllm.view import engine_view, stamp
+from controlplane.core.clock import Duration, Instant
+from controlplane.core.view import Pace
+from controlplane.policy.engine_catalogue import EngineOptions
+from controlplane.policy.engine_step import EnginePolicy
+from controlplane.policy.progress import Progress
+from predictors.step_time import ObservedPace
+
+log = logging.getLogger(__name__)
+
+_UNKNOWN_PACE = Pace(Duration(0), Duration(0))
+_FIRST_TO_GO = 1 << 30
+
+
+if TYPE_CHECKING:
+    _Base = Scheduler
+else:
+    _Base = object
+
+
+class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
+    """Mixed in before one of vLLM's schedulers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = (self.vllm_config.additional_config or {}).get("tandem", {})
+        self.options, self.defaults = _settings(config)
+        self.engine_policy: EnginePolicy = self.options.built()
+        self.clock: Callable[[], int] = time.monotonic_ns
+        self.balloon = Balloon(self.kv_cache_manager.block_pool)
+        self.quota: int = self.balloon.total
+        self.progress: dict[str, Progress] = {}
+        self.preempted = 0
+        self.malformed = 0
+        self.steps = 0
+        self.hook_ns = 0
+        self.observed = ObservedPace()
+        self._board = Board.from_environment()
+        self._keys: dict[str, int] = {}
+        self._last_step: tuple[int, int] | None = None
+        self._used_before = 0
+        # vLLM then evicts the largest `priority`; its own queue of that kind is replaced.
+        self.policy = SchedulingPolicy.PRIORITY
+        self.waiting = OfferQueue(self._joined, self._left)
+
+    # --- one step ----------------------------------------------------------------------------
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter_ns()
+        now = Instant(self.clock())
+        self._observe_step(now)
+        self._plan(now)
+        self.steps += 1
+        self.hook_ns = time.perf_counter_ns() - began
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            self.waiting.close()
+        began = time.perf_counter_ns()
+        scheduled = output.num_scheduled_tokens
+        prefill = output.total_num_scheduled_tokens - len(scheduled)
+        self._last_step = (now, prefill) if scheduled else None
+        if self._board is not None:
+            self._board.write(self.facts(now), self._rows())
+        self._used_before = self.balloon.used
+        self.hook_ns += time.perf_counter_ns() - began
+        return output
+
+    def _observe_step(self, now: Instant) -> None:
+        if self._last_step is None:
+            return
+        before, prefill = self._last_step
+        if prefill:
+            self.observed.observe_prefill(prefill, Duration(now - before))
+        else:
+            self.observed.observe_step(Duration(now - before))
+
+    def _plan(self, now: Instant) -> None:
+        self.balloon.leave(self.quota)
+        view = engine_view(
+            self.running,
+            self.progress,
+            self.balloon,
+            now=now,
+            pace=self.observed.pace or _UNKNOWN_PACE,
+            block_tokens=self.block_size,
+            quota=self.quota,
+            max_running=self.max_num_running_reqs,
+            max_step_tokens=self.max_num_scheduled_tokens,
+        )
+        plan = self.engine_policy.plan(view)
+        for victim in plan.preempt:
+            self.preempt(self.requests[victim.request.id])
+        if plan.preempt:
+            self.balloon.leave(self.quota)
+        for at, progress in enumerate(plan.ranked):
+            self.requests[progress.request.id].priority = at
+        self.waiting.open([self.requests[progress.request.id] for progress in plan.offer])
+
+    def preempt(self, request: Any) -> None:
+        """It loses its blocks and waits again, from the next step on at the earliest."""
+        self.running.remove(request)
+        self._preempt_request(request, time.monotonic())
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        self.preempted += 1
+        self.progress[request.request_id].preemptions += 1
+        super()._preempt_request(request, *args, **kwargs)
+
+    # --- who is there ------------------------------------------------------------------------
+
+    def _joined(self, request: Any) -> None:
+        request_id = request.request_id
+        now = Instant(self.clock())
+        progress = self.progress.get(request_id)
+        if progress is None:
+            progress = self.progress[request_id] = self._progress(request, now)
+            self._keys[request_id] = key_of(progress.name)
+            request.priority = _FIRST_TO_GO
+        stamp(request, progress, now)
+        self.engine_policy.joined(progress, now)
+
+    def _left(self, request: Any) -> None:
+        self.engine_policy.left(self.progress[request.request_id])
+
+    def _progress(self, request: Any, now: Instant) -> Progress:
+        facts = {"request_id": request.request_id, "prompt_tokens": request.num_prompt_tokens}
+        params = request.sampling_params or request.pooling_params
+        limit = request.max_tokens or 1
+        try:
+            said = stated(getattr(params, "extra_args", None))
+            return progress_of(said, self.defaults, max_tokens=limit, now=now, **facts)
+        except ValueError as error:
+            # It was accepted; an engine that died of one caller's mistake would serve nobody.
+            self.malformed += 1
+            log.warning("request %s is served as default class: %s", request.request_id, error)
+            return progress_of({}, self.defaults, max_tokens=limit, now=now, **facts)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        # The last of a request; all ways out of vLLM's scheduler lead here, some before it left the queue.
+        self.waiting.remove_requests([request])
+        self.progress.pop(request.request_id, None)
+        self._keys.pop(request.request_id, None)
+        return super()._free_request(request, *args, **kwargs)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """vLLM refuses while any block is in use, and the balloon's blocks are."""
+        self.balloon.leave(self.balloon.total)
+        try:
+            done: bool = super().reset_prefix_cache(*args, **kwargs)
+        finally:
+            self.balloon.leave(self.quota)
+        return done
+
+    # --- control and state -------------------------------------------------------------------
+
+    def set_quota(self, blocks: int) -> None:
+        """In force from the next step on. Raises ValueError for less than one block or more than all."""
+        if not 1 <= blocks <= self.balloon.total:
+            raise ValueError(
+                f"quota={blocks} blocks: between 1 and the pool's {self.balloon.total}; "
+                "a larger pool needs a restart of vLLM"
+            )
+        self.quota = blocks
+
+    def set_options(self, changes: Mapping[str, Any]) -> None:
+        """What waits is handed over to a newly built policy. Raises ValueError."""
+        self.options = self.options.changed(changes)
+        self.engine_policy = self.options.built()
+        now = Instant(self.clock())
+        for request in self.waiting:
+            self.engine_policy.joined(self.progress[request.request_id], now)
+
+    def set_forecast(self, request_id: str, tokens: int) -> None:
+        """A better prediction of the whole answer. Does nothing for a request that has left."""
+        progress = self.progress.get(request_id)
+        if progress is None:
+            return
+        is_waiting = request_id in {request.request_id for request in self.waiting}
+        if is_waiting:
+            self.engine_policy.left(progress)
+        progress.predicted = max(1, tokens)
+        if is_waiting:
+            self.engine_policy.joined(progress, Instant(self.clock()))
+
+    def facts(self, now: Instant) -> EngineFacts:
+        used = self.balloon.used
+        return EngineFacts(
+            at_ns=now,
+            step=self.steps,
+            total=self.balloon.total,
+            quota=self.quota,
+            used=used,
+            # A step in flight may still write what its request has just given back.
+            ceded=self.balloon.total - max(self.quota, used, self._used_before),
+            running=len(self.running),
+            waiting=len(self.waiting),
+            preemptions=self.preempted,
+        )
+
+    def _rows(self) -> list[Row]:
+        size = self.block_size
+        return [
+            (self._keys[r.request_id], r.num_tokens, -(-r.num_computed_tokens // size)) for r in self.running
+        ]
+
+
+def _settings(config: Mapping[str, Any]) -> tuple[EngineOptions, Defaults]:
+    options = {key: value for key, value in config.items() if key != "default"}
+    return EngineOptions().changed(options), defaults_of(config.get("default", {}))
+
+
+class TandemScheduler(TandemScheduling, Scheduler):  # type: ignore[misc]
+    """For engines that wait for each step."""
+
+
+class AsyncTandemScheduler(TandemScheduling, AsyncScheduler):  # type: ignore[misc]
+    """For engines that schedule a step while the last one runs."""
+
+
+def make(vllm_config: Any, **kwargs: Any) -> TandemScheduling:
+    """What `scheduler_cls` names: a plain subclass under asynchronous scheduling would lose the overlap."""
+    control.install()
+    is_async = vllm_config.scheduler_config.async_scheduling
+    kind = AsyncTandemScheduler if is_async else TandemScheduler
+    made: TandemScheduling = kind(vllm_config=vllm_config, **kwargs)
+    return made

@@ -1,0 +1,143 @@
+"""How does a vLLM engine run without waiting for it? Stepped in this process, on a virtual clock.
+
+A real EngineCore on the no-model executor. Arrivals are injected when the clock has reached them; each
+step moves the clock on by what the step-time model says. Before every run the core is given a new
+scheduler, so that one engine serves thousands of runs.
+
+Importing this module imports vLLM, which takes seconds.
+"""
+
+import json
+import logging
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_GEOMETRY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "hidden_act": "silu",
+    "intermediate_size": 64, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "vocab_size": 2_048,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+}  # fmt: skip
+
+# Layers, KV heads, head size. The executor has no weights, so only what the KV cache sees matters.
+GEOMETRIES: Mapping[str, tuple[int, int, int]] = {"opt-13b": (40, 40, 128), "llama-3-8b": (32, 8, 128)}
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    geometry: str = "opt-13b"
+    blocks: int = 709
+    block_tokens: int = 16
+    max_model_tokens: int = 2_048
+    max_running: int = 256
+    max_step_tokens: int = 2_048
+    batch_time: str = "opt-13b-a100-40g"
+    is_async: bool = False
+
+
+class SteppedEngine:
+    """`now_ns` is virtual time. One instance a process and setup: vLLM keeps global state."""
+
+    def __init__(self, setup: Setup) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor.abstract import Executor
+
+        layers, heads, head_size = GEOMETRIES[setup.geometry]
+        with tempfile.TemporaryDirectory() as folder:
+            model = _GEOMETRY | {
+                "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads,
+                "head_dim": head_size, "hidden_size": heads * head_size,
+                "max_position_embeddings": setup.max_model_tokens,
+            }  # fmt: skip
+            Path(folder, "config.json").write_text(json.dumps(model), encoding="utf-8")
+            config = EngineArgs(
+                model=folder,
+                skip_tokenizer_init=True,
+                max_model_len=setup.max_model_tokens,
+                block_size=setup.block_tokens,
+                # One block is a placeholder.
+                num_gpu_blocks_override=setup.blocks + 1,
+                max_num_seqs=setup.max_running,
+                max_num_batched_tokens=setup.max_step_tokens,
+                enable_prefix_caching=False,
+                load_format="dummy",
+                distributed_executor_backend="backends.vllm.simexec.SimExecutor",
+                additional_config={"tandem_sim": {"batch_time": setup.batch_time, "clock": "virtual"}},
+            ).create_engine_config()
+            # vLLM's CPU build switches it off; without a model there is nothing that could not overlap.
+            config.scheduler_config.async_scheduling = setup.is_async
+            self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self._executor = self.core.model_executor
+
+    @property
+    def now_ns(self) -> int:
+        now: int = self._executor.now_ns
+        return now
+
+    def jump(self, to_ns: int) -> None:
+        self._executor.now_ns = max(to_ns, self._executor.now_ns)
+
+    def restart(self, *, stock: str = "fcfs", tandem: Mapping[str, Any] | None = None) -> Any:
+        """A new scheduler at time 0: vLLM's own under its policy `stock`, or Tandem's with these options."""
+        from vllm.v1.core.sched.scheduler import Scheduler, SchedulingPolicy
+
+        from backends.vllm.scheduler import make
+
+        old, config = self.core.scheduler, self.core.scheduler.vllm_config
+        config.scheduler_config.policy = SchedulingPolicy(stock).value
+        config.additional_config["tandem"] = dict(tandem or {})
+        self._executor.now_ns = 0
+        if self.core.batch_queue is not None:
+            # Steps of the last run that are still in flight.
+            self.core.batch_queue.clear()
+        scheduler = (Scheduler if tandem is None else make)(
+            vllm_config=config,
+            kv_cache_config=old.kv_cache_config,
+            structured_output_manager=self.core.structured_output_manager,
+            block_size=old.block_size,
+            hash_block_size=old.hash_block_size,
+        )
+        if tandem is not None:
+            scheduler.clock = lambda: self._executor.now_ns
+        self.core.scheduler = scheduler
+        return scheduler
+
+    def add(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        *,
+        extra: Mapping[str, Any],
+        priority: int = 0,
+    ) -> None:
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        params = SamplingParams(
+            max_tokens=output_tokens, ignore_eos=True, detokenize=False, extra_args=dict(extra)
+        )
+        at = self.now_ns / 1e9
+        self.core.scheduler.add_request(
+            Request(request_id, [5] * prompt_tokens, params, None, arrival_time=at, priority=priority)
+        )
+
+    def abort(self, request_ids: list[str]) -> None:
+        self.core.abort_requests(request_ids)
+
+    def step(self) -> list[tuple[str, int, bool]]:
+        """(request, new tokens, finished?) of all that produced something."""
+        outputs, _ = self.core.step_fn()
+        if not outputs:
+            return []
+        return [
+            (one.request_id, len(one.new_token_ids), one.finish_reason is not None)
+            for group in outputs.values()
+            for one in group.outputs
+        ]
+
+
+logging.getLogger("vllm").setLevel(logging.ERROR)

@@ -1,0 +1,61 @@
+"""What does vLLM's scheduler hold right now, in the policies' terms?
+
+One pass over the running requests: tokens that appeared since the last look, blocks held, and blocks
+that this step will ask for. A request's blocks follow from its computed tokens; what the prefix cache
+shares is counted with each of its readers, so `held` is what it can be relied on to give back only
+where nothing is shared.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from backends.vllm.balloon import Balloon
+from controlplane.core.clock import Instant
+from controlplane.core.view import Pace
+from controlplane.policy.engine_step import EngineView
+from controlplane.policy.progress import Progress
+
+
+def stamp(request: Any, progress: Progress, now: Instant) -> None:
+    new = request.num_output_tokens - progress.done
+    if new:
+        progress.stamp(now, new)
+
+
+def engine_view(
+    running: Iterable[Any],
+    progress: Mapping[str, Progress],
+    balloon: Balloon,
+    *,
+    now: Instant,
+    pace: Pace,
+    block_tokens: int,
+    quota: int,
+    max_running: int,
+    max_step_tokens: int,
+) -> EngineView:
+    listed: list[Progress] = []
+    held: dict[str, int] = {}
+    growth = 0
+    for request in running:
+        request_id = request.request_id
+        one = progress[request_id]
+        if request.num_output_tokens != one.done:
+            stamp(request, one, now)
+        computed = request.num_computed_tokens
+        new = request.num_tokens_with_spec + request.num_output_placeholders - computed
+        blocks = -(-computed // block_tokens)
+        held[request_id] = blocks
+        growth += -(-(computed + min(new, max_step_tokens)) // block_tokens) - blocks
+        listed.append(one)
+    return EngineView(
+        now=now,
+        pace=pace,
+        block_tokens=block_tokens,
+        quota=quota,
+        used=balloon.used,
+        growth=growth,
+        free_slots=max_running - len(listed),
+        running=listed,
+        held=held,
+    )

@@ -1,0 +1,75 @@
+"""What may a policy see before one engine step, and what may it answer?
+
+The host tells an `EnginePolicy` who begins to wait and who stops waiting; before every step it asks
+for a plan. Memory is counted in blocks. A policy never refuses: whatever waits was accepted. What it
+does not offer waits on; the engine admits of the offer, in order, as long as blocks and batch suffice.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from controlplane.core.clock import Instant
+from controlplane.core.view import Pace
+from controlplane.policy.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """`quota` blocks may be used, `used` are. `growth` is what the running requests need for this step
+    if nobody leaves, `held` what each of them has. `free_slots` more requests may run."""
+
+    now: Instant
+    pace: Pace
+    block_tokens: int
+    quota: int
+    used: int
+    growth: int
+    free_slots: int
+    running: Sequence[Progress]
+    held: Mapping[str, int]
+
+    @property
+    def free(self) -> int:
+        """Blocks left after this step's growth; negative if somebody must go."""
+        return self.quota - self.used - self.growth
+
+    def without(self, gone: Sequence[Progress]) -> "EngineView":
+        """Had these left. What they would have grown by in this step stays counted."""
+        if not gone:
+            return self
+        names = {p.request.id for p in gone}
+        return replace(
+            self,
+            used=self.used - sum(self.held[name] for name in names),
+            free_slots=self.free_slots + len(names),
+            running=[p for p in self.running if p.request.id not in names],
+        )
+
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """`preempt` leave before the step, `offer` may start in it, in order. `ranked` are those that run on,
+    the first to give way last: what the host does if memory runs short after all."""
+
+    preempt: list[Progress] = field(default_factory=list)
+    offer: list[Progress] = field(default_factory=list)
+    ranked: list[Progress] = field(default_factory=list)
+
+
+class EnginePolicy(Protocol):
+    def joined(self, progress: Progress, now: Instant) -> None:
+        """It waits from now on: new, or preempted."""
+
+    def left(self, progress: Progress) -> None:
+        """It waits no more: started, finished or gone. Called once for each `joined`."""
+
+    def waiting(self) -> int: ...
+
+    def plan(self, view: EngineView) -> StepPlan: ...
+
+
+Build = Callable[[Mapping[str, object]], EnginePolicy]

@@ -1,0 +1,101 @@
+"""How far is a request that the engine has, what does it still need, and can its promise still be kept?
+
+A gap is the time between two tokens as its reader sees them. `gap` bounds it where it is stated; TPOT
+is a mean, so being ahead of it is slack. Remaining memory-time is what serving it to the end still
+takes: token-steps, now until its predicted last token.
+"""
+
+from dataclasses import dataclass
+
+from controlplane.core.clock import Duration, Instant, between, scaled
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.request import Request
+from controlplane.core.view import Pace, Running
+
+
+@dataclass(eq=False, slots=True)
+class Progress:
+    """Mutable; its only writer is the host. `predicted` output tokens may be wrong by any factor; `name` is
+    what the caller calls the request; `gap` is the longest pause that is promised after the first token,
+    None for no promise."""
+
+    request: Request
+    predicted: int
+    name: str
+    forecast: LengthForecast | None = None
+    gap: Duration | None = None
+    done: int = 0
+    first_token: Instant | None = None
+    last_token: Instant | None = None
+    preemptions: int = 0
+    is_missed: bool = False
+    """A gap was longer than promised."""
+
+    @property
+    def tokens(self) -> int:
+        """What must be in the cache before the next token."""
+        return self.request.prompt_tokens + self.done
+
+    def stamp(self, now: Instant, tokens: int) -> None:
+        """`tokens` more have appeared."""
+        if self.first_token is None:
+            self.first_token = now
+        elif self.gap is not None and self.last_token is not None and now - self.last_token > self.gap:
+            self.is_missed = True
+        self.last_token = now
+        self.done += tokens
+
+    def remaining(self) -> int:
+        """Predicted tokens to come, at least 1. One that outran its prediction is given a quarter more of
+        what it has: it is known to be long, not that it is nearly over."""
+        left = self.predicted - self.done
+        if left < 1:
+            left = max(16, self.done // 4)
+        return max(1, min(left, self.request.max_output_tokens - self.done))
+
+    def memory_time(self) -> float:
+        """Token-steps from now to the end."""
+        left = self.remaining()
+        return (self.tokens + left / 2) * left
+
+    def deadline(self) -> Instant | None:
+        """Of the next token; None if nothing is promised."""
+        request, first, last = self.request, self.first_token, self.last_token
+        if first is None or last is None:
+            return request.slo.first_token_deadline(request.arrival)
+        if self.gap is not None:
+            return Instant(last + self.gap)
+        if request.slo.tpot is not None:
+            return Instant(first + request.slo.tpot * self.done)
+        return None
+
+    def prefill(self, pace: Pace) -> Duration:
+        """To compute its cache and the next token from nothing."""
+        return Duration(pace.step + scaled(pace.per_prompt_token, self.tokens))
+
+    def is_hopeless(self, now: Instant, work: Duration) -> bool:
+        """Whether the promise is broken, or will be since the next token needs `work` more."""
+        if self.is_missed:
+            return True
+        request, first = self.request, self.first_token
+        if first is not None:
+            limit = request.slo.first_token_deadline(request.arrival)
+            if limit is not None and first > limit:
+                return True
+            if self.gap is None:
+                return False
+        deadline = self.deadline()
+        return deadline is not None and now + work > deadline
+
+    def as_running(self, now: Instant, held: int, pace: Pace | None) -> Running:
+        """As a possible victim that gives `held` back."""
+        deadline = self.deadline()
+        return Running(
+            request_id=self.request.id,
+            priority=self.request.service_class.priority,
+            freed_bytes=held,
+            slack=None if deadline is None else between(now, deadline),
+            recompute=Duration(0) if pace is None else scaled(pace.per_prompt_token, self.tokens),
+            remaining_steps=self.remaining(),
+            preemptions=self.preemptions,
+        )

@@ -1,0 +1,315 @@
+"""Who should have the memory now, so that most promises are kept? Those that need it least.
+
+Preemptive shortest remaining memory-time: with too much work for the memory, serving a request to its
+end costs its remaining memory-time and earns one kept promise, so the smallest go first and the
+largest pay. Three lanes:
+
+- *hopeful* and within the size cut: start by remaining memory-time; once half its time to the first
+  token is gone, one may take the memory of a running request that still needs `preempt_ratio` times
+  as much, or of any running one of the two lanes below;
+- *hopeful* beyond the cut: start when the look-ahead over all that run says they stay;
+- *lost* (the promise is broken): wait for idle memory. They are nobody's excuse: after `patience` the
+  oldest starts before all others and runs to its end, `aged_slots` at a time, so that lost ones
+  leave at a rate of at least `aged_slots` stays, in order of arrival.
+
+Paused requests whose next token is not yet due resume first.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+from typing import TypeVar
+
+from controlplane.core.clock import Duration, Instant, scaled, seconds
+from controlplane.policy.engine_share import footprint_of, lease_table
+from controlplane.policy.engine_step import EngineView, StepPlan
+from controlplane.policy.lookahead import LookAhead
+from controlplane.policy.progress import Progress
+from controlplane.policy.size_cut import SizeCut
+
+HOPEFUL, BEYOND, LOST = range(3)
+
+_NO_WORK = Duration(0)
+_ASK_LOST_EVERY = 4
+
+Key = tuple[float, int, str]
+Age = tuple[int, str]
+Ranked = tuple[int, float, str, Progress]
+Entry = TypeVar("Entry", Key, Age)
+
+
+_PATIENCE = seconds(300)
+
+
+@dataclass(frozen=True, slots=True)
+class SrmtOptions:
+    """`urgency` is the part of the time to the first token that must be gone before it is worth a
+    preemption; `share` of the memory is planned for by the size cut over `window` arrivals (0: no
+    cut)."""
+
+    preempt_ratio: float = 1.5
+    urgency: float = 0.5
+    share: float = 0.95
+    window: int = 200
+    patience: Duration = _PATIENCE
+    aged_slots: int = 1
+
+    def __post_init__(self) -> None:
+        if self.preempt_ratio < 1:
+            raise ValueError(
+                f"preempt_ratio={self.preempt_ratio}: at least 1, or two would preempt each other"
+            )
+        for name, low, high in (("urgency", 0, 1), ("share", 0, 2), ("aged_slots", 0, 1_000)):
+            if not low <= (value := getattr(self, name)) <= high:
+                raise ValueError(f"{name}={value}: must be between {low} and {high}")
+
+
+class ShortestRemaining:
+    def __init__(self, options: SrmtOptions) -> None:
+        self._options = options
+        self._cut = SizeCut(window=options.window, share=options.share) if options.share else None
+        self._fresh: list[tuple[Key, Progress]] = []
+        self._paused: dict[str, Progress] = {}
+        self._lost: list[tuple[Age, Progress]] = []
+        self._due: list[tuple[int, str]] = []
+        self._lanes: dict[str, int] = {}
+        self._aged: set[str] = set()
+        self._unripe: list[Progress] = []
+        self._steps = 0
+
+    # --- who waits ---------------------------------------------------------------------------
+
+    def joined(self, progress: Progress, now: Instant) -> None:
+        if self._cut is not None and progress.first_token is None and not progress.preemptions:
+            self._cut.arrived(progress.request.arrival, progress.memory_time())
+        self._unripe.append(progress)
+        self._lanes[progress.request.id] = HOPEFUL
+
+    def left(self, progress: Progress) -> None:
+        request_id = progress.request.id
+        lane = self._lanes.pop(request_id)
+        if progress in self._unripe:
+            self._unripe.remove(progress)
+        elif lane == LOST:
+            del self._lost[bisect_left(self._lost, _age(progress), key=_first)]
+        elif request_id in self._paused:
+            del self._paused[request_id]
+        else:
+            del self._fresh[bisect_left(self._fresh, _size(progress), key=_first)]
+
+    def waiting(self) -> int:
+        return len(self._lanes)
+
+    def _sort_in(self, view: EngineView) -> None:
+        """Each newcomer into its line, and into the lost one as soon as its time is up."""
+        for progress in self._unripe:
+            request_id = progress.request.id
+            work = progress.prefill(view.pace)
+            if progress.is_hopeless(view.now, work):
+                self._lose(progress)
+                continue
+            if progress.first_token is None:
+                insort(self._fresh, (_size(progress), progress), key=_first)
+            else:
+                self._paused[request_id] = progress
+            if (deadline := progress.deadline()) is not None:
+                heappush(self._due, (deadline - work, request_id))
+        self._unripe.clear()
+        while self._due and self._due[0][0] < view.now:
+            _, request_id = heappop(self._due)
+            if self._lanes.get(request_id) != HOPEFUL:
+                continue
+            found = self._waiting_hopeful(request_id)
+            if found is not None and found.is_hopeless(view.now, found.prefill(view.pace)):
+                self._move_to_lost(found)
+
+    def _waiting_hopeful(self, request_id: str) -> Progress | None:
+        paused = self._paused.get(request_id)
+        if paused is not None:
+            return paused
+        return next((p for _, p in self._fresh if p.request.id == request_id), None)
+
+    def _move_to_lost(self, progress: Progress) -> None:
+        if self._paused.pop(progress.request.id, None) is None:
+            del self._fresh[bisect_left(self._fresh, _size(progress), key=_first)]
+        self._lose(progress)
+
+    def _lose(self, progress: Progress) -> None:
+        self._lanes[progress.request.id] = LOST
+        insort(self._lost, (_age(progress), progress), key=_first)
+
+    # --- the plan ----------------------------------------------------------------------------
+
+    def plan(self, view: EngineView) -> StepPlan:
+        self._sort_in(view)
+        self._aged &= view.held.keys()
+        if self._cut is not None:
+            self._cut.update(view.quota * view.block_tokens, view.pace.step)
+        draft = _Draft(view, self._ranked)
+        while draft.free < 0 and draft.give_way():
+            pass
+        self._start_aged(draft)
+        for progress in sorted(self._paused.values(), key=_by_last_token):
+            draft.start(progress)
+        self._start_fresh(draft)
+        self._steps += 1
+        if self._steps % _ASK_LOST_EVERY == 0 or draft.is_idle:
+            self._start_lost(draft)
+        return StepPlan(draft.preempt, draft.offer, draft.ranked)
+
+    def _lane(self, progress: Progress, size: float, now: Instant) -> int:
+        if progress.is_hopeless(now, _NO_WORK):
+            return LOST
+        return BEYOND if self._cut is not None and size > self._cut.size else HOPEFUL
+
+    def _ranked(self, view: EngineView) -> list[Ranked]:
+        """The running ones; the first to give way last, those that may not at all left out."""
+        ranked: list[Ranked] = []
+        for progress in view.running:
+            if progress.request.id not in self._aged:
+                size = progress.memory_time()
+                ranked.append((self._lane(progress, size, view.now), size, progress.request.id, progress))
+        ranked.sort()
+        return ranked
+
+    def _start_aged(self, draft: "_Draft") -> None:
+        """The oldest beyond its patience takes what it needs and keeps it."""
+        options, view = self._options, draft.view
+        for (arrival, request_id), progress in self._lost:
+            if len(self._aged) >= options.aged_slots or arrival + options.patience > view.now:
+                return
+            if draft.need(progress) > view.quota:
+                continue
+            while draft.free < draft.need(progress) and draft.give_way():
+                pass
+            if not draft.start(progress):
+                return
+            self._aged.add(request_id)
+
+    def _start_fresh(self, draft: "_Draft") -> None:
+        options, view = self._options, draft.view
+        cut = inf if self._cut is None else self._cut.size
+        for (size, _, _), progress in self._fresh:
+            if draft.slots <= 0:
+                return
+            if size > cut:
+                if not draft.start_to_stay(progress):
+                    return
+            elif not draft.start(progress) and self._is_urgent(progress, view.now):
+                # One that fits may overtake: what is urgent takes its memory when it must.
+                draft.take(progress, options.preempt_ratio * size)
+
+    def _is_urgent(self, progress: Progress, now: Instant) -> bool:
+        deadline, arrival = progress.deadline(), progress.request.arrival
+        if deadline is None:
+            return False
+        return now >= arrival + scaled(Duration(deadline - arrival), self._options.urgency)
+
+    def _start_lost(self, draft: "_Draft") -> None:
+        for _, progress in self._lost:
+            if draft.need(progress) <= draft.view.quota and not draft.start_to_stay(progress):
+                return
+
+
+class _Draft:
+    """A plan in the making: what is left of blocks and slots. Ranks are asked for only if somebody must
+    give way."""
+
+    def __init__(self, view: EngineView, rank: Callable[[EngineView], list[Ranked]]) -> None:
+        self.view = view
+        self.preempt: list[Progress] = []
+        self.offer: list[Progress] = []
+        self.free = view.free
+        self.slots = view.free_slots
+        self._rank = rank
+        self._ranks: list[Ranked] | None = None
+        self._offered: set[str] = set()
+        self._look: LookAhead | None = None
+
+    @property
+    def ranked(self) -> list[Progress]:
+        """Empty when nobody asked."""
+        return [] if self._ranks is None else [progress for *_, progress in self._ranks]
+
+    def need(self, progress: Progress) -> int:
+        return self.view.blocks(progress.tokens + 1)
+
+    def _ranking(self) -> list[Ranked]:
+        if self._ranks is None:
+            self._ranks = self._rank(self.view)
+        return self._ranks
+
+    def give_way(self) -> bool:
+        """The last in rank leaves; False if nobody is left."""
+        ranking = self._ranking()
+        if not ranking:
+            return False
+        victim = ranking.pop()[-1]
+        self.preempt.append(victim)
+        self.free += self.view.held[victim.request.id]
+        self.slots += 1
+        self._look = None
+        return True
+
+    def start(self, progress: Progress) -> bool:
+        need = self.need(progress)
+        request_id = progress.request.id
+        if need > self.free or self.slots <= 0 or request_id in self._offered:
+            return False
+        self._offered.add(request_id)
+        self.offer.append(progress)
+        self.free -= need
+        self.slots -= 1
+        self._look = None
+        return True
+
+    def take(self, progress: Progress, size: float) -> bool:
+        """Starts it on the memory of those not hopeful, or that need more than `size`, if that suffices."""
+        need, gained, count = self.need(progress), 0, 0
+        for lane, victim_size, request_id, _ in reversed(self._ranking()):
+            if self.free + gained >= need or (lane == HOPEFUL and victim_size <= size):
+                break
+            gained += self.view.held[request_id]
+            count += 1
+        if self.free + gained < need:
+            return False
+        for _ in range(count):
+            self.give_way()
+        return self.start(progress)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody runs on and nobody starts."""
+        return not self.offer and len(self.preempt) == len(self.view.running)
+
+    def start_to_stay(self, progress: Progress) -> bool:
+        """Starts it if all that run and start now, and it, fit until their predicted ends; or alone."""
+        if self.slots <= 0 or self.free < self.need(progress):
+            return False
+        return (self.is_idle or self._stays(progress)) and self.start(progress)
+
+    def _stays(self, progress: Progress) -> bool:
+        if self._look is None:
+            gone = {p.request.id for p in self.preempt}
+            alive = [*(p for p in self.view.running if p.request.id not in gone), *self.offer]
+            self._look = LookAhead(lease_table(alive, self.view.block_tokens))
+        footprint = footprint_of(progress, self.view.block_tokens)
+        return self._look.peak_with(footprint) <= self.view.quota * self.view.block_tokens
+
+
+def _size(progress: Progress) -> Key:
+    return (progress.memory_time(), progress.request.arrival, progress.request.id)
+
+
+def _age(progress: Progress) -> Age:
+    return (progress.request.arrival, progress.request.id)
+
+
+def _first(entry: tuple[Entry, Progress]) -> Entry:
+    return entry[0]
+
+
+def _by_last_token(progress: Progress) -> tuple[int, str]:
+    return (progress.last_token or 0, progress.request.id)

@@ -1,0 +1,73 @@
+"""The board between the engine's process and ours."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from backends.vllm.board import Board, EngineFacts, TornBoard, key_of
+
+
+def facts(step: int) -> EngineFacts:
+    return EngineFacts(
+        at_ns=step, step=step, total=9, quota=8, used=step % 8, ceded=1, running=2, waiting=3, preemptions=4
+    )
+
+
+def write_many(path: Path, steps: int) -> None:
+    board = Board(path)
+    for step in range(1, steps + 1):
+        # Every reading must be of one step: all numbers agree with its own.
+        board.write(facts(step), [(step, step, step)] * (step % 50))
+
+
+def test_what_is_written_is_read(tmp_path):
+    board = Board.create(tmp_path / "board")
+    assert board.read() is None
+    board.write(facts(5), [(key_of("a"), 17, 2), (key_of("b"), 3, 1)])
+    reading = board.read()
+    assert reading.facts == facts(5)
+    assert reading.of("a") == (key_of("a"), 17, 2)
+    assert reading.of("nobody") is None
+
+
+def test_a_reader_in_another_process_never_sees_half_a_step(tmp_path):
+    board = Board.create(tmp_path / "board")
+    steps = 20_000
+    writer = multiprocessing.get_context("spawn").Process(target=write_many, args=(tmp_path / "board", steps))
+    writer.start()
+    seen = set()
+    try:
+        while not seen or max(seen) < steps:
+            reading = board.read()
+            if reading is not None:
+                step = reading.facts.step
+                seen.add(step)
+                assert reading.facts == facts(step)
+                assert reading.rows == ((step, step, step),) * (step % 50)
+            assert reading is not None or writer.is_alive()
+    finally:
+        writer.join(30)
+    assert writer.exitcode == 0
+    assert len(seen) > 10
+
+
+def test_a_writer_that_died_while_writing_leaves_the_step_before(tmp_path):
+    path = tmp_path / "board"
+    board = Board.create(path)
+    board.write(facts(1), [])
+    board.write(facts(2), [(7, 7, 7)])
+    content = bytearray(path.read_bytes())
+    content[content.index((7).to_bytes(8, "little"))] = 8
+    path.write_bytes(content)
+    assert Board(path).read().facts == facts(1)
+
+
+def test_a_board_of_which_nothing_is_whole_is_noticed(tmp_path):
+    path = tmp_path / "board"
+    Board.create(path).write(facts(1), [])
+    content = bytearray(path.read_bytes())
+    content[content.index((3).to_bytes(4, "little"))] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(TornBoard, match="no half"):
+        Board(path).read()

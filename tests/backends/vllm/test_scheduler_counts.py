@@ -1,0 +1,170 @@
+"""The plug-in around vLLM's real scheduler and KV manager, without a model: nothing leaks, nothing stalls."""
+
+from random import Random
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+BLOCKS = 64
+BLOCK_TOKENS = 16
+EVERY_ORDERING = ("fcfs", "edf", "least-slack", "mc-sf", "srmt")
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
+def engine(request):
+    from backends.vllm.stepped import Setup, SteppedEngine
+
+    return SteppedEngine(
+        Setup(
+            blocks=BLOCKS,
+            block_tokens=BLOCK_TOKENS,
+            max_model_tokens=512,
+            max_running=16,
+            max_step_tokens=256,
+            batch_time="opt-13b-a100-80g",
+            is_async=request.param,
+        )
+    )
+
+
+def step(engine) -> dict[str, int]:
+    """One step; time moves on even if nothing ran. New tokens by request."""
+    before = engine.now_ns
+    produced = engine.step()
+    if engine.now_ns == before:
+        engine.jump(before + 1_000_000)
+    return {request_id: tokens for request_id, tokens, _ in produced}
+
+
+def conserved(scheduler) -> bool:
+    """Free, withheld and held blocks are all there are, and the held ones belong to somebody."""
+    pool = scheduler.kv_cache_manager.block_pool
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    held = {b.block_id for m in managers for blocks in m.req_to_blocks.values() for b in blocks}
+    return pool.get_num_free_blocks() + len(scheduler.balloon) + len(held) == BLOCKS
+
+
+def said(random: Random, output: int) -> dict[str, object]:
+    """Anything that a caller may say, wrong predictions and nothing at all among them."""
+    everything = {
+        "priority": random.randrange(3),
+        "ttft_ms": random.choice([50, 500, 5_000]),
+        "gap_ms": random.choice([100, 1_000]),
+        "tokens": max(1, round(output * random.choice([0.25, 1, 4]))),
+    }
+    return {key: value for key, value in everything.items() if random.random() < 0.8}
+
+
+@pytest.mark.parametrize("ordering", EVERY_ORDERING)
+def test_no_block_is_lost_over_a_thousand_requests_with_aborts_and_quota_changes(engine, ordering):
+    random = Random(ordering)
+    scheduler = engine.restart(tandem={"ordering": ordering, "starvation_ms": 2_000})
+    wanted: dict[str, int] = {}
+    got: dict[str, int] = {}
+    gone: set[str] = set()
+    for number in range(1_000):
+        request_id, output = f"r{number}", random.randint(1, 60)
+        wanted[request_id] = output
+        engine.add(request_id, random.randint(1, 200), output, extra={"tandem": said(random, output)})
+        for _ in range(random.randrange(4)):
+            for one, tokens in step(engine).items():
+                got[one] = got.get(one, 0) + tokens
+            assert conserved(scheduler)
+        if random.random() < 0.05:
+            scheduler.set_quota(random.randint(20, BLOCKS))
+        if random.random() < 0.1 and (alive := sorted(scheduler.requests)):
+            gone.add(leaver := random.choice(alive))
+            engine.abort([leaver])
+            assert conserved(scheduler)
+    scheduler.set_quota(BLOCKS)
+    for _ in range(60_000):
+        if not scheduler.requests:
+            break
+        for one, tokens in step(engine).items():
+            got[one] = got.get(one, 0) + tokens
+    assert not scheduler.requests
+    assert conserved(scheduler)
+    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == BLOCKS
+    assert scheduler.preempted > 0
+    assert {one: tokens for one, tokens in got.items() if one not in gone} == {
+        one: tokens for one, tokens in wanted.items() if one not in gone
+    }
+    assert not scheduler.progress
+    assert scheduler.engine_policy.waiting() == 0
+
+
+@pytest.mark.parametrize("ordering", EVERY_ORDERING)
+def test_a_quota_holds_within_two_steps_and_from_then_on(engine, ordering):
+    scheduler = engine.restart(tandem={"ordering": ordering})
+    for number in range(12):
+        engine.add(f"r{number}", 60, 100, extra={"tandem": {"tokens": 100}})
+    for _ in range(30):
+        step(engine)
+    assert scheduler.balloon.used > 24
+    scheduler.set_quota(24)
+    step(engine)
+    step(engine)
+    for _ in range(200):
+        assert scheduler.balloon.used <= 24
+        step(engine)
+    assert scheduler.facts(engine.now_ns).ceded == BLOCKS - 24
+
+
+@pytest.mark.parametrize("ordering", EVERY_ORDERING)
+def test_who_needs_more_than_the_quota_holds_nobody_up(engine, ordering):
+    scheduler = engine.restart(tandem={"ordering": ordering})
+    scheduler.set_quota(8)
+    engine.add("large", 150, 20, extra={"tandem": {"priority": 2, "ttft_ms": 100}})
+    finished = set()
+    for number in range(6):
+        engine.add(f"small{number}", 40, 20, extra={"tandem": {"tokens": 20}})
+    for _ in range(2_000):
+        finished |= {one for one, _, is_finished in engine.step() if is_finished}
+        engine.jump(engine.now_ns + 1_000_000)
+    assert finished == {f"small{number}" for number in range(6)}
+    scheduler.set_quota(BLOCKS)
+    for _ in range(200):
+        finished |= {one for one, _, is_finished in engine.step() if is_finished}
+    assert "large" in finished
+
+
+def test_what_cannot_be_a_quota_or_an_option_is_refused(engine):
+    scheduler = engine.restart(tandem={})
+    with pytest.raises(ValueError, match="quota=0"):
+        scheduler.set_quota(0)
+    with pytest.raises(ValueError, match="quota=65"):
+        scheduler.set_quota(BLOCKS + 1)
+    with pytest.raises(ValueError, match="'speed': unknown; known are ordering"):
+        scheduler.set_options({"speed": 9})
+    with pytest.raises(ValueError, match=r"scheduling.ordering='fifo'.*choose one of edf, fcfs"):
+        scheduler.set_options({"ordering": "fifo"})
+    assert scheduler.options.ordering == "edf"
+
+
+def test_a_policy_can_be_changed_while_requests_wait(engine):
+    scheduler = engine.restart(tandem={"ordering": "fcfs"})
+    for number in range(40):
+        engine.add(f"r{number}", 60, 30, extra={"tandem": {"tokens": 30}})
+    for _ in range(5):
+        step(engine)
+    for ordering in EVERY_ORDERING:
+        waiting = len(scheduler.waiting)
+        scheduler.set_options({"ordering": ordering})
+        assert scheduler.engine_policy.waiting() == waiting > 0
+        step(engine)
+    finished = set()
+    for _ in range(2_000):
+        finished |= {one for one, _, is_finished in engine.step() if is_finished}
+    assert len(finished) == 40
+
+
+def test_metadata_that_makes_no_sense_costs_its_request_only_the_class(engine):
+    scheduler = engine.restart(tandem={"default": {"class": "chat", "ttft_ms": 700}})
+    engine.add("odd", 20, 5, extra={"tandem": {"ttft": 100}})
+    engine.add("silent", 20, 5, extra={})
+    engine.add("flat", 20, 5, extra={"tandem_ttft_ms": 100, "tandem_class": "fast"})
+    assert scheduler.malformed == 1
+    classes = {one: p.request.service_class.name for one, p in scheduler.progress.items()}
+    assert classes == {"odd": "chat", "silent": "chat", "flat": "fast"}
+    assert scheduler.progress["flat"].request.slo.ttft == 100_000_000

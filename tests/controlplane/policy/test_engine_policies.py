@@ -1,0 +1,188 @@
+"""Policies of an engine's steps, over any state: what a host may rely on, whichever orders."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.core.clock import Instant, milliseconds, seconds
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.view import Pace
+from controlplane.policy.cycle import run_cycle
+from controlplane.policy.engine_catalogue import ENGINE_ORDERINGS, EngineOptions
+from controlplane.policy.engine_share import pool_view, waiting_of
+from controlplane.policy.engine_step import EngineView, StepPlan
+from controlplane.policy.progress import Progress
+
+BLOCK = 16
+NOW = Instant(seconds(100))
+PACE = Pace(step=milliseconds(30), per_prompt_token=milliseconds(0.15))
+EVERY_ORDERING = sorted(ENGINE_ORDERINGS)
+AS_THE_GATE = ("edf", "fcfs", "least-slack")
+
+lives = st.fixed_dictionaries(
+    {
+        "prompt": st.integers(1, 300),
+        "done": st.integers(0, 100),
+        "predicted": st.integers(1, 200),
+        "ago_ms": st.integers(0, 20_000),
+        "priority": st.integers(0, 2),
+        "ttft_ms": st.sampled_from([None, 300, 3_000]),
+        "gap_ms": st.sampled_from([None, 1_000]),
+    }
+)
+
+
+def progress(name: str, life: dict, *, is_running: bool) -> Progress:
+    arrival = Instant(NOW - milliseconds(life["ago_ms"]))
+    ttft = None if life["ttft_ms"] is None else milliseconds(life["ttft_ms"])
+    klass = ServiceClass("any", Slo(ttft=ttft), life["priority"], sheddable=False)
+    request = Request(name, Kind.GENERATE, "m", "t", klass, klass.slo, arrival, life["prompt"], 400)
+    gap = None if life["gap_ms"] is None else milliseconds(life["gap_ms"])
+    one = Progress(request, life["predicted"], name, gap=gap)
+    if is_running and life["done"]:
+        one.stamp(Instant(arrival + milliseconds(min(100, life["ago_ms"]))), life["done"])
+    return one
+
+
+def view_of(running: list[Progress], *, free: int, quota: int | None = None) -> EngineView:
+    held = {p.request.id: -(-p.tokens // BLOCK) for p in running}
+    used = sum(held.values())
+    growth = sum(p.tokens % BLOCK == 0 for p in running)
+    return EngineView(
+        NOW, PACE, BLOCK, used + free if quota is None else quota, used, growth, 64, running, held
+    )
+
+
+def planned(
+    ordering: str, running: list[Progress], waiting: list[Progress], view: EngineView, **more
+) -> StepPlan:
+    policy = EngineOptions().changed({"ordering": ordering, **more}).built()
+    for one in waiting:
+        policy.joined(one, NOW)
+    plan = policy.plan(view)
+    for one in plan.offer:
+        policy.left(one)
+    assert policy.waiting() == len(waiting) - len(plan.offer)
+    return plan
+
+
+crowds = st.tuples(st.lists(lives, max_size=12), st.lists(lives, max_size=12), st.integers(0, 60))
+
+
+@pytest.mark.parametrize("ordering", EVERY_ORDERING)
+@given(crowd=crowds)
+def test_what_is_offered_fits_beside_what_runs_on(ordering, crowd):
+    running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
+    waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(crowd[1])]
+    view = view_of(running, free=crowd[2])
+    plan = planned(ordering, running, waiting, view)
+    freed = sum(view.held[p.request.id] for p in plan.preempt)
+    needed = sum(view.blocks(p.tokens + 1) for p in plan.offer)
+    # A ranked policy counts a victim as the line that bounds its blocks, which is less than one block off.
+    slack = len(plan.preempt) if ordering != "srmt" else 0
+    assert needed <= max(0, view.free + freed) + slack
+    assert len({id(p) for p in plan.offer}) == len(plan.offer)
+    assert {id(p) for p in plan.preempt} <= {id(p) for p in running}
+    assert not {id(p) for p in plan.preempt} & {id(p) for p in plan.ranked}
+    if view.free >= 0 and not plan.offer:
+        assert not plan.preempt
+
+
+@pytest.mark.parametrize("ordering", EVERY_ORDERING)
+@given(crowd=crowds, turn=st.randoms())
+def test_the_order_of_feeding_changes_nothing(ordering, crowd, turn):
+    def outcome(*, shuffle: bool) -> tuple[list[str], ...]:
+        running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
+        waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(crowd[1])]
+        if shuffle:
+            turn.shuffle(running)
+            turn.shuffle(waiting)
+        plan = planned(ordering, running, waiting, view_of(running, free=crowd[2]))
+        return tuple([p.request.id for p in part] for part in (plan.offer, plan.preempt, plan.ranked))
+
+    assert outcome(shuffle=False) == outcome(shuffle=True)
+
+
+@pytest.mark.parametrize("ordering", EVERY_ORDERING)
+@given(crowd=crowds, cut=st.integers(0, 40))
+def test_a_quota_below_use_is_reached_in_one_plan(ordering, crowd, cut):
+    running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
+    view = view_of(running, free=0)
+    view = replace(view, quota=max(1, view.used - cut))
+    plan = planned(ordering, running, [], view)
+    left = view.used - sum(view.held[p.request.id] for p in plan.preempt)
+    assert left <= view.quota
+
+
+@pytest.mark.parametrize("ordering", EVERY_ORDERING)
+def test_an_idle_engine_starts_whatever_fits_alone(ordering):
+    life = {
+        "prompt": 159,
+        "done": 0,
+        "predicted": 400,
+        "ago_ms": 9_000,
+        "priority": 0,
+        "ttft_ms": 300,
+        "gap_ms": None,
+    }
+    late = progress("late", life, is_running=False)
+    view = view_of([], free=10)
+    policy = EngineOptions(ordering=ordering).built()
+    policy.joined(late, NOW)
+    offered = [policy.plan(view).offer for _ in range(4)]
+    assert [late] in offered
+
+
+@pytest.mark.parametrize("ordering", AS_THE_GATE)
+@given(crowd=crowds)
+def test_the_gate_and_the_engine_decide_alike(ordering, crowd):
+    """The same view through the gate's cycle and through the engine's policy: same order, same victims."""
+    running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
+    waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(crowd[1])]
+    view = view_of(running, free=40 + crowd[2])
+    policy = EngineOptions(ordering=ordering, look_ahead="all").built()
+    for one in waiting:
+        policy.joined(one, NOW)
+    plan = policy.plan(view)
+    line = [waiting_of(p, BLOCK, policy.rank_of(p)) for p in policy.order()]
+    # In the engine who exceeds the quota stands aside; the gate never lets one in.
+    fitting = [w for w in line if view.blocks(w.request.prompt_tokens + 1) <= view.quota]
+    gate = run_cycle(pool_view(view, fitting), NOW, policy.ahead)
+    victims = [victim.request_id for _, admit in gate.dispatches for victim in admit.victims]
+    assert [p.request.id for p in plan.offer] == [request_id for request_id, _ in gate.dispatches]
+    assert [p.request.id for p in plan.preempt] == victims
+
+
+def test_remaining_memory_time_decides_who_pays():
+    base = {"done": 20, "ago_ms": 1_000, "priority": 0, "ttft_ms": 3_000, "gap_ms": 1_000}
+    small = progress("small", {**base, "prompt": 50, "predicted": 40}, is_running=True)
+    large = progress("large", {**base, "prompt": 200, "predicted": 200}, is_running=True)
+    for one in (small, large):
+        one.last_token = NOW
+    urgent_life = {**base, "done": 0, "ago_ms": 2_000, "prompt": 50, "predicted": 30}
+    urgent = progress("urgent", urgent_life, is_running=False)
+    plan = planned("srmt", [small, large], [urgent], view_of([small, large], free=1))
+    assert (plan.offer, plan.preempt) == ([urgent], [large])
+    early = progress("early", {**urgent_life, "ago_ms": 100}, is_running=False)
+    plan = planned("srmt", [small, large], [early], view_of([small, large], free=1))
+    assert (plan.offer, plan.preempt) == ([], [])
+
+
+def test_after_its_patience_a_lost_request_starts_first_and_keeps_its_place():
+    base = {"done": 0, "priority": 0, "ttft_ms": 300, "gap_ms": None, "predicted": 100, "prompt": 100}
+    old = progress("old", {**base, "ago_ms": 20_000}, is_running=False)
+    young = [progress(f"y{i}", {**base, "ago_ms": 10, "predicted": 5}, is_running=False) for i in range(4)]
+    policy = EngineOptions(ordering="srmt", starvation_ms=15_000).built()
+    for one in (old, *young):
+        policy.joined(one, NOW)
+    view = view_of([], free=8)
+    assert policy.plan(view).offer[0] is old
+    policy.left(old)
+    old.stamp(NOW, 1)
+    crowded = replace(view_of([old], free=0), quota=8)
+    for one in young:
+        assert one not in policy.plan(crowded).offer
+        assert policy.plan(crowded).preempt == []
