@@ -68,7 +68,7 @@ class Comparison:
 
     @property
     def estimate(self) -> float:
-        """Of the simulator's expected wait, the sample's exact wait as control variate: its luck taken out."""
+        """Of the simulator's expected wait, with the sample's exact wait as control variate."""
         return self.formula + self.simulated - self.sample
 
     @property
