@@ -7,8 +7,11 @@ mean and median, capped (Online Scheduling for LLM Inference with KV Cache Const
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log, sqrt
+from statistics import NormalDist
 
 import numpy as np
+
+from controlplane.core.memory import Floats
 
 CONVERSATION_MEMORY = 16_492
 
@@ -21,11 +24,21 @@ class Lognormal:
     median: float
     cap: int
 
+    @property
+    def deviation(self) -> float:
+        """Of the logarithm."""
+        return sqrt(2 * log(self.mean / self.median))
+
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
-        mu = log(self.median)
-        sigma = sqrt(2 * (log(self.mean) - mu))
-        tokens = np.rint(rng.lognormal(mu, sigma, count))
-        return [int(t) for t in np.clip(tokens, 1, self.cap)]
+        return self._tokens(rng.lognormal(log(self.median), self.deviation, count))
+
+    def quantiles(self, count: int) -> list[int]:
+        """The middles of `count` equally likely parts."""
+        normal = NormalDist(log(self.median), self.deviation)
+        return self._tokens(np.exp([normal.inv_cdf((i + 0.5) / count) for i in range(count)]))
+
+    def _tokens(self, lengths: Floats) -> list[int]:
+        return [int(t) for t in np.clip(np.rint(lengths), 1, self.cap)]
 
 
 CONVERSATION_PROMPTS = Lognormal(mean=40.62, median=11, cap=2000)
@@ -77,6 +90,13 @@ def conversation_lengths(rng: np.random.Generator, count: int) -> list[tuple[int
     prompts = CONVERSATION_PROMPTS.draw(rng, count)
     outputs = CONVERSATION_OUTPUTS.draw(rng, count)
     return list(zip(prompts, outputs, strict=True))
+
+
+def typical_lengths(rng: np.random.Generator, count: int) -> list[tuple[int, int]]:
+    """Every quantile once, paired at random: the request set that no draw favours."""
+    prompts = rng.permutation(CONVERSATION_PROMPTS.quantiles(count))
+    outputs = rng.permutation(CONVERSATION_OUTPUTS.quantiles(count))
+    return [(int(s), int(o)) for s, o in zip(prompts, outputs, strict=True)]
 
 
 def poisson_arrivals(rng: np.random.Generator, lengths: list[tuple[int, int]], rate: float) -> list[Line]:

@@ -6,11 +6,11 @@ million requests, streamed, beside one of a tenth. CPU time of this thread, so n
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,8 +113,14 @@ def stream_run(count: int) -> dict[str, float]:
         "requests": totals.finished,
         "cpu_seconds": time.thread_time() - begun,
         "mean_latency": totals.total_latency / totals.finished,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": _peak_mib(),
     }
+
+
+def _peak_mib() -> float:
+    """From Linux's own count: `getrusage` also remembers the parent that this process was forked from."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def _in_own_process(count: int) -> Any:

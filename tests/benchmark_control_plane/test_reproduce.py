@@ -1,0 +1,39 @@
+"""Published experiments run and come out in the published order."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="plots need the bench extra")
+
+from benchmark_control_plane.reproduce import main
+from benchmark_control_plane.reproductions import mcsf_table
+from benchmark_control_plane.scheduling_cost import decision_times, stream_run
+
+
+def test_table_ranks_the_policies_as_published(tmp_path: Path) -> None:
+    mcsf_table.run(tmp_path, seed=1, runs=2)
+    found = json.loads((tmp_path / "mcsf-table.json").read_text())
+    ratio = {row["policy"]: row["ratio"] for row in found["fixed_set"]}
+    published = [row["policy"] for row in found["fixed_set"] if row["published_s"]]
+    assert min(published, key=ratio.__getitem__) == "MC-SF"
+    assert 1.3 < ratio["MC-Benchmark"] < 1.5
+    assert all(1.35 < ratio[policy] < 1.8 for policy in published[2:])
+    assert ratio["Tandem"] < min(ratio["MC-SF"], ratio["MC-SF, skipping"])
+    assert (tmp_path / "mcsf-table.png").stat().st_size > 10_000
+
+
+def test_unknown_table_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mcsf-chair"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "mcsf-table" in err
+
+
+def test_streamed_run_serves_everyone() -> None:
+    assert stream_run(2_000)["requests"] == 2_000
+
+
+def test_cost_is_taken_of_every_step() -> None:
+    assert (decision_times("tandem") > 0).all()
