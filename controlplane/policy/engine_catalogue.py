@@ -1,7 +1,7 @@
 """Which policies order an engine's steps? By name, each built from one flat table of options.
 
 `fcfs`, `edf` and `least-slack` rank as the gate does, `mc-sf` takes the shortest predicted answer first,
-`srmt` the least remaining memory-time, and preempts for it.
+`srmt` the least remaining memory-time, and preempts for it; `apt` is Apt-Serve's pending time per block.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +13,7 @@ from controlplane.core.memory import Footprint
 from controlplane.core.request import Request
 from controlplane.core.view import Pace
 from controlplane.policy.admission import Admission, AdmissionOptions
+from controlplane.policy.apt import AptKv
 from controlplane.policy.catalogue import ADMISSIONS, ORDERINGS, chosen
 from controlplane.policy.engine_step import EnginePolicy
 from controlplane.policy.eviction import EvictionOptions
@@ -26,7 +27,7 @@ _NEVER = milliseconds(86_400_000)
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Flat, with the names of the sections `scheduling` and `admission`. `look_ahead` says whom the
-    admission's look-ahead asks; it is for the ranked orderings, and the last five are for `srmt`."""
+    admission's look-ahead asks; it is for the ranked orderings, and the last are for `srmt` and `apt`."""
 
     ordering: str = "edf"
     policy: str = "look-ahead"
@@ -43,6 +44,7 @@ class EngineOptions:
     size_cut_window: int = 200
     starvation_ms: float = 300_000
     aged_slots: int = 1
+    missed_decay: float = 0.0
 
     def __post_init__(self) -> None:
         chosen("scheduling.ordering", ENGINE_ORDERINGS, self.ordering)
@@ -116,4 +118,5 @@ ENGINE_ORDERINGS: Mapping[str, Callable[[EngineOptions], EnginePolicy]] = {
     **{name: _ranked(ordering) for name, ordering in ORDERINGS.items()},
     "mc-sf": _ranked(ShortestAnswer, all_ahead=True),
     "srmt": _srmt,
+    "apt": lambda options: AptKv(options.missed_decay),
 }

@@ -8,9 +8,10 @@ largest pay. Three lanes:
   token is gone, one may take the memory of a running request that still needs `preempt_ratio` times
   as much, or of any running one of the two lanes below;
 - *hopeful* beyond the cut: start when the look-ahead over all that run says they stay;
-- *lost* (the promise is broken): wait for idle memory. They are nobody's excuse: after `patience` the
-  oldest starts before all others and runs to its end, `aged_slots` at a time, so that lost ones
-  leave at a rate of at least `aged_slots` stays, in order of arrival.
+- *lost* (the promise is broken): wait until there is no more work than memory, and then start when the
+  look-ahead says they stay. However much work there is, after `patience` the oldest starts before
+  all others and runs to its end, `aged_slots` at a time: lost ones leave in order of arrival, one
+  a stay and slot.
 
 Paused requests whose next token is not yet due resume first.
 """
@@ -155,7 +156,8 @@ class ShortestRemaining:
             draft.start(progress)
         self._start_fresh(draft)
         self._steps += 1
-        if self._steps % _ASK_LOST_EVERY == 0 or draft.is_idle:
+        has_room = self._cut is None or self._cut.size == inf
+        if draft.is_idle or (has_room and self._steps % _ASK_LOST_EVERY == 0):
             self._start_lost(draft)
         return StepPlan(draft.preempt, draft.offer, draft.ranked)
 

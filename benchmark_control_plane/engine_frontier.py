@@ -1,0 +1,255 @@
+"""How much load does each policy carry before promises break? Rates at 90 % and 60 %, on vLLM's scheduler.
+
+    python -m benchmark_control_plane.engine_frontier --seeds 5
+
+vLLM's own scheduler and KV manager, stepped on virtual time at OPT-13B geometry: 709 blocks of 16 tokens
+(an A100-40GB), step times fitted to an A100-80GB with decoding slowed by the ratio of bandwidths
+(2,039 / 1,555 GB/s). For each policy and seed the highest Poisson rate at an attainment is bracketed to
+8 % and interpolated. Both metrics are printed (see engine_play); rates are never counted without the
+pauses of those that paid for them. Results are added to the JSON file, so a study can grow.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from backends.batch_times import BATCH_TIMES, Batch
+from backends.vllm.stepped import Setup, SteppedEngine
+from benchmark_control_plane.engine_play import Contender, Outcome, Window, play
+from benchmark_control_plane.offered import Dataset, Prediction, dataset, poisson
+
+RESULTS = Path(__file__).parent / "results"
+TARGETS = (0.9, 0.6)
+METRICS = ("strict", "published")
+
+_TANDEM: Mapping[str, Any] = {"ordering": "srmt"}
+CONTENDERS: Mapping[str, Contender] = {
+    c.name: c
+    for c in (
+        Contender("stock-fcfs"),
+        Contender("stock-priority", stock="priority"),
+        Contender("mc-sf", {"ordering": "mc-sf", "overflow_probability": 0.5}),
+        Contender("apt-kv", {"ordering": "apt"}),
+        Contender("tandem", _TANDEM),
+        # What each ingredient earns.
+        Contender("tandem-no-cut", {**_TANDEM, "size_cut_share": 0.0}),
+        Contender("tandem-no-preemption", {**_TANDEM, "preempt_ratio": 1e9}),
+        Contender("tandem-no-aging", {**_TANDEM, "aged_slots": 0}),
+    )
+}
+PREDICTIONS: Mapping[str, Prediction] = {
+    "oracle": Prediction(),
+    "noisy": Prediction(sigma=0.5),
+    "four-times-long": Prediction(factor=4.0),
+    "four-times-short": Prediction(factor=0.25),
+    "none": Prediction(sigma=None),
+}
+
+_TOLERANCE = 1.08
+_WIDEN = 1.3
+_LOWEST = 0.05
+
+Attain = Callable[[float], Outcome]
+
+
+def highest_rate(
+    attain: Attain, seen: dict[float, Outcome], metric: str, target: float, start: float
+) -> float:
+    """Requests a second at which the metric crosses the target; every run is kept in `seen`."""
+
+    def at(rate: float) -> float:
+        rate = round(rate, 3)
+        if rate not in seen:
+            seen[rate] = attain(rate)
+        value: float = getattr(seen[rate], metric)
+        return value
+
+    if not seen:
+        at(start)
+    while True:
+        kept = [rate for rate in seen if at(rate) >= target]
+        if not kept:
+            if min(seen) < _LOWEST:
+                return 0.0
+            at(min(seen) / _WIDEN)
+            continue
+        low = max(kept)
+        broken = [rate for rate in seen if rate > low]
+        if not broken:
+            at(low * _WIDEN)
+            continue
+        high = min(broken)
+        if high / low <= _TOLERANCE:
+            share = (at(low) - target) / max(1e-9, at(low) - at(high))
+            return low + (high - low) * share
+        at((low * high) ** 0.5)
+
+
+def fluid_bound(lengths: Sequence[tuple[int, int]], setup: Setup, served: float) -> float:
+    """Requests a second if only the smallest `served` part by memory-time were served, in a memory that is
+    always full and steps that never wait."""
+    batch_time = BATCH_TIMES[setup.batch_time]
+    ordered = sorted(lengths, key=lambda one: (one[0] + one[1] / 2) * one[1])
+    kept = ordered[: int(served * len(ordered))]
+    prompts = sum(p for p, _ in kept) / len(ordered)
+    outputs = sum(o for _, o in kept) / len(ordered)
+    resident = sum((p + o / 2) * o for p, o in kept) / sum(o for _, o in kept)
+    pool = setup.blocks * setup.block_tokens
+    decodes = pool / resident
+    step = batch_time(Batch(decodes=round(decodes), cells=pool))
+    prefill = batch_time(Batch(prefill_tokens=1)) - batch_time(Batch())
+    return 1 / (step * outputs / decodes + prefill * prompts)
+
+
+def study(
+    engine: SteppedEngine,
+    data: Dataset,
+    contender: Contender,
+    prediction: str,
+    seed: int,
+    window: Window,
+    start: float,
+) -> dict[str, Any]:
+    def attain(rate: float) -> Outcome:
+        offers = poisson(data.lengths, rate, seed, PREDICTIONS[prediction])
+        outcome = play(engine, contender, offers, window, data.promise, rate)
+        print(
+            f"  {rate:7.3f} req/s: strict {outcome.strict:.3f}, published {outcome.published:.3f}, "
+            f"longest gap {outcome.longest_gap:.0f} s, {outcome.seconds:.0f} s",
+            flush=True,
+        )
+        return outcome
+
+    seen: dict[float, Outcome] = {}
+    rates = {
+        f"{metric}-{target:.0%}": highest_rate(attain, seen, metric, target, start)
+        for target in TARGETS
+        for metric in METRICS
+    }
+    return {
+        "dataset": data.name,
+        "policy": contender.name,
+        "prediction": prediction,
+        "seed": seed,
+        "window": asdict(window),
+        "rates": rates,
+        "points": [asdict(seen[rate]) for rate in sorted(seen)],
+    }
+
+
+def table(studies: Sequence[Mapping[str, Any]]) -> str:
+    """Mean rates over seeds with their spread, and the ratio to stock FCFS on the same seeds."""
+    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for one in studies:
+        groups.setdefault((one["dataset"], one["prediction"], one["policy"]), []).append(one)
+    lines = []
+    for (data, prediction, policy), runs in sorted(groups.items()):
+        cells = []
+        for key in (f"{metric}-{target:.0%}" for target in TARGETS for metric in METRICS):
+            rates = [run["rates"][key] for run in runs]
+            stock = _stock(groups, data, {run["seed"] for run in runs}, key)
+            spread = f" ± {stdev(rates):.2f}" if len(rates) > 1 else ""
+            ratio = f" ({mean(rates) / stock:.2f}x)" if stock else ""
+            cells.append(f"{key} {mean(rates):.2f}{spread}{ratio}")
+        gap = max(point["longest_gap"] for run in runs for point in run["points"])
+        wait = max(point["lost_wait"]["p100"] for run in runs for point in run["points"])
+        lines.append(
+            f"{data:10} {prediction:17} {policy:21} "
+            + "  ".join(cells)
+            + f"  longest gap {gap:.0f} s, wait {wait:.0f} s, {len(runs)} seeds"
+        )
+    return "\n".join(lines)
+
+
+def _stock(
+    groups: Mapping[Any, list[Mapping[str, Any]]], data: str, seeds: set[int], key: str
+) -> float | None:
+    runs = [run for run in groups.get((data, "oracle", "stock-fcfs"), []) if run["seed"] in seeds]
+    return mean(run["rates"][key] for run in runs) if runs else None
+
+
+def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
+    chosen = [s for s in studies if s["dataset"] == data and s["prediction"] in (prediction, "oracle")]
+    for metric, axis in zip(METRICS, axes, strict=True):
+        for policy in CONTENDERS:
+            points = sorted(
+                (p["rate"], p[metric])
+                for s in chosen
+                if s["policy"] == policy and (s["prediction"] == prediction or policy == "stock-fcfs")
+                for p in s["points"]
+            )
+            if points:
+                axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=policy)
+        for target in TARGETS:
+            axis.axhline(target, color="grey", linewidth=0.5)
+        axis.set_xscale("log")
+        axis.set_xlabel("requests per second")
+        axis.set_title(f"{data}, {prediction} lengths, {metric}")
+    axes[0].set_ylabel("attainment")
+    axes[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmark_control_plane.engine_frontier", description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--datasets", nargs="+", default=["sharegpt"])
+    parser.add_argument("--policies", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
+    parser.add_argument("--predictions", nargs="+", default=["oracle"], choices=list(PREDICTIONS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--requests", type=int, default=4_000)
+    parser.add_argument("--warm-up", type=int, default=500)
+    parser.add_argument("--start", type=float, default=1.3, help="requests a second to look at first")
+    parser.add_argument("--results", type=Path, default=RESULTS / "engine-frontier.json")
+    options = parser.parse_args(arguments)
+
+    setup = Setup()
+    engine = SteppedEngine(setup)
+    window = Window(options.warm_up, options.requests)
+    saved: dict[str, Any] = {"studies": []}
+    if options.results.exists():
+        saved = json.loads(options.results.read_text(encoding="utf-8"))
+    for name in options.datasets:
+        data = dataset(name, options.data, setup.max_model_tokens)
+        bounds = {f"{t:.0%}": fluid_bound(data.lengths, setup, t) for t in (1.0, *TARGETS)}
+        saved.setdefault("fluid_bounds", {})[name] = bounds
+        print(f"{name}: fluid bound {bounds}", flush=True)
+        for prediction in options.predictions:
+            for seed in options.seeds:
+                for policy in options.policies:
+                    print(f"{name}, {prediction}, seed {seed}, {policy}", flush=True)
+                    contender = replace(CONTENDERS[policy])
+                    one = study(engine, data, contender, prediction, seed, window, options.start)
+                    key = (name, policy, prediction, seed)
+                    kept = [s for s in saved["studies"] if _key(s) != key]
+                    saved = {**saved, "setup": asdict(setup), "studies": [*kept, one]}
+                    options.results.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
+            draw(
+                saved["studies"],
+                name,
+                prediction,
+                options.results.with_name(f"engine-frontier-{name}-{prediction}.png"),
+            )
+    print(table(saved["studies"]))
+    return 0
+
+
+def _key(one: Mapping[str, Any]) -> tuple[str, str, str, int]:
+    return (one["dataset"], one["policy"], one["prediction"], one["seed"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What does the plug-in cost a step? Its part beside vLLM's `schedule()`, with 1,000 waiting, 256 running.
+
+    python -m benchmark_control_plane.plugin_cost
+
+A real EngineCore without a model. *slots*: 256 run because no more may. *memory*: about 256 run because
+the blocks are full, so every few steps somebody must give way.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter_ns
+from typing import Any
+
+from backends.vllm.stepped import Setup, SteppedEngine
+from controlplane.policy.engine_catalogue import ENGINE_ORDERINGS
+
+RESULTS = Path(__file__).parent / "results" / "plugin-cost.json"
+
+_PROMPT = 100
+_OUTPUT = 400
+_SETTLING_STEPS = 150
+
+
+def measure(
+    engine: SteppedEngine, tandem: Mapping[str, Any] | None, *, running: int, waiting: int, steps: int
+) -> dict[str, float]:
+    """Microseconds a step; `schedule` includes the hook."""
+    scheduler = engine.restart(tandem=tandem)
+    took: list[int] = []
+    hooks: list[int] = []
+    inner = scheduler.schedule
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = perf_counter_ns()
+        output = inner(*args, **kwargs)
+        took.append(perf_counter_ns() - began)
+        hooks.append(getattr(scheduler, "hook_ns", 0))
+        return output
+
+    scheduler.schedule = timed
+    added = 0
+    for _ in range(running + waiting):
+        added = _add(engine, added)
+    while len(took) < _SETTLING_STEPS + steps:
+        while len(scheduler.waiting) < waiting:
+            added = _add(engine, added)
+        engine.step()
+    hook, whole = hooks[_SETTLING_STEPS:], took[_SETTLING_STEPS:]
+    own = [all_ - mine for all_, mine in zip(whole, hook, strict=True)]
+    return {
+        "hook_median_us": median(hook) / 1e3,
+        "hook_p99_us": quantiles(hook, n=100)[-1] / 1e3,
+        "vllm_median_us": median(own) / 1e3,
+        "running": len(scheduler.running),
+        "waiting": len(scheduler.waiting),
+        "preempted": getattr(scheduler, "preempted", 0),
+    }
+
+
+def _add(engine: SteppedEngine, number: int) -> int:
+    output = _OUTPUT + number * 37 % 200
+    said = {"ttft_ms": 1_000, "gap_ms": 1_000, "tokens": output, "priority": number % 3}
+    engine.add(f"r{number}", _PROMPT + number * 13 % 100, output, extra={"tandem": said})
+    return number + 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmark_control_plane.plugin_cost", description=__doc__)
+    parser.add_argument("--running", type=int, default=256)
+    parser.add_argument("--waiting", type=int, default=1_000)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    setups = {
+        "slots": Setup(blocks=20_000, max_running=options.running, max_step_tokens=8_192),
+        "memory": Setup(blocks=options.running * 22, max_running=2 * options.running, max_step_tokens=8_192),
+    }
+    for regime, setup in setups.items():
+        engine = SteppedEngine(setup)
+        contenders: dict[str, Mapping[str, Any] | None] = {"stock": None}
+        contenders |= {name: {"ordering": name} for name in sorted(ENGINE_ORDERINGS)}
+        for name, tandem in contenders.items():
+            row = measure(
+                engine, tandem, running=options.running, waiting=options.waiting, steps=options.steps
+            )
+            found.setdefault(regime, {})[name] = row
+            print(
+                f"{regime:7} {name:12} hook {row['hook_median_us']:6.0f} us (p99 {row['hook_p99_us']:6.0f}), "
+                f"vLLM's own {row['vllm_median_us']:6.0f} us; {row['running']:.0f} running, "
+                f"{row['waiting']:.0f} waiting, {row['preempted']:.0f} preempted",
+                flush=True,
+            )
+    options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
