@@ -168,3 +168,50 @@ def test_metadata_that_makes_no_sense_costs_its_request_only_the_class(engine):
     classes = {one: p.request.service_class.name for one, p in scheduler.progress.items()}
     assert classes == {"odd": "chat", "silent": "chat", "flat": "fast"}
     assert scheduler.progress["flat"].request.slo.ttft == 100_000_000
+
+
+@pytest.mark.parametrize("ordering", ["fcfs", "edf"])
+def test_a_low_class_waits_for_a_higher_one_only_within_the_head_start(engine, ordering):
+    """Twice as much high-class work as the engine can do, for ever; ranks still bound who overtakes."""
+    scheduler = engine.restart(tandem={"ordering": ordering, "priority_head_start_ms": 2_000})
+    arrived, first = {}, {}
+    low_at = None
+    number = 0
+    while "low" not in first:
+        number += 1
+        assert number < 4_000
+        if number % 4 == 0:
+            arrived[f"r{number}"] = engine.now_ns
+            engine.add(
+                f"r{number}", 60, 100, extra={"tandem": {"priority": 1, "tokens": 100, "ttft_ms": 1_000}}
+            )
+        if number == 200:
+            low_at = engine.now_ns
+            engine.add("low", 60, 100, extra={"tandem": {"priority": 0, "tokens": 100, "ttft_ms": 1_000}})
+        for one in step(engine):
+            first.setdefault(one, engine.now_ns)
+    assert len(scheduler.waiting) > 50
+    overtakers = [
+        one for one, at in arrived.items() if at > low_at and first.get(one, 1 << 62) < first["low"]
+    ]
+    assert overtakers
+    assert max(arrived[one] for one in overtakers) <= low_at + 2_000_000_000
+
+
+@pytest.mark.parametrize("slots", [0, 1])
+def test_only_aging_serves_the_large_beside_small_work_without_end(engine, slots):
+    tandem = {"ordering": "srmt", "starvation_ms": 3_000, "aged_slots": slots}
+    engine.restart(tandem=tandem)
+    said = {"ttft_ms": 500, "gap_ms": 500}
+    first, arrived = {}, {}
+    for number in range(1_200):
+        if number % 6 == 0:
+            engine.add(f"r{number}", 60, 60, extra={"tandem": {**said, "tokens": 60}})
+        if number in (300, 310):
+            arrived[f"large{number}"] = engine.now_ns
+            engine.add(f"large{number}", 400, 100, extra={"tandem": {**said, "tokens": 100}})
+        for one in step(engine):
+            first.setdefault(one, engine.now_ns)
+    waits = sorted((first[one] - at) / 1e9 for one, at in arrived.items() if one in first)
+    assert len(waits) == 2 * slots
+    assert all(wait <= 3.2 + 2 * 5 for wait in waits)

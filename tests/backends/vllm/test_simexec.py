@@ -1,0 +1,51 @@
+"""The engine without a model: behind a live server, and on virtual time."""
+
+import pytest
+
+from controlplane.core.ports import Sampling
+from tests.engines import a_request, running_vllm, tokens_of
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_it_answers_behind_the_server_as_a_model_would():
+    async with running_vllm(
+        distributed_executor_backend="backends.vllm.simexec.SimExecutor",
+        load_format="dummy",
+        scheduler_cls="backends.vllm.scheduler.make",
+        additional_config={"tandem_sim": {"batch_time": "instant", "clock": "real"}},
+    ) as generator:
+        sampling = Sampling(max_tokens=40, temperature=0.0, ignore_eos=True)
+        prompt = list(range(20, 60))
+        first, second = [
+            tokens_of([d async for d in generator.generate(a_request(prompt, sampling), prompt, sampling)])
+            for _ in range(2)
+        ]
+        assert len(first) == 40
+        assert first == second
+
+
+def test_virtual_time_is_what_the_model_says():
+    from backends.batch_times import Batch, opt_13b_a100
+    from backends.vllm.stepped import Setup, SteppedEngine
+
+    engine = SteppedEngine(Setup(batch_time="opt-13b-a100-80g"))
+    engine.restart()
+    engine.add("only", 100, 3, extra={})
+    seen = []
+    while not seen or not seen[-1][2]:
+        (one,) = engine.step()
+        seen.append((engine.now_ns, one[1], one[2]))
+    prefill = opt_13b_a100(Batch(prefill_tokens=100, prefill_pairs=100 * 100))
+    decodes = [opt_13b_a100(Batch(decodes=1, cells=cells)) for cells in (101, 102)]
+    expected = [prefill, prefill + decodes[0], prefill + sum(decodes)]
+    assert [at / 1e9 for at, _, _ in seen] == pytest.approx(expected, abs=1e-8)
+    assert [tokens for _, tokens, _ in seen] == [1, 1, 1]
+
+
+def test_an_unknown_model_of_time_stops_the_start():
+    from backends.vllm.stepped import Setup, SteppedEngine
+
+    with pytest.raises(ValueError, match=r"tandem_sim.batch_time='h900'.*choose one of instant"):
+        SteppedEngine(Setup(batch_time="h900"))
