@@ -163,7 +163,8 @@ def _send(
     if contender.knows_lengths and offer.predicted is not None:
         said["tokens"] = offer.predicted
         priority = offer.predicted if contender.stock == "priority" else 0
-    engine.add(request_id, offer.prompt, offer.output, extra={"tandem": said}, priority=priority)
+    limit = engine.setup.max_model_tokens - offer.prompt
+    engine.add(request_id, offer.prompt, offer.output, extra={"tandem": said}, priority=priority, limit=limit)
 
 
 def _outcome(

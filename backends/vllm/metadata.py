@@ -97,7 +97,9 @@ def progress_of(
     )
     predicted = max(1, min(round(expected), max(1, max_tokens)))
     name_given = str(said.get("id", request_id))
-    return Progress(request, predicted, name_given, forecast, _duration(said, "gap_ms", defaults.gap))
+    is_guess = not ({"tokens", "quantiles"} & said.keys() or defaults.tokens)
+    gap = _duration(said, "gap_ms", defaults.gap)
+    return Progress(request, predicted, name_given, forecast, gap, is_guess=is_guess)
 
 
 def _forecast(said: Mapping[str, Any]) -> LengthForecast | None:

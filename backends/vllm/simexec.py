@@ -25,6 +25,10 @@ from controlplane.policy.catalogue import chosen
 _FIRST_TOKEN = 10
 _TOKENS = 900
 _STRIDE = 7_919
+STOP_TOKEN = 1
+# In a request's `extra_args`: after so many output tokens the stop token appears. `max_tokens` alone would
+# tell the scheduler how long the answer is.
+OUTPUT_TOKENS = "sim_output_tokens"
 _KV_BYTES = 32 << 30
 
 
@@ -38,6 +42,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
         self.now_ns = 0
         self._known: dict[str, int] = {}
         self._computed: dict[str, int] = {}
+        self._last: dict[str, int] = {}
         self._thread = ThreadPoolExecutor(1)
         self._pending: Future[ModelRunnerOutput] | None = None
 
@@ -121,12 +126,14 @@ class SimExecutor(Executor):  # type: ignore[misc]
             ids.append(request_id)
             if is_ready:
                 known[request_id] = length + 1
-                tokens.append([_FIRST_TOKEN + _STRIDE * length % _TOKENS])
+                is_last = self._last.get(request_id) == length + 1
+                tokens.append([STOP_TOKEN if is_last else _FIRST_TOKEN + _STRIDE * length % _TOKENS])
             else:
                 tokens.append([])
         for request_id in scheduled.finished_req_ids:
             known.pop(request_id, None)
             computed.pop(request_id, None)
+            self._last.pop(request_id, None)
         if not ids:
             return EMPTY_MODEL_RUNNER_OUTPUT, 0.0
         index = {request_id: at for at, request_id in enumerate(ids)}
@@ -138,6 +145,9 @@ class SimExecutor(Executor):  # type: ignore[misc]
             tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
             self._known[new.req_id] = len(tokens)
             self._computed[new.req_id] = new.num_computed_tokens
+            ends = getattr(new.sampling_params, "extra_args", None) or {}
+            if OUTPUT_TOKENS in ends:
+                self._last[new.req_id] = len(new.prompt_token_ids) + ends[OUTPUT_TOKENS]
         cached = scheduled.scheduled_cached_reqs
         for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             self._computed[request_id] = computed

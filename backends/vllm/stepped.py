@@ -70,6 +70,7 @@ class SteppedEngine:
             # vLLM's CPU build switches it off; without a model there is nothing that could not overlap.
             config.scheduler_config.async_scheduling = setup.is_async
             self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self.setup = setup
         self._executor = self.core.model_executor
 
     @property
@@ -113,12 +114,20 @@ class SteppedEngine:
         *,
         extra: Mapping[str, Any],
         priority: int = 0,
+        limit: int | None = None,
     ) -> None:
+        """The answer has `output_tokens`; `limit`, if given, is all that the scheduler may know of that."""
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
+        from backends.vllm.simexec import OUTPUT_TOKENS, STOP_TOKEN
+
         params = SamplingParams(
-            max_tokens=output_tokens, ignore_eos=True, detokenize=False, extra_args=dict(extra)
+            max_tokens=output_tokens if limit is None else limit,
+            ignore_eos=True,
+            stop_token_ids=None if limit is None else [STOP_TOKEN],
+            detokenize=False,
+            extra_args={**extra, OUTPUT_TOKENS: output_tokens},
         )
         at = self.now_ns / 1e9
         self.core.scheduler.add_request(

@@ -40,7 +40,7 @@ class EngineOptions:
     victim_thrash_penalty: float = 1.0
     preempt_ratio: float = 1.5
     urgency: float = 0.5
-    size_cut_share: float = 0.95
+    size_cut_share: float = 0.85
     size_cut_window: int = 200
     starvation_ms: float = 300_000
     aged_slots: int = 1

@@ -28,6 +28,8 @@ class Progress:
     first_token: Instant | None = None
     last_token: Instant | None = None
     preemptions: int = 0
+    is_guess: bool = False
+    """Nobody predicted its length: `predicted` is only the limit."""
     is_missed: bool = False
     """A gap was longer than promised."""
 

@@ -7,7 +7,8 @@ largest pay. Three lanes:
 - *hopeful* and within the size cut: start by remaining memory-time; once half its time to the first
   token is gone, one may take the memory of a running request that still needs `preempt_ratio` times
   as much, or of any running one of the two lanes below;
-- *hopeful* beyond the cut: start when the look-ahead over all that run says they stay;
+- *hopeful* beyond the cut: start only in an idle engine. Room that is free now is needed again before
+  they end, and what they did until then is lost;
 - *lost* (the promise is broken): wait until there is no more work than memory, and then start when the
   look-ahead says they stay. However much work there is, after `patience` the oldest starts before
   all others and runs to its end, `aged_slots` at a time: lost ones leave in order of arrival, one
@@ -52,7 +53,7 @@ class SrmtOptions:
 
     preempt_ratio: float = 1.5
     urgency: float = 0.5
-    share: float = 0.95
+    share: float = 0.85
     window: int = 200
     patience: Duration = _PATIENCE
     aged_slots: int = 1
@@ -83,7 +84,8 @@ class ShortestRemaining:
     # --- who waits ---------------------------------------------------------------------------
 
     def joined(self, progress: Progress, now: Instant) -> None:
-        if self._cut is not None and progress.first_token is None and not progress.preemptions:
+        is_new = progress.first_token is None and not progress.preemptions
+        if self._cut is not None and is_new and not progress.is_guess:
             self._cut.arrived(progress.request.arrival, progress.memory_time())
         self._unripe.append(progress)
         self._lanes[progress.request.id] = HOPEFUL
@@ -147,7 +149,7 @@ class ShortestRemaining:
         self._sort_in(view)
         self._aged &= view.held.keys()
         if self._cut is not None:
-            self._cut.update(view.quota * view.block_tokens, view.pace.step)
+            self._cut.update(view.quota * view.block_tokens, view.pace.step, view.used / max(1, view.quota))
         draft = _Draft(view, self._ranked)
         while draft.free < 0 and draft.give_way():
             pass
@@ -164,7 +166,10 @@ class ShortestRemaining:
     def _lane(self, progress: Progress, size: float, now: Instant) -> int:
         if progress.is_hopeless(now, _NO_WORK):
             return LOST
-        return BEYOND if self._cut is not None and size > self._cut.size else HOPEFUL
+        return BEYOND if self._is_beyond(progress, size) else HOPEFUL
+
+    def _is_beyond(self, progress: Progress, size: float) -> bool:
+        return self._cut is not None and size > self._cut.size and not progress.is_guess
 
     def _ranked(self, view: EngineView) -> list[Ranked]:
         """The running ones; the first to give way last, those that may not at all left out."""
@@ -192,13 +197,12 @@ class ShortestRemaining:
 
     def _start_fresh(self, draft: "_Draft") -> None:
         options, view = self._options, draft.view
-        cut = inf if self._cut is None else self._cut.size
         for (size, _, _), progress in self._fresh:
             if draft.slots <= 0:
                 return
-            if size > cut:
-                if not draft.start_to_stay(progress):
-                    return
+            if self._is_beyond(progress, size):
+                if draft.is_idle:
+                    draft.start_to_stay(progress)
             elif not draft.start(progress) and self._is_urgent(progress, view.now):
                 # One that fits may overtake: what is urgent takes its memory when it must.
                 draft.take(progress, options.preempt_ratio * size)
