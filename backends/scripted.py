@@ -201,6 +201,8 @@ class ScriptedGenerator(_ScriptedEngine):
         prompt: Sequence[int],
         sampling: Sampling,
         chat: ChatPrompt | None = None,
+        *,
+        rank: int = 0,
     ) -> AsyncGenerator[Delta]:
         run = Run(request, self._next_script(), sampling, tuple(prompt), chat)
         if run.script.refuses is not None:

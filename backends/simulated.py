@@ -138,6 +138,8 @@ class SimulatedGenerator:
         prompt: Sequence[int],
         sampling: Sampling,
         chat: ChatPrompt | None = None,
+        *,
+        rank: int = 0,
     ) -> AsyncGenerator[Delta]:
         self._device.require_up()
         if sampling.max_tokens < 1 or len(prompt) + sampling.max_tokens > self.max_model_tokens:

@@ -1,8 +1,9 @@
 """What does the door cost? Tandem beside vLLM's own OpenAI server, and one admission decision alone.
 
-Both servers stay up on the same machine with the same model and engine arguments. `vllm bench serve` asks
-them in turn, A B A B, at three rates up to saturation; the ratio is taken within each pair, the median
-over the pairs. The decision is one cycle of the gate at 1,000 live requests, view included.
+Both servers stay up on the same machine with the same model and engine arguments, each with its own
+statistics and /metrics, neither with an access log. `vllm bench serve` asks them in turn, A B B A, at
+three rates up to saturation; the ratio is taken within each pair, the median over the pairs. The
+decision is one cycle of the gate at 1,000 live requests, view included.
 
     python -m benchmark_control_plane.door [--rounds 5] [--requests 200] [--decision-only]
 """
@@ -108,8 +109,7 @@ def _plain() -> Server:
     ]
     command = [
         str(Path(sys.executable).with_name("vllm")), "serve", tiny.resolve(f"tandem/{MODEL}"),
-        "--served-model-name", MODEL, "--port", str(port), "--disable-log-stats",
-        "--disable-uvicorn-access-log", *flags,
+        "--served-model-name", MODEL, "--port", str(port), "--disable-uvicorn-access-log", *flags,
     ]  # fmt: skip
     return Server("plain", command, port, "/health")
 

@@ -142,8 +142,9 @@ class TenantSection:
 
 @section(frozen=True, config=_STRICT)
 class AdmissionSection:
-    """`engine_queue` requests beyond the engine's own limit are sent ahead, so that a finished one is
-    replaced in the engine's next step; more would only queue out of the gate's sight."""
+    """`engine_queue` requests beyond the engine's own limit are sent ahead, so that those that finish
+    are replaced in the engine's next step; there they wait in the gate's order, but can no longer be
+    rejected."""
 
     policy: str = "look-ahead"
     lengths: Literal["history", "max-tokens"] = "history"
@@ -151,7 +152,7 @@ class AdmissionSection:
     max_waiting: Annotated[int, Field(ge=0)] = 1_000
     max_wait_ms: Milliseconds = 60_000
     defer_threshold_ms: Annotated[float, Field(ge=0)] = 0
-    engine_queue: Annotated[int, Field(ge=0)] = 8
+    engine_queue: Annotated[int, Field(ge=0)] = 64
     victim_tau_ms: Milliseconds = 100
     victim_almost_done_steps: Annotated[int, Field(ge=0)] = 8
     victim_thrash_penalty: Annotated[float, Field(ge=0)] = 1.0

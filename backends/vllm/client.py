@@ -117,16 +117,16 @@ class VllmGenerator:
             return list(await asyncio.to_thread(tokenizer.encode, text))
         return list(tokenizer.encode(text))
 
-    async def generate(
+    def generate(
         self,
         request: Request,
         prompt: Sequence[int],
         sampling: Sampling,
         chat: ChatPrompt | None = None,
+        *,
+        rank: int = 0,
     ) -> AsyncGenerator[Delta]:
-        async with aclosing(self._running().generate(request.id, prompt, sampling, chat)) as deltas:
-            async for delta in deltas:
-                yield delta
+        return self._running().generate(request.id, prompt, sampling, chat, rank)
 
     async def preempt(self, request_id: str) -> None:
         await self._running().preempt(request_id)

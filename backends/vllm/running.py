@@ -43,13 +43,14 @@ class Engine:
         self._llm = AsyncLLM.from_vllm_config(
             config,
             usage_context=UsageContext.API_SERVER,
-            stat_loggers=[self._board.logger],
+            stat_loggers=[self._board.logger()],
             disable_log_stats=bool(arguments.get("disable_log_stats", True)),
         )
         self.tokenizer = self._llm.get_tokenizer()
         self._defaults = config.model_config.get_diff_sampling_param()
         self._config = config
         self.geometry = _geometry(config)
+        self._has_priorities = config.scheduler_config.policy == "priority"
         self.max_model_tokens: int = config.model_config.max_model_len
         self.max_running: int = config.scheduler_config.max_num_seqs
         # Each engine's first block is a placeholder that never holds a token.
@@ -62,7 +63,12 @@ class Engine:
             raise
 
     async def generate(
-        self, request_id: str, prompt: Sequence[int], sampling: Sampling, chat: ChatPrompt | None
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        chat: ChatPrompt | None,
+        rank: int = 0,
     ) -> AsyncGenerator[Delta]:
         with _our_errors():
             structure = structured_outputs(sampling.structure)
@@ -74,10 +80,14 @@ class Engine:
                 skip_special_tokens=sampling.skip_special_tokens
                 and (turn is None or turn.skip_special_tokens),
             )
-            outputs = self._llm.generate(tokens_input(list(prompt)), params, request_id)
+            priority = rank if self._has_priorities else 0
+            outputs = self._llm.generate(tokens_input(list(prompt)), params, request_id, priority=priority)
             # Closing vLLM's generator is what aborts the request in the engine.
             async with aclosing(outputs):
                 async for output in outputs:
+                    if turn is None and len(output.outputs) == 1:
+                        yield delta(output, output.outputs[0], sampling.logprobs)
+                        continue
                     # From here on a ValueError is a fault of ours or of a parser, not of the caller.
                     with _our_errors(caller_mistakes=()):
                         for step in _deltas(output, sampling, turn):

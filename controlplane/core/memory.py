@@ -202,14 +202,19 @@ class MemoryLedger:
         book.wanted += footprint.base
         return lease
 
-    def grow(self, lease: Lease, steps: int) -> None:
-        """The holder took `steps` engine steps. Past its predicted end it is projected one step more."""
+    def grow(self, lease: Lease, steps: int) -> int:
+        """The holder took `steps` engine steps. Past its predicted end it is projected one step more.
+
+        Returns its predicted steps to go.
+        """
         book, row = self._live(lease)
         rows = book.rows
         added = int(rows[1, row]) * steps
+        left = max(1, int(rows[2, row]) - steps)
         rows[0, row] += added
-        rows[2, row] = max(1.0, rows[2, row] - steps)
+        rows[2, row] = left
         book.wanted += added
+        return left
 
     def reforecast(self, lease: Lease, *, steps: int, spread: float) -> None:
         book, row = self._live(lease)

@@ -140,8 +140,13 @@ class Generator(Protocol):
         prompt: Sequence[int],
         sampling: Sampling,
         chat: ChatPrompt | None = None,
+        *,
+        rank: int = 0,
     ) -> AsyncGenerator[Delta]:
         """Deltas in order; closing the generator aborts the request in the engine.
+
+        Where the engine queues and chooses victims by itself, the smaller rank goes first and is
+        preempted last.
 
         `chat` is given for conversations, so that tool calls can be parsed out of the text.
         Raises Refused for what this engine cannot do, BackendDown, BackendFailed.

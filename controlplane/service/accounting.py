@@ -45,8 +45,11 @@ class Accounting:
                 self._paces[Owner.LLM].observe_prefill(ticket.request.prompt_tokens, took)
         seen.stamp_tokens(now, steps)
         if ticket.lease is not None:
-            self._ledger.grow(ticket.lease, steps)
-            self._sharpen(ticket)
+            left = self._ledger.grow(ticket.lease, steps)
+            done = seen.output_tokens
+            # Often while little is known, then rarely; at once when the answer outruns its forecast.
+            if left == 1 or not done & (done - 1):
+                self._sharpen(ticket)
 
     def end(self, ticket: Ticket, now: Instant, outcome: Outcome | None) -> None:
         """`None` for a request that finished: its own stamps say whether in time."""
@@ -62,13 +65,10 @@ class Accounting:
         self._metrics.ended(request, seen, outcome)
 
     def _sharpen(self, ticket: Ticket) -> None:
-        """Forecast what remains again at 1, 2, 4, 8 … tokens, and whenever the answer outruns the last."""
-        done = ticket.timeline.output_tokens
+        """Forecast what remains again."""
         if ticket.forecast is None or ticket.lease is None:
             return
-        _, steps = self._ledger.standing(ticket.lease)
-        if done & (done - 1) and steps > 1:
-            return
+        done = ticket.timeline.output_tokens
         left = ticket.forecast.remaining(after=done)
         cap = ticket.request.max_output_tokens - done
         per_token = ticket.footprint.per_step / ticket.request.sequences**0.5

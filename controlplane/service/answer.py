@@ -5,7 +5,7 @@ Every path out (finish, error, cancellation, `aclose`) ends the request through 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -86,13 +86,17 @@ class Answer:
             self.ticket.departures = ()
         job = self._job
         if not self._tokens:
-            return self._generator.generate(job.request, job.prompt, job.sampling, job.chat)
+            return self._generate(job.prompt, job.sampling)
         # Tokens whose text is still an incomplete character are generated again: the engine decodes
         # text from where the prompt ends. They were counted before, so they are not counted twice.
         self._owed = len(self._tokens) - self._clean
         del self._tokens[self._clean :]
         sampling = replace(job.sampling, max_tokens=job.sampling.max_tokens - len(self._tokens))
-        return self._generator.generate(job.request, [*job.prompt, *self._tokens], sampling, job.chat)
+        return self._generate([*job.prompt, *self._tokens], sampling)
+
+    def _generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta]:
+        job = self._job
+        return self._generator.generate(job.request, prompt, sampling, job.chat, rank=self.ticket.rank)
 
     def _stamp(self, delta: Delta) -> None:
         """Samples of one request grow side by side: the longest is what it has taken in steps."""

@@ -41,7 +41,12 @@ def assemble(config: Config) -> "Service":
     plan = plan_of(config)
     generators: list[Generator] = []
     if (chat := config.models.chat) is not None:
-        engine = {"kv_cache_memory_bytes": plan.kv_bytes, **chat.engine}
+        # By priority the engine orders what the gate has sent ahead, and picks victims, by the gate's rank.
+        engine = {
+            "kv_cache_memory_bytes": plan.kv_bytes,
+            "scheduling_policy": "priority",
+            **chat.engine,
+        }
         generators.append(
             VllmGenerator(
                 chat.model,

@@ -173,6 +173,7 @@ class Dispatcher:
         until = None if was_accepted else wait_bound(request, footprint, pace, admission.options)
         work = float(footprint.steps) if request.kind is Kind.EMBED else footprint.area
         rank = self._policies.ordering.rank(request, footprint, pace)
+        ticket.rank = rank[0]
         self._room.enter(Waiting(request, footprint, until, rank, work))
 
     def stamp(self, ticket: Ticket, steps: int) -> None:

@@ -29,6 +29,7 @@ class Ticket:
     forecast: LengthForecast | None
     timeline: Timeline
     granted: asyncio.Future[None]
+    rank: int = 0
     phase: Phase = Phase.QUEUED
     lease: Lease | None = None
     decision: str = "ADMIT"
