@@ -67,5 +67,6 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
     config = replace(config, server=replace(config.server, **changes))
     return host_forever(assemble(config), config)
 
+
 if __name__ == "__main__":
     raise SystemExit(main())
