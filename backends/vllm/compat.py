@@ -9,12 +9,9 @@ Supported: 0.26 up to, but without, 0.34. Importing this module imports vLLM, wh
   our scheduler never offers it then, in any release.
 - In 0.26 to 0.30 requests that a step skipped wait in `skipped_waiting`, in 0.32 in `kv_holding_waiting` or in
   `waiting` with a mark; vLLM alone moves them, so nothing here asks which.
-- Only the first model runner keeps `prev_step_scheduled_req_ids`: see `forget_preempted`.
 - Ready-made token prompts (`tokens_input`), `Parser.parse_delta`, `SchedulerStats`, and the
   constructor of `AsyncLLM` as used here are the same in 0.26, 0.29 and 0.32.
 """
-
-from typing import Any
 
 import vllm
 import vllm.exceptions
@@ -23,7 +20,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 OLDEST = (0, 26)
 FIRST_UNKNOWN = (0, 34)
 
-__all__ = ["CALLER_MISTAKES", "EngineDeadError", "EngineGenerateError", "check_release", "forget_preempted"]
+__all__ = ["CALLER_MISTAKES", "EngineDeadError", "EngineGenerateError", "check_release"]
 
 CALLER_MISTAKES: tuple[type[Exception], ...] = (
     ValueError,
@@ -39,9 +36,3 @@ def check_release() -> None:
             f"vllm {vllm.__version__}: supported are 0.26 up to 0.33; "
             "install one of them, for example by the 'vllm' extra"
         )
-
-
-def forget_preempted(scheduler: Any, request: Any) -> None:
-    """A request preempted outside `schedule()` counts as not scheduled before: it resumes from nothing."""
-    scheduled: set[str] = getattr(scheduler, "prev_step_scheduled_req_ids", set())
-    scheduled.discard(request.request_id)
