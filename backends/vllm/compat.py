@@ -4,11 +4,11 @@ Supported: 0.26 up to, but without, 0.34. Importing this module imports vLLM, wh
 
 - 0.26 to 0.28 raise ValueError subclasses for a caller's mistake; from 0.29 on there is
   `VLLMClientError`, which is not a ValueError.
-- In 0.26 (no longer in 0.29) output of a step in flight when its request was preempted belongs to nobody; later releases
-  deliver it. Who is preempted outside `schedule()` must therefore not start again in the same step;
-  our scheduler never offers it then, in any release.
-- In 0.26 to 0.30 requests that a step skipped wait in `skipped_waiting`, in 0.32 in `kv_holding_waiting` or in
-  `waiting` with a mark; vLLM alone moves them, so nothing here asks which.
+- In 0.26 (no longer in 0.29) output of a step in flight when its request was preempted belongs to nobody;
+  later releases deliver it. Who is preempted outside `schedule()` must therefore not start again in the
+  same step; our scheduler never offers it then, in any release.
+- In 0.26 to 0.30 requests that a step skipped wait in `skipped_waiting`, in 0.32 in `kv_holding_waiting`
+  or in `waiting` with a mark; vLLM alone moves them, so nothing here asks which.
 - Ready-made token prompts (`tokens_input`), `Parser.parse_delta`, `SchedulerStats`, and the
   constructor of `AsyncLLM` as used here are the same in 0.26, 0.29 and 0.32.
 """
