@@ -1,0 +1,33 @@
+"""What forms may a value in the file have? Sizes, times, shares and names, each with its bounds."""
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from controlplane.core.clock import Duration, milliseconds
+
+STRICT = ConfigDict(extra="forbid", strict=False, arbitrary_types_allowed=True)
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+class ConfigError(ValueError):
+    """The file cannot be used; the message has one line for each thing to put right."""
+
+
+def parse_bytes(value: object) -> int:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+    if not match or match[2].upper() not in _UNITS or isinstance(value, bool):
+        raise ValueError("a size is a number of bytes or a text like 512MiB or 80GB")
+    return round(float(match[1]) * _UNITS[match[2].upper()])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def optional_duration(value_ms: float | None) -> Duration | None:
+    return None if value_ms is None else milliseconds(value_ms)

@@ -1,0 +1,62 @@
+"""Which models are served, and by which engines?"""
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as section
+
+from controlplane.config.fields import STRICT, Name
+
+
+@section(frozen=True, config=STRICT)
+class ChatModel:
+    """`engine` is passed to vLLM as it stands (vLLM's own argument names)."""
+
+    model: Name
+    name: Name | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    tool_parser: str | None = None
+
+    def __post_init__(self) -> None:
+        if "gpu_memory_utilization" in self.engine:
+            raise ValueError(
+                "engine.gpu_memory_utilization: the KV cache is sized by `pool` and `quota.llm`; remove it"
+            )
+
+    @property
+    def served_name(self) -> str:
+        return self.name or self.model
+
+
+@section(frozen=True, config=STRICT)
+class EmbeddingModel:
+    model: Name
+    name: Name | None = None
+    batch_tokens: Annotated[int, Field(ge=1)] = 16_384
+    device: str | None = None
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    max_running: Annotated[int, Field(ge=1)] = 256
+    threads: Annotated[int, Field(ge=1)] | None = None
+    max_input_tokens: Annotated[int, Field(ge=1)] | None = None
+    dimensions: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    trust_remote_code: bool = False
+
+    @property
+    def served_name(self) -> str:
+        return self.name or self.model
+
+
+@section(frozen=True, config=STRICT)
+class ModelsSection:
+    chat: ChatModel | None = None
+    embeddings: tuple[EmbeddingModel, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [m.served_name for m in (self.chat, *self.embeddings) if m is not None]
+        if not names:
+            raise ValueError("no model is configured; add chat, embeddings or both")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{twice[0]!r} names two models; give one of them another `name`")

@@ -1,0 +1,94 @@
+"""Is this file a configuration? Parsed once; every mistake is told with its path."""
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from controlplane.config.fields import ConfigError
+from controlplane.config.root import Config
+
+
+def load(path: Path) -> Config:
+    """Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give the path of a YAML file") from error
+    try:
+        content = yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    return parse(content, source=str(path))
+
+
+def parse(content: object, *, source: str = "config") -> Config:
+    """Raises ConfigError. `content` is what the YAML file holds."""
+    try:
+        return TypeAdapter(Config).validate_python(content)
+    except ValidationError as error:
+        lines = [f"{source}: {line}" for line in _explained(error)]
+        raise ConfigError("\n".join(lines)) from error
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML lets a later key overwrite an earlier one in silence; here it is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} is given twice; keep one", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _explained(error: ValidationError) -> Iterator[str]:
+    for item in error.errors():
+        # Pydantic names the branches of a union in the location; the file does not have them.
+        path = ".".join(str(p) for p in item["loc"] if not re.search(r"[\[(]|^(int|literal)$", str(p)))
+        if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            yield f"{path}: unknown key; {_near(path)}"
+        elif item["type"] == "missing":
+            yield f"{path}: missing; it must be given"
+        elif path:
+            message = item["msg"].removeprefix("Value error, ")
+            shown = "" if isinstance(item["input"], dict) or "=" in message else f"={item['input']!r}"
+            yield f"{path}{shown}: {message}"
+        else:
+            yield item["msg"].removeprefix("Value error, ")
+
+
+def _near(path: str) -> str:
+    *parents, key = path.split(".")
+    known = _keys_at(Config, parents)
+    guess = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {guess[0]!r}? " if guess else ""
+    return f"{hint}known here: {', '.join(known)}"
+
+
+def _keys_at(root: type, path: list[str]) -> list[str]:
+    """Keys of the section that `path` leads to; list indices and names of map entries are passed over."""
+    here: Any = root
+    for step in path:
+        stated = {f.name: f.type for f in fields(here)}
+        if step in stated:
+            here = _section_in(stated[step])
+            if here is None:
+                return []
+    return [f.name for f in fields(here)]
+
+
+def _section_in(kind: Any) -> Any:
+    """The section in an annotation: itself, an optional one's, or a container's element's."""
+    if is_dataclass(kind):
+        return kind
+    return next((found for part in get_args(kind) if (found := _section_in(part))), None)

@@ -1,0 +1,76 @@
+"""What does the operator want, as a whole? The sections together, and what must hold between them."""
+
+from collections.abc import Mapping
+from dataclasses import field
+
+from pydantic.dataclasses import dataclass as section
+
+from controlplane.config.fields import STRICT, Name
+from controlplane.config.memory import PoolSection, QuotaSection
+from controlplane.config.models import ModelsSection
+from controlplane.config.policies import AdmissionSection, SchedulingSection
+from controlplane.config.promises import ClassSection
+from controlplane.config.server import ServerSection, TenantSection
+from controlplane.core.clock import milliseconds
+from controlplane.core.slo import ServiceClass
+from controlplane.policy.admission import Admission, AdmissionOptions
+from controlplane.policy.catalogue import ADMISSIONS, ORDERINGS, chosen
+from controlplane.policy.eviction import EvictionOptions
+from controlplane.policy.ordering import Ordering, OrderingOptions
+
+
+def _standard_class() -> dict[str, ClassSection]:
+    return {"standard": ClassSection(default=True, sheddable=False)}
+
+
+@section(frozen=True, config=STRICT)
+class Config:
+    models: ModelsSection
+    server: ServerSection = ServerSection()
+    pool: PoolSection = PoolSection()
+    classes: Mapping[Name, ClassSection] = field(default_factory=_standard_class)
+    tenants: Mapping[Name, TenantSection] = field(default_factory=dict)
+    admission: AdmissionSection = AdmissionSection()
+    quota: QuotaSection = QuotaSection()
+    scheduling: SchedulingSection = SchedulingSection()
+
+    def __post_init__(self) -> None:
+        defaults = [name for name, c in self.classes.items() if c.default]
+        if len(defaults) != 1:
+            raise ValueError(
+                f"classes: exactly one class is the default, not {len(defaults)} "
+                f"({', '.join(defaults) or 'none'}); set `default: true` in one of them"
+            )
+        for tenant, settings in self.tenants.items():
+            unknown = sorted(set(settings.classes or ()) - set(self.classes))
+            if unknown:
+                raise ValueError(
+                    f"tenants.{tenant}.classes={unknown[0]!r}: no such class; "
+                    f"known are {', '.join(sorted(self.classes))}"
+                )
+        self.admission_policy()
+        self.ordering_policy()
+
+    def service_classes(self) -> dict[str, ServiceClass]:
+        return {name: c.service_class(name) for name, c in self.classes.items()}
+
+    def default_class(self) -> str:
+        return next(name for name, c in self.classes.items() if c.default)
+
+    def admission_policy(self) -> Admission:
+        a = self.admission
+        options = AdmissionOptions(
+            a.overflow_probability,
+            a.max_waiting,
+            milliseconds(a.max_wait_ms),
+            milliseconds(a.defer_threshold_ms),
+        )
+        eviction = EvictionOptions(
+            milliseconds(a.victim_tau_ms), a.victim_almost_done_steps, a.victim_thrash_penalty
+        )
+        return Admission(options, eviction, chosen("admission.policy", ADMISSIONS, a.policy))
+
+    def ordering_policy(self) -> Ordering:
+        s = self.scheduling
+        options = OrderingOptions(milliseconds(s.priority_head_start_ms), milliseconds(s.patience_ms))
+        return chosen("scheduling.ordering", ORDERINGS, s.ordering)(options)

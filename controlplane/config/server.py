@@ -1,0 +1,27 @@
+"""Who is let in, and where? The door's own settings and its keys."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as section
+
+from controlplane.config.fields import STRICT, Bytes, Milliseconds, Sha256
+
+
+@section(frozen=True, config=STRICT)
+class ServerSection:
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    max_body: Bytes = 32 * 2**20
+    overload_status: Literal[429, 503] = 429
+    drain_ms: Milliseconds = 30_000
+    stalled_client_ms: Milliseconds = 60_000
+    admin_key_sha256: Sha256 | None = None
+
+
+@section(frozen=True, config=STRICT)
+class TenantSection:
+    api_keys_sha256: Annotated[tuple[Sha256, ...], Field(min_length=1)]
+    classes: tuple[str, ...] | None = None
+    requests_per_minute: Annotated[float, Field(gt=0)] | None = None
+    tokens_per_minute: Annotated[float, Field(gt=0)] | None = None
