@@ -1,7 +1,8 @@
-"""What did the caller hand a command? JSON read and checked at the edge: one clear line, exit 2."""
+"""What did the caller hand a command? JSON and folders checked at the edge: one clear line, exit 2."""
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,14 @@ def read_object(path: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise BadInput(f"{path}: a JSON object is needed, not {type(content).__name__}")
     return content
+
+
+def data_folder(given: Path | None, needed: str) -> Path:
+    """The folder of public data, which must have `needed` in it."""
+    stated = given or Path(os.environ.get("TANDEM_DATA") or Path("..") / "shared" / "data")
+    if not (stated / needed).exists():
+        raise BadInput(f"{stated}: no {needed}; give the data folder by --data DIR or TANDEM_DATA")
+    return stated
 
 
 def number(source: Mapping[str, Any], key: str, *, default: float | None = None) -> float:

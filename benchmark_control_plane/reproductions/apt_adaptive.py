@@ -12,7 +12,6 @@ runs, made for attainment.
 import csv
 import gzip
 import json
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from benchmark_control_plane.engine_steps import (
     attained,
     serve,
 )
-from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.inputs import data_folder
 from benchmark_control_plane.simulation import arrival_times
 from benchmark_control_plane.step_rules import AptGreedy, FirstCome, Planned, RandomOrder
 from controlplane.core.clock import seconds
@@ -122,19 +121,11 @@ CONTENDERS: Mapping[str, Callable[[Objective], StepRule]] = {
 _SLOW = "Tandem, round order"
 
 
-def folder_of(given: Path | None) -> Path:
-    """Raises BadInput naming how to say where the public data lies."""
-    stated = given or Path(os.environ.get("TANDEM_DATA") or Path("..") / "shared" / "data")
-    if not (stated / _PROFILE).is_file():
-        raise BadInput(f"{stated}: no {_PROFILE}; give the data folder by --data DIR or TANDEM_DATA")
-    return stated
-
-
 def run(
     results: Path, *, seed: int = 0, data: Path | None = None, requests: int = 1_000, repeats: int = 2
 ) -> Mapping[str, Any]:
     """Prints the table, writes `apt-adaptive.json` and `.png` into `results`. Raises BadInput."""
-    folder = folder_of(data)
+    folder = data_folder(data, _PROFILE)
     pool = Pool(_BLOCKS, _BLOCK_TOKENS, fitted_profile(folder / _PROFILE, _MODEL))
     table, steady = [], []
     for workload in WORKLOADS:

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="plots need the `bench` extra")
 
-from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.inputs import BadInput, data_folder
 from benchmark_control_plane.reproductions import apt_adaptive
 
 
@@ -20,7 +20,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_adaptive_orders_beat_first_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        apt_adaptive.folder_of(None)
+        data_folder(None, "profiles")
     except BadInput as absent:
         pytest.skip(str(absent))
     found = apt_adaptive.run(tmp_path, requests=100, repeats=1)

@@ -1,0 +1,93 @@
+"""Quantiles that are kept, on loads of every kind, and better than the last value or a plain mean."""
+
+import numpy as np
+import pytest
+
+from predictors.series import LEVELS, SeriesForecaster, found_period
+
+SECONDS = np.arange(1_500)
+PERIOD = 37
+
+
+def poisson(rng):
+    return rng.poisson(40, len(SECONDS))
+
+
+def bursty(rng):
+    return rng.negative_binomial(2, 2 / 42, len(SECONDS))
+
+
+def periodic(rng):
+    return rng.poisson(30 * (1 + 0.8 * np.sin(2 * np.pi * SECONDS / PERIOD)))
+
+
+def mostly_silent(rng):
+    """Off for about a minute, then on for about twenty seconds."""
+    is_on, on = False, []
+    for _ in SECONDS:
+        is_on = rng.random() > (1 / 20 if is_on else 59 / 60)
+        on.append(is_on)
+    return np.where(on, rng.poisson(25, len(SECONDS)), 0)
+
+
+def pinball(said, value):
+    level = np.array(LEVELS)
+    return np.where(value >= said, level * (value - said), (1 - level) * (said - value))
+
+
+@pytest.mark.parametrize("load", [poisson, bursty, periodic, mostly_silent])
+def test_the_stated_share_stays_within(load):
+    series = load(np.random.default_rng(3))
+    one, below, within, judged = SeriesForecaster(), np.zeros(3), np.zeros(3), 0
+    loss = {"own": 0.0, "last": 0.0, "mean": 0.0}
+    for step, value in enumerate(series):
+        if step >= 100:
+            said = np.array(one.quantiles)
+            below, within, judged = below + (value < said), within + (value <= said), judged + 1
+            past = series[step - 60 : step]
+            naive = {"own": said, "last": np.full(3, past[-1]), "mean": np.full(3, past.mean())}
+            loss = {name: total + pinball(naive[name], value) for name, total in loss.items()}
+        one.observe(float(value))
+    level = np.array(LEVELS)
+    assert (below / judged <= level + 0.03).all()
+    assert (within / judged >= level - 0.03).all()
+    assert (loss["own"] <= 1.02 * np.minimum(loss["last"], loss["mean"])).all()
+
+
+def test_a_period_is_found_and_used():
+    rng = np.random.default_rng(0)
+    # Noise may move the peak by one.
+    assert found_period(periodic(rng)[:512]) == pytest.approx(PERIOD, abs=1)
+    assert found_period(poisson(rng)[:512]) is None
+    assert found_period(np.zeros(512)) is None
+    # Slow drift repeats nothing.
+    assert found_period(np.cumsum(rng.normal(size=512))) is None
+
+
+def test_little_seen_says_nothing_and_silence_says_zero():
+    one = SeriesForecaster()
+    for _ in range(19):
+        one.observe(0.0)
+    assert one.quantiles is None
+    one.observe(0.0)
+    assert one.quantiles == (0.0, 0.0, 0.0)
+    assert one.dispersion == 1.0
+
+
+def test_a_change_of_load_is_followed_within_a_minute():
+    rng = np.random.default_rng(5)
+    one = SeriesForecaster()
+    for value in (*rng.poisson(10, 300), *rng.poisson(100, 60)):
+        one.observe(float(value))
+    assert 90 <= one.quantiles[0] <= 110
+    assert one.quantiles[0] <= one.quantiles[1] <= one.quantiles[2]
+
+
+def test_burstiness_is_variance_over_mean():
+    rng = np.random.default_rng(1)
+    steady, burst = SeriesForecaster(), SeriesForecaster()
+    for one, series in ((steady, poisson(rng)), (burst, bursty(rng))):
+        for value in series[:512]:
+            one.observe(float(value))
+    assert steady.dispersion == pytest.approx(1.0, abs=0.25)
+    assert burst.dispersion > 10
