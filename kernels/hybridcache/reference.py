@@ -1,0 +1,120 @@
+"""What is each operation, exactly? In plain torch, one request after another: what the kernels must do.
+
+Products are summed in float32, results rounded once to the cache's type. A request of no tokens reads
+nothing, writes nothing, and gets zeros.
+"""
+
+import torch
+from torch.nn.functional import linear, pad
+
+from hybridcache.layout import Held, Projection, Rotary
+
+
+def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) -> None:
+    """Write row t to slot `slots[t]`, counted through the blocks; a negative slot drops the row."""
+    kept = slots >= 0
+    per_block = hidden.shape[1]
+    hidden[slots[kept] // per_block, slots[kept] % per_block] = rows[kept]
+
+
+def gather_rows(hidden: torch.Tensor, held: Held, starts: torch.Tensor, out: torch.Tensor) -> None:
+    """The rows of request r to `out[starts[r] : starts[r] + lengths[r]]`."""
+    for request, start in enumerate(starts.tolist()):
+        rows = _tokens_of(hidden, held, request)
+        out[start : start + len(rows)] = rows
+
+
+def restore(
+    hidden: torch.Tensor,
+    held: Held,
+    projection: Projection,
+    rotary: Rotary | None,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+) -> None:
+    """Keys and values of all held tokens into the blocks of `tables`; a row's position is its place in the
+    request. Keys are rounded to the cache's type before they turn, as those computed from a prompt are."""
+    block_tokens = keys.shape[1]
+    for request in range(len(held.lengths)):
+        rows = _tokens_of(hidden, held, request)
+        position = torch.arange(len(rows), device=rows.device)
+        block = tables[request, position // block_tokens].long()
+        shape = (len(rows), *keys.shape[2:])
+        key = linear(rows, projection.key_weight, projection.key_bias).view(shape)
+        keys[block, position % block_tokens] = _turned(key, rotary)
+        value = linear(rows, projection.value_weight, projection.value_bias)
+        values[block, position % block_tokens] = value.view(shape)
+
+
+def paged_decode(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, held: Held, scale: float
+) -> torch.Tensor:
+    """Attention of one query a request, `[requests, heads, head_dim]`, over its keys and values."""
+    answer = torch.zeros_like(query)
+    for request, length in enumerate(held.lengths.tolist()):
+        if length:
+            key = _tokens_of(keys, held, request).float()
+            value = _tokens_of(values, held, request).float()
+            scores = torch.einsum("he,nhe->hn", query[request].float(), key) * scale
+            answer[request] = torch.einsum("hn,nhe->he", scores.softmax(-1), value).to(query.dtype)
+    return answer
+
+
+def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: Held) -> torch.Tensor:
+    """Products of absorbed queries `[requests, heads, hidden_size]` with the rows: float32
+    `[requests, heads, longest]`, minus infinity behind a request's last token."""
+    scores = [
+        absorbed[request].float() @ _tokens_of(hidden, held, request).float().T
+        for request in range(len(held.lengths))
+    ]
+    return _padded(scores, held.longest)
+
+
+def rotated_scores(
+    query: torch.Tensor,
+    hidden: torch.Tensor,
+    held: Held,
+    projection: Projection,
+    rotary: Rotary | None,
+    scale: float,
+) -> torch.Tensor:
+    """As `hidden_scores`, for queries `[requests, heads, head_dim]` that turned: keys are restored for it."""
+    scores = []
+    for request in range(len(held.lengths)):
+        rows = _tokens_of(hidden, held, request)
+        key = linear(rows, projection.key_weight, projection.key_bias).view(len(rows), *query.shape[1:])
+        key = _turned(key, rotary).float()
+        scores.append(torch.einsum("he,nhe->hn", query[request].float(), key) * scale)
+    return _padded(scores, held.longest)
+
+
+def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: Held) -> torch.Tensor:
+    """Sums of rows by weights `[requests, heads, longest]`: `[requests, heads, hidden_size]`."""
+    mixed = []
+    for request, length in enumerate(held.lengths.tolist()):
+        rows = _tokens_of(hidden, held, request).float()
+        mixed.append(weights[request, :, :length].float() @ rows)
+    return torch.stack(mixed).to(hidden.dtype)
+
+
+def _tokens_of(blocks: torch.Tensor, held: Held, request: int) -> torch.Tensor:
+    """`[length, ...]` of blocks `[blocks, tokens, ...]`."""
+    length = int(held.lengths[request])
+    used = -(-length // blocks.shape[1])
+    return blocks[held.tables[request, :used].long()].flatten(0, 1)[:length]
+
+
+def _turned(keys: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+    """Keys `[tokens, heads, head_dim]` of the positions 0, 1, ..."""
+    if rotary is None:
+        return keys
+    half = rotary.cos.shape[1]
+    cos, sin = rotary.cos[: len(keys), None], rotary.sin[: len(keys), None]
+    first, second = keys[..., :half].float(), keys[..., half : 2 * half].float()
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat([part.to(keys.dtype) for part in turned] + [keys[..., 2 * half :]], -1)
+
+
+def _padded(scores: list[torch.Tensor], longest: int) -> torch.Tensor:
+    return torch.stack([pad(one, (0, longest - one.shape[1]), value=float("-inf")) for one in scores])

@@ -1,0 +1,96 @@
+import pytest
+import torch
+from hybridcache import decode, ops
+from hybridcache.layout import BlockLayout, Held, NotWorthwhileError
+
+from tests.kernels.hybridcache.cases import GAPS, a_case
+
+# An empty request, one row, just below, at and above a block of 16 rows, several blocks.
+RAGGED = [0, 1, 15, 16, 17, 50]
+
+SHAPES = {
+    "opt": {},
+    "llama": {"rotated": 32, "bias": False},
+    "phi": {"rotated": 12},
+    "wide-heads": {"heads": 4, "head_dim": 48, "hidden_size": 128, "rotated": 48},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("way", [decode.restored, decode.value_absorbed])
+def test_restoring_decodes_as_plain_attention(shape, way):
+    case = a_case(RAGGED, **shape)
+    found = way(case.query, case.hidden, case.held, case.projection, case.rotary, case.scale)
+    for own, (_, _, expected) in zip(found, case.plain(), strict=True):
+        torch.testing.assert_close(own, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_absorbing_decodes_as_plain_attention(bias):
+    case = a_case(RAGGED, bias=bias)
+    found = decode.absorbed(case.query, case.hidden, case.held, case.projection, case.scale)
+    for own, (_, _, expected) in zip(found, case.plain(), strict=True):
+        torch.testing.assert_close(own, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_request_converts_into_the_blocks_it_leaves(shape):
+    """Its own blocks first, which are being read, then free ones."""
+    case = a_case(RAGGED, **shape)
+    expected = list(case.plain())
+    keys, values = case.keys_and_values()
+    tables = torch.tensor([[*own.tolist(), *_share(case.free, i)] for i, own in enumerate(case.held.tables)])
+    tables = tables.to(torch.int32)
+    decode.convert(case.hidden, case.held, case.projection, case.rotary, keys, values, tables)
+    held = Held(tables, case.held.lengths, case.held.longest)
+    found = ops.paged_decode(case.query, keys, values, held, case.scale)
+    for request, (key, value, answer) in enumerate(expected):
+        token = torch.arange(len(key))
+        block = tables[request, token // case.layout.block_tokens].long()
+        torch.testing.assert_close(keys[block, token % case.layout.block_tokens], key, atol=1e-5, rtol=0)
+        torch.testing.assert_close(values[block, token % case.layout.block_tokens], value, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found[request], answer, atol=1e-5, rtol=0)
+
+
+def _share(free, request):
+    return free[GAPS * request : GAPS * request + GAPS]
+
+
+def test_rows_of_negative_slots_are_dropped():
+    hidden = torch.zeros(2, 4, 3)
+    ops.scatter_rows(torch.ones(3, 3), torch.tensor([-1, 5, -1]), hidden)
+    assert hidden.sum(-1).tolist() == [[0, 0, 0, 0], [0, 3, 0, 0]]
+
+
+def test_hidden_rows_are_the_same_memory():
+    layout = BlockLayout(block_tokens=4, kv_heads=2, head_dim=8, hidden_size=16)
+    blocks = torch.zeros(3, 2, 4, 16)
+    layout.hidden_rows(blocks)[1] = 1.0
+    assert layout.rows_per_block == 8
+    assert blocks.sum((1, 2, 3)).tolist() == [0, 128, 0]
+
+
+def test_blocks_with_gaps_cannot_hold_rows():
+    layout = BlockLayout(block_tokens=4, kv_heads=2, head_dim=8, hidden_size=16)
+    with pytest.raises(ValueError, match="128 contiguous elements"):
+        layout.hidden_rows(torch.zeros(3, 4, 2, 16).transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "ratio"),
+    [
+        ("Llama-3-8B", BlockLayout(16, 8, 128, 4096), 2.0),
+        ("Qwen2.5-7B", BlockLayout(16, 4, 128, 3584), 3.5),
+        ("two queries a key", BlockLayout(16, 16, 128, 4096), 1.0),
+    ],
+)
+def test_shared_keys_are_refused_with_the_ratio(model, layout, ratio):
+    assert layout.ratio == ratio, model
+    with pytest.raises(NotWorthwhileError, match=f"h={ratio:g} times"):
+        layout.check()
+
+
+@pytest.mark.parametrize("layout", [BlockLayout(16, 40, 128, 5120), BlockLayout(16, 32, 80, 2560)])
+def test_heads_of_their_own_halve_the_memory(layout):
+    layout.check()
+    assert (layout.ratio, layout.rows_per_block) == (0.5, 32)
