@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from controlplane.core.clock import Instant, seconds
+from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import (
+    NEWCOMER,
     BackendDown,
     BackendFailed,
     ChatPrompt,
@@ -26,6 +28,7 @@ from controlplane.core.ports import (
     EngineState,
     Refused,
     Sampling,
+    Standing,
     TokenLogprob,
     Vectors,
 )
@@ -59,6 +62,7 @@ class Run:
     sampling: Sampling | None = None
     prompt: tuple[int, ...] = ()
     chat: ChatPrompt | None = None
+    standing: Standing | None = None
     inputs: tuple[tuple[int, ...], ...] = ()
     deadline: Instant | None = None
     done: int = 0
@@ -162,7 +166,7 @@ class _ScriptedEngine:
 
 class ScriptedGenerator(_ScriptedEngine):
     """A `Generator`. The first token takes `prefill_seconds` and as much a prompt token, each other
-    `token_seconds`."""
+    `token_seconds`. One that `orders` takes every order, keeps it for the test to see, and obeys none."""
 
     def __init__(
         self,
@@ -177,8 +181,13 @@ class ScriptedGenerator(_ScriptedEngine):
         prefill_seconds: float = 0.0,
         prompt_token_seconds: float = 0.0,
         token_seconds: float = 0.0,
+        orders: bool = False,
     ) -> None:
         super().__init__(model=model, max_running=max_running, is_stepped=is_stepped, default=default)
+        self.orders = orders
+        self.quota_bytes = kv_bytes
+        self.options: dict[str, Any] = {}
+        self.forecasts: dict[str, LengthForecast] = {}
         self.geometry = geometry
         self.kv_bytes = kv_bytes
         self.max_model_tokens = max_model_tokens
@@ -202,9 +211,9 @@ class ScriptedGenerator(_ScriptedEngine):
         sampling: Sampling,
         chat: ChatPrompt | None = None,
         *,
-        rank: int = 0,
+        standing: Standing = NEWCOMER,
     ) -> AsyncGenerator[Delta]:
-        run = Run(request, self._next_script(), sampling, tuple(prompt), chat)
+        run = Run(request, self._next_script(), sampling, tuple(prompt), chat, standing)
         if run.script.refuses is not None:
             raise Refused(run.script.refuses)
         if len(prompt) + sampling.max_tokens > self.max_model_tokens:
@@ -238,18 +247,42 @@ class ScriptedGenerator(_ScriptedEngine):
                 run.wake.set()
                 await run.ended.wait()
 
+    async def set_quota(self, quota_bytes: int) -> None:
+        self._require_orders()
+        if not self.geometry.bytes_per_block <= quota_bytes <= self.kv_bytes:
+            raise Refused(f"quota of {quota_bytes} bytes: from one block to {self.kv_bytes}")
+        self.quota_bytes = quota_bytes
+
+    async def set_options(self, changes: Mapping[str, Any]) -> None:
+        self._require_orders()
+        self.options |= changes
+
+    def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
+        if self.orders:
+            self.forecasts[request_id] = forecast
+
+    def _require_orders(self) -> None:
+        if not self.orders:
+            raise Refused(f"scripted engine {self.model!r} does not order; make it with orders=True")
+
     def state(self) -> EngineState:
         if self._down is not None:
             raise BackendDown(f"scripted engine {self.model!r}: {self._down}")
         running = self.live[: self.max_running]
+        held = {
+            run.request.id: self.geometry.bytes(len(run.prompt) + run.done) * run.request.sequences
+            for run in running
+        }
+        used = sum(held.values())
         return EngineState(
-            used_bytes=sum(
-                self.geometry.bytes(len(run.prompt) + run.done) * run.request.sequences for run in running
-            ),
+            used_bytes=used,
             total_bytes=self.kv_bytes,
             running=len(running),
             waiting=len(self.live) - len(running),
             preemptions=self._preemptions,
+            quota_bytes=self.quota_bytes if self.orders else None,
+            ceded_bytes=max(0, self.kv_bytes - max(self.quota_bytes, used)),
+            held_bytes=held if self.orders else None,
         )
 
     async def _deltas(self, run: Run, sampling: Sampling) -> AsyncGenerator[Delta]:

@@ -7,10 +7,11 @@ computed: tokens are all alike, and so are vectors.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +20,10 @@ from backends.simulated_device import SimulatedDevice
 from backends.simulated_engine import Engine
 from backends.simulated_engine import Sequence as EngineSequence
 from controlplane.core.clock import Instant, seconds
+from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import (
+    NEWCOMER,
     BackendDown,
     ChatPrompt,
     Delta,
@@ -28,6 +31,7 @@ from controlplane.core.ports import (
     EngineState,
     Refused,
     Sampling,
+    Standing,
     Vectors,
 )
 from controlplane.core.request import Request
@@ -75,6 +79,7 @@ class SimulatedGenerator:
     """A `Generator`. `lengths` gives the true length of a request's answer, which nobody else sees.
 
     `kv_bytes` None puts no limit on memory in the engine; the gate is told of a pool that all fit in.
+    One that `orders` keeps to a quota and says what each request holds; its order stays first come.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class SimulatedGenerator:
         max_model_tokens: int = 4_096,
         max_running: int = 256,
         step_tokens: int = 2_048,
+        orders: bool = False,
     ) -> None:
         blocks = None if kv_bytes is None else kv_bytes // geometry.bytes_per_block
         if blocks is not None and blocks < geometry.blocks(max_model_tokens):
@@ -97,6 +103,7 @@ class SimulatedGenerator:
             )
         ample = geometry.bytes(max_model_tokens) * 2 * (max_running + _QUEUED_AHEAD)
         self.model = model
+        self.orders = orders
         self.geometry = geometry
         self.kv_bytes = ample if blocks is None else blocks * geometry.bytes_per_block
         self.max_model_tokens = max_model_tokens
@@ -139,7 +146,7 @@ class SimulatedGenerator:
         sampling: Sampling,
         chat: ChatPrompt | None = None,
         *,
-        rank: int = 0,
+        standing: Standing = NEWCOMER,
     ) -> AsyncGenerator[Delta]:
         self._device.require_up()
         if sampling.max_tokens < 1 or len(prompt) + sampling.max_tokens > self.max_model_tokens:
@@ -179,15 +186,39 @@ class SimulatedGenerator:
             self._gate_preemptions += 1
             answer.push(Delta(sample.index, "", (), finish_reason="preempted"))
 
+    async def set_quota(self, quota_bytes: int) -> None:
+        blocks = quota_bytes // self.geometry.bytes_per_block
+        if not self.orders or self._blocks is None:
+            raise Refused(f"{self.model!r} keeps to no quota; make it with kv_bytes and orders=True")
+        if not 1 <= blocks <= self._blocks:
+            raise Refused(f"quota of {quota_bytes} bytes: from one block to {self.kv_bytes}")
+        self._engine.set_quota(blocks)
+        self._device.wake()
+
+    async def set_options(self, changes: Mapping[str, Any]) -> None:
+        raise Refused(f"{self.model!r} serves first come only; it has no options")
+
+    def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
+        pass
+
     def state(self) -> EngineState:
         self._device.require_up()
-        used = sum(sample.blocks for sample in self._engine.running)
+        size, engine = self.geometry.bytes_per_block, self._engine
+        held = {
+            request_id: sum(sample.blocks for sample in answer.samples) * size
+            for request_id, answer in self._answers.items()
+        }
+        used = sum(held.values())
+        quota = min(engine.quota * size, self.kv_bytes)
         return EngineState(
-            used_bytes=used * self.geometry.bytes_per_block,
+            used_bytes=used,
             total_bytes=self.kv_bytes,
-            running=len(self._engine.running),
-            waiting=len(self._engine.waiting),
-            preemptions=self._engine.preemptions + self._gate_preemptions,
+            running=len(engine.running),
+            waiting=len(engine.waiting),
+            preemptions=engine.preemptions + self._gate_preemptions,
+            quota_bytes=quota if self.orders else None,
+            ceded_bytes=self.kv_bytes - max(quota, used),
+            held_bytes={name: size for name, size in held.items() if size} if self.orders else None,
         )
 
     def plan(self, load: StepLoad) -> bool:

@@ -47,7 +47,8 @@ class Engine(Generic[S]):
             )
         self.waiting: deque[S] = deque()
         self.running: list[S] = []
-        self.free_blocks = 1 << 62 if blocks is None else blocks
+        self.quota = 1 << 62 if blocks is None else blocks
+        self.free_blocks = self.quota
         self.block_tokens = block_tokens
         self.max_running = max_running
         self.step_tokens = step_tokens
@@ -55,10 +56,17 @@ class Engine(Generic[S]):
         self._batch: list[S] = []
         self._chunks: list[int] = []
 
+    def set_quota(self, blocks: int) -> None:
+        """In force from the next step on."""
+        self.free_blocks += blocks - self.quota
+        self.quota = blocks
+
     def plan(self, load: StepLoad) -> bool:
         """Composes the next step and adds it to `load`; False if there is nothing to compute."""
         self._batch, self._chunks = [], []
         had = self.preemptions
+        while self.free_blocks < 0:
+            self.preempt(self.running[-1])
         budget = self._advance_running(self.step_tokens, load)
         if self.preemptions == had:
             self._join_waiting(budget, load)

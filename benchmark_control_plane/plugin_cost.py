@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from backends.vllm.stepped import Setup, SteppedEngine
-from controlplane.policy.engine_catalogue import ENGINE_ORDERINGS
+from controlplane.policy.catalogue import ORDERINGS
 
 RESULTS = Path(__file__).parent / "results" / "plugin-cost.json"
 
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for regime, setup in setups.items():
         engine = SteppedEngine(setup)
         contenders: dict[str, Mapping[str, Any] | None] = {"stock": None}
-        contenders |= {name: {"ordering": name} for name in sorted(ENGINE_ORDERINGS)}
+        contenders |= {name: {"ordering": name} for name in sorted(ORDERINGS)}
         for name, tandem in contenders.items():
             row = measure(
                 engine, tandem, running=options.running, waiting=options.waiting, steps=options.steps

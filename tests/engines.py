@@ -10,6 +10,7 @@ from controlplane.core.clock import Instant
 from controlplane.core.ports import ChatPrompt, Delta, Sampling
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
+from controlplane.policy.engine_options import EngineOptions
 
 BLOCK_TOKENS = 32
 BLOCKS = 64
@@ -31,10 +32,19 @@ _numbers = count()
 
 @asynccontextmanager
 async def running_vllm(
-    model: str = "tandem/tiny-llama", *, tool_parser: str | None = None, **arguments: Any
+    model: str = "tandem/tiny-llama",
+    *,
+    tool_parser: str | None = None,
+    scheduling: EngineOptions | None = None,
+    **arguments: Any,
 ) -> AsyncIterator[VllmGenerator]:
     """A started engine on the CPU; `arguments` replace single ones of TINY_ARGUMENTS."""
-    generator = VllmGenerator(model, engine_arguments=TINY_ARGUMENTS | arguments, tool_parser=tool_parser)
+    generator = VllmGenerator(
+        model,
+        engine_arguments=TINY_ARGUMENTS | arguments,
+        tool_parser=tool_parser,
+        scheduling=scheduling,
+    )
     await generator.start()
     try:
         yield generator

@@ -4,11 +4,15 @@ Importing this module imports vLLM, which takes seconds.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, get_args
 
 from vllm.engine.arg_utils import AsyncEngineArgs
+
+from controlplane.policy.engine_options import EngineOptions
+
+SCHEDULER = "backends.vllm.scheduler.make"
 
 # Stated elsewhere in our own configuration.
 _OURS = {"model": "models.chat.model", "served_model_name": "models.chat.name"}
@@ -27,6 +31,20 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             problems.append(f"vLLM has no engine argument {name!r}{hint}")
     if problems:
         raise ValueError("engine arguments: " + "; ".join(problems))
+
+
+def scheduled(arguments: Mapping[str, Any], options: EngineOptions) -> dict[str, Any]:
+    """The arguments that put Tandem's scheduler into the engine. Raises ValueError where they are taken."""
+    taken = [name for name in ("scheduler_cls", "scheduling_policy") if name in arguments]
+    if taken:
+        raise ValueError(f"engine arguments: {taken[0]} is set by scheduling.engine; remove one of them")
+    if arguments.get("data_parallel_size", 1) != 1:
+        raise ValueError(
+            "engine arguments: with data_parallel_size each engine has a scheduler of its own, and "
+            "scheduling.engine speaks to one; remove one of them"
+        )
+    more = {**arguments.get("additional_config", {}), "tandem": asdict(options)}
+    return {**arguments, "scheduler_cls": SCHEDULER, "additional_config": more}
 
 
 def engine_args(model: str, served_name: str, arguments: Mapping[str, Any]) -> AsyncEngineArgs:

@@ -9,21 +9,25 @@ is named by the environment, since vLLM's own configuration is hashed into the k
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from threading import Lock
 from zlib import crc32
 
 ENVIRONMENT = "TANDEM_BOARD"
 
 _HEAD = struct.Struct("<IQ")  # checksum over all that follows it, sequence
-_FACTS = struct.Struct("<qQIIIIIIII")
+_FACTS = struct.Struct("<qQQQIIIIIIII")
 _ROW = struct.Struct("<QII")
 _ROWS = 4_096
 _HALF = _HEAD.size + _FACTS.size + _ROWS * _ROW.size
 _SUMMED = 4
 _TRIES = 100
+_naming = Lock()
 
 Row = tuple[int, int, int]
 """(key of the request's id, tokens in the cache, blocks held)."""
@@ -32,10 +36,13 @@ Row = tuple[int, int, int]
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
     """As of `at_ns` on the host's monotonic clock; memory in blocks. `ceded` is what nobody in the engine
-    holds or still writes: only that may be lent to others."""
+    holds or still writes: only that may be lent to others. A step takes `step_ns` now, and
+    `prompt_token_ns` more for each prompt token in it; 0 is unknown."""
 
     at_ns: int
     step: int
+    step_ns: int
+    prompt_token_ns: int
     total: int
     quota: int
     used: int
@@ -63,6 +70,26 @@ def key_of(request_id: str) -> int:
     return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little")
 
 
+@contextmanager
+def named_board() -> Iterator["Board"]:
+    """A board for the engine that starts inside. Afterwards its file has no name any more, so it goes with
+    those that map it."""
+    # The environment is the whole process's: two engines that start at once take turns.
+    with _naming:
+        shared = Path("/dev/shm")
+        handle, path = tempfile.mkstemp(prefix="tandem-board-", dir=shared if shared.is_dir() else None)
+        os.close(handle)
+        before = os.environ.get(ENVIRONMENT)
+        os.environ[ENVIRONMENT] = path
+        try:
+            yield Board.create(Path(path))
+        finally:
+            Path(path).unlink()
+            del os.environ[ENVIRONMENT]
+            if before is not None:
+                os.environ[ENVIRONMENT] = before
+
+
 class Board:
     """Maps the file at `path`, which `create` makes."""
 
@@ -88,7 +115,8 @@ class Board:
         """Rows beyond the first 4,096 are left out."""
         kept = rows[:_ROWS]
         body = _FACTS.pack(
-            facts.at_ns, facts.step, facts.total, facts.quota, facts.used, facts.ceded,
+            facts.at_ns, facts.step, facts.step_ns, facts.prompt_token_ns,
+            facts.total, facts.quota, facts.used, facts.ceded,
             facts.running, facts.waiting, facts.preemptions, len(kept),
         ) + b"".join([_ROW.pack(*row) for row in kept])  # fmt: skip
         self._sequence += 1

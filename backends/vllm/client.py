@@ -8,15 +8,19 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import signal
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 from backends import tiny
 from backends.vllm import conversation
+from backends.vllm.metadata import metadata_of
+from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
-from controlplane.core.ports import BackendDown, ChatPrompt, Delta, EngineState, Sampling
+from controlplane.core.ports import NEWCOMER, BackendDown, ChatPrompt, Delta, EngineState, Sampling, Standing
 from controlplane.core.request import Request
+from controlplane.policy.engine_options import EngineOptions
 
 if TYPE_CHECKING:
     from backends.vllm.running import Engine
@@ -36,7 +40,8 @@ class VllmGenerator:
     """The `Generator` port over vLLM.
 
     `model` is a local folder, a Hugging Face name or a bundled `tandem/…` one; `engine_arguments` go to
-    vLLM's AsyncEngineArgs as they are. Geometry and limits are known once `start` has returned.
+    vLLM's AsyncEngineArgs as they are. With `scheduling` Tandem's scheduler orders its steps. Geometry
+    and limits are known once `start` has returned.
     """
 
     geometry: KvGeometry
@@ -51,11 +56,14 @@ class VllmGenerator:
         served_name: str | None = None,
         engine_arguments: Mapping[str, Any] | None = None,
         tool_parser: str | None = None,
+        scheduling: EngineOptions | None = None,
     ) -> None:
+        self.orders = scheduling is not None
         self.model = served_name or model
         self._source = model
         self._arguments = dict(engine_arguments or {})
         self._tool_parser = tool_parser
+        self._scheduling = scheduling
         self._engine: Engine | None = None
         self._construction: asyncio.Future[Engine] | None = None
         self._others: set[int] = set()
@@ -124,12 +132,24 @@ class VllmGenerator:
         sampling: Sampling,
         chat: ChatPrompt | None = None,
         *,
-        rank: int = 0,
+        standing: Standing = NEWCOMER,
     ) -> AsyncGenerator[Delta]:
-        return self._running().generate(request.id, prompt, sampling, chat, rank)
+        said = metadata_of(request, standing) if self.orders else None
+        engine = self._running()
+        return engine.generate(request.id, prompt, sampling, chat, rank=standing.rank, said=said)
 
     async def preempt(self, request_id: str) -> None:
         await self._running().preempt(request_id)
+
+    async def set_quota(self, quota_bytes: int) -> None:
+        await self._running().order(lambda orders: orders.set_quota(quota_bytes))
+
+    async def set_options(self, changes: Mapping[str, Any]) -> None:
+        await self._running().order(lambda orders: orders.set_options(changes))
+
+    def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
+        if self._engine is not None and self._engine.orders is not None:
+            self._engine.orders.set_forecast(request_id, forecast)
 
     def state(self) -> EngineState:
         return self._running().state()
@@ -146,7 +166,11 @@ class VllmGenerator:
 
         if self._is_given_up:
             raise BackendDown(f"the start of {self.model} was given up")
-        return Engine(tiny.resolve(self._source), self.model, self._arguments, self._tool_parser)
+        model = tiny.resolve(self._source)
+        # A terminal's Ctrl-C reaches every process in the foreground, and vLLM's would drop what runs. A
+        # process inherits what the thread that starts it does not hear: the server decides when work ends.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        return Engine(model, self.model, self._arguments, self._tool_parser, self._scheduling)
 
     async def _answer_once(self, engine: "Engine") -> None:
         first = await self.tokenize("Hello")

@@ -9,6 +9,7 @@ when it makes a scheduler, so it is there exactly where a Tandem scheduler is.
 from dataclasses import asdict
 from typing import Any
 
+from backends.vllm.metadata import forecast_of
 from controlplane.core.clock import Instant
 
 METHOD = "tandem"
@@ -22,8 +23,11 @@ def obey(scheduler: Any, order: str, argument: Any = None) -> dict[str, Any]:
     elif order == "set_options":
         scheduler.set_options(argument)
     elif order == "set_forecast":
-        for request_id, tokens in argument.items():
-            scheduler.set_forecast(request_id, int(tokens))
+        forecasts = {name: forecast_of(said) for name, said in argument.items()}
+        if without := [name for name, forecast in forecasts.items() if forecast is None]:
+            raise ValueError(f"set_forecast of {without[0]!r}: `levels` and `quantiles` are needed")
+        for name, forecast in forecasts.items():
+            scheduler.set_forecast(name, forecast)
     elif order != "state":
         raise ValueError(f"order {order!r}: unknown; known are {', '.join(_ORDERS)}")
     state = asdict(scheduler.facts(Instant(scheduler.clock())))

@@ -7,15 +7,17 @@ stands by itself with the prefix `tandem_`. All keys are optional:
 - `arrival_ns`: on this host's monotonic clock, else when the engine took the request in;
 - `deadline_ns` of the first token on the same clock, or `ttft_ms`, `tpot_ms`, `e2e_ms` from arrival;
 - `gap_ms`: the longest pause between two tokens;
-- `tokens`: output tokens expected, or `levels` and `quantiles`, a whole distribution of them.
+- `tokens`: output tokens expected, or `levels` and `quantiles`, a whole distribution of them;
+- `resumed_tokens` at the prompt's end are answer already, given out from `first_token_ns` to `last_token_ns`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from controlplane.core.clock import Duration, Instant, milliseconds
+from controlplane.core.clock import Duration, Instant, milliseconds, to_milliseconds
 from controlplane.core.forecast import LengthForecast
+from controlplane.core.ports import Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.progress import Progress
@@ -24,7 +26,7 @@ KEY = "tandem"
 _PREFIX = f"{KEY}_"
 _KNOWN = (
     "id", "class", "priority", "arrival_ns", "deadline_ns", "ttft_ms", "tpot_ms", "e2e_ms", "gap_ms",
-    "tokens", "levels", "quantiles",
+    "tokens", "levels", "quantiles", "resumed_tokens", "first_token_ns", "last_token_ns",
 )  # fmt: skip
 
 
@@ -62,6 +64,28 @@ def stated(extra_args: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return said
 
 
+def metadata_of(request: Request, standing: Standing) -> dict[str, Any]:
+    """What the gate says about a request, to be read by `progress_of`."""
+    slo, forecast = request.slo, standing.forecast
+    said: dict[str, Any] = {
+        "id": request.id,
+        "class": request.service_class.name,
+        "priority": request.service_class.priority,
+        "arrival_ns": request.arrival,
+    }
+    objectives = {"ttft_ms": slo.ttft, "tpot_ms": slo.tpot, "e2e_ms": slo.e2e}
+    said |= {key: to_milliseconds(limit) for key, limit in objectives.items() if limit is not None}
+    if forecast is not None:
+        said |= {"levels": list(forecast.levels), "quantiles": list(forecast.tokens)}
+    if standing.done:
+        said |= {
+            "resumed_tokens": standing.done,
+            "first_token_ns": standing.first_token,
+            "last_token_ns": standing.last_token,
+        }
+    return said
+
+
 def progress_of(
     said: Mapping[str, Any],
     defaults: Defaults,
@@ -80,10 +104,10 @@ def progress_of(
     slo = Slo(ttft, _duration(said, "tpot_ms", base.tpot), _duration(said, "e2e_ms", base.e2e))
     name = str(said.get("class", defaults.name))
     klass = ServiceClass(name, slo, _whole(said, "priority", defaults.priority), sheddable=False)
-    forecast = _forecast(said)
-    expected = (
-        forecast.mean if forecast is not None else _whole(said, "tokens", defaults.tokens or max_tokens)
-    )
+    forecast = forecast_of(said)
+    resumed = min(_whole(said, "resumed_tokens", 0), prompt_tokens - 1)
+    limit = max(1, max_tokens) + resumed
+    expected = forecast.mean if forecast is not None else _whole(said, "tokens", defaults.tokens or limit)
     request = Request(
         id=request_id,
         kind=Kind.GENERATE,
@@ -92,17 +116,22 @@ def progress_of(
         service_class=klass,
         slo=slo,
         arrival=arrival,
-        prompt_tokens=prompt_tokens,
-        max_output_tokens=max(1, max_tokens),
+        prompt_tokens=prompt_tokens - resumed,
+        max_output_tokens=limit,
     )
-    predicted = max(1, min(round(expected), max(1, max_tokens)))
-    name_given = str(said.get("id", request_id))
+    predicted = max(1, min(round(expected), limit))
     is_guess = not ({"tokens", "quantiles"} & said.keys() or defaults.tokens)
     gap = _duration(said, "gap_ms", defaults.gap)
-    return Progress(request, predicted, name_given, forecast, gap, is_guess=is_guess)
+    progress = Progress(request, predicted, request.tenant, forecast, gap, is_guess=is_guess)
+    if resumed > 0:
+        progress.done = progress.resumed = resumed
+        progress.first_token = Instant(_whole(said, "first_token_ns", now))
+        progress.last_token = Instant(_whole(said, "last_token_ns", now))
+    return progress
 
 
-def _forecast(said: Mapping[str, Any]) -> LengthForecast | None:
+def forecast_of(said: Mapping[str, Any]) -> LengthForecast | None:
+    """Raises ValueError for what is no distribution."""
     if "quantiles" not in said:
         return None
     try:

@@ -67,6 +67,9 @@ class OfferQueue(RequestQueue):  # type: ignore[misc]
         del self._all[request.request_id]
         self._on_leave(request)
 
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._all
+
     def __bool__(self) -> bool:
         return bool(self._offer if self._is_open else self._all)
 

@@ -4,8 +4,8 @@ Importing this module imports vLLM, which takes seconds; constructing `Engine` t
 more and blocks. Both belong off the event loop.
 """
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,11 @@ from vllm.outputs import RequestOutput
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from backends.vllm.arguments import engine_args
+from backends.vllm.arguments import engine_args, scheduled
+from backends.vllm.board import named_board
 from backends.vllm.compat import CALLER_MISTAKES, EngineDeadError, EngineGenerateError, check_release
+from backends.vllm.metadata import KEY
+from backends.vllm.orders import Orders
 from backends.vllm.sampling import delta, sampling_params, structured_outputs
 from backends.vllm.stats import StatBoard
 from backends.vllm.tools import ToolReading, ToolTurn
@@ -29,23 +32,37 @@ from controlplane.core.ports import (
     Refused,
     Sampling,
 )
+from controlplane.policy.engine_options import EngineOptions
 
 
 class Engine:
-    """Raises ValueError for engine arguments that vLLM does not take, RuntimeError when it cannot start."""
+    """`orders` is None for vLLM's own scheduler.
+
+    Raises ValueError for engine arguments that vLLM does not take, RuntimeError when it cannot start.
+    """
+
+    orders: Orders | None = None
 
     def __init__(
-        self, model: str, served_name: str, arguments: Mapping[str, Any], tool_parser: str | None
+        self,
+        model: str,
+        served_name: str,
+        arguments: Mapping[str, Any],
+        tool_parser: str | None,
+        options: EngineOptions | None,
     ) -> None:
         check_release()
+        if options is not None:
+            arguments = scheduled(arguments, options)
         config = engine_args(model, served_name, arguments).create_engine_config(UsageContext.API_SERVER)
-        self._board = StatBoard()
-        self._llm = AsyncLLM.from_vllm_config(
-            config,
-            usage_context=UsageContext.API_SERVER,
-            stat_loggers=[self._board.logger()],
-            disable_log_stats=bool(arguments.get("disable_log_stats", True)),
-        )
+        self._reported = StatBoard()
+        with named_board() if options is not None else nullcontext() as board:
+            self._llm = AsyncLLM.from_vllm_config(
+                config,
+                usage_context=UsageContext.API_SERVER,
+                stat_loggers=[self._reported.logger()],
+                disable_log_stats=bool(arguments.get("disable_log_stats", True)),
+            )
         self.tokenizer = self._llm.get_tokenizer()
         self._defaults = config.model_config.get_diff_sampling_param()
         self._config = config
@@ -56,6 +73,9 @@ class Engine:
         # Each engine's first block is a placeholder that never holds a token.
         blocks = config.cache_config.num_gpu_blocks - config.parallel_config.data_parallel_size
         self.kv_bytes: int = blocks * self.geometry.bytes_per_block
+        if options is not None and board is not None:
+            size = self.geometry.bytes_per_block
+            self.orders = Orders(self._llm, board, options, total=blocks, block_bytes=size)
         try:
             self._tools = ToolReading(tool_parser, self.tokenizer, config.model_config)
         except ValueError:
@@ -68,9 +88,12 @@ class Engine:
         prompt: Sequence[int],
         sampling: Sampling,
         chat: ChatPrompt | None,
+        *,
         rank: int = 0,
+        said: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Delta]:
-        with _our_errors():
+        """`said` is what Tandem's scheduler is told of the request; vLLM's own goes by the rank."""
+        with _our_errors(), self._entered(request_id):
             structure = structured_outputs(sampling.structure)
             turn = self._tools.begin(chat, structure)
             params = sampling_params(
@@ -79,6 +102,7 @@ class Engine:
                 structure=structure if turn is None else turn.structured_outputs,
                 skip_special_tokens=sampling.skip_special_tokens
                 and (turn is None or turn.skip_special_tokens),
+                extra=None if said is None else {KEY: dict(said)},
             )
             priority = rank if self._has_priorities else 0
             outputs = self._llm.generate(tokens_input(list(prompt)), params, request_id, priority=priority)
@@ -93,6 +117,24 @@ class Engine:
                         for step in _deltas(output, sampling, turn):
                             yield step
 
+    @contextmanager
+    def _entered(self, request_id: str) -> Iterator[None]:
+        if self.orders is None:
+            yield
+            return
+        self.orders.entered(request_id)
+        try:
+            yield
+        finally:
+            self.orders.left(request_id)
+
+    async def order(self, given: Callable[[Orders], Awaitable[None]]) -> None:
+        """Raises Refused, also for an engine with vLLM's own scheduler."""
+        if self.orders is None:
+            raise Refused("the engine runs vLLM's own scheduler; set scheduling.engine and restart")
+        with _our_errors():
+            await given(self.orders)
+
     async def preempt(self, request_id: str) -> None:
         """What is sent to the engine after this finds the blocks free: it takes messages in order."""
         with _our_errors():
@@ -105,12 +147,15 @@ class Engine:
             await self._llm.is_sleeping()
 
     def state(self) -> EngineState:
-        board = self._board
         # A step that only aborts reports nothing: without requests the last report is out of date.
-        if not self._llm.output_processor.has_unfinished_requests():
-            return EngineState(0, self.kv_bytes, 0, 0, board.preemptions)
-        used = round(board.kv_usage * self.kv_bytes)
-        return EngineState(used, self.kv_bytes, board.running, board.waiting, board.preemptions)
+        is_idle = not self._llm.output_processor.has_unfinished_requests()
+        if self.orders is not None:
+            return self.orders.state(is_idle=is_idle)
+        last = self._reported
+        if is_idle:
+            return EngineState(0, self.kv_bytes, 0, 0, last.preemptions)
+        used = round(last.kv_usage * self.kv_bytes)
+        return EngineState(used, self.kv_bytes, last.running, last.waiting, last.preemptions)
 
     def fail_pending(self) -> None:
         """Ends every open stream: vLLM's shutdown alone would leave them waiting for ever."""
@@ -123,6 +168,7 @@ class Engine:
         """Blocks until the engine's processes are gone. Nothing may be asked of this object afterwards."""
         self._llm.shutdown()
         # Its finaliser must run now: at the interpreter's exit it fails and says so.
+        self.orders = None
         del self._llm
 
 

@@ -47,6 +47,7 @@ def sampling_params(
     *,
     structure: StructuredOutputsParams | None,
     skip_special_tokens: bool,
+    extra: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
     """Raises ValueError (or vLLM's own kind of it) for values out of range."""
     values = dict(defaults)
@@ -60,6 +61,7 @@ def sampling_params(
         stop_token_ids=list(sampling.stop_token_ids),
         skip_special_tokens=skip_special_tokens,
         structured_outputs=structure,
+        extra_args=None if extra is None else dict(extra),
         output_kind=RequestOutputKind.DELTA,
     )
 

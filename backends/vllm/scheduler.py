@@ -27,8 +27,10 @@ from backends.vllm.metadata import Defaults, defaults_of, progress_of, stated
 from backends.vllm.offer_queue import OfferQueue
 from backends.vllm.view import engine_view, stamp
 from controlplane.core.clock import Duration, Instant
+from controlplane.core.forecast import LengthForecast
 from controlplane.core.view import Pace
-from controlplane.policy.engine_catalogue import EngineOptions
+from controlplane.policy.catalogue import engine_policy
+from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.engine_step import EnginePolicy
 from controlplane.policy.progress import Progress
 from predictors.step_time import ObservedPace
@@ -52,7 +54,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         super().__init__(*args, **kwargs)
         config = (self.vllm_config.additional_config or {}).get("tandem", {})
         self.options, self.defaults = _settings(config)
-        self.engine_policy: EnginePolicy = self.options.built()
+        self.engine_policy: EnginePolicy = engine_policy(self.options)
         self.clock: Callable[[], int] = time.monotonic_ns
         self.balloon = Balloon(self.kv_cache_manager.block_pool)
         self.quota: int = self.balloon.total
@@ -64,6 +66,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.observed = ObservedPace()
         self._board = Board.from_environment()
         self._keys: dict[str, int] = {}
+        self._named: dict[str, list[str]] = {}
         self._last_step: tuple[int, int] | None = None
         self._used_before = 0
         # vLLM then evicts the largest `priority`; its own queue of that kind is replaced.
@@ -143,6 +146,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         if progress is None:
             progress = self.progress[request_id] = self._progress(request, now)
             self._keys[request_id] = key_of(progress.name)
+            self._named.setdefault(progress.name, []).append(request_id)
             request.priority = _FIRST_TO_GO
         stamp(request, progress, now)
         self.engine_policy.joined(progress, now)
@@ -166,9 +170,18 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         # The last of a request; all ways out of vLLM's scheduler lead here, some before it left the queue.
         self.waiting.remove_requests([request])
-        self.progress.pop(request.request_id, None)
-        self._keys.pop(request.request_id, None)
+        self._forget(request.request_id)
         return super()._free_request(request, *args, **kwargs)
+
+    def _forget(self, request_id: str) -> None:
+        progress = self.progress.pop(request_id, None)
+        if progress is None:
+            return
+        del self._keys[request_id]
+        siblings = self._named[progress.name]
+        siblings.remove(request_id)
+        if not siblings:
+            del self._named[progress.name]
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """vLLM refuses while any block is in use, and the balloon's blocks are."""
@@ -192,29 +205,32 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def set_options(self, changes: Mapping[str, Any]) -> None:
         """What waits is handed over to a newly built policy. Raises ValueError."""
-        self.options = self.options.changed(changes)
-        self.engine_policy = self.options.built()
+        options = self.options.changed(changes)
+        self.engine_policy, self.options = engine_policy(options), options
         now = Instant(self.clock())
         for request in self.waiting:
             self.engine_policy.joined(self.progress[request.request_id], now)
 
-    def set_forecast(self, request_id: str, tokens: int) -> None:
-        """A better prediction of the whole answer. Does nothing for a request that has left."""
-        progress = self.progress.get(request_id)
-        if progress is None:
-            return
-        is_waiting = request_id in {request.request_id for request in self.waiting}
-        if is_waiting:
-            self.engine_policy.left(progress)
-        progress.predicted = max(1, tokens)
-        if is_waiting:
-            self.engine_policy.joined(progress, Instant(self.clock()))
+    def set_forecast(self, name: str, forecast: LengthForecast) -> None:
+        """A better prediction of the whole answer, for all samples of the request that its caller calls
+        `name`. Does nothing if it has left."""
+        for request_id in self._named.get(name, ()):
+            progress = self.progress[request_id]
+            is_waiting = self.waiting.holds(request_id)
+            if is_waiting:
+                self.engine_policy.left(progress)
+            progress.foretell(forecast)
+            if is_waiting:
+                self.engine_policy.joined(progress, Instant(self.clock()))
 
     def facts(self, now: Instant) -> EngineFacts:
         used = self.balloon.used
+        pace = self.observed.pace or _UNKNOWN_PACE
         return EngineFacts(
             at_ns=now,
             step=self.steps,
+            step_ns=pace.step,
+            prompt_token_ns=pace.per_prompt_token,
             total=self.balloon.total,
             quota=self.quota,
             used=used,

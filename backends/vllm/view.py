@@ -17,7 +17,7 @@ from controlplane.policy.progress import Progress
 
 
 def stamp(request: Any, progress: Progress, now: Instant) -> None:
-    new = request.num_output_tokens - progress.done
+    new = request.num_output_tokens + progress.resumed - progress.done
     if new:
         progress.stamp(now, new)
 
@@ -40,7 +40,7 @@ def engine_view(
     for request in running:
         request_id = request.request_id
         one = progress[request_id]
-        if request.num_output_tokens != one.done:
+        if request.num_output_tokens + one.resumed != one.done:
             stamp(request, one, now)
         computed = request.num_computed_tokens
         new = request.num_tokens_with_spec + request.num_output_placeholders - computed

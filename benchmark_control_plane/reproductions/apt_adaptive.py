@@ -37,8 +37,8 @@ from benchmark_control_plane.simulation import arrival_times
 from benchmark_control_plane.step_rules import AptGreedy, FirstCome, Planned, RandomOrder
 from controlplane.core.clock import seconds
 from controlplane.core.view import Pace
-from controlplane.policy.catalogue import STEP_POLICIES
-from controlplane.policy.engine_catalogue import EngineOptions
+from controlplane.policy.catalogue import STEP_POLICIES, engine_policy
+from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.hybrid import HybridOptions
 from controlplane.policy.overflow import Overflow, latest_first
 from controlplane.policy.stepwise import StepOptions
@@ -103,7 +103,7 @@ def _options(**changed: Any) -> StepOptions:
 
 def _srmt(objective: Objective, **options: float) -> StepRule:
     pace = Pace(seconds(_STEP_SECONDS), seconds(_PROMPT_TOKEN_SECONDS))
-    policy = EngineOptions(ordering="srmt").changed(options).built()
+    policy = engine_policy(EngineOptions(ordering="srmt").changed(options))
     return EngineRule(policy, objective, blocks=_BLOCKS, context=_CONTEXT, pace=pace)
 
 

@@ -1,8 +1,9 @@
 """By which rules is decided who runs, who waits and who is turned away?"""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as section
 
 from controlplane.config.fields import STRICT, Milliseconds
@@ -10,9 +11,10 @@ from controlplane.config.fields import STRICT, Milliseconds
 
 @section(frozen=True, config=STRICT)
 class AdmissionSection:
-    """`engine_queue` requests beyond the engine's own limit are sent ahead, so that those that finish
-    are replaced in the engine's next step; there they wait in the gate's order, but can no longer be
-    rejected."""
+    """`engine_queue` requests beyond the engine's own limit are sent ahead. With vLLM's own scheduler (64
+    unless said) so that those that finish are replaced in the engine's next step; they wait there in the
+    gate's order, but can no longer be rejected. With `scheduling.engine` (1,000) because it is the engine
+    that holds them."""
 
     policy: str = "look-ahead"
     lengths: Literal["history", "max-tokens"] = "history"
@@ -20,14 +22,23 @@ class AdmissionSection:
     max_waiting: Annotated[int, Field(ge=0)] = 1_000
     max_wait_ms: Milliseconds = 60_000
     defer_threshold_ms: Annotated[float, Field(ge=0)] = 0
-    engine_queue: Annotated[int, Field(ge=0)] = 64
+    engine_queue: Annotated[int, Field(ge=0)] | None = None
     victim_tau_ms: Milliseconds = 100
     victim_almost_done_steps: Annotated[int, Field(ge=0)] = 8
     victim_thrash_penalty: Annotated[float, Field(ge=0)] = 1.0
 
 
+def _switched(value: object) -> object:
+    """YAML reads a plain `off` as false."""
+    return None if value is False or value == "off" else value
+
+
 @section(frozen=True, config=STRICT)
 class SchedulingSection:
+    """`engine` holds what differs from this section and `admission` inside the engine, in the names of
+    `EngineOptions`; None leaves vLLM's own scheduler in the gate's order."""
+
     ordering: str = "edf"
     priority_head_start_ms: Annotated[float, Field(ge=0)] = 1_000
     patience_ms: Milliseconds = 10_000
+    engine: Annotated[Mapping[str, Any] | None, BeforeValidator(_switched)] = None

@@ -14,7 +14,8 @@ from controlplane.config.server import ServerSection, TenantSection
 from controlplane.core.clock import milliseconds
 from controlplane.core.slo import ServiceClass
 from controlplane.policy.admission import Admission, AdmissionOptions
-from controlplane.policy.catalogue import ADMISSIONS, ORDERINGS, chosen
+from controlplane.policy.catalogue import ADMISSIONS, chosen, engine_policy, gate_ordering
+from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.eviction import EvictionOptions
 from controlplane.policy.ordering import Ordering, OrderingOptions
 
@@ -50,6 +51,7 @@ class Config:
                 )
         self.admission_policy()
         self.ordering_policy()
+        self.engine_options()
 
     def service_classes(self) -> dict[str, ServiceClass]:
         return {name: c.service_class(name) for name, c in self.classes.items()}
@@ -73,4 +75,30 @@ class Config:
     def ordering_policy(self) -> Ordering:
         s = self.scheduling
         options = OrderingOptions(milliseconds(s.priority_head_start_ms), milliseconds(s.patience_ms))
-        return chosen("scheduling.ordering", ORDERINGS, s.ordering)(options)
+        return gate_ordering(s.ordering, options)
+
+    def engine_options(self) -> EngineOptions | None:
+        """How the engine orders its steps: as the gate does, but for what is said of it."""
+        a, s = self.admission, self.scheduling
+        if s.engine is None:
+            return None
+        shared = {
+            "ordering": s.ordering,
+            "policy": a.policy,
+            "overflow_probability": a.overflow_probability,
+            "priority_head_start_ms": s.priority_head_start_ms,
+            "patience_ms": s.patience_ms,
+            "victim_tau_ms": a.victim_tau_ms,
+            "victim_almost_done_steps": a.victim_almost_done_steps,
+            "victim_thrash_penalty": a.victim_thrash_penalty,
+        }
+        try:
+            options = EngineOptions().changed({**shared, **s.engine})
+            engine_policy(options)
+        except ValueError as error:
+            raise ValueError(f"scheduling.engine: {error}") from error
+        return options
+
+    def engine_queue(self) -> int:
+        stated = self.admission.engine_queue
+        return stated if stated is not None else 64 if self.scheduling.engine is None else 1_000

@@ -14,6 +14,7 @@ from controlplane.core.clock import Duration, Instant
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.request import Request
+from controlplane.core.view import Pace
 
 Vectors = npt.NDArray[np.float32]
 
@@ -102,20 +103,46 @@ class ChatPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What the gate knows of a request when it hands it over. `done` tokens of its answer are part of the
+    prompt by now: it was preempted and resumes, with its promise as old as it is."""
+
+    rank: int = 0
+    forecast: LengthForecast | None = None
+    done: int = 0
+    first_token: Instant | None = None
+    last_token: Instant | None = None
+
+
+NEWCOMER = Standing()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineState:
-    """Read back from the engine; memory in bytes of KV blocks."""
+    """Read back from the engine; memory in bytes of KV blocks. `ceded_bytes` of the cache nobody in the
+    engine holds or still writes: only they may be lent. `held_bytes` is what each running request
+    holds, by id: None from engines that do not say; one that is missing waits inside."""
 
     used_bytes: int
     total_bytes: int
     running: int
     waiting: int
     preemptions: int
+    quota_bytes: int | None = None
+    ceded_bytes: int = 0
+    held_bytes: Mapping[str, int] | None = None
+    pace: Pace | None = None
 
 
 class Generator(Protocol):
-    """An LLM engine. `start` returns when it really answers; `stop` may be called at any time."""
+    """An LLM engine. `start` returns when it really answers; `stop` may be called at any time.
+
+    One that `orders` by itself holds back, ranks and preempts before each of its steps; then requests may
+    wait in it, and it takes the three `set_…`. Any other refuses `set_quota` and `set_options`.
+    """
 
     model: str
+    orders: bool
     geometry: KvGeometry
     kv_bytes: int
     max_model_tokens: int
@@ -141,12 +168,12 @@ class Generator(Protocol):
         sampling: Sampling,
         chat: ChatPrompt | None = None,
         *,
-        rank: int = 0,
+        standing: Standing = NEWCOMER,
     ) -> AsyncGenerator[Delta]:
         """Deltas in order; closing the generator aborts the request in the engine.
 
-        Where the engine queues and chooses victims by itself, the smaller rank goes first and is
-        preempted last.
+        Where the engine queues and chooses victims, but does not order by itself, the smaller rank goes
+        first and is preempted last.
 
         `chat` is given for conversations, so that tool calls can be parsed out of the text.
         Raises Refused for what this engine cannot do, BackendDown, BackendFailed.
@@ -156,6 +183,17 @@ class Generator(Protocol):
     async def preempt(self, request_id: str) -> None:
         """Returns when the request's blocks are free. Its generator then ends with a delta whose
         finish_reason is "preempted", unless the answer was already complete."""
+
+    async def set_quota(self, quota_bytes: int) -> None:
+        """How much of the KV cache may be used, in whole blocks, from the engine's next step on; what is
+        used beyond it is preempted. Raises Refused for less than a block and for more than all."""
+
+    async def set_options(self, changes: Mapping[str, Any]) -> None:
+        """Other policy or parameters, in the names of `scheduling.engine`. Raises Refused."""
+
+    def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
+        """The whole answer is now thought to be so long. Takes effect soon; for a request that has left,
+        or an engine that does not order, not at all."""
 
     def state(self) -> EngineState: ...
 

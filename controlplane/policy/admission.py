@@ -133,6 +133,11 @@ def fits_now(share: Share, look: LookAhead, footprint: Footprint) -> bool:
     return share.held + footprint.peak <= share.ceiling
 
 
+def anything(share: Share, look: LookAhead, footprint: Footprint) -> bool:
+    """Present use alone decides: that the base fits is checked before."""
+    return True
+
+
 def latest_start(request: Request, footprint: Footprint, pace: Pace | None) -> Instant | None:
     """The last instant at which starting still meets the first deadline; None without one."""
     deadline = request.slo.first_token_deadline(request.arrival)

@@ -1,9 +1,16 @@
-"""Which policies are there? Every one by its YAML name, one table a slot."""
+"""Which policies are there? Every one by its YAML name, one table a slot.
+
+An ordering may serve the gate, where a request is decided once, the engine, where every step is, or both.
+`fcfs`, `edf` and `least-slack` rank alike in both; `mc-sf` takes the shortest predicted answer first,
+`srmt` the least remaining memory-time, and preempts for it; `apt` is Apt-Serve's pending time per block.
+"""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
-from controlplane.policy.admission import Fits, fits_ahead, fits_now
+from controlplane.core.clock import Duration, milliseconds
+from controlplane.policy.admission import Admission, AdmissionOptions, Fits, anything, fits_ahead, fits_now
 from controlplane.policy.admit_steps import (
     AheadPolicy,
     NowPolicy,
@@ -14,21 +21,58 @@ from controlplane.policy.admit_steps import (
     by_length,
     by_slack,
 )
+from controlplane.policy.apt import AptKv
+from controlplane.policy.engine_options import EngineOptions
+from controlplane.policy.engine_step import EnginePolicy
 from controlplane.policy.ordering import (
     EarliestDeadline,
     Fcfs,
     LeastSlack,
     Ordering,
     OrderingOptions,
+    ShortestAnswer,
 )
 from controlplane.policy.overflow import Overflow, by_chance, everyone, latest_first
+from controlplane.policy.ranked import RankedPolicy
+from controlplane.policy.srmt import ShortestRemaining
 from controlplane.policy.stepwise import StepOptions, StepPolicy
 from controlplane.policy.tandem import Effort, TandemPolicy
 
-ORDERINGS: Mapping[str, Callable[[OrderingOptions], Ordering]] = {
-    "fcfs": Fcfs,
-    "edf": EarliestDeadline,
-    "least-slack": LeastSlack,
+_NEVER = milliseconds(86_400_000)
+
+ForGate = Callable[[OrderingOptions], Ordering]
+ForEngine = Callable[[EngineOptions], EnginePolicy]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """None where it cannot be used."""
+
+    gate: ForGate | None
+    engine: ForEngine
+
+
+def _ranked(ordering: ForGate, *, all_ahead: bool = False) -> ForEngine:
+    def build(options: EngineOptions) -> EnginePolicy:
+        limits = AdmissionOptions(options.overflow_probability, 0, _NEVER, Duration(0))
+        fits = chosen("policy", ADMISSIONS, options.policy)
+        return RankedPolicy(
+            ordering(options.order()),
+            Admission(limits, options.eviction(), fits),
+            Admission(limits, options.eviction(), anything),
+            look_ahead="all" if all_ahead else options.look_ahead,
+        )
+
+    return build
+
+
+ORDERINGS: Mapping[str, Order] = {
+    "fcfs": Order(Fcfs, _ranked(Fcfs)),
+    "edf": Order(EarliestDeadline, _ranked(EarliestDeadline)),
+    "least-slack": Order(LeastSlack, _ranked(LeastSlack)),
+    "mc-sf": Order(None, _ranked(ShortestAnswer, all_ahead=True)),
+    "srmt": Order(None, lambda options: ShortestRemaining(options.srmt())),
+    "apt": Order(None, lambda options: AptKv(options.missed_decay)),
 }
 
 ADMISSIONS: Mapping[str, Fits] = {
@@ -57,3 +101,26 @@ def chosen(slot: str, table: Mapping[str, Policy], name: str) -> Policy:
     if name not in table:
         raise ValueError(f"{slot}={name!r}: no such policy; choose one of {', '.join(sorted(table))}")
     return table[name]
+
+
+def gate_ordering(name: str, options: OrderingOptions) -> Ordering:
+    """Raises ValueError naming the valid entries."""
+    slot = "scheduling.ordering"
+    usable = {key: order.gate for key, order in ORDERINGS.items() if order.gate is not None}
+    if name in ORDERINGS and name not in usable:
+        raise ValueError(
+            f"{slot}={name!r}: it orders an engine's steps, not what waits at the gate; name it in "
+            f"scheduling.engine.ordering, or choose one of {', '.join(sorted(usable))}"
+        )
+    return chosen(slot, usable, name)(options)
+
+
+def engine_policy(options: EngineOptions) -> EnginePolicy:
+    """Raises ValueError naming the valid entries, or an option that cannot be."""
+    name = options.ordering
+    if name in STEP_POLICIES and name not in ORDERINGS:
+        raise ValueError(
+            f"ordering={name!r}: it plans rounds of known length offline, at more work than an engine's step "
+            f"has time for; choose one of {', '.join(sorted(ORDERINGS))}"
+        )
+    return chosen("ordering", ORDERINGS, name).engine(options)

@@ -63,6 +63,16 @@ class LeastSlack:
         return (latest - _head_start(request, self.options), request.arrival, request.id)
 
 
+@dataclass(frozen=True, slots=True)
+class ShortestAnswer:
+    """Keys: predicted output tokens to come, arrival, id."""
+
+    options: OrderingOptions
+
+    def rank(self, request: Request, footprint: Footprint, pace: Pace | None) -> Rank:
+        return (footprint.steps, request.arrival, request.id)
+
+
 def work_before_deadline(request: Request, footprint: Footprint, pace: Pace | None) -> Duration:
     """Predicted work inside the deadline: the prefill, or the whole answer if only e2e is promised."""
     if pace is None:

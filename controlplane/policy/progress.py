@@ -28,10 +28,17 @@ class Progress:
     first_token: Instant | None = None
     last_token: Instant | None = None
     preemptions: int = 0
+    resumed: int = 0
+    """So many of `done` came with the prompt: it ran before, in the eyes of its reader."""
     is_guess: bool = False
     """Nobody predicted its length: `predicted` is only the limit."""
     is_missed: bool = False
     """A gap was longer than promised."""
+
+    def foretell(self, forecast: LengthForecast) -> None:
+        """The whole answer is now thought to be so long."""
+        self.forecast, self.is_guess = forecast, False
+        self.predicted = max(1, min(round(forecast.mean), self.request.max_output_tokens))
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from controlplane.core.decision import Outcome
-from controlplane.core.ports import Delta, Generator, Sampling
+from controlplane.core.ports import Delta, Generator, Sampling, Standing
 from controlplane.service.intake import GenerateJob
 from controlplane.service.ticket import Ticket
 
@@ -95,8 +95,11 @@ class Answer:
         return self._generate([*job.prompt, *self._tokens], sampling)
 
     def _generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta]:
-        job = self._job
-        return self._generator.generate(job.request, prompt, sampling, job.chat, rank=self.ticket.rank)
+        job, ticket, seen = self._job, self.ticket, self.ticket.timeline
+        standing = Standing(
+            ticket.rank, ticket.forecast, len(self._tokens), seen.first_token, seen.last_token
+        )
+        return self._generator.generate(job.request, prompt, sampling, job.chat, standing=standing)
 
     def _stamp(self, delta: Delta) -> None:
         """Samples of one request grow side by side: the longest is what it has taken in steps."""

@@ -41,18 +41,17 @@ def assemble(config: Config) -> "Service":
     plan = plan_of(config)
     generators: list[Generator] = []
     if (chat := config.models.chat) is not None:
-        # By priority the engine orders what the gate has sent ahead, and picks victims, by the gate's rank.
-        engine = {
-            "kv_cache_memory_bytes": plan.kv_bytes,
-            "scheduling_policy": "priority",
-            **chat.engine,
-        }
+        scheduling = config.engine_options()
+        # By priority vLLM's own scheduler orders what was sent ahead, and picks victims, by the gate's rank.
+        own = {"scheduling_policy": "priority"} if scheduling is None else {}
+        engine = {"kv_cache_memory_bytes": plan.kv_bytes, **own, **chat.engine}
         generators.append(
             VllmGenerator(
                 chat.model,
                 served_name=chat.served_name,
                 engine_arguments=engine,
                 tool_parser=chat.tool_parser,
+                scheduling=scheduling,
             )
         )
     embedders = [
@@ -137,9 +136,7 @@ class Service:
             name: TenantLimits(t.requests_per_minute, t.tokens_per_minute)
             for name, t in config.tenants.items()
         }
-        policies = Policies(
-            config.admission_policy(), config.ordering_policy(), config.admission.engine_queue
-        )
+        policies = Policies(config.admission_policy(), config.ordering_policy(), config.engine_queue())
         self.dispatcher = Dispatcher(
             clock,
             ledger,

@@ -9,7 +9,8 @@ from benchmark_control_plane.engine_steps import Objective, Pool, Served, attain
 from benchmark_control_plane.step_rules import FirstCome
 from controlplane.core.clock import seconds
 from controlplane.core.view import Pace
-from controlplane.policy.engine_catalogue import ENGINE_ORDERINGS, EngineOptions
+from controlplane.policy.catalogue import ORDERINGS, engine_policy
+from controlplane.policy.engine_options import EngineOptions
 
 OBJECTIVE = Objective(ttft=1.0, gap=0.5)
 BLOCKS, CONTEXT = 40, 120
@@ -18,7 +19,7 @@ POOL = Pool(BLOCKS, 4, llm_only(affine(0.1, 0.001, 0, 0)))
 
 def engine_rule(name):
     pace = Pace(seconds(0.1), seconds(0.001))
-    policy = EngineOptions(ordering=name).built()
+    policy = engine_policy(EngineOptions(ordering=name))
     return EngineRule(policy, OBJECTIVE, blocks=BLOCKS, context=CONTEXT, pace=pace)
 
 
@@ -37,7 +38,7 @@ def crowd(count: int = 40, *, wrong_by: float = 1.0) -> list[Served]:
 
 
 @pytest.mark.parametrize("wrong_by", [1.0, 0.25, 4.0])
-@pytest.mark.parametrize("name", ENGINE_ORDERINGS)
+@pytest.mark.parametrize("name", ORDERINGS)
 def test_everyone_gets_all_tokens_whatever_is_predicted(name, wrong_by):
     requests = crowd(wrong_by=wrong_by)
     serve(requests, engine_rule(name), POOL)
@@ -45,7 +46,7 @@ def test_everyone_gets_all_tokens_whatever_is_predicted(name, wrong_by):
     assert all(len(one.gaps) == one.output - 1 for one in requests)
 
 
-@pytest.mark.parametrize("name", ENGINE_ORDERINGS)
+@pytest.mark.parametrize("name", ORDERINGS)
 def test_a_rule_decides_the_same_twice(name):
     first, second = crowd(), crowd()
     serve(first, engine_rule(name), POOL)

@@ -10,7 +10,17 @@ from backends.vllm.board import Board, EngineFacts, TornBoard, key_of
 
 def facts(step: int) -> EngineFacts:
     return EngineFacts(
-        at_ns=step, step=step, total=9, quota=8, used=step % 8, ceded=1, running=2, waiting=3, preemptions=4
+        at_ns=step,
+        step=step,
+        step_ns=6,
+        prompt_token_ns=7,
+        total=9,
+        quota=8,
+        used=step % 8,
+        ceded=1,
+        running=2,
+        waiting=3,
+        preemptions=4,
     )
 
 

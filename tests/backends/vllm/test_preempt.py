@@ -3,7 +3,7 @@
 import pytest
 
 from backends.vllm.client import VllmGenerator
-from controlplane.core.ports import Delta, Sampling
+from controlplane.core.ports import Delta, Refused, Sampling
 from tests.engines import a_request, complete, text_of, tokens_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -37,3 +37,11 @@ async def test_preempting_what_is_over_does_nothing(tiny_vllm: VllmGenerator):
     await tiny_vllm.preempt(request.id)
     assert deltas[-1].finish_reason == "length"
     assert text_of(deltas)
+
+
+async def test_an_engine_with_vllms_own_scheduler_takes_no_orders(tiny_vllm: VllmGenerator):
+    assert not tiny_vllm.orders
+    with pytest.raises(Refused, match="vLLM's own scheduler; set scheduling"):
+        await tiny_vllm.set_quota(tiny_vllm.kv_bytes)
+    with pytest.raises(Refused, match="vLLM's own scheduler"):
+        await tiny_vllm.set_options({"ordering": "edf"})

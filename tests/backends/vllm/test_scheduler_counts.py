@@ -137,7 +137,7 @@ def test_what_cannot_be_a_quota_or_an_option_is_refused(engine):
         scheduler.set_quota(BLOCKS + 1)
     with pytest.raises(ValueError, match="'speed': unknown; known are ordering"):
         scheduler.set_options({"speed": 9})
-    with pytest.raises(ValueError, match=r"scheduling.ordering='fifo'.*choose one of apt, edf, fcfs"):
+    with pytest.raises(ValueError, match=r"ordering='fifo'.*choose one of apt, edf, fcfs"):
         scheduler.set_options({"ordering": "fifo"})
     assert scheduler.options.ordering == "edf"
 

@@ -1,16 +1,20 @@
 """Real vLLM, real weights: being preempted again and again changes no token, whoever orders the steps."""
 
 import asyncio
-import os
+import time
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
-from backends.vllm.board import ENVIRONMENT, Board
 from backends.vllm.client import VllmGenerator
 from backends.vllm.control import METHOD
-from controlplane.core.ports import Sampling
+from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.ports import Refused, Sampling, Standing
+from controlplane.core.slo import Slo
+from controlplane.policy.engine_options import EngineOptions
 from tests.engines import a_request, running_vllm, tokens_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -22,68 +26,89 @@ REQUESTS = 8
 TIGHT_BLOCKS = 11
 
 
+# Half of what they take, so that the plans are wrong.
+EXPECTED = LengthForecast((0.0, 1.0), (50.0, 70.0))
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tandem/tiny-llama", "tandem/tiny-opt"])
-async def engine(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("board") / "board"
-    board = Board.create(path)
-    os.environ[ENVIRONMENT] = str(path)
-    try:
-        async with running_vllm(
-            request.param,
-            scheduler_cls="backends.vllm.scheduler.make",
-            # In 16 bits a token computed with its prompt differs from one computed alone by a rounding, and
-            # the likeliest two of random weights are that close.
-            dtype="float32",
-            # Recomputing everything is the harder case.
-            enable_prefix_caching=False,
-            additional_config={"tandem": {"default": {"ttft_ms": 300, "gap_ms": 300, "tokens": 60}}},
-        ) as generator:
-            yield generator, board
-    finally:
-        del os.environ[ENVIRONMENT]
-        board.close()
+async def generator(request):
+    async with running_vllm(
+        request.param,
+        scheduling=EngineOptions(),
+        # In 16 bits a token computed with its prompt differs from one computed alone by a rounding, and
+        # the likeliest two of random weights are that close.
+        dtype="float32",
+        # Recomputing everything is the harder case.
+        enable_prefix_caching=False,
+    ) as running:
+        yield running
 
 
-async def order(generator: VllmGenerator, name: str, argument: object = None) -> dict[str, object]:
-    return await generator._engine._llm.engine_core.call_utility_async(METHOD, name, argument)
+async def told(generator: VllmGenerator) -> dict[str, object]:
+    """What the scheduler itself says, where the port says it in bytes or not at all."""
+    return await generator._engine._llm.engine_core.call_utility_async(METHOD, "state")
+
+
+async def answer(generator: VllmGenerator, prompt: list[int]) -> list[int]:
+    request = replace(
+        a_request(prompt, GREEDY), slo=Slo(ttft=milliseconds(300)), arrival=Instant(time.monotonic_ns())
+    )
+    standing = Standing(forecast=EXPECTED)
+    async with aclosing(generator.generate(request, prompt, GREEDY, standing=standing)) as deltas:
+        return tokens_of([delta async for delta in deltas])
 
 
 async def answers(generator: VllmGenerator) -> list[list[int]]:
     prompts = [[11 + 7 * number + at % 13 for at in range(20 + 3 * number)] for number in range(REQUESTS)]
-
-    async def answer(prompt: list[int]) -> list[int]:
-        request = a_request(prompt, GREEDY)
-        async with aclosing(generator.generate(request, prompt, GREEDY)) as deltas:
-            return tokens_of([delta async for delta in deltas])
-
-    return await asyncio.wait_for(asyncio.gather(*(answer(prompt) for prompt in prompts)), 300)
+    return await asyncio.wait_for(asyncio.gather(*(answer(generator, prompt) for prompt in prompts)), 300)
 
 
-async def test_greedy_answers_survive_a_pool_that_is_far_too_small(engine):
-    generator, board = engine
-    everything = (await order(generator, "state"))["total"]
+async def test_greedy_answers_survive_a_pool_that_is_far_too_small(generator):
+    size = generator.geometry.bytes_per_block
     undisturbed = await answers(generator)
-    assert (await order(generator, "state"))["preemptions"] == 0
+    assert generator.state().preemptions == 0
     before = 0
     for ordering in EVERY_ORDERING:
-        await order(generator, "set_options", {"ordering": ordering, "look_ahead": "nobody"})
-        await order(generator, "set_quota", TIGHT_BLOCKS)
+        await generator.set_options({"ordering": ordering, "look_ahead": "nobody"})
+        await generator.set_quota(TIGHT_BLOCKS * size)
         assert await answers(generator) == undisturbed, ordering
-        state = await order(generator, "state")
+        state, inside = generator.state(), await told(generator)
         if ordering != "mc-sf":
             # Nobody is preempted where predictions are believed by all, unless they are wrong.
-            assert state["preemptions"] >= before + 3, ordering
-        before = state["preemptions"]
-        assert (state["used"], state["running"], state["waiting"]) == (0, 0, 0)
-        reading = board.read()
-        assert reading is not None
-        assert reading.facts.quota == TIGHT_BLOCKS
-        assert reading.facts.used <= TIGHT_BLOCKS
-        await order(generator, "set_quota", everything)
+            assert state.preemptions >= before + 3, ordering
+        before = state.preemptions
+        assert (inside["used"], inside["running"], inside["waiting"], inside["malformed"]) == (0, 0, 0, 0)
+        assert (state.quota_bytes, state.total_bytes) == (TIGHT_BLOCKS * size, generator.kv_bytes)
+        await generator.set_quota(generator.kv_bytes)
 
 
-async def test_an_order_that_makes_no_sense_leaves_the_engine_alive(engine):
-    generator, _ = engine
+async def test_the_gate_sees_what_each_request_holds_and_what_may_be_lent(generator):
+    size = generator.geometry.bytes_per_block
+    await generator.set_quota(20 * size)
+    prompt = list(range(30, 70))
+    request = a_request(prompt, GREEDY)
+    async with aclosing(generator.generate(request, prompt, GREEDY, standing=Standing())) as deltas:
+        seen = [await anext(deltas) for _ in range(20)]
+        generator.set_forecast(request.id, EXPECTED)
+        seen += [await anext(deltas) for _ in range(20)]
+        state = generator.state()
+        # 40 of the prompt and 40 of the answer in blocks of 32; a step may be under way.
+        assert state.held_bytes == {request.id: 3 * size}
+        assert (state.used_bytes, state.running) == (3 * size, 1)
+        assert state.ceded_bytes == generator.kv_bytes - 20 * size
+        assert state.pace is not None and state.pace.step > 0
+    assert len(tokens_of(seen)) == 40
+    assert generator.state().held_bytes == {}
+    await generator.set_quota(generator.kv_bytes)
+
+
+async def test_an_order_that_makes_no_sense_is_refused_and_leaves_the_engine_alive(generator):
+    with pytest.raises(Refused, match="at least one block of"):
+        await generator.set_quota(generator.geometry.bytes_per_block - 1)
+    with pytest.raises(Refused, match="at most the cache's"):
+        await generator.set_quota(2 * generator.kv_bytes)
+    with pytest.raises(Refused, match="'speed': unknown"):
+        await generator.set_options({"speed": 9})
     with pytest.raises(Exception, match="unknown; known are set_quota"):
-        await order(generator, "explode")
-    assert (await order(generator, "state"))["running"] == 0
+        await generator._engine._llm.engine_core.call_utility_async(METHOD, "explode")
+    assert (await told(generator))["running"] == 0

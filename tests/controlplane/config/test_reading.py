@@ -17,6 +17,13 @@ CASES = [
     ({"models": MODELS, "pool": {"memory": "3 parsecs"}}, "pool.memory='3 parsecs': a size is"),
     ({"models": MODELS, "pool": {"margin": 1}}, "pool.margin=1"),
     ({"models": MODELS, "scheduling": {"ordering": "lifo"}}, "choose one of edf, fcfs, least-slack"),
+    ({"models": MODELS, "scheduling": {"ordering": "srmt"}}, "name it in scheduling.engine.ordering"),
+    ({"models": MODELS, "scheduling": {"engine": {"ordering": "lifo"}}}, "choose one of apt, edf, fcfs"),
+    ({"models": MODELS, "scheduling": {"engine": {"ordering": "tandem"}}}, "it plans rounds"),
+    ({"models": MODELS, "scheduling": {"engine": {"speed": 1}}}, "'speed': unknown; known are ordering"),
+    ({"models": MODELS, "scheduling": {"engine": {"urgency": "high"}}}, "urgency='high': a number is needed"),
+    ({"models": MODELS, "scheduling": {"engine": {"urgency": 7}}}, "scheduling.engine: urgency=7"),
+    ({"models": MODELS, "scheduling": {"engine": True}}, "scheduling.engine=True"),
     ({"models": MODELS, "admission": {"policy": "x"}}, "choose one of fits-now, look-ahead"),
     ({"models": MODELS, "admission": {"overflow_probability": 0}}, "admission.overflow_probability=0"),
     ({"models": MODELS, "classes": {"a": {}}}, "exactly one class is the default, not 0"),
@@ -77,3 +84,23 @@ def test_sizes_are_read_in_decimal_and_binary_units():
     assert parse({"models": MODELS, "pool": {"memory": "2GB"}}).pool.memory == 2 * 10**9
     assert parse({"models": MODELS, "pool": {"memory": 1024}}).pool.memory == 1024
     assert parse({"models": MODELS}).pool.memory == "auto"
+
+
+@pytest.mark.parametrize("said", [{}, {"engine": "off"}, {"engine": False}, {"engine": None}])
+def test_without_the_engine_section_vllm_schedules_as_ever(said):
+    config = parse({"models": MODELS, "scheduling": said})
+    assert config.engine_options() is None
+    assert config.engine_queue() == 64
+
+
+def test_the_engine_orders_as_the_gate_does_but_for_what_is_said_of_it():
+    scheduling = {"ordering": "least-slack", "patience_ms": 7_000, "engine": {}}
+    config = parse({"models": MODELS, "scheduling": scheduling, "admission": {"victim_tau_ms": 50}})
+    options = config.engine_options()
+    assert (options.ordering, options.patience_ms, options.victim_tau_ms) == ("least-slack", 7_000, 50)
+    assert config.engine_queue() == 1_000
+    scheduling["engine"] = {"ordering": "srmt", "patience_ms": 1, "preempt_ratio": 2}
+    other = parse({"models": MODELS, "scheduling": scheduling, "admission": {"engine_queue": 3}})
+    options = other.engine_options()
+    assert (options.ordering, options.patience_ms, options.preempt_ratio) == ("srmt", 1, 2)
+    assert other.engine_queue() == 3

@@ -15,7 +15,7 @@ from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace, PoolView, Queue, Running, Share, Waiting
 from controlplane.policy.admission import Admission, AdmissionOptions, wait_bound
-from controlplane.policy.catalogue import ADMISSIONS, ORDERINGS, chosen
+from controlplane.policy.catalogue import ADMISSIONS, ORDERINGS, chosen, gate_ordering
 from controlplane.policy.cycle import run_cycle
 from controlplane.policy.eviction import EvictionOptions
 from controlplane.policy.ordering import OrderingOptions
@@ -31,7 +31,8 @@ CLASSES = [
     ServiceClass("chat", Slo(ttft=seconds(2)), priority=1, sheddable=True),
     ServiceClass("urgent", Slo(ttft=seconds(0.5), e2e=seconds(9)), priority=2, sheddable=True),
 ]
-EVERY_POLICY = list(product(sorted(ORDERINGS), sorted(ADMISSIONS)))
+GATE_ORDERINGS = [name for name, order in ORDERINGS.items() if order.gate is not None]
+EVERY_POLICY = list(product(sorted(GATE_ORDERINGS), sorted(ADMISSIONS)))
 
 footprints = st.builds(
     Footprint,
@@ -73,7 +74,7 @@ def waiting_of(wish: dict[str, Any], index: int, ordering: str) -> Waiting:
     )
     footprint = wish["footprint"]
     until = None if wish["accepted"] else wait_bound(request, footprint, PACE, OPTIONS)
-    policy = ORDERINGS[ordering](OrderingOptions(seconds(1), seconds(10)))
+    policy = gate_ordering(ordering, OrderingOptions(seconds(1), seconds(10)))
     return Waiting(request, footprint, until, policy.rank(request, footprint, PACE), footprint.area)
 
 
@@ -225,8 +226,11 @@ def test_a_request_that_waiting_makes_late_preempts_the_lower_class() -> None:
 
 
 def test_unknown_names_list_the_valid_ones() -> None:
+    options = OrderingOptions(seconds(1), seconds(10))
     with pytest.raises(ValueError, match=r"scheduling\.ordering='lifo'.*edf, fcfs, least-slack"):
-        chosen("scheduling.ordering", ORDERINGS, "lifo")
+        gate_ordering("lifo", options)
+    with pytest.raises(ValueError, match=r"'srmt': it orders an engine's steps.*choose one of edf, fcfs"):
+        gate_ordering("srmt", options)
 
 
 def test_a_bound_ends_sooner_where_waiting_on_is_pointless() -> None:

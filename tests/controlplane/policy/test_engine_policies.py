@@ -10,8 +10,9 @@ from controlplane.core.clock import Instant, milliseconds, seconds
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
+from controlplane.policy.catalogue import ORDERINGS, engine_policy
 from controlplane.policy.cycle import run_cycle
-from controlplane.policy.engine_catalogue import ENGINE_ORDERINGS, EngineOptions
+from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.engine_share import pool_view, waiting_of
 from controlplane.policy.engine_step import EngineView, StepPlan
 from controlplane.policy.progress import Progress
@@ -19,7 +20,7 @@ from controlplane.policy.progress import Progress
 BLOCK = 16
 NOW = Instant(seconds(100))
 PACE = Pace(step=milliseconds(30), per_prompt_token=milliseconds(0.15))
-EVERY_ORDERING = sorted(ENGINE_ORDERINGS)
+EVERY_ORDERING = sorted(ORDERINGS)
 AS_THE_GATE = ("edf", "fcfs", "least-slack")
 
 lives = st.fixed_dictionaries(
@@ -59,7 +60,7 @@ def view_of(running: list[Progress], *, free: int, quota: int | None = None) -> 
 def planned(
     ordering: str, running: list[Progress], waiting: list[Progress], view: EngineView, **more
 ) -> StepPlan:
-    policy = EngineOptions().changed({"ordering": ordering, **more}).built()
+    policy = engine_policy(EngineOptions().changed({"ordering": ordering, **more}))
     for one in waiting:
         policy.joined(one, NOW)
     plan = policy.plan(view)
@@ -130,7 +131,7 @@ def test_an_idle_engine_starts_whatever_fits_alone(ordering):
     }
     late = progress("late", life, is_running=False)
     view = view_of([], free=10)
-    policy = EngineOptions(ordering=ordering).built()
+    policy = engine_policy(EngineOptions(ordering=ordering))
     policy.joined(late, NOW)
     offered = [policy.plan(view).offer for _ in range(4)]
     assert [late] in offered
@@ -143,7 +144,7 @@ def test_the_gate_and_the_engine_decide_alike(ordering, crowd):
     running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
     waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(crowd[1])]
     view = view_of(running, free=40 + crowd[2])
-    policy = EngineOptions(ordering=ordering, look_ahead="all").built()
+    policy = engine_policy(EngineOptions(ordering=ordering, look_ahead="all"))
     for one in waiting:
         policy.joined(one, NOW)
     plan = policy.plan(view)
@@ -175,7 +176,7 @@ def test_after_its_patience_a_lost_request_starts_first_and_keeps_its_place():
     base = {"done": 0, "priority": 0, "ttft_ms": 300, "gap_ms": None, "predicted": 100, "prompt": 100}
     old = progress("old", {**base, "ago_ms": 20_000}, is_running=False)
     young = [progress(f"y{i}", {**base, "ago_ms": 10, "predicted": 5}, is_running=False) for i in range(4)]
-    policy = EngineOptions(ordering="srmt", starvation_ms=15_000).built()
+    policy = engine_policy(EngineOptions(ordering="srmt", starvation_ms=15_000))
     for one in (old, *young):
         policy.joined(one, NOW)
     view = view_of([], free=8)
