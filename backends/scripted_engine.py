@@ -1,0 +1,139 @@
+"""How does a scripted engine live and step? What both kinds of the test double have in common."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from controlplane.core.clock import Instant
+from controlplane.core.ports import BackendDown, BackendFailed, ChatPrompt, Sampling, Standing
+from controlplane.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """`tokens` is the answer's length (None: as long as `max_tokens` lets it be); `words` are its pieces
+    of text, one a token, repeated as needed. `fails_at` and `dies_at` count the tokens before the end:
+    the request's own, or the engine's."""
+
+    tokens: int | None = None
+    words: tuple[str, ...] = ("word ",)
+    fails_at: int | None = None
+    dies_at: int | None = None
+    refuses: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    cached_tokens: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One request as the engine saw it. `end` is "finished", "aborted", "preempted", "failed", "died"
+    or, while it runs, None."""
+
+    request: Request
+    script: Script
+    sampling: Sampling | None = None
+    prompt: tuple[int, ...] = ()
+    chat: ChatPrompt | None = None
+    standing: Standing | None = None
+    inputs: tuple[tuple[int, ...], ...] = ()
+    deadline: Instant | None = None
+    done: int = 0
+    allowed: int = 0
+    is_preempted: bool = False
+    end: str | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ScriptedEngine:
+    """Liveness, steps and records, for both kinds."""
+
+    def __init__(self, *, model: str, max_running: int, is_stepped: bool, default: Script) -> None:
+        self.model = model
+        self.max_running = max_running
+        self.default = default
+        self.upcoming: deque[Script] = deque()
+        self.runs: list[Run] = []
+        self._is_stepped = is_stepped
+        self._down: str | None = "not started"
+        self._slots = asyncio.Semaphore(max_running)
+        self._arrived = asyncio.Condition()
+
+    async def start(self) -> None:
+        """Also brings a dead engine back."""
+        self._down = None
+
+    async def stop(self) -> None:
+        self.die("stopped")
+
+    async def check(self) -> None:
+        if self._down is not None:
+            raise BackendDown(f"scripted engine {self.model!r}: {self._down}")
+
+    def die(self, reason: str = "died") -> None:
+        """Whatever runs fails with BackendDown; so does all else until `start`."""
+        self._down = reason
+        for run in self.live:
+            run.wake.set()
+
+    def allow(self, steps: int = 1, *, request_id: str | None = None) -> None:
+        """Lets one running request, or all of them, take that many steps more."""
+        if not self._is_stepped:
+            raise RuntimeError("this engine follows the clock; make it with is_stepped=True to step it")
+        for run in self.live:
+            if request_id in (None, run.request.id):
+                run.allowed += steps
+                run.wake.set()
+
+    async def until_runs(self, count: int) -> None:
+        """Returns when so many requests have ever begun."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: len(self.runs) >= count)
+
+    @property
+    def live(self) -> list[Run]:
+        return [run for run in self.runs if run.end is None]
+
+    @property
+    def aborted(self) -> list[str]:
+        """Ids of requests whose client left."""
+        return [run.request.id for run in self.runs if run.end == "aborted"]
+
+    async def _begin(self, run: Run) -> None:
+        await self.check()
+        async with self._arrived:
+            self.runs.append(run)
+            self._arrived.notify_all()
+
+    def _next_script(self) -> Script:
+        return self.upcoming.popleft() if self.upcoming else self.default
+
+    async def _advance(self, run: Run, duration: float) -> None:
+        """Returns when one step is over, or at once when the run is preempted."""
+        if self._is_stepped:
+            while not (run.allowed or run.is_preempted or self._down):
+                run.wake.clear()
+                await run.wake.wait()
+            run.allowed -= run.allowed > 0
+        elif duration > 0:
+            run.wake.clear()
+            # Death and preemption end a step early; otherwise it takes its time.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(duration):
+                    await run.wake.wait()
+        else:
+            await asyncio.sleep(0)
+        await self.check()
+        if run.script.dies_at is not None and run.done >= run.script.dies_at:
+            self.die()
+            await self.check()
+        if run.script.fails_at is not None and run.done >= run.script.fails_at:
+            raise BackendFailed(f"scripted failure after {run.done} tokens")
+
+    @staticmethod
+    def _close(run: Run, end: str) -> None:
+        run.end = end
+        run.ended.set()
