@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.scripted_engine import Run, Script, ScriptedEngine
+from backends.scripted_engine import ANSWER, Run, Script, ScriptedEngine
 from controlplane.core.clock import Instant, seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
@@ -51,7 +51,7 @@ class ScriptedGenerator(ScriptedEngine):
         max_model_tokens: int = 4_096,
         max_running: int = 64,
         is_stepped: bool = False,
-        default: Script = Script(),
+        default: Script = ANSWER,
         prefill_seconds: float = 0.0,
         prompt_token_seconds: float = 0.0,
         token_seconds: float = 0.0,
@@ -229,7 +229,7 @@ class ScriptedEmbedder(ScriptedEngine):
         bytes_per_token: int = 1_024,
         max_running: int = 64,
         is_stepped: bool = False,
-        default: Script = Script(),
+        default: Script = ANSWER,
         call_seconds: float = 0.0,
         token_seconds: float = 0.0,
     ) -> None:

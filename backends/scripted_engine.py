@@ -27,6 +27,9 @@ class Script:
     cached_tokens: int = 0
 
 
+ANSWER = Script()
+
+
 @dataclass(eq=False, slots=True)
 class Run:
     """One request as the engine saw it. `end` is "finished", "aborted", "preempted", "failed", "died"
