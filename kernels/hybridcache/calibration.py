@@ -1,0 +1,125 @@
+"""What does a cached token cost every decode step here? Timed on one layer of the kernels that will serve.
+
+The forms of the cache are taken in turn at several context lengths, so that a drift of the machine meets all
+of them alike; a line through the medians separates the cost of a token from that of a request.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from hybridcache import decode, ops
+from hybridcache.layout import BlockLayout, Held, Projection, Rotary
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`contexts` are tokens a request. Rotary keys cannot be absorbed: for them `m2` is left out."""
+
+    layout: BlockLayout
+    dtype: torch.dtype
+    device: torch.device
+    requests: int
+    contexts: Sequence[int]
+    repeats: int
+    rotary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one layer, one step. `seconds` are medians, one a context."""
+
+    seconds_per_token: float
+    seconds_per_request: float
+    seconds: tuple[float, ...]
+
+
+Way = Callable[[int], torch.Tensor]
+
+
+def measure(setting: Setting) -> dict[str, Cost]:
+    """By form: `kv` is the plain cache; `m0`, `m1`, `m2` restore hidden states, half of them, nothing."""
+    ways = decoding_ways(setting)
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for context in setting.contexts:
+        for way in ways.values():
+            way(context)
+        rounds = [
+            {name: _seconds(way, context, setting.device) for name, way in ways.items()}
+            for _ in range(setting.repeats)
+        ]
+        for name, medians in taken.items():
+            medians.append(median(one[name] for one in rounds))
+    return {name: _line(setting, medians) for name, medians in taken.items()}
+
+
+def decoding_ways(setting: Setting) -> Mapping[str, Way]:
+    """One decode step of all requests at a context, over a cache of random contents."""
+    layout, longest = setting.layout, max(setting.contexts)
+    heads, head_dim, width = layout.kv_heads, layout.head_dim, layout.hidden_size
+
+    def normal(*shape: int, by: float = 1.0) -> torch.Tensor:
+        return torch.randn(shape, dtype=setting.dtype, device=setting.device) * by
+
+    per_request = -(-longest // layout.block_tokens)
+    count = setting.requests * per_request
+    blocks = normal(count, layout.block_tokens, 2, heads, head_dim)
+    keys, values = blocks.unbind(2)
+    hidden = layout.hidden_rows(blocks)
+    order = torch.randperm(count, device=setting.device).to(torch.int32)
+    tables = order.view(setting.requests, per_request)
+    weights = [normal(heads * head_dim, width, by=width**-0.5) for _ in range(2)]
+    biases = [None, None] if setting.rotary else [normal(heads * head_dim) for _ in range(2)]
+    projection = Projection(*weights, *biases)
+    rotary = None
+    if setting.rotary:
+        angle = torch.rand(longest, head_dim // 2, device=setting.device)
+        rotary = Rotary(angle.cos(), angle.sin())
+    query, scale = normal(setting.requests, heads, head_dim), head_dim**-0.5
+
+    def held(context: int) -> Held:
+        lengths = torch.full((setting.requests,), context, dtype=torch.int32, device=setting.device)
+        return Held(tables, lengths, context)
+
+    ways: dict[str, Way] = {
+        "kv": lambda n: ops.paged_decode(query, keys, values, held(n), scale),
+        "m0": lambda n: decode.restored(query, hidden, held(n), projection, rotary, scale),
+        "m1": lambda n: decode.value_absorbed(query, hidden, held(n), projection, rotary, scale),
+    }
+    if rotary is None:
+        ways["m2"] = lambda n: decode.absorbed(query, hidden, held(n), projection, scale)
+    return ways
+
+
+def copy_bandwidth(device: torch.device, *, megabytes: int, repeats: int) -> float:
+    """Bytes per second read and written by a plain copy: what a kernel bound by memory can reach at most."""
+    source = torch.ones(megabytes << 20, dtype=torch.uint8, device=device)
+    into = torch.empty_like(source)
+    into.copy_(source)
+    taken = [_seconds(lambda _: into.copy_(source), 0, device) for _ in range(repeats)]
+    return 2.0 * (megabytes << 20) / median(taken)
+
+
+def _seconds(way: Way, context: int, device: torch.device) -> float:
+    if device.type != "cuda":
+        began = perf_counter()
+        way(context)
+        return perf_counter() - began
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    way(context)
+    ended.record()
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) / 1e3
+
+
+def _line(setting: Setting, medians: Sequence[float]) -> Cost:
+    """Least squares through (context, seconds of one request)."""
+    each = [taken / setting.requests for taken in medians]
+    mean_x, mean_y = sum(setting.contexts) / len(each), sum(each) / len(each)
+    spread = sum((x - mean_x) ** 2 for x in setting.contexts)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(setting.contexts, each, strict=True)) / spread
+    return Cost(slope, mean_y - slope * mean_x, tuple(medians))

@@ -1,0 +1,44 @@
+import pytest
+import torch
+from hybridcache.calibration import Setting, copy_bandwidth, decoding_ways, measure
+from hybridcache.layout import BlockLayout
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def _setting(device="cpu", *, rotary=False, contexts=(3, 17), dtype=torch.float32):
+    layout = BlockLayout(block_tokens=8, kv_heads=4, head_dim=32, hidden_size=128)
+    return Setting(layout, dtype, torch.device(device), 2, contexts, repeats=1, rotary=rotary)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rotary", [False, True])
+def test_all_ways_that_are_timed_give_the_same_answer(device, rotary):
+    ways = decoding_ways(_setting(device, rotary=rotary))
+    expected = ways["m0"](17)
+    for name in set(ways) - {"kv"}:
+        torch.testing.assert_close(ways[name](17), expected, atol=1e-4, rtol=0, msg=name)
+
+
+def test_rotary_models_are_not_timed_absorbing():
+    assert set(measure(_setting(rotary=True))) == {"kv", "m0", "m1"}
+    assert set(measure(_setting())) == {"kv", "m0", "m1", "m2"}
+
+
+def test_the_line_goes_through_two_contexts():
+    for cost in measure(_setting()).values():
+        for context, seconds in zip((3, 17), cost.seconds, strict=True):
+            line = cost.seconds_per_request + cost.seconds_per_token * context
+            assert line * 2 == pytest.approx(seconds)
+
+
+@pytest.mark.gpu
+def test_absorbing_keeps_its_promise_on_the_device():
+    """At OPT-13B's shapes: at most 1.2 times the time of keys and values, 60 % of a copy's bandwidth."""
+    layout = BlockLayout(block_tokens=16, kv_heads=40, head_dim=128, hidden_size=5120)
+    device = torch.device("cuda")
+    contexts = (512, 1024, 1536, 2048)
+    cost = measure(Setting(layout, torch.bfloat16, device, 32, contexts, repeats=20, rotary=False))
+    assert cost["m2"].seconds[-1] <= 1.2 * cost["kv"].seconds[-1]
+    moved = 2 * layout.hidden_size * 2 / cost["m2"].seconds_per_token
+    assert moved >= 0.6 * copy_bandwidth(device, megabytes=1024, repeats=20)
