@@ -1,11 +1,10 @@
-"""What do 1,000 cached tokens add to every decode step, as keys and values and as hidden states in three ways?
+"""What do 1,000 cached tokens add to every decode step, as keys and values or as hidden states?
 
     python -m benchmark_control_plane.hybrid_cost
 
 On CUDA the Triton kernels at OPT-13B's shapes in bfloat16, elsewhere the references at OPT-125M's in float32
-on one thread. `bandwidth` is
-what a form must move over what it took, beside a plain copy's. Decoding one token of all layers is meant;
-the rest of a model's step is the same in every form.
+on one thread. `bandwidth` is what a form must move over what it took, beside a plain copy's. One step of the
+attention of all layers is meant; the rest of a model's step is the same in every form.
 """
 
 import argparse
@@ -103,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for form, row in found["forms"].items():
         print(
             f"{form}: {row['ms_per_1000_tokens']:8.3f} ms per 1,000 tokens, "
-            f"{row['ms_per_request']:6.3f} ms a request, {row['bandwidth_gb_s']:6.1f} GB/s ({row['share_of_copy']:.0%} of a copy)"
+            f"{row['ms_per_request']:6.3f} ms a request, {row['bandwidth_gb_s']:6.1f} GB/s "
+            f"({row['share_of_copy']:.0%} of a copy)"
         )
     name = re.sub(r"[^a-z0-9]+", "-", f"hybrid-cost {found['device']} {found['model']}".lower())
     into = options.results or RESULTS / f"{name}.json"
