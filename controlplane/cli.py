@@ -1,4 +1,4 @@
-"""The command `tandem`: `check` says what a configuration would do, `serve` does it."""
+"""The command `tandem`: `check` says what a configuration would do, `serve` does it, `bench` measures."""
 
 import argparse
 import logging
@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmark_control_plane import command as bench
 from controlplane import __version__
 from controlplane.config import Config, ConfigError, load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 the service failed, 2 the command or its configuration is wrong."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if options.command == "bench":
+        return bench.run(options)
     try:
         config = load(options.config)
         return _check(config) if options.command == "check" else _serve(config, options)
@@ -37,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "serve":
             command.add_argument("--host", help="instead of server.host")
             command.add_argument("--port", type=int, help="instead of server.port; 0 for any free one")
+    bench.add_to(commands)
     return parser
 
 

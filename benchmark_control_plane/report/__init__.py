@@ -1,0 +1,1 @@
+"""What a benchmark found, told to people and to continuous integration."""

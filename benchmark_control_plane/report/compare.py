@@ -1,0 +1,187 @@
+"""What changed from A to B? Runs are paired by system, load and seed; a pair shares its arrivals.
+
+Latencies and goodput: the geometric mean of the paired ratios B/A, with a 95 % t interval in logarithms.
+Shares: the mean of the paired differences B - A, with a t interval. B is worse where attainment or goodput
+fell with an interval that leaves out "no change"; the other figures are shown and not judged.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.report import facts, wording
+from benchmark_control_plane.report.schema import METRICS, Results, Run
+
+CONFIDENCE = 0.95
+_PERCENTILES = ("p50", "p99")
+
+Place = tuple[str, float]
+"""System, load."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """`value` is a ratio, or a difference of shares; without an interval there were too few pairs for one."""
+
+    place: Place
+    metric: str
+    before: float
+    after: float
+    value: float
+    interval: tuple[float, float] | None
+    pairs: int
+    is_ratio: bool
+    is_judged: bool
+
+    def is_worse(self, tolerance: float) -> bool:
+        nothing = 1.0 if self.is_ratio else 0.0
+        fell = self.value < nothing - tolerance
+        return self.is_judged and fell and self.interval is not None and self.interval[1] < nothing
+
+    def is_clear(self) -> bool:
+        nothing = 1.0 if self.is_ratio else 0.0
+        return self.interval is not None and not self.interval[0] <= nothing <= self.interval[1]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    changes: tuple[Change, ...]
+    unpaired: int
+    tolerance: float
+
+    @property
+    def worse(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if change.is_worse(self.tolerance))
+
+    def text(self) -> str:
+        head = ("system", "load", "metric", "A", "B", "change", "95 % interval", "pairs", "")
+        rows = [head, *(_row(change, self.tolerance) for change in self.changes)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        if self.unpaired:
+            lines.append(
+                f"{self.unpaired} valid runs have no partner in the other results and count in no line"
+            )
+        lines.append(
+            f"{len(self.worse)} of {sum(c.is_judged for c in self.changes)} judged figures got worse"
+        )
+        return "\n".join(lines)
+
+
+def compared(a: Results, b: Results, *, tolerance: float = 0.0) -> Comparison:
+    """Raises BadInput where no run of A has a partner in B."""
+    before, after = _by_key(a), _by_key(b)
+    shared = [key for key in before if key in after]
+    if not shared:
+        raise BadInput(
+            "A and B share no valid run of the same system, load and seed; "
+            "compare two results of the same experiment"
+        )
+    pairs: dict[Place, list[tuple[Run, Run]]] = defaultdict(list)
+    for key in sorted(shared):
+        pairs[key[:2]].append((before[key], after[key]))
+    names = [name for name in facts.classes(a) if name in facts.classes(b)]
+    changes = [
+        change
+        for place, couples in pairs.items()
+        for metric, value, is_ratio, is_judged in _metrics(names)
+        if (change := _change(place, metric, value, couples, is_ratio=is_ratio, is_judged=is_judged))
+    ]
+    return Comparison(tuple(changes), len(before) + len(after) - 2 * len(shared), tolerance)
+
+
+def _by_key(results: Results) -> dict[tuple[str, float, int], Run]:
+    return {(run["system"], run["load"], run["seed"]): run for run in results["runs"] if run["valid"]}
+
+
+def _metrics(classes: Sequence[str]) -> Iterator[tuple[str, Callable[[Run], float | None], bool, bool]]:
+    """(name, value, is it compared as a ratio, does it decide whether B is worse)."""
+    for name in (facts.OVERALL, *classes):
+        yield f"attainment.{name}", _attained(name), False, True
+    yield "goodput_rps", lambda run: run["goodput_rps"], True, True
+    yield "rates.reject", lambda run: run["rates"]["reject"], False, False
+    yield "rates.evict", lambda run: run["rates"]["evict"], False, False
+    for name in classes:
+        for metric in METRICS:
+            for rank in _PERCENTILES:
+                yield f"{name}.{metric}.{rank}", _percentile(name, metric, rank), True, False
+
+
+def _attained(name: str) -> Callable[[Run], float | None]:
+    return lambda run: run["attainment"].get(name)
+
+
+def _percentile(name: str, metric: str, rank: str) -> Callable[[Run], float | None]:
+    def value(run: Run) -> float | None:
+        figure = run["percentiles"].get(name, {}).get(metric, {}).get(rank)
+        return figure[0] if figure else None
+
+    return value
+
+
+def _change(
+    place: Place,
+    metric: str,
+    value: Callable[[Run], float | None],
+    couples: Sequence[tuple[Run, Run]],
+    *,
+    is_ratio: bool,
+    is_judged: bool,
+) -> Change | None:
+    measured = [
+        (a, b) for a, b in ((value(a), value(b)) for a, b in couples) if a is not None and b is not None
+    ]
+    if is_ratio:
+        measured = [(a, b) for a, b in measured if a > 0 and b > 0]
+    if not measured:
+        return None
+    moved = [math.log(b / a) if is_ratio else b - a for a, b in measured]
+    middle, interval = statistics.fmean(moved), t_interval(moved)
+    before, after = (statistics.median(side) for side in zip(*measured, strict=True))
+    if is_ratio:
+        middle = math.exp(middle)
+        interval = (math.exp(interval[0]), math.exp(interval[1])) if interval else None
+    return Change(place, metric, before, after, middle, interval, len(measured), is_ratio, is_judged)
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Of the mean, at 95 %. None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    from scipy.stats import t
+
+    half = (
+        float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+        * statistics.stdev(values)
+        / math.sqrt(len(values))
+    )
+    return statistics.fmean(values) - half, statistics.fmean(values) + half
+
+
+def _row(change: Change, tolerance: float) -> tuple[str, ...]:
+    write = wording.times if change.is_ratio else _points
+    level = wording.figure if change.is_ratio else wording.share
+    interval = (
+        f"{write(change.interval[0])} … {write(change.interval[1])}" if change.interval else "one pair: none"
+    )
+    remark = "WORSE" if change.is_worse(tolerance) else "differs" if change.is_clear() else ""
+    return (
+        change.place[0],
+        wording.load(change.place[1]),
+        change.metric,
+        level(change.before),
+        level(change.after),
+        write(change.value),
+        interval,
+        f"{change.pairs}",
+        remark,
+    )
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.1f} pp"

@@ -1,0 +1,113 @@
+"""How does attainment fall as the load rises? One line per system; its band is the range over the seeds."""
+
+from collections.abc import Sequence
+
+from benchmark_control_plane.report import facts, svg, wording
+from benchmark_control_plane.report.markup import Markup, el, join
+from benchmark_control_plane.report.schema import Results
+from benchmark_control_plane.report.signs import cross, marker, sign
+
+_TOP, _BOTTOM, _LEFT = 12, 46, 42
+_LABEL_GAP = 16
+
+
+def attainment_chart(results: Results, name: str, *, width: int, height: int, has_labels: bool) -> Markup:
+    """`name` is a class, or `overall`. With labels, each line is named at its right end."""
+    loads = facts.loads(results)
+    right = width - (150 if has_labels else 14)
+    edge = 0.04 * (loads[-1] - loads[0])
+    frame = svg.Frame(
+        width,
+        height,
+        svg.Scale(loads[0] - edge, loads[-1] + edge, _LEFT, right),
+        svg.Scale(0.0, 1.0, height - _BOTTOM, _TOP),
+    )
+    grid = svg.axes(
+        frame,
+        x_ticks=_thinned(loads, 12 if has_labels else 6),
+        y_ticks=(0, 0.25, 0.5, 0.75, 1),
+        x_text=wording.load,
+        y_text=lambda share: f"{100 * share:.0f} %",
+        x_title="offered load, share of the reference rate",
+    )
+    lines = [
+        _system_line(results, name, number, frame)
+        for number, _ in reversed(list(enumerate(results["systems"])))
+    ]
+    return svg.figure(
+        f"attainment-{name}",
+        frame,
+        f"Attainment of {name} against offered load, by system",
+        grid,
+        _targets(results, frame),
+        *lines,
+        _labels(results, name, frame) if has_labels else None,
+        class_="wide" if has_labels else "",
+    )
+
+
+def _system_line(results: Results, name: str, number: int, frame: svg.Frame) -> Markup:
+    system = results["systems"][number]["name"]
+    upper, lower, middle, marks, dots = [], [], [], [], []
+    for load in facts.loads(results):
+        runs = facts.runs_of(results, system, load)
+        over = facts.attained(runs, name)
+        if over is None:
+            continue
+        x = frame.x(load)
+        middle.append((x, frame.y(over.median)))
+        upper.append((x, frame.y(over.high)))
+        lower.append((x, frame.y(over.low)))
+        said = (
+            f"{system}, {name} at {wording.load(load)} load: {wording.share(over.median)}"
+            f" ({wording.share(over.low)} to {wording.share(over.high)}, {over.count} seeds)"
+        )
+        marks.append(marker(number, x, frame.y(over.median), class_="mark", data_tip=said))
+        each = (run["attainment"].get(name) for run in runs)
+        dots += [el("circle", class_="seed", cx=x, cy=frame.y(v), r=1.6) for v in each if v is not None]
+    refused = [
+        el("path", class_="refused", d=cross(x, y), data_tip=f"not valid: {why}")
+        for x, y, why in _refused(results, system, name, frame)
+    ]
+    if not middle:
+        return el("g", *refused, class_=sign(number))
+    band = svg.area(upper, lower, class_="band")
+    return el("g", band, *dots, svg.line(middle, class_="line"), *marks, *refused, class_=sign(number))
+
+
+def _refused(results: Results, system: str, name: str, frame: svg.Frame) -> list[tuple[float, float, str]]:
+    return [
+        (frame.x(run["load"]), frame.y(value), run["why_invalid"] or "no reason given")
+        for run in facts.invalid(results)
+        if run["system"] == system and (value := run["attainment"].get(name)) is not None
+    ]
+
+
+def _targets(results: Results, frame: svg.Frame) -> Markup:
+    return join(
+        *(
+            el("line", class_="target", x1=frame.left, x2=frame.right, y1=frame.y(goal), y2=frame.y(goal))
+            for goal in facts.targets(results)
+        )
+    )
+
+
+def _labels(results: Results, name: str, frame: svg.Frame) -> Markup:
+    ends: list[tuple[int, str, float]] = []
+    for number, system in enumerate(results["systems"]):
+        for load in reversed(facts.loads(results)):
+            runs = facts.runs_of(results, system["name"], load)
+            if over := facts.attained(runs, name):
+                ends.append((number, system["name"], frame.y(over.median)))
+                break
+    heights = svg.spread_labels([y for _, _, y in ends], _LABEL_GAP, frame.top, frame.bottom)
+    return join(
+        *(
+            el("text", system, class_=f"label {sign(number)}", x=frame.right + 10, y=y + 4)
+            for (number, system, _), y in zip(ends, heights, strict=True)
+        )
+    )
+
+
+def _thinned(values: Sequence[float], most: int) -> Sequence[float]:
+    return values[:: -(-len(values) // most)]

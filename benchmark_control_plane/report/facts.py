@@ -1,0 +1,96 @@
+"""What do the runs of an experiment say together? Spread over seeds; invalid runs count nowhere."""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmark_control_plane.report.schema import Frontier, Results, Run, System
+
+OVERALL = "overall"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and range over the seeds of one system under one load."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    measured = [value for value in values if value is not None]
+    if not measured:
+        return None
+    return Spread(statistics.median(measured), min(measured), max(measured), len(measured))
+
+
+_KIND_ORDER = {"tandem": 0, "baseline": 1, "ablation": 2}
+
+
+def ordered(results: Results) -> Results:
+    """Systems by kind (tandem, baselines, ablations, others), then as the experiment has them."""
+    systems = sorted(results["systems"], key=lambda system: _KIND_ORDER.get(system["kind"], len(_KIND_ORDER)))
+    return {**results, "systems": systems}
+
+
+def loads(results: Results) -> list[float]:
+    return sorted({run["load"] for run in results["runs"]})
+
+
+def common_loads(results: Results) -> list[float]:
+    """Those that several systems were run under; a search for the frontier tries others besides."""
+    runs = Counter(run["load"] for run in results["runs"])
+    return sorted(load for load, count in runs.items() if 2 * count >= max(runs.values()))
+
+
+def seeds(results: Results) -> list[int]:
+    return sorted({run["seed"] for run in results["runs"]})
+
+
+def classes(results: Results) -> list[str]:
+    """In the order of the objectives; those with none come after."""
+    measured = {name for run in results["runs"] for name in run["attainment"]} - {OVERALL}
+    named = list(results["slos"])
+    return [*(name for name in named if name in measured), *sorted(measured - set(named))]
+
+
+def runs_of(results: Results, system: str, load: float) -> list[Run]:
+    """The valid ones, by seed."""
+    runs = (r for r in results["runs"] if r["system"] == system and r["load"] == load and r["valid"])
+    return sorted(runs, key=lambda run: run["seed"])
+
+
+def over_seeds(runs: Sequence[Run], value: Callable[[Run], float | None]) -> Spread | None:
+    return spread(value(run) for run in runs)
+
+
+def attained(runs: Sequence[Run], name: str) -> Spread | None:
+    return over_seeds(runs, lambda run: run["attainment"].get(name))
+
+
+def invalid(results: Results) -> list[Run]:
+    return [run for run in results["runs"] if not run["valid"]]
+
+
+def ours(results: Results) -> System | None:
+    return next((system for system in results["systems"] if system["kind"] == "tandem"), None)
+
+
+def targets(results: Results) -> list[float]:
+    return sorted({frontier["target"] for frontier in results["max_goodput_rate"]}, reverse=True)
+
+
+def frontier(results: Results, system: str, target: float) -> Frontier | None:
+    rows = results["max_goodput_rate"]
+    return next((row for row in rows if row["system"] == system and row["target"] == target), None)
+
+
+def best_baseline(results: Results, target: float) -> Frontier | None:
+    """The baseline with the highest rate at this target; None where no baseline reached it."""
+    names = {system["name"] for system in results["systems"] if system["kind"] == "baseline"}
+    rows = [row for row in results["max_goodput_rate"] if row["system"] in names and row["target"] == target]
+    reached = [row for row in rows if row["rps"] is not None]
+    return max(reached, key=lambda row: row["rps"] or 0.0, default=None)

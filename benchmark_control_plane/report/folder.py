@@ -1,0 +1,44 @@
+"""Where do a benchmark's results lie? One folder: results.json, requests.jsonl, and their page."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from benchmark_control_plane.inputs import BadInput, read_object
+from benchmark_control_plane.report import page
+from benchmark_control_plane.report.schema import Results, results_of
+
+RESULTS, REQUESTS, PAGE = "results.json", "requests.jsonl", "report.html"
+
+
+def read_results(path: Path) -> Results:
+    """`path` is the folder or its results.json."""
+    file = path / RESULTS if path.is_dir() else path
+    return results_of(read_object(str(file)), str(file))
+
+
+def read_requests(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """Nothing where the file is absent. A last line that was cut off, by an interruption, is left out."""
+    file = folder / REQUESTS
+    if not file.exists():
+        return
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = orjson.loads(line)
+            except ValueError as error:
+                if not line.endswith(b"\n"):
+                    return
+                raise BadInput(f"{file}:{number}: not JSON ({error})") from error
+            yield record
+
+
+def write_page(folder: Path) -> Path:
+    """The page lies beside what it shows; results.json without its folder is no report."""
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: not a folder; give the one that `tandem bench run --out` wrote")
+    target = folder / PAGE
+    target.write_text(page.render(read_results(folder), read_requests(folder)), encoding="utf-8")
+    return target

@@ -1,0 +1,68 @@
+"""What is the finding, in one sentence? Our rate against the best baseline's, or else the attainment."""
+
+from benchmark_control_plane.report import facts, wording
+from benchmark_control_plane.report.schema import Frontier, Results
+
+
+def headline(results: Results) -> str:
+    if not any(run["valid"] for run in results["runs"]):
+        return "No valid run: this report shows nothing that may be quoted."
+    return _by_rate(results) or _by_attainment(results)
+
+
+def _by_rate(results: Results) -> str | None:
+    system = facts.ours(results)
+    target = next(iter(facts.targets(results)), None)
+    if system is None or target is None:
+        return None
+    mine = facts.frontier(results, system["name"], target)
+    best = facts.best_baseline(results, target)
+    goal = f"{wording.share(target)} attainment"
+    if mine is None or mine["rps"] is None:
+        return f"{system['name']} keeps {goal} at no rate that was offered."
+    said = f"At {goal}, {system['name']} serves {wording.rate(mine['rps'])}"
+    if best is None or not best["rps"]:
+        return (
+            f"{said}; no baseline keeps it at any rate that was offered."
+            if _has_baseline(results)
+            else f"{said}."
+        )
+    return (
+        f"{said}: {ratio_text(mine, best)} the best baseline ({best['system']}, {wording.rate(best['rps'])})."
+    )
+
+
+def ratio_text(mine: Frontier, best: Frontier) -> str:
+    """The ratio of the rates, with its range over the seeds where there are several."""
+    ratios = seed_ratios(mine, best)
+    overall = wording.times((mine["rps"] or 0.0) / (best["rps"] or 1.0))
+    if len(ratios) < 2:
+        return overall
+    return f"{overall} ({wording.spread(min(ratios), max(ratios))} over {len(ratios)} seeds)"
+
+
+def seed_ratios(mine: Frontier, best: Frontier) -> list[float]:
+    pairs = zip(mine["per_seed"], best["per_seed"], strict=False)
+    return [ours / theirs for ours, theirs in pairs if ours and theirs]
+
+
+def _by_attainment(results: Results) -> str:
+    """What holds where no frontier was searched: the medians under the highest load with a valid run."""
+    load = max(run["load"] for run in results["runs"] if run["valid"])
+    attained: dict[str, float] = {}
+    for system in results["systems"]:
+        runs = facts.runs_of(results, system["name"], load)
+        if over := facts.attained(runs, facts.OVERALL):
+            attained[system["name"]] = over.median
+    if not attained:
+        return "No attainment was measured."
+    ranked = sorted(attained, key=lambda name: (-attained[name], name))
+    best = wording.share(attained[ranked[0]])
+    said = f"At {wording.load(load)} load, {ranked[0]} meets {best} of its objectives"
+    if len(ranked) == 1:
+        return f"{said}."
+    return f"{said}; next comes {ranked[1]} with {wording.share(attained[ranked[1]])}."
+
+
+def _has_baseline(results: Results) -> bool:
+    return any(system["kind"] == "baseline" for system in results["systems"])

@@ -1,0 +1,59 @@
+"""What do the single requests say? Outcomes and latencies, pooled over the seeds of a system and load.
+
+Warm-up requests and runs that are not valid are left out. A request that was lost has no latency and still
+counts among those offered, so that rejecting the slow ones improves no curve.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.report.schema import OUTCOMES, Results
+
+LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
+_LOST = frozenset(OUTCOMES) - {"MET", "LATE"}
+_CURVE_POINTS = 80
+
+Key = tuple[str, float, str]
+"""System, load, class."""
+
+
+@dataclass
+class Sample:
+    outcomes: Counter[str] = field(default_factory=Counter)
+    latencies: dict[str, list[float]] = field(default_factory=lambda: {metric: [] for metric in LATENCIES})
+    lost: Counter[str] = field(default_factory=Counter)
+
+    def curve(self, metric: str) -> list[tuple[float, float]]:
+        """(latency, share of the offered requests that were at least as fast), rising."""
+        values = sorted(self.latencies[metric])
+        offered = len(values) + self.lost[metric]
+        ranks = sorted({round(i * (len(values) - 1) / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)})
+        return [(values[rank], (rank + 1) / offered) for rank in ranks if values]
+
+
+def pooled(results: Results, requests: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
+    """Raises BadInput for a record of a run that is not in the results."""
+    samples: dict[Key, Sample] = defaultdict(Sample)
+    runs = results["runs"]
+    for number, record in enumerate(requests, start=1):
+        index, outcome = record.get("run"), record.get("outcome")
+        if not isinstance(index, int) or not 0 <= index < len(runs):
+            raise BadInput(
+                f"request {number}: run={index!r}: results.json has {len(runs)} runs, counted from 0"
+            )
+        if outcome not in OUTCOMES:
+            raise BadInput(f"request {number}: outcome={outcome!r}: one of {', '.join(OUTCOMES)} is needed")
+        run = runs[index]
+        if record["warmup"] or not run["valid"]:
+            continue
+        sample = samples[run["system"], run["load"], record["class"]]
+        sample.outcomes[outcome] += 1
+        for metric in LATENCIES:
+            if (value := record[metric]) is not None:
+                sample.latencies[metric].append(value)
+            elif outcome in _LOST:
+                sample.lost[metric] += 1
+    return dict(samples)

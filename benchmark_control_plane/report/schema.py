@@ -1,0 +1,190 @@
+"""What does results.json hold? The types that its writer and its readers share, and a check against them.
+
+Shares (attainment, rates, targets) lie in 0..1; `load` is a multiple of the experiment's reference rate.
+A figure with an interval is `[value, low, high]`. What was not measured is null or absent, never zero.
+"""
+
+import math
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    NotRequired,
+    TypedDict,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+from benchmark_control_plane.inputs import BadInput
+
+FORMAT = 1
+OUTCOMES = ("MET", "LATE", "REJECTED", "EVICTED", "ABORTED", "FAILED")
+METRICS = ("ttft_ms", "tpot_ms", "tbt_ms", "e2e_ms")
+
+Figure = list[float | None]
+"""`[value, low, high]`; the bounds are null where there was too little for an interval."""
+
+
+class Experiment(TypedDict):
+    name: str
+    question: str
+    yaml: str
+
+
+class Environment(TypedDict):
+    python: str
+    platform: str
+    cpu: str
+    cores: int
+    versions: dict[str, str]
+    commit: str | None
+
+
+class System(TypedDict):
+    """`kind` is tandem, ablation or baseline."""
+
+    name: str
+    description: str
+    kind: str
+
+
+class Lateness(TypedDict):
+    p50: float | None
+    p99: float | None
+    max: float | None
+
+
+class Rates(TypedDict):
+    reject: float
+    evict: float
+    abort: float
+    fail: float
+
+
+class Fairness(TypedDict):
+    jain: float | None
+    priority_gap: float | None
+
+
+class Memory(TypedDict):
+    """Per owner one value for each of `times_s`; a quota that never moved may be one number."""
+
+    unit: NotRequired[str]
+    times_s: list[float]
+    by_owner: dict[str, list[float]]
+    quota_by_owner: dict[str, float | list[float]]
+
+
+class Engine(TypedDict):
+    preemptions: float | None
+    recompute_tokens: float | None
+    overflow: float | None
+    cache_hit: float | None
+
+
+class Decisions(TypedDict):
+    admit: int
+    admit_with_preemption: int
+    defer: int
+    reject: int
+
+
+class Run(TypedDict):
+    """One system under one load with one seed."""
+
+    system: str
+    load: float
+    offered_rps: float
+    seed: int
+    duration_s: float
+    valid: bool
+    why_invalid: str | None
+    send_lateness_ms: Lateness
+    attainment: dict[str, float | None]
+    percentiles: dict[str, dict[str, dict[str, Figure | None]]]
+    goodput_rps: float
+    rates: Rates
+    fairness: Fairness
+    memory: Memory | None
+    engine: Engine | None
+    decisions: Decisions | None
+
+
+class Frontier(TypedDict):
+    """The highest offered rate whose attainment reaches `target`; null where none did."""
+
+    system: str
+    target: float
+    rps: float | None
+    per_seed: list[float | None]
+
+
+class Results(TypedDict):
+    format: int
+    experiment: Experiment
+    partial: bool
+    started: str
+    environment: Environment
+    systems: list[System]
+    runs: list[Run]
+    max_goodput_rate: list[Frontier]
+    slos: dict[str, dict[str, float | None]]
+
+
+def results_of(content: Mapping[str, Any], source: str = "results.json") -> Results:
+    """Raises BadInput naming the path of the first thing that is not as the types say."""
+    if content.get("format") != FORMAT:
+        raise BadInput(f"{source}: format={content.get('format')!r}: this version reads format {FORMAT}")
+    _check(content, Results, source)
+    results = cast(Results, content)
+    known = {system["name"] for system in results["systems"]}
+    for number, run in enumerate(results["runs"]):
+        if run["system"] not in known:
+            raise BadInput(
+                f"{source}: runs.{number}.system={run['system']!r}: not one of systems: {sorted(known)}"
+            )
+    return results
+
+
+def _check(value: object, kind: Any, where: str) -> None:
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        if value is None and NoneType in get_args(kind):
+            return
+        options = [option for option in get_args(kind) if option is not NoneType]
+        # The only unions of two kinds are a number or a list of them.
+        chosen = next((o for o in options if (get_origin(o) is list) == isinstance(value, list)), options[0])
+        _check(value, chosen, where)
+    elif origin is NotRequired:
+        _check(value, get_args(kind)[0], where)
+    elif is_typeddict(kind):
+        _check_fields(_expected(value, dict, where), kind, where)
+    elif origin is dict:
+        for key, item in _expected(value, dict, where).items():
+            _check(item, get_args(kind)[1], f"{where}.{key}")
+    elif origin is list:
+        for number, item in enumerate(_expected(value, list, where)):
+            _check(item, get_args(kind)[0], f"{where}.{number}")
+    elif kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise BadInput(f"{where}={value!r}: a finite number is needed")
+    else:
+        _expected(value, kind, where)
+
+
+def _check_fields(value: dict[str, Any], kind: Any, where: str) -> None:
+    for key, field in get_type_hints(kind, include_extras=True).items():
+        if key in value:
+            _check(value[key], field, f"{where}.{key}")
+        elif get_origin(field) is not NotRequired:
+            raise BadInput(f"{where}.{key}: missing; it is required")
+
+
+def _expected(value: Any, kind: type, where: str) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise BadInput(f"{where}: {kind.__name__} is needed, not {type(value).__name__}")
+    return value

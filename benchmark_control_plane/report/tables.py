@@ -1,0 +1,198 @@
+"""Which figures stand beside each other? Every picture has one; goodput never stands without its losses."""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from benchmark_control_plane.report import blocks, facts, wording
+from benchmark_control_plane.report.breakdown import Bars
+from benchmark_control_plane.report.markup import Child, Markup, el, join
+from benchmark_control_plane.report.schema import METRICS, Memory, Results, Run
+from benchmark_control_plane.report.signs import sign
+
+Row = Sequence[Child]
+
+_Column = tuple[str, Callable[[Run], float | None], Callable[[float | None], str]]
+
+
+def table(
+    caption: str, head: Sequence[str], rows: Iterable[Row], *, row_classes: Sequence[str] = ()
+) -> Markup:
+    """The first cell of a row is its heading. Scrolls by itself where it is wider than the page."""
+    header = el("tr", *(el("th", cell, scope="col") for cell in head))
+    body = []
+    for number, (first, *rest) in enumerate(rows):
+        name = row_classes[number] if number < len(row_classes) else None
+        body.append(el("tr", el("th", first, scope="row"), *(el("td", c) for c in rest), class_=name))
+    inner = el("table", el("caption", caption), el("thead", header), el("tbody", *body))
+    return el("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def systems_table(results: Results, load: float) -> Markup:
+    """Medians over the seeds, ranges below them; reject and evict rates always."""
+    names = facts.classes(results)
+    columns = [*_attainment_columns(names), *_COLUMNS]
+    columns = [c for c in columns if c[0] in _ALWAYS or any(_has(c, run) for run in results["runs"])]
+    rows = []
+    for number, system in enumerate(results["systems"]):
+        runs = facts.runs_of(results, system["name"], load)
+        cells = [_cell(facts.over_seeds(runs, value), text) for _, value, text in columns]
+        rows.append([named(number, system["name"]), *cells, f"{len(runs)}"])
+    head = ["system", *(name for name, _, _ in columns), "valid seeds"]
+    caption = f"Medians over the seeds at {wording.load(load)} load, with their ranges"
+    return table(caption, head, rows, row_classes=_kinds(results))
+
+
+def frontier_table(results: Results) -> Markup:
+    goals = facts.targets(results)
+    rows = []
+    for number, system in enumerate(results["systems"]):
+        cells: list[Child] = []
+        for goal in goals:
+            row = facts.frontier(results, system["name"], goal)
+            reached = facts.spread(row["per_seed"]) if row else None
+            main = wording.rate(row["rps"]) if row else wording.ABSENT
+            cells.append(_two_lines(main, wording.spread(reached.low, reached.high) if reached else None))
+        rows.append([named(number, system["name"]), *cells])
+    head = ["system", *(f"{wording.share(goal)} of objectives met" for goal in goals)]
+    caption = "Highest offered rate at a stated attainment, with its range over the seeds"
+    return table(caption, head, rows, row_classes=_kinds(results))
+
+
+def attainment_table(results: Results, name: str) -> Markup:
+    loads = facts.loads(results)
+    rows = []
+    for number, system in enumerate(results["systems"]):
+        places = (facts.runs_of(results, system["name"], load) for load in loads)
+        cells = (_cell(facts.attained(runs, name), wording.share) for runs in places)
+        rows.append([named(number, system["name"]), *cells])
+    caption = f"Attainment of {name}: median over the seeds, and range"
+    return table(caption, ["system", *map(wording.load, loads)], rows)
+
+
+def percentile_table(results: Results, load: float, service_class: str) -> Markup:
+    """Medians over the seeds of each run's percentile, of delivered requests."""
+    metrics = [
+        m for m in METRICS if any(_percentile(run, service_class, m, "p50") for run in results["runs"])
+    ]
+    rows = []
+    for number, system in enumerate(results["systems"]):
+        runs = facts.runs_of(results, system["name"], load)
+        cells = []
+        for metric in metrics:
+            for rank in ("p50", "p90", "p99"):
+                over = facts.spread(_percentile(run, service_class, metric, rank) for run in runs)
+                cells.append(_cell(over, wording.milliseconds))
+        rows.append([named(number, system["name"]), *cells])
+    head = ["system", *(f"{_SHORT[m]} {rank}" for m in metrics for rank in ("p50", "p90", "p99"))]
+    return table(f"Latency of delivered requests, {service_class}, at {wording.load(load)} load", head, rows)
+
+
+def shares_table(caption: str, bars: Bars, names: Mapping[str, str]) -> Markup:
+    rows = []
+    for label, parts in bars:
+        total = sum(parts.values())
+        cells = (f"{wording.count(parts[part])} ({wording.share(parts[part] / total)})" for part in names)
+        rows.append([label, *cells])
+    return table(caption, ["system", *names.values()], rows)
+
+
+def memory_table(memory: Memory, what: str) -> Markup:
+    unit = memory.get("unit", "blocks")
+    rows = [
+        [
+            owner,
+            wording.figure(max(held)),
+            wording.figure(statistics.fmean(held)),
+            _quota_text(memory["quota_by_owner"].get(owner)),
+        ]
+        for owner, held in memory["by_owner"].items()
+    ]
+    return table(f"Memory by owner, {what}", ["owner", f"most, {unit}", "mean of samples", "quota"], rows)
+
+
+def runs_table(results: Results) -> Markup:
+    head = ["system", "load", "seed", "offered", "lasted", "sent late p50", "p99", "max", "valid"]
+    rows, states = [], []
+    for run in results["runs"]:
+        late = run["send_lateness_ms"]
+        valid = "yes" if run["valid"] else f"NO: {run['why_invalid'] or 'no reason given'}"
+        states.append("ok" if run["valid"] else "refused")
+        rows.append(
+            [
+                run["system"],
+                wording.load(run["load"]),
+                f"{run['seed']}",
+                wording.rate(run["offered_rps"]),
+                f"{wording.figure(run['duration_s'])} s",
+                *(wording.milliseconds(value) for value in (late["p50"], late["p99"], late["max"])),
+                valid,
+            ]
+        )
+    return table("Every run, and how late its requests were sent", head, rows, row_classes=states)
+
+
+def named(number: int, system: str) -> Markup:
+    return el("span", blocks.swatch(), system, class_=f"name {sign(number)}")
+
+
+def _attainment_columns(names: Sequence[str]) -> list[_Column]:
+    def of(name: str) -> Callable[[Run], float | None]:
+        return lambda run: run["attainment"].get(name)
+
+    return [(f"{name} met", of(name), wording.share) for name in (facts.OVERALL, *names)]
+
+
+def _from(section: str, key: str) -> Callable[[Run], float | None]:
+    def value(run: Run) -> float | None:
+        part = run.get(section)
+        return part.get(key) if isinstance(part, dict) else None
+
+    return value
+
+
+_COLUMNS: list[_Column] = [
+    ("goodput", lambda run: run["goodput_rps"], wording.rate),
+    ("rejected", _from("rates", "reject"), wording.share),
+    ("evicted", _from("rates", "evict"), wording.share),
+    ("aborted", _from("rates", "abort"), wording.share),
+    ("failed", _from("rates", "fail"), wording.share),
+    ("Jain fairness", _from("fairness", "jain"), wording.figure),
+    ("priority gap", _from("fairness", "priority_gap"), wording.figure),
+    ("preemptions", _from("engine", "preemptions"), wording.count),
+    ("tokens recomputed", _from("engine", "recompute_tokens"), wording.count),
+    ("overflow", _from("engine", "overflow"), wording.figure),
+    ("cache hits", _from("engine", "cache_hit"), wording.share),
+]
+_ALWAYS = ("goodput", "rejected", "evicted", "aborted", "failed")
+_SHORT = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "tbt_ms": "TBT", "e2e_ms": "e2e"}
+
+
+def _has(column: _Column, run: Run) -> bool:
+    return column[1](run) is not None
+
+
+def _percentile(run: Run, service_class: str, metric: str, rank: str) -> float | None:
+    figure = run["percentiles"].get(service_class, {}).get(metric, {}).get(rank)
+    return figure[0] if figure else None
+
+
+def _cell(over: facts.Spread | None, text: Callable[[float | None], str]) -> Markup:
+    if over is None:
+        return join(wording.ABSENT)
+    return _two_lines(
+        text(over.median), None if over.low == over.high else f"{text(over.low)} to {text(over.high)}"
+    )
+
+
+def _quota_text(quota: float | list[float] | None) -> str:
+    if isinstance(quota, list):
+        return wording.spread(min(quota), max(quota)) if quota else wording.ABSENT
+    return wording.figure(quota)
+
+
+def _two_lines(main: str, below: str | None) -> Markup:
+    return join(main, el("small", below) if below else None)
+
+
+def _kinds(results: Results) -> list[str]:
+    return [system["kind"] for system in results["systems"]]

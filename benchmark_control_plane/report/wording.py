@@ -1,0 +1,75 @@
+"""How is a figure written? As people read it: three digits, a unit, a dash where nothing was measured."""
+
+ABSENT = "—"
+_TIMES = "\N{MULTIPLICATION SIGN}"
+METRIC_NAMES = {
+    "ttft_ms": "Time to first token",
+    "tpot_ms": "Time per output token",
+    "tbt_ms": "Longest gap between tokens",
+    "e2e_ms": "Time to the last token",
+}
+DECISION_NAMES = {
+    "admit": "admitted",
+    "admit_with_preemption": "admitted with preemption",
+    "defer": "deferred",
+    "reject": "rejected",
+}
+OUTCOME_NAMES = {
+    "MET": "objective met",
+    "LATE": "late",
+    "REJECTED": "rejected",
+    "EVICTED": "evicted",
+    "ABORTED": "aborted",
+    "FAILED": "failed",
+}
+
+
+def share(value: float | None) -> str:
+    """0.125 is 12.5 %. What is nearly all or nearly nothing is not rounded to it."""
+    if value is None:
+        return ABSENT
+    percent = 100 * value
+    if 0 < percent < 0.05:
+        return "< 0.1 %"
+    if 99.95 < percent < 100:
+        return "> 99.9 %"
+    return f"{percent:.1f}".removesuffix(".0") + " %"
+
+
+def figure(value: float | None) -> str:
+    """Three significant digits, thousands apart."""
+    if value is None:
+        return ABSENT
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def count(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:,.0f}"
+
+
+def milliseconds(value: float | None) -> str:
+    if value is None:
+        return ABSENT
+    return f"{figure(value)} ms" if value < 10_000 else f"{figure(value / 1000)} s"
+
+
+def rate(value: float | None) -> str:
+    return ABSENT if value is None else f"{figure(value)} req/s"
+
+
+def load(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def times(value: float) -> str:
+    return (f"{value:.2f}" if value < 10 else f"{value:.0f}") + _TIMES
+
+
+def spread(low: float, high: float) -> str:
+    """The two ends, once if they read the same."""
+    ends = figure(low), figure(high)
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"

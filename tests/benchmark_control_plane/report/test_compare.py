@@ -1,0 +1,94 @@
+"""What changed from A to B, over pairs of runs that shared their arrivals."""
+
+import copy
+import math
+
+import pytest
+
+from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.report.compare import Change, Comparison, compared, t_interval
+from tests import experiments
+
+
+def found(comparison: Comparison, system: str, load: float, metric: str) -> Change:
+    return next(c for c in comparison.changes if (c.place, c.metric) == ((system, load), metric))
+
+
+def test_the_same_results_differ_in_nothing() -> None:
+    content = experiments.results()
+    comparison = compared(content, content)
+    assert comparison.worse == () and not any(change.is_clear() for change in comparison.changes)
+    assert comparison.unpaired == 0
+    assert comparison.text().splitlines()[-1].startswith("0 of ")
+
+
+def test_a_fall_of_attainment_in_every_pair_is_worse() -> None:
+    before = experiments.results(loads=(1.0,))
+    after = copy.deepcopy(before)
+    for run, fall in zip(
+        [r for r in after["runs"] if r["system"] == "tandem"], (0.10, 0.12, 0.11), strict=True
+    ):
+        run["attainment"]["interactive"] = (run["attainment"]["interactive"] or 0.0) - fall
+    comparison = compared(before, after)
+    assert [(c.place, c.metric) for c in comparison.worse] == [(("tandem", 1.0), "attainment.interactive")]
+    fallen = comparison.worse[0]
+    # Three pairs: the quantile of t with two degrees of freedom is 4.3027, the deviation of the falls 0.01.
+    assert fallen.value == pytest.approx(-0.11)
+    assert fallen.interval == pytest.approx(
+        (-0.11 - 4.30265 * 0.01 / math.sqrt(3), -0.11 + 4.30265 * 0.01 / math.sqrt(3))
+    )
+    assert "WORSE" in comparison.text()
+    assert compared(after, before).worse == ()
+
+
+def test_falls_and_rises_that_cancel_are_no_verdict() -> None:
+    before = experiments.results(loads=(1.0,))
+    after = copy.deepcopy(before)
+    for run, change in zip(
+        [r for r in after["runs"] if r["system"] == "tandem"], (-0.1, 0.12, -0.05), strict=True
+    ):
+        run["goodput_rps"] *= 1 + change
+    assert compared(before, after).worse == ()
+
+
+def test_latencies_are_compared_as_ratios_and_not_judged() -> None:
+    before = experiments.results(loads=(1.0,))
+    after = copy.deepcopy(before)
+    for run, by in zip([r for r in after["runs"] if r["system"] == "tandem"], (1.5, 2.0, 3.0), strict=True):
+        figure = run["percentiles"]["interactive"]["ttft_ms"]["p99"]
+        assert figure is not None and figure[0] is not None
+        figure[0] *= by
+    comparison = compared(before, after)
+    change = found(comparison, "tandem", 1.0, "interactive.ttft_ms.p99")
+    assert change.value == pytest.approx(9 ** (1 / 3)) and change.pairs == 3
+    assert comparison.worse == ()
+
+
+def test_only_valid_runs_of_both_are_paired() -> None:
+    before, after = experiments.results(loads=(1.0,)), experiments.results(loads=(1.0, 2.0))
+    assert before["runs"][5]["valid"] is False
+    comparison = compared(before, after)
+    assert found(comparison, "plain", 1.0, "goodput_rps").pairs == 2
+    assert {load for _, load in (change.place for change in comparison.changes)} == {1.0}
+    # The run that is valid only in the later results, and the later results' valid runs at the second load.
+    assert comparison.unpaired == 1 + 11
+    assert "12 valid runs have no partner" in comparison.text()
+
+
+def test_one_pair_gives_no_interval_and_no_verdict() -> None:
+    before = experiments.results(loads=(1.0,), seeds=(1,))
+    after = copy.deepcopy(before)
+    for run in after["runs"]:
+        run["goodput_rps"] /= 2
+    comparison = compared(before, after)
+    assert comparison.worse == () and "one pair: none" in comparison.text()
+
+
+def test_results_without_a_common_run_are_refused() -> None:
+    with pytest.raises(BadInput, match="share no valid run of the same system, load and seed"):
+        compared(experiments.results(seeds=(1, 2)), experiments.results(seeds=(3, 4)))
+
+
+def test_the_interval_is_that_of_student() -> None:
+    assert t_interval([1.0]) is None
+    assert t_interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx((3 - 1.96324, 3 + 1.96324), abs=1e-4)

@@ -1,0 +1,149 @@
+"""The page that `render` makes: what it says, what it must not leave out, and what cannot break it."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.report.page import render
+from tests import experiments
+
+
+class Outline(HTMLParser):
+    """Text by element, and every address that the page would fetch."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: dict[str, list[str]] = {}
+        self.fetched: list[str] = []
+        self.charts: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = dict(attrs)
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+        for name in ("src", "href"):
+            if value := known.get(name):
+                self.fetched.append(value)
+        if chart := known.get("data-chart"):
+            self.charts.append(chart)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, text: str) -> None:
+        if self.open:
+            self.texts.setdefault(self.open[-1], []).append(text)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    content = experiments.results()
+    return render(content, experiments.requests(content))
+
+
+def test_every_element_is_closed_and_nothing_is_fetched(page: str) -> None:
+    outline = Outline(page)
+    assert outline.open == []
+    assert outline.fetched == ["data:,"]
+    assert "url(" not in page and "@import" not in page
+
+
+def test_the_headline_states_rate_ratio_and_best_baseline(page: str) -> None:
+    headline = "".join(Outline(page).texts["h1"])
+    assert headline == (
+        "At 90 % attainment, tandem serves 11.8 req/s: 2.10\N{MULTIPLICATION SIGN} (2.1 over 3 seeds) "
+        "the best baseline (static-split, 5.6 req/s)."
+    )
+
+
+def test_text_of_the_experiment_stays_text(page: str) -> None:
+    assert "chat &amp; embeddings &lt;burst&gt; together" in page
+    assert "&lt;/script&gt; must not end anything" in page
+
+
+def test_a_run_that_is_not_valid_is_named_and_counts_nowhere(page: str) -> None:
+    alerts = "".join(Outline(page).texts["li"])
+    assert alerts == "plain, 200 % load, seed 3: the generator sent 4.1 % of its requests over 50 ms late"
+    assert page.count('class="refused"') > 0
+    content = experiments.results()
+    spoiled = next(run for run in content["runs"] if not run["valid"])
+    spoiled["attainment"] = dict.fromkeys(spoiled["attainment"], 0.77777)
+    listed = re.sub(r"<svg.*?</svg>", "", render(content, []), flags=re.DOTALL)
+    assert "77.8 %" not in listed
+
+
+def test_partial_results_say_so(page: str) -> None:
+    assert "Partial." not in page
+    assert "Partial." in render(experiments.results(partial=True), [])
+
+
+def test_reject_and_evict_rates_stand_beside_every_goodput(page: str) -> None:
+    heads = re.findall(r"<thead>(.*?)</thead>", page)
+    with_goodput = [head for head in heads if ">goodput<" in head]
+    assert len(with_goodput) == 4
+    assert all(">rejected<" in head and ">evicted<" in head for head in with_goodput)
+
+
+def test_every_kind_of_chart_is_there(page: str) -> None:
+    charts = Outline(page).charts
+    assert charts.count("attainment-overall") == 2
+    assert {name for name in charts if name.startswith("attainment")} == {
+        f"attainment-{name}" for name in ("overall", "interactive", "batch", "embedding")
+    }
+    # Four loads: three latencies of each generating class and one of the embeddings; two systems with memory.
+    assert charts.count("distribution") == 4 * (3 + 3 + 1)
+    assert charts.count("memory") == 4 * 2
+    assert charts.count("outcomes") == charts.count("decisions") == 4
+
+
+def test_an_experiment_that_was_cut_off_before_its_first_run_still_has_a_page() -> None:
+    content = experiments.results(loads=(), partial=True)
+    content["max_goodput_rate"] = []
+    page = render(content, [])
+    assert "No valid run: this report shows nothing that may be quoted." in page
+    assert Outline(page).charts == []
+
+
+def test_one_load_one_seed_and_nothing_measured_beside_is_enough() -> None:
+    content = experiments.results(loads=(1.0,), seeds=(7,))
+    content["max_goodput_rate"] = []
+    for run in content["runs"]:
+        run["memory"] = run["decisions"] = run["engine"] = None
+        run["valid"] = True
+    page = render(content, [])
+    assert "At 100 % load, tandem" in "".join(Outline(page).texts["h1"])
+    assert "memory" not in Outline(page).charts
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"format": 2}, "results.json: format=2: this version reads format 1"),
+        ({"partial": "no"}, "results.json.partial: bool is needed, not str"),
+        ({"slos": {"a": {"e2e_ms": "1"}}}, "results.json.slos.a.e2e_ms='1': a finite number is needed"),
+        ({"systems": []}, "results.json: runs.0.system='static-split': not one of systems: []"),
+    ],
+)  # fmt: skip
+def test_results_of_another_shape_are_refused_with_the_place(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        render({**experiments.results(), **change}, [])
+    assert str(refusal.value) == complaint
+
+
+def test_a_missing_field_is_named() -> None:
+    content: Any = experiments.results()
+    del content["runs"][3]["rates"]["evict"]
+    with pytest.raises(BadInput, match=r"^results\.json\.runs\.3\.rates\.evict: missing; it is required$"):
+        render(content, [])
+
+
+def test_a_request_of_an_unknown_run_is_refused() -> None:
+    content = experiments.results(loads=(1.0,))
+    with pytest.raises(BadInput, match=r"^request 1: run=99: results\.json has 12 runs, counted from 0$"):
+        render(content, [{"run": 99, "outcome": "MET"}])

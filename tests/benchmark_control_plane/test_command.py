@@ -1,0 +1,75 @@
+"""`tandem bench`: files in, a page or lines out, and the exit status."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.cli import main
+from tests import experiments
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return written(tmp_path / "a", experiments.results(loads=(1.0,)))
+
+
+def written(folder: Path, content: Any) -> Path:
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(content))
+    records = (json.dumps(record) + "\n" for record in experiments.requests(content))
+    (folder / "requests.jsonl").write_text("".join(records))
+    return folder
+
+
+def test_report_writes_the_page_beside_the_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "report", str(folder)]) == 0
+    page = folder / "report.html"
+    assert capsys.readouterr().out == f"{page}\n"
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_last_line_that_was_cut_off_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (folder / "requests.jsonl").open("a") as file:
+        file.write('{"run": 0, "id"')
+    assert main(["bench", "report", str(folder)]) == 0
+    with (folder / "requests.jsonl").open("a") as file:
+        file.write("\n")
+    assert main(["bench", "report", str(folder)]) == 2
+    assert "requests.jsonl:1081: not JSON" in capsys.readouterr().err
+
+
+def test_compare_tells_by_its_exit_status(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worse = experiments.results(loads=(1.0,))
+    for run in worse["runs"]:
+        run["goodput_rps"] *= 0.5
+    other = written(tmp_path / "b", worse)
+    assert main(["bench", "compare", str(folder), str(folder)]) == 0
+    assert main(["bench", "compare", str(folder), str(other / "results.json")]) == 1
+    assert capsys.readouterr().out.count("WORSE") == len(experiments.SYSTEMS)
+
+
+def test_gate_prints_a_line_for_each_broken_bound(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bounds = tmp_path / "bounds.yaml"
+    bounds.write_text("bounds:\n- {metric: goodput_rps, system: tandem, min: 1}\n")
+    assert main(["bench", "gate", str(folder), str(bounds)]) == 0
+    bounds.write_text("bounds:\n- {metric: goodput_rps, min: 1000}\n")
+    capsys.readouterr()
+    assert main(["bench", "gate", str(folder), str(bounds)]) == 1
+    assert len(capsys.readouterr().out.splitlines()) == len(experiments.SYSTEMS)
+
+
+@pytest.mark.parametrize(
+    "action", [["report", "{}"], ["compare", "{}", "{}"], ["gate", "{}", "configs/bench/gate-example.yaml"]]
+)
+def test_what_is_not_there_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], action: list[str]
+) -> None:
+    assert main(["bench", *(part.format(tmp_path / "none") for part in action)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and str(tmp_path / "none") in err
