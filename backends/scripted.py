@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from backends.scripted_engine import ANSWER, Run, Script, ScriptedEngine
-from controlplane.core.clock import Instant, seconds
+from controlplane.core.clock import Duration, Instant, seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import (
@@ -232,14 +232,18 @@ class ScriptedEmbedder(ScriptedEngine):
         default: Script = ANSWER,
         call_seconds: float = 0.0,
         token_seconds: float = 0.0,
+        prompts: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(model=model, max_running=max_running, is_stepped=is_stepped, default=default)
         self.dimension = dimension
         self.supported_dimensions = supported_dimensions or (dimension,)
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
+        self.batch_limit: Callable[[], Duration | None] | None = None
+        self.prompts: Mapping[str, str] = prompts or {}
         self.max_input_tokens = max_input_tokens
         self._batch_tokens = batch_tokens
         self._bytes_per_token = bytes_per_token
+        self.budget_bytes = self.workspace_bytes
         self._call_seconds = call_seconds
         self._token_seconds = token_seconds
 
@@ -247,9 +251,18 @@ class ScriptedEmbedder(ScriptedEngine):
     def workspace_bytes(self) -> int:
         return max(self._batch_tokens, self.max_input_tokens) * self._bytes_per_token
 
-    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+    def set_budget_bytes(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+
+    def batch_time(self, token_counts: Sequence[int]) -> Duration:
+        return seconds(self._call_seconds + self._token_seconds * sum(token_counts))
+
+    async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
         await self.check()
-        return [list(text.encode()) for text in texts]
+        if prompt is not None and prompt not in self.prompts:
+            raise Refused(f"prompt_name={prompt!r}: no such prompt", param="prompt_name")
+        before = "" if prompt is None else self.prompts[prompt]
+        return [list((before + text).encode()) for text in texts]
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
         padded = len(token_counts) * max(token_counts, default=0)

@@ -8,7 +8,7 @@ computed: tokens are all alike, and so are vectors.
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -19,7 +19,7 @@ from backends.batch_time import StepLoad
 from backends.simulated_device import SimulatedDevice
 from backends.simulated_engine import Engine
 from backends.simulated_engine import Sequence as EngineSequence
-from controlplane.core.clock import Instant, seconds
+from controlplane.core.clock import Duration, Instant, seconds, to_seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import (
@@ -287,6 +287,9 @@ class SimulatedEmbedder:
         self.max_input_tokens = max_input_tokens
         self.max_running = max_running
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
+        self.batch_limit: Callable[[], Duration | None] | None = None
+        self.prompts: Mapping[str, str] = {}
+        self.budget_bytes = batch_tokens * bytes_per_token
         self._device = device
         self._batch_tokens = batch_tokens
         self._bytes_per_token = bytes_per_token
@@ -310,7 +313,20 @@ class SimulatedEmbedder:
     async def check(self) -> None:
         self._device.require_up()
 
-    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+    def set_budget_bytes(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._device.wake()
+
+    def batch_time(self, token_counts: Sequence[int]) -> Duration:
+        """Longest first, with the device to themselves."""
+        ordered, took = sorted(token_counts, reverse=True), 0.0
+        while ordered:
+            inputs = max(1, self._tokens_now() // ordered[0])
+            took += self._device.duration(StepLoad(inputs=len(ordered[:inputs]), length=ordered[0]))
+            del ordered[:inputs]
+        return seconds(took)
+
+    async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
         await self.check()
         return [list(text.encode()) for text in texts]
 
@@ -337,13 +353,14 @@ class SimulatedEmbedder:
         return np.full((len(inputs), self.dimension), self.dimension**-0.5, dtype=np.float32)
 
     def plan(self, load: StepLoad) -> bool:
-        longest = 0
+        longest, budget = 0, self._tokens_now()
+        limit = None if self.batch_limit is None else self.batch_limit()
         self._batch = []
         while self._queue:
             call = self._queue[0][2]
             while call.lengths:
                 wider = max(longest, call.lengths[-1])
-                if wider * (len(self._batch) + 1) > self._batch_tokens:
+                if self._batch and not self._fits(load, len(self._batch) + 1, wider, budget, limit):
                     break
                 longest = wider
                 self._batch.append((call, call.lengths.pop()))
@@ -353,6 +370,17 @@ class SimulatedEmbedder:
         load.inputs, load.length = len(self._batch), longest
         self._padded = longest * len(self._batch)
         return bool(self._batch)
+
+    def _tokens_now(self) -> int:
+        return min(self._batch_tokens, self.budget_bytes // self._bytes_per_token)
+
+    def _fits(self, beside: StepLoad, inputs: int, length: int, budget: int, limit: Duration | None) -> bool:
+        """`limit` is what the batch may add to the step beside it."""
+        if inputs * length > budget or limit is None:
+            return inputs * length <= budget
+        alone = self._device.duration(beside) if beside.has_llm else 0.0
+        together = self._device.duration(replace(beside, inputs=inputs, length=length))
+        return together - alone <= to_seconds(limit)
 
     def complete(self, duration: float) -> None:
         if self.on_pass is not None:

@@ -47,6 +47,9 @@ class SimulatedDevice:
     def wake(self) -> None:
         self._has_work.set()
 
+    def duration(self, load: StepLoad) -> float:
+        return self._batch_time(load)
+
     def start(self) -> None:
         self._users += 1
         if self._task is None:

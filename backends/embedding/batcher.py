@@ -2,15 +2,16 @@
 
 Rule: calls stand in order (deadline, none last; arrival). The window is the longest prefix of their
 inputs whose tokens fit the budget. It is sorted by length and cut into passes, each within the budget
-in *padded* tokens (inputs times the longest of them) and cut early where padding would cost more than
-starting another pass. The pass holding the most urgent input goes out; the rest stays and is chosen
-again beside whatever arrived meanwhile, so nothing waits behind what is less urgent for longer than
-one budget of tokens. An input above the budget goes alone. Halves of a failed pass go first.
+in *padded* tokens (inputs times the longest of them), within what the caller allows for that length,
+and cut early where padding would cost more than starting another pass. The pass holding the most urgent
+input goes out; the rest stays and is chosen again beside whatever arrived meanwhile, so nothing waits
+behind what is less urgent for longer than one budget of tokens. An input above the budget goes alone.
+Halves of a failed pass go first. Nothing is held back for company: the pass closes when it is asked for.
 """
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
@@ -20,6 +21,12 @@ from controlplane.core.clock import Instant
 Caller = TypeVar("Caller")
 
 _Key = tuple[bool, int, int]
+MostInputs = Callable[[int], int]
+"""How many inputs a pass may hold, by the tokens of its longest."""
+
+
+def _any_number(_longest: int) -> int:
+    return 2**31
 
 
 @dataclass(eq=False, slots=True)
@@ -90,15 +97,19 @@ class BatchQueue(Generic[Caller]):
         """These go out next, in this order and as they are; inputs of gone calls are left out then."""
         self._first.extendleft(reversed(batches))
 
-    def next_batch(self) -> Batch[Caller] | None:
+    def next_batch(self, most_inputs: MostInputs = _any_number) -> Batch[Caller] | None:
         while self._first:
-            if items := tuple(i for i in self._first.popleft().items if not i.call.is_gone):
-                return Batch(items)
+            items = tuple(i for i in self._first.popleft().items if not i.call.is_gone)
+            if items:
+                most = max(1, min(most_inputs(items[0].tokens), self.budget_tokens // items[0].tokens))
+                if len(items) > most:
+                    self._first.appendleft(Batch(items[most:]))
+                return Batch(items[:most])
         if not self._calls:
             return None
         window = self._window()
         most_urgent = window[0]
-        chosen = next(p for p in self._passes(window) if most_urgent in p)
+        chosen = next(p for p in self._passes(window, most_inputs) if most_urgent in p)
         self._take(chosen)
         return Batch(tuple(chosen))
 
@@ -122,17 +133,17 @@ class BatchQueue(Generic[Caller]):
                 window.append(Item(call, position))
         return window
 
-    def _passes(self, window: list[Item[Caller]]) -> list[list[Item[Caller]]]:
+    def _passes(self, window: list[Item[Caller]], most_inputs: MostInputs) -> list[list[Item[Caller]]]:
         passes: list[list[Item[Caller]]] = []
-        longest = padding = 0
+        longest = padding = most = 0
         for item in sorted(window, key=lambda i: (-i.tokens, i.call.key, i.position)):
             padding += longest - item.tokens
-            fits = bool(passes) and (len(passes[-1]) + 1) * longest <= self.budget_tokens
-            if fits and padding <= self.pass_tokens:
+            if passes and len(passes[-1]) < most and padding <= self.pass_tokens:
                 passes[-1].append(item)
             else:
                 passes.append([item])
                 longest, padding = item.tokens, 0
+                most = min(most_inputs(longest), self.budget_tokens // longest)
         return passes
 
     def _take(self, items: list[Item[Caller]]) -> None:

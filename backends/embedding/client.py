@@ -1,32 +1,31 @@
 """How does the server get vectors? It queues inputs, keeps the worker fed, and outlives it.
 
-Rule: two batches are under way at most: one computing, one already with the worker. A worker that dies
-is replaced at once; what it had is given to the next worker once, and fails with BackendDown if that
-one dies too. A batch that fails is halved until the single input at fault is found, and only that
-input's call fails. Neither torch nor sentence-transformers is imported here.
+Rule: a worker that dies is replaced at once, and ever more slowly while it does not come up. Until it
+is up again, new calls are refused, so that their callers can go elsewhere; those it had wait for the
+first replacement. Neither torch nor sentence-transformers is imported here.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from backends.embedding.batcher import Batch, BatchQueue, Call
+from backends.embedding.budget import PassBudget
 from backends.embedding.bundled import resolve
 from backends.embedding.contract import EncoderFacts, EncoderOptions
-from backends.embedding.framing import Frame, FrameKind, Ids, Rows, pack_inputs, unpack_rows
+from backends.embedding.deliveries import Caller, Deliveries
+from backends.embedding.framing import Computed, Frame, FrameKind, Ids, pack_inputs
 from backends.embedding.link import WorkerLink
-from controlplane.core.clock import Instant, seconds
-from controlplane.core.ports import BackendDown, BackendFailed, EmbeddingPass, Refused, Vectors
+from backends.embedding.time_model import ObservedTime
+from controlplane.core.clock import Duration, Instant, seconds, to_seconds
+from controlplane.core.ports import BackendDown, EmbeddingPass, Refused, Vectors
 from controlplane.core.request import Request
 
 _log = logging.getLogger(__name__)
 
-_UNDER_WAY = 2
 # Below these a thread costs more than it saves: about a millisecond of work.
 _CHARACTERS_INLINE = 4_000
 _TOKENS_INLINE = 16_000
@@ -35,31 +34,12 @@ _LONGEST_PAUSE_SECONDS = 30.0
 
 
 @dataclass(eq=False, slots=True)
-class _Caller:
-    """Who waits for rows. `missing` counts those not yet there."""
-
-    inputs: list[Ids]
-    rows: Rows
-    missing: int
-    answer: "asyncio.Future[Vectors]"
-    was_retried: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _UnderWay:
-    batch: Batch[_Caller]
-    sent: float
-
-
-@dataclass(eq=False, slots=True)
 class _Answers:
-    """Wakes whoever waits for a sign of life; remembers when the last one came (loop time)."""
+    """Wakes whoever waits for a sign of life."""
 
     event: asyncio.Event = field(default_factory=asyncio.Event)
-    last: float = 0.0
 
     def saw_one(self) -> None:
-        self.last = asyncio.get_running_loop().time()
         self.event.set()
         self.event = asyncio.Event()
 
@@ -85,6 +65,7 @@ class WorkerEmbedder:
         max_input_tokens: int | None = None,
         dimensions: Sequence[int] = (),
         threads: int | None = None,
+        yields_cpu: bool = False,
         trust_remote_code: bool = False,
         check_seconds: float = 30.0,
     ) -> None:
@@ -98,13 +79,12 @@ class WorkerEmbedder:
             normalize=normalize,
             max_input_tokens=max_input_tokens,
             threads=threads,
+            yields_cpu=yields_cpu,
             trust_remote_code=trust_remote_code,
         )
         self._shorter = tuple(sorted(set(dimensions)))
         self._check_seconds = check_seconds
-        self._queue: BatchQueue[_Caller] = BatchQueue(batch_tokens)
-        self._under_way: dict[int, _UnderWay] = {}
-        self._numbers = count(1)
+        self._deliveries = Deliveries()
         self._answers = _Answers()
         self._facts: EncoderFacts | None = None
         self._tokenizer: Tokenizer | None = None
@@ -114,6 +94,7 @@ class WorkerEmbedder:
         self.ready = asyncio.Event()
         self.restarts = 0
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
+        self.batch_limit: Callable[[], Duration | None] | None = None
 
     async def start(self) -> None:
         """Raises BackendDown with the worker's own words when the model does not load."""
@@ -130,7 +111,7 @@ class WorkerEmbedder:
         self.ready.clear()
         if self._link is not None:
             await self._link.close()
-        self._give_up()
+        self._deliveries.give_up(self._down)
 
     async def check(self) -> None:
         """Any frame is a sign of life; the worker is asked for one in case it is idle."""
@@ -166,22 +147,43 @@ class WorkerEmbedder:
         return self.facts.max_input_tokens
 
     @property
+    def prompts(self) -> Mapping[str, str]:
+        return self.facts.prompts
+
+    @property
     def workspace_bytes(self) -> int:
-        return self.facts.memory.workspace_bytes(
-            budget_tokens=self._options.batch_tokens, max_input_tokens=self.max_input_tokens
+        facts = self.facts
+        tokens = facts.time.full_speed_tokens(self._options.batch_tokens)
+        return facts.lanes * facts.memory.workspace_bytes(
+            budget_tokens=tokens, max_input_tokens=self.max_input_tokens
         )
+
+    @property
+    def budget_bytes(self) -> int:
+        return self._budget().bytes or self.workspace_bytes
+
+    def set_budget_bytes(self, budget_bytes: int) -> None:
+        if budget_bytes < 0:
+            raise ValueError(f"budget_bytes={budget_bytes}: bytes are 0 or more")
+        self._budget().bytes = budget_bytes
+        self._feed()
+
+    def batch_time(self, token_counts: Sequence[int]) -> Duration:
+        return seconds(self._budget().seconds(token_counts))
 
     @property
     def worker_pid(self) -> int | None:
         return self._link.pid if self._link is not None and self.ready.is_set() else None
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
-        return self.facts.memory.batch_bytes(token_counts, budget_tokens=self._options.batch_tokens)
+        return self._budget().batch_bytes(token_counts)
 
-    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+    async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise BackendDown(self._down)
+        if before := self._prompt(prompt):
+            texts = [before + text for text in texts]
         if sum(map(len, texts)) <= _CHARACTERS_INLINE:
             return _token_ids(tokenizer, texts)
         return await asyncio.to_thread(_token_ids, tokenizer, texts)
@@ -199,13 +201,39 @@ class WorkerEmbedder:
             self._up()
         answer: asyncio.Future[Vectors] = asyncio.get_running_loop().create_future()
         rows = np.empty((len(checked), facts.dimension), dtype=np.float32)
-        caller = _Caller(checked, rows, len(checked), answer)
-        call = self._queue.put(caller, [len(ids) for ids in checked], deadline=deadline)
+
+        def settle(error: Exception | None) -> None:
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(rows)
+            else:
+                answer.set_exception(error)
+
+        call = self._deliveries.put(Caller(checked, rows, len(checked), settle), deadline=deadline)
         self._feed()
         try:
             return await answer
         finally:
-            self._queue.discard(call)
+            self._deliveries.leave(call)
+
+    def _budget(self) -> PassBudget:
+        """Raises BackendDown before the first start."""
+        if self._deliveries.budget is None:
+            raise BackendDown(self._down)
+        return self._deliveries.budget
+
+    def _prompt(self, name: str | None) -> str:
+        facts = self.facts
+        chosen = name or facts.default_prompt
+        if chosen is None:
+            return ""
+        if name is not None and name not in facts.prompts:
+            known = ", ".join(sorted(facts.prompts)) or "none"
+            raise Refused(
+                f"prompt_name={name!r}: {self.model} has no such prompt; it has {known}", param="prompt_name"
+            )
+        return facts.prompts.get(chosen, "")
 
     def _up(self) -> WorkerLink:
         if self._link is None or not self.ready.is_set():
@@ -234,7 +262,14 @@ class WorkerEmbedder:
             tokenizer.no_padding()
             self._tokenizer = tokenizer
         self._facts = facts
-        self._queue.pass_tokens = facts.pass_tokens
+        self._deliveries.begin(
+            PassBudget(
+                facts.time.full_speed_tokens(self._options.batch_tokens),
+                facts.lanes,
+                facts.memory,
+                ObservedTime(facts.time),
+            )
+        )
         self._link = link
         self.ready.set()
         self._feed()
@@ -248,7 +283,7 @@ class WorkerEmbedder:
             self._down = f"embedding worker {link.pid} died; another is starting"
             self._answers.saw_one()
             _log.error("%s (exit status %d)", self._down, await link.close())
-            self._requeue()
+            self._deliveries.worker_died(self._down)
             link = await self._replace()
 
     async def _replace(self) -> WorkerLink:
@@ -261,7 +296,7 @@ class WorkerEmbedder:
             except (BackendDown, OSError) as error:
                 self._down = str(error)
                 _log.error("%s; trying again in %g s", error, pause)
-                self._give_up()
+                self._deliveries.give_up(self._down)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -271,64 +306,35 @@ class WorkerEmbedder:
             self.ready.clear()
             self._down = f"embedding model {self.model!r} is no longer kept up: {error!r}"
             _log.critical(self._down, exc_info=error)
-            self._give_up()
+            self._deliveries.give_up(self._down)
 
     def _feed(self) -> None:
-        while self._link is not None and self.ready.is_set() and len(self._under_way) < _UNDER_WAY:
-            batch = self._queue.next_batch()
-            if batch is None:
+        while self._link is not None and self.ready.is_set():
+            sent = self._deliveries.next(self._limit_seconds())
+            if sent is None:
                 return
-            number = next(self._numbers)
-            self._under_way[number] = _UnderWay(batch, asyncio.get_running_loop().time())
-            inputs = [item.call.caller.inputs[item.position] for item in batch.items]
+            number, inputs = sent
             self._link.send(Frame(FrameKind.BATCH, number, pack_inputs(inputs)))
 
+    def _limit_seconds(self) -> float | None:
+        # A worker that yields the CPU is interrupted at any point: cutting its passes would only cost.
+        if self.batch_limit is None or self.facts.yields_cpu:
+            return None
+        limit = self.batch_limit()
+        return None if limit is None else to_seconds(limit)
+
     def _take(self, frame: Frame) -> None:
-        free_since = self._answers.last
         self._answers.saw_one()
-        found = self._under_way.pop(frame.batch, None)
-        if found is None:
-            return
-        batch = found.batch
         if frame.kind is FrameKind.VECTORS:
-            self._report(batch, self._answers.last - max(found.sent, free_since))
-            _deliver(batch, unpack_rows(frame.payload, self.dimension))
-        elif halves := batch.halves():
-            _log.warning(
-                "a batch of %d inputs failed, halving it: %s", len(batch.items), frame.payload.decode()
-            )
-            self._queue.put_back(halves)
-        else:
-            item = batch.items[0]
-            self._fail(item.call, BackendFailed(f"input {item.position}: {frame.payload.decode()}"))
+            found = Computed.unpack(frame.payload, self.dimension)
+            done = self._deliveries.computed(frame.batch, found)
+            if done is not None and self.on_pass is not None:
+                self.on_pass(done)
+        elif frame.kind in (FrameKind.FAILED, FrameKind.OUT_OF_MEMORY):
+            told = frame.payload.decode()
+            ran_out = frame.kind is FrameKind.OUT_OF_MEMORY
+            self._deliveries.failed(frame.batch, told, is_out_of_memory=ran_out)
         self._feed()
-
-    def _report(self, batch: Batch[_Caller], elapsed: float) -> None:
-        """`elapsed` begins when the worker was free for the pass."""
-        if self.on_pass is not None:
-            tokens = sum(item.tokens for item in batch.items)
-            self.on_pass(EmbeddingPass(len(batch.items), tokens, batch.padded_tokens, seconds(elapsed)))
-
-    def _requeue(self) -> None:
-        """What the dead worker had goes first to the next one, unless it has died of it twice."""
-        batches = [found.batch for found in self._under_way.values()]
-        self._under_way.clear()
-        for call in {id(item.call): item.call for b in batches for item in b.items}.values():
-            if call.caller.was_retried:
-                self._fail(call, BackendDown(self._down))
-            call.caller.was_retried = True
-        self._queue.put_back(batches)
-
-    def _give_up(self) -> None:
-        under_way = [i.call for found in self._under_way.values() for i in found.batch.items]
-        self._under_way.clear()
-        for call in (*self._queue.drain(), *under_way):
-            self._fail(call, BackendDown(self._down))
-
-    def _fail(self, call: Call[_Caller], error: Exception) -> None:
-        self._queue.discard(call)
-        if not call.caller.answer.done():
-            call.caller.answer.set_exception(error)
 
 
 def _token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -357,12 +363,3 @@ def _checked_input(position: int, ids: Sequence[int], facts: EncoderFacts) -> Id
             param="input",
         )
     return found.astype(np.uint32)
-
-
-def _deliver(batch: Batch[_Caller], rows: Rows) -> None:
-    for item, row in zip(batch.items, rows, strict=True):
-        caller = item.call.caller
-        caller.rows[item.position] = row
-        caller.missing -= 1
-        if caller.missing == 0 and not caller.answer.done():
-            caller.answer.set_result(caller.rows)

@@ -14,9 +14,11 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from backends.embedding import time_model
 from backends.embedding.contract import EncoderFacts, EncoderOptions
-from backends.embedding.framing import Ids, Rows
-from backends.embedding.memory_model import EmbeddingMemory, MemoryPoint, fitted, prior
+from backends.embedding.framing import Computed, Ids, Rows
+from backends.embedding.measuring import memory_points, time_points
+from backends.embedding.memory_model import EmbeddingMemory, fitted, prior
 
 _PROBES = ["", "Tandem", "  Two kinds of work share one device, and neither waits for long."]
 _TOLERANCE = {torch.float32: 1e-4}
@@ -37,14 +39,20 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _CPU_NO_MEMORY)
 
 
+def _lanes(device: torch.device, threads: int) -> tuple[int, int]:
+    """(passes side by side, threads each). On a CPU two passes with half the threads each do more than one
+    with all: what does not run in parallel within a pass runs beside the other."""
+    if device.type != "cpu" or threads < 2:
+        return 1, threads
+    return 2, threads // 2
+
+
 class Encoder:
     """A loaded model and the facts that the server asks of it."""
 
     def __init__(self, options: EncoderOptions) -> None:
         # Nobody watches a worker's progress bars.
         disable_progress_bar()
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
         self._model = SentenceTransformer(
             options.model,
             device=options.device,
@@ -52,6 +60,9 @@ class Encoder:
             model_kwargs={} if options.dtype is None else {"dtype": options.dtype},
         )
         self._model.eval()
+        self.lanes, self._lane_threads = _lanes(self.device, options.threads or torch.get_num_threads())
+        self.yields_cpu = options.yields_cpu and self.device.type == "cpu"
+        self.enter_lane()
         self._adjust_norm(normalize=options.normalize)
         self.tokenizer = self._fast_tokenizer(options.model)
         self.max_input_tokens = self._longest_input(options.max_input_tokens)
@@ -65,18 +76,41 @@ class Encoder:
     def device(self) -> torch.device:
         return torch.device(self._model.device)
 
+    def enter_lane(self) -> None:
+        """Called by each thread that will compute."""
+        torch.set_num_threads(self._lane_threads)
+
     def facts(self, batch_tokens: int) -> EncoderFacts:
         """Measures: takes some forward passes."""
+        longest = self.max_input_tokens
+        points = time_points(self._compute_filler, self.device, longest=longest, batch_tokens=batch_tokens)
+        pass_time = time_model.fitted(points)
         return EncoderFacts(
             dimension=self.dimension,
             max_input_tokens=self.max_input_tokens,
             vocabulary=self.vocabulary,
             weight_bytes=sum(p.numel() * p.element_size() for p in self._model.parameters()),
             device=str(self.device),
-            pass_tokens=self._pass_tokens(batch_tokens),
-            memory=self._memory(batch_tokens),
+            lanes=self.lanes,
+            yields_cpu=self.yields_cpu,
+            time=pass_time,
+            memory=self._memory(pass_time.full_speed_tokens(batch_tokens)),
             tokenizer=self.tokenizer.backend_tokenizer.to_str(),
+            prompts=self._prompts(),
+            default_prompt=self._model.default_prompt_name,
         )
+
+    def computed(self, lengths: Ids, ids: Ids) -> Computed:
+        """`vectors` with its cost."""
+        is_cuda = self.device.type == "cuda"
+        before = torch.cuda.memory_allocated(self.device) if is_cuda else 0
+        if is_cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        start = time.perf_counter_ns()
+        rows = self.vectors(lengths, ids)
+        elapsed = time.perf_counter_ns() - start
+        peak = torch.cuda.max_memory_allocated(self.device) - before if is_cuda else 0
+        return Computed(rows, elapsed, peak)
 
     def vectors(self, lengths: Ids, ids: Ids) -> Rows:
         """float32 [inputs, dimension]; `ids` holds all inputs one after the other."""
@@ -109,47 +143,33 @@ class Encoder:
             return True
         return False
 
-    def _pass_tokens(self, batch_tokens: int) -> int:
-        """What starting a pass costs, in tokens computed in the same time; two sizes, best of three."""
-        length = min(64, self.max_input_tokens)
-        inputs = max(2, min(2_048, batch_tokens) // length)
-        small, large = (min(self._seconds(n, length) for _ in range(3)) for n in (1, inputs))
-        per_token = (large - small) / ((inputs - 1) * length)
-        if per_token <= 0:
-            return batch_tokens
-        return max(0, min(batch_tokens, round(small / per_token) - length))
-
-    def _memory(self, batch_tokens: int) -> EmbeddingMemory:
-        if self.device.type != "cuda":
-            element = next(self._model.parameters()).element_size()
-            config = self._transformer().config.to_dict()
-            return prior(config, bytes_per_element=element, dimension=self.dimension)
-        longest = self.max_input_tokens
-        shapes = [(1, min(8, longest)), (8, min(64, longest)), (1, longest)]
-        shapes += [(max(1, batch_tokens // longest), longest), (max(1, batch_tokens // 64), min(64, longest))]
+    def _memory(self, pass_tokens: int) -> EmbeddingMemory:
         try:
-            points = [MemoryPoint(n, length, self._peak_bytes(n, length)) for n, length in shapes]
+            points = memory_points(
+                self._compute_filler, self.device, longest=self.max_input_tokens, pass_tokens=pass_tokens
+            )
         except torch.OutOfMemoryError as error:
             raise Unsupported(
-                f"batch_tokens={batch_tokens}: a pass of that size does not fit on {self.device}; lower it"
+                f"a pass of {pass_tokens} tokens does not fit on {self.device}; lower batch_tokens"
             ) from error
-        return fitted(points, dimension=self.dimension)
-
-    def _peak_bytes(self, inputs: int, length: int) -> int:
-        torch.cuda.synchronize(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        before = torch.cuda.memory_allocated(self.device)
-        self._compute_filler(inputs, length)
-        return int(torch.cuda.max_memory_allocated(self.device) - before)
-
-    def _seconds(self, inputs: int, length: int) -> float:
-        start = time.perf_counter()
-        self._compute_filler(inputs, length)
-        return time.perf_counter() - start
+        if points is not None:
+            return fitted(points, dimension=self.dimension)
+        element = next(self._model.parameters()).element_size()
+        config = self._transformer().config.to_dict()
+        return prior(config, bytes_per_element=element, dimension=self.dimension)
 
     def _compute_filler(self, inputs: int, length: int) -> None:
         ids = np.full(inputs * length, min(5, self.vocabulary - 1), dtype=np.uint32)
         self.vectors(np.full(inputs, length, dtype=np.uint32), ids)
+
+    def _prompts(self) -> dict[str, str]:
+        """Raises Unsupported where a prompt's own tokens must be left out of the mean."""
+        stated = {name: text for name, text in (self._model.prompts or {}).items() if text}
+        if stated and any(getattr(module, "include_prompt", True) is False for module in self._model):
+            raise Unsupported(
+                "the model pools without its prompt's tokens, which token ids do not show; serve another"
+            )
+        return stated
 
     def _adjust_norm(self, *, normalize: bool | None) -> None:
         from sentence_transformers.models import Normalize

@@ -1,9 +1,9 @@
 """How do server and worker speak? Length-prefixed frames over one socket pair.
 
 A frame is a head (kind, batch number, payload bytes; little-endian) and its payload. Token ids travel
-as uint32 behind their lengths, vectors as raw float32 rows, everything else as UTF-8 text or JSON.
-The worker's first frame is READY or LOAD_FAILED. Each BATCH is answered once, in order, by VECTORS,
-OUT_OF_MEMORY or FAILED; each PING by PONG.
+as uint32 behind their lengths, vectors as raw float32 rows behind the nanoseconds and the peak bytes that
+they took (0: not measured), everything else as UTF-8 text or JSON. The worker's first frame is READY or
+LOAD_FAILED. Each BATCH is answered once, by VECTORS, OUT_OF_MEMORY or FAILED; each PING by PONG.
 """
 
 import struct
@@ -18,6 +18,7 @@ Ids = npt.NDArray[np.uint32]
 Rows = npt.NDArray[np.float32]
 
 HEAD = struct.Struct("<BIQ")
+_COST = struct.Struct("<QQ")
 
 
 class FrameKind(IntEnum):
@@ -59,9 +60,16 @@ def unpack_inputs(payload: bytes) -> tuple[Ids, Ids]:
     return words[1:first], words[first:]
 
 
-def pack_rows(rows: Rows) -> bytes:
-    return rows.astype("<f4", copy=False).tobytes()
+@dataclass(frozen=True, slots=True)
+class Computed:
+    rows: Rows
+    elapsed_ns: int
+    peak_bytes: int
 
+    def pack(self) -> bytes:
+        return _COST.pack(self.elapsed_ns, self.peak_bytes) + self.rows.astype("<f4", copy=False).tobytes()
 
-def unpack_rows(payload: bytes, dimension: int) -> Rows:
-    return np.frombuffer(payload, dtype="<f4").reshape(-1, dimension)
+    @classmethod
+    def unpack(cls, payload: bytes, dimension: int) -> "Computed":
+        rows = np.frombuffer(payload, dtype="<f4", offset=_COST.size).reshape(-1, dimension)
+        return cls(rows, *_COST.unpack_from(payload))

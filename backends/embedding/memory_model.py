@@ -1,12 +1,13 @@
 """How many bytes does one embedding pass take on the device?
 
 Rule: `base + per_token * inputs * padded_length + 4 * inputs * dimension`. `base` and `per_token` are
-measured at start-up where the device counts its own allocations (CUDA), and bound every point of the
-grid that was measured. Elsewhere they are a prior from the model's config, and `is_measured` says so.
+measured at start-up where the peak of a pass can be read (CUDA's allocator, a Linux process's resident
+memory), and bound every point of the grid; a later pass that takes more raises them. Elsewhere they are
+a prior from the model's config, and `is_measured` says so.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _FLOAT32_BYTES = 4
@@ -46,6 +47,18 @@ class EmbeddingMemory:
         tokens = min(len(token_counts) * longest, max(budget_tokens, longest))
         rows = min(len(token_counts), max(1, budget_tokens // max(1, shortest)))
         return round(self.base + self.per_token * tokens) + self._output_bytes(rows)
+
+    def most_tokens(self, limit_bytes: int) -> int:
+        """Padded tokens of the largest pass within `limit_bytes`, each counted as an input of its own."""
+        per_token = self.per_token + _FLOAT32_BYTES * self.dimension
+        return max(0, int((limit_bytes - self.base) / per_token))
+
+    def raised_to(self, point: MemoryPoint) -> "EmbeddingMemory":
+        """This model, or the steeper one that a pass asks for which took more."""
+        if point.peak_bytes <= self.pass_bytes(point.inputs, point.padded_length):
+            return self
+        over = point.peak_bytes - self.base - self._output_bytes(point.inputs)
+        return replace(self, per_token=over / point.tokens)
 
     def workspace_bytes(self, *, budget_tokens: int, max_input_tokens: int) -> int:
         """Bytes of the largest pass that the budget allows, whatever the inputs."""

@@ -1,8 +1,9 @@
-"""The embedding process: computes batches that arrive on a socket, one after the other.
+"""The embedding process: computes batches that arrive on a socket, one a lane at a time.
 
-Rule: a thread reads frames ahead while the main thread computes, so the next batch is already here
-when one ends. The server's end of the socket closing, for whatever reason, ends this process at once.
-Signals meant for the server's process group are ignored: the server decides when work ends.
+Rule: a thread reads frames ahead while the lanes compute, so the next batch is already here when one
+ends. Lanes are threads: torch lets go of the interpreter while it computes. The server's end of the
+socket closing, for whatever reason, ends this process at once. Signals meant for the server's process
+group are ignored: the server decides when work ends.
 """
 
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,6 @@ from backends.embedding.framing import (
     HEAD,
     Frame,
     FrameKind,
-    pack_rows,
     unpack_head,
     unpack_inputs,
 )
@@ -49,6 +50,17 @@ def _read_ahead(connection: socket.socket, frames: "SimpleQueue[Frame]") -> None
         os._exit(0)
 
 
+def yield_cpu() -> None:
+    """From here on this process runs only on cores that nothing else wants; whoever wakes up on such a
+    core takes it at once. That is Linux; elsewhere the lowest priority comes close."""
+    if not hasattr(os, "SCHED_IDLE"):
+        os.nice(19)
+        return
+    # Of each thread by itself, and inherited: torch has some already.
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
+
+
 def _answer(encoder: "Encoder", frame: Frame) -> tuple[Frame, Exception | None]:
     """The reply, and the error that it tells of."""
     from backends.embedding.encoder import is_out_of_memory
@@ -57,14 +69,27 @@ def _answer(encoder: "Encoder", frame: Frame) -> tuple[Frame, Exception | None]:
         return Frame(FrameKind.PONG, frame.batch, b""), None
     try:
         lengths, ids = unpack_inputs(frame.payload)
-        return Frame(FrameKind.VECTORS, frame.batch, pack_rows(encoder.vectors(lengths, ids))), None
+        return Frame(FrameKind.VECTORS, frame.batch, encoder.computed(lengths, ids).pack()), None
     except Exception as error:
         # Whatever one batch does to the model is that batch's failure; the server narrows it down.
         kind = FrameKind.OUT_OF_MEMORY if is_out_of_memory(error) else FrameKind.FAILED
         return Frame(kind, frame.batch, f"{type(error).__name__}: {error}".encode()), error
 
 
+def _run_lane(
+    encoder: "Encoder", connection: socket.socket, sending: threading.Lock, frames: "SimpleQueue[Frame]"
+) -> None:
+    encoder.enter_lane()
+    while True:
+        reply, failure = _answer(encoder, frames.get())
+        with sending:
+            connection.sendall(reply.pack())
+        if failure is not None and encoder.is_broken_by(failure):
+            os._exit(1)
+
+
 def _serve(connection: socket.socket, options: EncoderOptions) -> int:
+    """Returns only when the model does not load."""
     frames: SimpleQueue[Frame] = SimpleQueue()
     threading.Thread(target=_read_ahead, args=(connection, frames), daemon=True).start()
     try:
@@ -78,12 +103,14 @@ def _serve(connection: socket.socket, options: EncoderOptions) -> int:
         message = f"{type(error).__name__}: {error}".encode()
         connection.sendall(Frame(FrameKind.LOAD_FAILED, 0, message).pack())
         return 1
+    if encoder.yields_cpu:
+        yield_cpu()
     connection.sendall(ready.pack())
-    while True:
-        reply, failure = _answer(encoder, frames.get())
-        connection.sendall(reply.pack())
-        if failure is not None and encoder.is_broken_by(failure):
-            return 1
+    lane = (encoder, connection, threading.Lock(), frames)
+    for _ in range(encoder.lanes - 1):
+        threading.Thread(target=_run_lane, args=lane, daemon=True).start()
+    _run_lane(*lane)
+    return 0
 
 
 def main(arguments: list[str]) -> int:

@@ -42,6 +42,7 @@ async def _answer(service: Service, ask: Ask[EmbeddingRequest], send: Send) -> N
         body.inputs,
         ask.hints,
         truncates=body.truncate_prompt_tokens is not None,
+        prompt=body.prompt_name,
     )
     if body.dimensions is not None:
         _check_dimensions(service, body.model, body.dimensions)

@@ -358,6 +358,8 @@ class EmbeddingRequest(Objectives):
     user: str | None = None
     # vLLM's "cut to what the model takes"; without it too long an input is refused, never cut unseen.
     truncate_prompt_tokens: Literal[-1] | None = None
+    # Names one of the model's own prompts, such as "query" or "passage" (sentence-transformers' word).
+    prompt_name: Annotated[str, Field(min_length=1)] | None = None
     priority: None = None
     request_id: None = None
 

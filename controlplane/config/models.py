@@ -32,6 +32,9 @@ class ChatModel:
 
 @section(frozen=True, config=STRICT)
 class EmbeddingModel:
+    """`yields_cpu` (for models on a CPU): compute only what no other process wants; by default so where a
+    chat model is served too."""
+
     model: Name
     name: Name | None = None
     batch_tokens: Annotated[int, Field(ge=1)] = 16_384
@@ -39,6 +42,7 @@ class EmbeddingModel:
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     max_running: Annotated[int, Field(ge=1)] = 256
     threads: Annotated[int, Field(ge=1)] | None = None
+    yields_cpu: bool | None = None
     max_input_tokens: Annotated[int, Field(ge=1)] | None = None
     dimensions: tuple[Annotated[int, Field(ge=1)], ...] = ()
     trust_remote_code: bool = False

@@ -210,11 +210,13 @@ class EmbeddingPass:
 
 class Embedder(Protocol):
     """An embedding engine in its own process, for one model. Facts are known once `start` returned;
-    `on_pass` hears of every pass."""
+    `on_pass` hears of every pass; `batch_limit` is asked before each how long it may take (None: as long
+    as it likes). One input alone is never cut."""
 
     model: str
     max_running: int
     on_pass: Callable[[EmbeddingPass], None] | None
+    batch_limit: Callable[[], Duration | None] | None
 
     @property
     def dimension(self) -> int: ...
@@ -229,7 +231,21 @@ class Embedder(Protocol):
 
     @property
     def workspace_bytes(self) -> int:
-        """Device bytes of the largest batch."""
+        """Device bytes of the largest batches that are in flight at once."""
+        ...
+
+    @property
+    def budget_bytes(self) -> int:
+        """Device bytes that the batches in flight may take now."""
+        ...
+
+    def set_budget_bytes(self, budget_bytes: int) -> None:
+        """From the next batch on. An input that needs more alone is still computed, alone: whoever sets a
+        budget below that refuses such inputs."""
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Texts that the model was trained to see before an input, by name ("query", "passage")."""
         ...
 
     async def start(self) -> None: ...
@@ -239,12 +255,17 @@ class Embedder(Protocol):
     async def check(self) -> None:
         """Raises BackendDown unless the engine answers."""
 
-    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text with the model's special tokens, never truncated."""
+    async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
+        """Token ids of each text with the model's special tokens, never truncated. `prompt` names one of
+        `prompts`; None is the model's own default. Raises Refused for a name that it lacks."""
+        ...
+
+    def batch_time(self, token_counts: Sequence[int]) -> Duration | None:
+        """How long these inputs take when nothing else is asked for; None where nobody knows."""
         ...
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
-        """Device bytes that these inputs take while they are computed, cut to the largest batch."""
+        """Device bytes that these inputs take while they are computed, cut to the largest batches."""
         ...
 
     async def embed(

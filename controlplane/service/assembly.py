@@ -65,6 +65,7 @@ def assemble(config: Config) -> "Service":
             max_input_tokens=model.max_input_tokens,
             dimensions=model.dimensions,
             threads=model.threads,
+            yields_cpu=model.yields_cpu if model.yields_cpu is not None else chat is not None,
             trust_remote_code=model.trust_remote_code,
         )
         for model in config.models.embeddings
@@ -149,6 +150,7 @@ class Service:
         )
         for embedder in self._embedders.values():
             embedder.on_pass = self._note_pass
+            embedder.batch_limit = self.dispatcher.decode_slack
         self.intake = Intake(
             clock, self._generators, self._embedders, config.service_classes(), config.default_class()
         )

@@ -19,6 +19,7 @@ from controlplane.core.view import PoolView, Running, Share, Waiting
 from controlplane.metrics import Metrics
 from controlplane.policy.admission import Admission, wait_bound
 from controlplane.policy.cycle import run_cycle
+from controlplane.policy.decode_slack import Decoding, decode_slack
 from controlplane.policy.ordering import Ordering, work_before_deadline
 from controlplane.service.accounting import Accounting
 from controlplane.service.answer import Answer
@@ -112,6 +113,16 @@ class Dispatcher:
     def set_quota(self, owner: Owner, quota: Quota) -> None:
         self.ledger.set_quota(owner, quota)
         self._decide()
+
+    def decode_slack(self) -> Duration | None:
+        """How long an embedding batch may keep the device now."""
+        now, pace = self._clock.now(), self.paces[Owner.LLM].pace
+        running = (
+            Decoding(ticket.slack(now), ticket.request.slo.tpot)
+            for ticket in self._tickets.values()
+            if ticket.lease is not None and ticket.request.kind is Kind.GENERATE
+        )
+        return decode_slack(running, Duration(0) if pace is None else pace.step)
 
     def running(self, owner: Owner) -> int:
         return len(self.ledger.table(owner))

@@ -112,13 +112,21 @@ class Intake:
         hints: Hints,
         *,
         truncates: bool = False,
+        prompt: str | None = None,
     ) -> EmbedJob:
-        """With `truncates` an input that is too long is cut to what the model takes, not refused."""
+        """With `truncates` an input that is too long is cut to what the model takes, not refused. `prompt`
+        names what the model puts before texts; token ids are taken as they are."""
         arrival = self._clock.now()
         embedder = _named(self._embedders, model, "embeddings", others=self._generators)
         texts = [text for text in inputs if isinstance(text, str)]
         given = [ids for ids in inputs if not isinstance(ids, str)]
-        token_ids = await embedder.tokenize(texts) if texts else given
+        if given and prompt is not None:
+            raise Refused(
+                f"prompt_name={prompt!r}: a prompt goes before a text, and these are token ids; send texts "
+                "or put the prompt's tokens in",
+                param="prompt_name",
+            )
+        token_ids = await embedder.tokenize(texts, prompt=prompt) if texts else given
         if truncates:
             token_ids = [_cut(ids, embedder.max_input_tokens) for ids in token_ids]
         for position, ids in enumerate(token_ids):

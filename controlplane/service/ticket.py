@@ -60,13 +60,13 @@ class Ticket:
             request_id=self.request.id,
             priority=self.request.service_class.priority,
             freed_bytes=held_bytes,
-            slack=self._slack(now),
+            slack=self.slack(now),
             recompute=recompute,
             remaining_steps=remaining_steps,
             preemptions=self.preemptions,
         )
 
-    def _slack(self, now: Instant) -> Duration | None:
+    def slack(self, now: Instant) -> Duration | None:
         """Time left to the next token's deadline; TPOT is a mean, so being ahead of it is slack too."""
         slo, seen = self.request.slo, self.timeline
         if seen.first_token is None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ import pytest_asyncio
 
 from backends.embedding.bundled import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
-from controlplane.core.clock import Instant
+from controlplane.core.clock import Duration, Instant
 from controlplane.core.ports import BackendDown, BackendFailed, EmbeddingPass, Refused
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
@@ -35,6 +37,7 @@ REQUEST = Request(
 )
 BOUND_SECONDS = 120
 BUDGET = 4_096
+CAN_MEASURE = Path("/proc/self/clear_refs").exists()
 
 on_module_loop = pytest.mark.asyncio(loop_scope="module")
 
@@ -68,6 +71,12 @@ def kill_worker(embedder: WorkerEmbedder) -> int:
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     return pid
+
+
+def scheduling_of(embedder: WorkerEmbedder) -> set[int]:
+    """How the system schedules the worker's threads."""
+    threads = Path(f"/proc/{embedder.worker_pid}/task").iterdir()
+    return {os.sched_getscheduler(int(thread.name)) for thread in threads}
 
 
 @contextlib.contextmanager
@@ -162,7 +171,8 @@ async def test_facts_come_from_the_model(embedder):
     assert (embedder.model, embedder.dimension, embedder.max_input_tokens) == ("minilm", 384, 256)
     assert embedder.supported_dimensions == (384,)
     assert embedder.facts.weight_bytes == 4 * 22_713_216
-    assert not embedder.facts.memory.is_measured
+    assert embedder.facts.memory.is_measured == CAN_MEASURE
+    assert embedder.prompts == {}
     assert embedder.batch_bytes([256] * 1_000) <= embedder.workspace_bytes
 
 
@@ -198,19 +208,22 @@ async def test_what_a_client_left_is_not_computed(embedder):
     await embed(embedder, [[101, 102]])
     embedder.on_pass = None
     # One computed, two were already under way, then the one that came after.
-    assert [p.inputs for p in passes] == [16, 16, 16, 1]
+    assert len(passes) == 4
+    assert passes[-1].inputs == 1
+    assert sum(p.inputs for p in passes) < 161
 
 
 @pytest.mark.engine
 @on_module_loop
 async def test_a_killed_worker_is_replaced_and_its_work_done(embedder):
-    inputs = heavy_inputs()
-    working = asyncio.create_task(embed(embedder, inputs))
+    inputs = [[101, 2000 + i, 102] for i in range(200)] + heavy_inputs(24)
+    expected = await embed(embedder, inputs)
+    working = [asyncio.create_task(embed(embedder, inputs[i::3])) for i in range(3)]
     await embedder.check()
     pid = kill_worker(embedder)
     assert until_gone(pid)
-    found = await working
-    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    for i, found in enumerate(await asyncio.gather(*working)):
+        assert np.abs(found - expected[i::3]).max() < 1e-5
     assert embedder.worker_pid not in (None, pid)
     await embedder.check()
 
@@ -250,11 +263,13 @@ async def test_out_of_memory_halves_the_batch_and_fails_only_what_never_fits(cap
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     embedder = WorkerEmbedder(MINILM, batch_tokens=BUDGET, threads=1)
     await embedder.start()
-    await embed(embedder, heavy_inputs(1))
-    with address_space_limited(embedder, spare_bytes=32 * 2**20):
+    expected = await embed(embedder, heavy_inputs(16))
+    before = embedder.batch_bytes([256] * 16)
+    with address_space_limited(embedder, spare_bytes=12 * 2**20):
         found = await embed(embedder, heavy_inputs(16))
-    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    assert np.abs(found - expected).max() < 1e-5
     assert "halving it" in caplog.text
+    assert embedder.batch_bytes([256] * 16) < before
     # A worker that the failure broke for good ends itself and is replaced.
     await asyncio.wait_for(embedder.ready.wait(), BOUND_SECONDS)
     await embed(embedder, heavy_inputs(1))
@@ -303,6 +318,70 @@ async def test_an_input_limit_beyond_the_models_positions_stops_the_start():
     embedder = WorkerEmbedder(MINILM, max_input_tokens=1_000)
     with pytest.raises(BackendDown, match="max_input_tokens=1000: the model has 512 positions; lower it"):
         await embedder.start()
+
+
+@pytest.fixture(scope="module")
+def prompted_model(tmp_path_factory):
+    """MiniLM with instructions, as retrieval models have them."""
+    folder = tmp_path_factory.mktemp("models") / "prompted"
+    shutil.copytree(resolve(MINILM), folder)
+    path = folder / "config_sentence_transformers.json"
+    stated = json.loads(path.read_text()) if path.exists() else {}
+    stated |= {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": "passage"}
+    path.write_text(json.dumps(stated))
+    return str(folder)
+
+
+@pytest.mark.engine
+async def test_prompts_two_lanes_and_yielding_change_no_vector(prompted_model):
+    from sentence_transformers import SentenceTransformer
+
+    texts = sentences(40)
+    reference = SentenceTransformer(prompted_model, device="cpu")
+    embedder = WorkerEmbedder(prompted_model, threads=2, yields_cpu=True)
+    await embedder.start()
+    assert embedder.facts.lanes == 2
+    queries = await embed(embedder, await embedder.tokenize(texts, prompt="query"))
+    passages = await embed(embedder, await embedder.tokenize(texts))
+    with pytest.raises(Refused, match=r"'poem': .* has passage, query"):
+        await embedder.tokenize(texts, prompt="poem")
+    policies = scheduling_of(embedder)
+    await embedder.stop()
+    assert np.abs(queries - reference.encode(texts, prompt_name="query")).max() < 1e-5
+    assert np.abs(passages - reference.encode(texts)).max() < 1e-5
+    assert np.abs(queries - passages).max() > 1e-3
+    assert policies == {os.SCHED_IDLE}
+
+
+@pytest.mark.engine
+@on_module_loop
+async def test_a_smaller_budget_cuts_batches_and_changes_no_vector(embedder):
+    passes: list[EmbeddingPass] = []
+    expected = await embed(embedder, heavy_inputs(12))
+    whole = embedder.budget_bytes
+    embedder.on_pass = passes.append
+    embedder.set_budget_bytes(embedder.batch_bytes([256]) * 2)
+    found = await embed(embedder, heavy_inputs(12))
+    embedder.set_budget_bytes(0)
+    alone = await embed(embedder, heavy_inputs(2))
+    embedder.set_budget_bytes(whole)
+    embedder.on_pass = None
+    assert np.abs(found - expected).max() < 1e-5
+    assert np.abs(alone - expected[:2]).max() < 1e-5
+    assert max(p.inputs for p in passes[:-2]) <= 2
+    assert [p.inputs for p in passes[-2:]] == [1, 1]
+
+
+@pytest.mark.engine
+@on_module_loop
+async def test_batches_keep_to_the_slack_and_their_time_is_known_before(embedder):
+    passes: list[EmbeddingPass] = []
+    embedder.on_pass = passes.append
+    embedder.batch_limit = lambda: Duration(0)
+    assert (await embed(embedder, heavy_inputs(5))).shape == (5, 384)
+    embedder.batch_limit = embedder.on_pass = None
+    assert [p.inputs for p in passes] == [1] * 5
+    assert embedder.batch_time([256]) < embedder.batch_time([256] * 8) < embedder.batch_time([256] * 64)
 
 
 @pytest.mark.engine

@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 
 from backends.embedding.framing import (
     HEAD,
+    Computed,
     Frame,
     FrameKind,
     pack_inputs,
-    pack_rows,
     unpack_head,
     unpack_inputs,
-    unpack_rows,
 )
 
 
@@ -26,7 +25,9 @@ def test_inputs_survive_the_wire(inputs):
 
 def test_rows_survive_the_wire():
     rows = np.array([[1.5, -2.0], [0.0, 3e-8]], dtype=np.float32)
-    assert (unpack_rows(pack_rows(rows), 2) == rows).all()
+    found = Computed.unpack(Computed(rows, 5, 7).pack(), 2)
+    assert (found.rows == rows).all()
+    assert (found.elapsed_ns, found.peak_bytes) == (5, 7)
 
 
 def test_head_names_kind_batch_and_size():

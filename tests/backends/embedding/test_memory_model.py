@@ -57,6 +57,20 @@ def test_fit_finds_the_line_that_made_the_points():
     assert found.base == pytest.approx(1_432, rel=0.01)
 
 
+@given(MEMORIES, st.integers(0, 10**9))
+def test_the_largest_pass_within_bytes_fits_them(memory, limit):
+    tokens = memory.most_tokens(limit)
+    assert tokens == 0 or memory.pass_bytes(tokens, 1) <= limit + 1
+    assert memory.pass_bytes(tokens + 2, 1) >= limit or memory.base > limit
+
+
+@given(MEMORIES, st.builds(MemoryPoint, st.integers(1, 64), st.integers(1, 512), st.integers(0, 10**9)))
+def test_a_pass_that_took_more_is_never_underestimated_again(memory, point):
+    before = memory.pass_bytes(point.inputs, point.padded_length)
+    raised = memory.raised_to(point)
+    assert raised.pass_bytes(point.inputs, point.padded_length) >= max(before, point.peak_bytes) - 1
+
+
 def test_one_point_is_no_line():
     with pytest.raises(ValueError, match="two passes of different size"):
         fitted([MemoryPoint(1, 8, 100)], dimension=4)

@@ -65,3 +65,12 @@ async def test_the_most_inputs_come_back_in_order(stage: Stage):
 
 async def test_truncation_to_the_maximum_is_accepted_and_changes_nothing_that_fits(stage: Stage):
     assert await vectors(stage, truncate_prompt_tokens=-1) == await vectors(stage)
+
+
+async def test_a_named_prompt_goes_before_texts_only(stage: Stage):
+    stage.embedder.prompts = {"query": "q: "}
+    assert await vectors(stage, input="hi", prompt_name="query") == await vectors(stage, input="q: hi")
+    for refused in ({"prompt_name": "poem"}, {"prompt_name": "query", "input": [5, 6]}, {"prompt_name": ""}):
+        answer = await stage.http.post(EMBED, json=embed(**refused))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "prompt_name"

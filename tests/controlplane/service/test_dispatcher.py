@@ -304,6 +304,22 @@ def test_embeddings_beyond_the_workspace_wait_their_turn(bench):
     bench(scenario)
 
 
+def test_embedding_batches_are_told_the_slack_of_running_answers(bench):
+    async def scenario(b):
+        assert b.embedder.batch_limit() is None
+        answer = await b.ask(max_tokens=8, tpot_ms=80)
+        assert b.embedder.batch_limit() is None, "before its first token it has no deadline here"
+        for _ in range(4):
+            await anext(answer)
+        # 50 ms a token: ahead of an objective of 80, the gap may last as long as one objective.
+        assert to_seconds(b.embedder.batch_limit()) == pytest.approx(0.080 - 0.050)
+        async for _ in answer:
+            pass
+        assert b.embedder.batch_limit() is None
+
+    bench(scenario)
+
+
 def test_too_long_an_input_is_cut_only_when_asked(bench):
     async def scenario(b):
         intake, limit, text = b.service.intake, b.embedder.max_input_tokens, "x" * 2_000 + "!"

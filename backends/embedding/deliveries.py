@@ -1,0 +1,143 @@
+"""Which batch goes to the worker, and what does its answer mean? No socket, no clock, no waiting.
+
+Rule: one batch a lane is computed, one more lies ready. Rows go to their call; a call is settled with its
+last row. A batch that fails is halved until the single input at fault is found, and only that input's
+call fails; one that found no memory lowers the budget besides. What a dead worker had goes first to
+the next one, once; a call whose second worker dies too fails.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from backends.embedding.batcher import Batch, BatchQueue, Call
+from backends.embedding.budget import PassBudget
+from backends.embedding.framing import Computed, Ids, Rows
+from backends.embedding.memory_model import MemoryPoint
+from backends.embedding.time_model import TimePoint
+from controlplane.core.clock import Instant, seconds
+from controlplane.core.ports import BackendDown, BackendFailed, EmbeddingPass
+
+_log = logging.getLogger(__name__)
+
+# Inputs of like length are sought among this many passes' worth of the most urgent ones.
+_WINDOW_PASSES = 4
+
+
+@dataclass(eq=False, slots=True)
+class Caller:
+    """Who waits for `rows`. `missing` counts those not yet there; `settle` is called once."""
+
+    inputs: list[Ids]
+    rows: Rows
+    missing: int
+    settle: Callable[[Exception | None], None]
+    was_retried: bool = False
+    is_settled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    batch: Batch[Caller]
+    bytes: int
+
+
+@dataclass(slots=True)
+class Deliveries:
+    budget: PassBudget | None = None
+    _queue: BatchQueue[Caller] = field(default_factory=lambda: BatchQueue(1))
+    _under_way: dict[int, _UnderWay] = field(default_factory=dict)
+    _numbers: "count[int]" = field(default_factory=lambda: count(1))
+
+    def begin(self, budget: PassBudget) -> None:
+        """A worker is there. What it was measured to be holds from now on."""
+        if self.budget is not None:
+            budget.keep(self.budget)
+        self.budget = budget
+        self._queue.budget_tokens = _WINDOW_PASSES * budget.full_tokens
+        self._queue.pass_tokens = budget.time.model.start_tokens
+
+    def put(self, caller: Caller, *, deadline: Instant | None) -> Call[Caller]:
+        return self._queue.put(caller, [len(ids) for ids in caller.inputs], deadline=deadline)
+
+    def leave(self, call: Call[Caller]) -> None:
+        """What has not gone out never will. Twice is as good as once."""
+        self._queue.discard(call)
+
+    def next(self, limit_seconds: float | None) -> tuple[int, list[Ids]] | None:
+        """(number, inputs) of a batch to send now. `limit_seconds` bounds its time, one input at least."""
+        budget = self.budget
+        if budget is None or len(self._under_way) > budget.lanes:
+            return None
+        batch = self._queue.next_batch(lambda longest: budget.most_inputs(longest, limit_seconds))
+        if batch is None:
+            return None
+        size = budget.memory.pass_bytes(len(batch.items), batch.items[0].tokens)
+        if not budget.fits_beside([found.bytes for found in self._under_way.values()], size):
+            self._queue.put_back([batch])
+            return None
+        number = next(self._numbers)
+        self._under_way[number] = _UnderWay(batch, size)
+        return number, [item.call.caller.inputs[item.position] for item in batch.items]
+
+    def computed(self, number: int, found: Computed) -> EmbeddingPass | None:
+        """None for a batch that nobody waits for any more."""
+        if (sent := self._under_way.pop(number, None)) is None:
+            return None
+        assert self.budget is not None
+        batch, budget = sent.batch, self.budget
+        inputs, longest = len(batch.items), batch.items[0].tokens
+        budget.time.observe(TimePoint(inputs, longest, found.elapsed_ns / 1e9))
+        budget.memory = budget.memory.raised_to(MemoryPoint(inputs, longest, found.peak_bytes))
+        budget.went_well(batch.padded_tokens)
+        for item, row in zip(batch.items, found.rows, strict=True):
+            caller = item.call.caller
+            caller.rows[item.position] = row
+            caller.missing -= 1
+            if caller.missing == 0:
+                self._settle(item.call, None)
+        # Lanes share the device: what ran beside this pass had its part of the time.
+        beside = min(budget.lanes, len(self._under_way) + 1)
+        tokens = sum(item.tokens for item in batch.items)
+        return EmbeddingPass(inputs, tokens, batch.padded_tokens, seconds(found.elapsed_ns / 1e9 / beside))
+
+    def failed(self, number: int, told: str, *, is_out_of_memory: bool) -> None:
+        if (sent := self._under_way.pop(number, None)) is None:
+            return
+        assert self.budget is not None
+        batch = sent.batch
+        if is_out_of_memory:
+            self.budget.ran_out(batch.padded_tokens)
+        if halves := batch.halves():
+            _log.warning("a batch of %d inputs failed, halving it: %s", len(batch.items), told)
+            self._queue.put_back(halves)
+        else:
+            item = batch.items[0]
+            self._settle(item.call, BackendFailed(f"input {item.position}: {told}"))
+
+    def worker_died(self, why: str) -> None:
+        batches = [sent.batch for sent in self._under_way.values()]
+        self._under_way.clear()
+        for call in _calls_of(batches):
+            if call.caller.was_retried:
+                self._settle(call, BackendDown(why))
+            call.caller.was_retried = True
+        self._queue.put_back(batches)
+
+    def give_up(self, why: str) -> None:
+        """Nobody will compute what is here."""
+        batches = [sent.batch for sent in self._under_way.values()]
+        self._under_way.clear()
+        for call in (*self._queue.drain(), *_calls_of(batches)):
+            self._settle(call, BackendDown(why))
+
+    def _settle(self, call: Call[Caller], error: Exception | None) -> None:
+        self._queue.discard(call)
+        if not call.caller.is_settled:
+            call.caller.is_settled = True
+            call.caller.settle(error)
+
+
+def _calls_of(batches: Sequence[Batch[Caller]]) -> list[Call[Caller]]:
+    return list({id(item.call): item.call for batch in batches for item in batch.items}.values())

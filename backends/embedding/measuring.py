@@ -1,0 +1,97 @@
+"""What do a loaded model's passes cost on this device? Some passes of filler, timed and weighed.
+
+Rule: sizes grow while a pass stays under half a second, so that a large model on a slow device starts
+too. On a CPU the clock is the thread's own, which other processes at the start do not slow, and memory is
+the process's resident peak, which Linux resets on request; without either, `None`.
+"""
+
+import ctypes
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from backends.embedding.memory_model import MemoryPoint
+from backends.embedding.time_model import TimePoint
+
+_LONGEST_SECONDS = 0.5
+_REPEATS = 3
+
+Compute = Callable[[int, int], object]
+"""One pass of that many inputs of that length."""
+
+
+def time_points(
+    compute: Compute, device: torch.device, *, longest: int, batch_tokens: int
+) -> list[TimePoint]:
+    clock = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+    def seconds(inputs: int, length: int) -> float:
+        start = clock()
+        compute(inputs, length)
+        return clock() - start
+
+    shapes = {(1, min(8, longest)), (1, min(64, longest)), (8, min(8, longest)), (8, min(64, longest))}
+    shapes |= {(1, length) for length in (256, 1_024, 4_096) if length < longest}
+    shapes |= {(1, longest), (4, longest)}
+    if device.type != "cpu":
+        # A wide device shows what a token costs only when it is full.
+        shapes |= {(max(1, batch_tokens // length), length) for length in {min(64, longest), longest}}
+    points: list[TimePoint] = []
+    seconds(1, min(8, longest))
+    for inputs, length in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)):
+        points.append(TimePoint(inputs, length, min(seconds(inputs, length) for _ in range(_REPEATS))))
+        if points[-1].seconds > _LONGEST_SECONDS:
+            break
+    return points
+
+
+def memory_points(
+    compute: Compute, device: torch.device, *, longest: int, pass_tokens: int
+) -> list[MemoryPoint] | None:
+    """Raises torch.OutOfMemoryError when the largest pass does not fit. None where nothing tells."""
+    lengths = sorted({min(8, longest), min(64, longest), longest})
+    shapes = {(1, lengths[0]), *((max(1, pass_tokens // length), length) for length in lengths)}
+    if device.type == "cuda":
+        peak = _cuda_peak_bytes
+    elif device.type == "cpu" and _reset_resident_peak():
+        peak = _resident_peak_bytes
+    else:
+        return None
+    ordered = sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
+    return [MemoryPoint(n, length, peak(compute, device, n, length)) for n, length in ordered]
+
+
+def _cuda_peak_bytes(compute: Compute, device: torch.device, inputs: int, length: int) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    compute(inputs, length)
+    return int(torch.cuda.max_memory_allocated(device) - before)
+
+
+def _resident_peak_bytes(compute: Compute, device: torch.device, inputs: int, length: int) -> int:
+    # What earlier passes freed would be used again without growing anything: give it back first.
+    ctypes.CDLL(None).malloc_trim(0)
+    _reset_resident_peak()
+    before = _status_bytes("VmRSS")
+    compute(inputs, length)
+    return max(0, _status_bytes("VmHWM") - before)
+
+
+def _reset_resident_peak() -> bool:
+    """proc(5): 5 written to clear_refs. False where the system has no such file, or no malloc_trim."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return hasattr(ctypes.CDLL(None), "malloc_trim")
+
+
+def _status_bytes(field: str) -> int:
+    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text("ascii"), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"/proc/self/status has no {field}; resident memory cannot be measured here")
+    return 1_024 * int(found[1])

@@ -1,0 +1,71 @@
+"""The tightest bound holds, and what ran out of memory comes back slowly."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.embedding.budget import PassBudget
+from backends.embedding.memory_model import EmbeddingMemory
+from backends.embedding.time_model import ObservedTime, PassTime
+
+MEMORY = EmbeddingMemory(1_000, 100.0, 4, is_measured=True)
+TIME = PassTime(0.001, 1e-5, 0.0)
+
+
+def budget(full_tokens: int = 1_600, *, lanes: int = 1, limit_bytes: int | None = None) -> PassBudget:
+    found = PassBudget(full_tokens, lanes, MEMORY, ObservedTime(TIME))
+    found.bytes = limit_bytes
+    return found
+
+
+@given(
+    st.integers(1, 5_000), st.integers(1, 4), st.none() | st.integers(0, 10**6), st.integers(1, 500),
+    st.none() | st.floats(0, 1),
+)  # fmt: skip
+def test_every_bound_is_kept_by_all_but_a_single_input(full, lanes, limit_bytes, longest, limit_seconds):
+    found = budget(full, lanes=lanes, limit_bytes=limit_bytes)
+    most = found.most_inputs(longest, limit_seconds)
+    assert most >= 1
+    if most > 1:
+        assert most * longest <= full
+        assert limit_bytes is None or lanes * MEMORY.pass_bytes(most, longest) <= limit_bytes
+        assert limit_seconds is None or TIME.seconds(most, longest) <= limit_seconds * 1.001
+
+
+def test_out_of_memory_halves_and_full_passes_win_it_back():
+    found = budget(1_600)
+    found.ran_out(1_600)
+    assert found.tokens == 800
+    found.ran_out(800)
+    assert found.tokens == 400
+    found.went_well(100)
+    assert found.tokens == 400, "a small pass says nothing about a large one"
+    seen = []
+    while found.tokens < 1_600:
+        seen.append(found.tokens)
+        found.went_well(found.tokens)
+    assert len(seen) > 16
+    assert seen == sorted(seen)
+
+
+def test_a_restarted_worker_inherits_what_was_learned():
+    before = budget(1_600, limit_bytes=10**6)
+    before.ran_out(1_600)
+    after = budget(1_600)
+    after.keep(before)
+    assert (after.tokens, after.bytes) == (800, 10**6)
+
+
+def test_lanes_share_the_bytes():
+    one, two = budget(lanes=1, limit_bytes=70_000), budget(lanes=2, limit_bytes=70_000)
+    assert one.tokens == MEMORY.most_tokens(70_000)
+    assert two.tokens == MEMORY.most_tokens(35_000)
+    assert two.fits_beside([35_000, 35_000], 35_000), "the third only lies ready"
+    assert not two.fits_beside([35_000], 40_000)
+    assert two.fits_beside([], 10**9), "whatever it takes alone, it gets"
+
+
+def test_time_of_many_inputs_is_that_of_their_passes():
+    one = budget(1_000)
+    assert one.seconds([100] * 25) == 2 * TIME.seconds(10, 100) + TIME.seconds(5, 100)
+    assert budget(1_000, lanes=2).seconds([100] * 20) == TIME.seconds(10, 100)
+    assert one.seconds([]) == 0
