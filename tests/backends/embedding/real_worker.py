@@ -1,0 +1,85 @@
+"""What tests of the real worker share: inputs, and ways to hurt it."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import select
+import signal
+from pathlib import Path
+from random import Random
+
+from backends.embedding.client import WorkerEmbedder
+from controlplane.core.clock import Instant
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+
+REQUEST = Request(
+    id="r1",
+    kind=Kind.EMBED,
+    model="minilm",
+    tenant="t",
+    service_class=ServiceClass("standard", Slo(), priority=0, sheddable=False),
+    slo=Slo(),
+    arrival=Instant(0),
+    prompt_tokens=1,
+    max_output_tokens=0,
+)
+BOUND_SECONDS = 120
+BUDGET = 4_096
+CAN_MEASURE = Path("/proc/self/clear_refs").exists()
+
+
+async def embed(embedder: WorkerEmbedder, inputs):
+    return await asyncio.wait_for(embedder.embed(REQUEST, inputs, deadline=None), BOUND_SECONDS)
+
+
+def until_gone(pid: int) -> bool:
+    """Whether the process ended within the bound; it need not be a child."""
+    try:
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([watch], [], [], BOUND_SECONDS)[0])
+    finally:
+        os.close(watch)
+
+
+def kill_worker(embedder: WorkerEmbedder) -> int:
+    pid = embedder.worker_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def scheduling_of(embedder: WorkerEmbedder) -> set[int]:
+    """How the system schedules the worker's threads."""
+    threads = Path(f"/proc/{embedder.worker_pid}/task").iterdir()
+    return {os.sched_getscheduler(int(thread.name)) for thread in threads}
+
+
+@contextlib.contextmanager
+def address_space_limited(embedder: WorkerEmbedder, *, spare_bytes: int):
+    """Lets the worker of now have `spare_bytes` more than it has."""
+    pid = embedder.worker_pid
+    assert pid is not None
+    before = resource.prlimit(pid, resource.RLIMIT_AS)
+    in_use = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.prlimit(pid, resource.RLIMIT_AS, (in_use + spare_bytes, before[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_AS, before)
+
+
+def heavy_inputs(count: int = 64) -> list[list[int]]:
+    """Seconds of work on one core, in several batches."""
+    return [[101, *[2000 + i] * 254, 102] for i in range(count)]
+
+
+def sentences(count: int) -> list[str]:
+    random = Random(7)
+    words = ["memory", "token", "deadline", "queue", "Überlast", "two", "kinds", "of", "work", "✓"]
+    return [" ".join(random.choices(words, k=random.randint(0, 90))) for _ in range(count)]

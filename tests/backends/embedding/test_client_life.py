@@ -1,0 +1,178 @@
+"""How a worker begins and ends, what it may be told, and what it does without memory."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from backends.embedding.bundled import MINILM, resolve
+from backends.embedding.client import WorkerEmbedder
+from controlplane.core.ports import BackendDown, BackendFailed, Refused
+from tests.backends.embedding.real_worker import (
+    BOUND_SECONDS,
+    BUDGET,
+    address_space_limited,
+    embed,
+    heavy_inputs,
+    scheduling_of,
+    sentences,
+    until_gone,
+)
+
+
+@pytest.mark.engine
+async def test_out_of_memory_halves_the_batch_and_fails_only_what_never_fits(caplog, monkeypatch):
+    # Freed memory goes back to the system, so that the limit below meets every large allocation.
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    embedder = WorkerEmbedder(MINILM, batch_tokens=BUDGET, threads=1)
+    await embedder.start()
+    expected = await embed(embedder, heavy_inputs(16))
+    before = embedder.batch_bytes([256] * 16)
+    with address_space_limited(embedder, spare_bytes=12 * 2**20):
+        found = await embed(embedder, heavy_inputs(16))
+    assert np.abs(found - expected).max() < 1e-5
+    assert "halving it" in caplog.text
+    assert embedder.batch_bytes([256] * 16) < before
+    # A worker that the failure broke for good ends itself and is replaced.
+    await asyncio.wait_for(embedder.ready.wait(), BOUND_SECONDS)
+    await embed(embedder, heavy_inputs(1))
+    with address_space_limited(embedder, spare_bytes=0), pytest.raises(BackendFailed, match="input 0"):
+        await embed(embedder, heavy_inputs(1))
+    await asyncio.wait_for(embedder.ready.wait(), BOUND_SECONDS)
+    assert (await embed(embedder, heavy_inputs(1))).shape == (1, 384)
+    await embedder.stop()
+
+
+@pytest.mark.engine
+async def test_stop_ends_the_worker_and_fails_what_waits():
+    embedder = WorkerEmbedder(MINILM, threads=1)
+    await embedder.start()
+    pid = embedder.worker_pid
+    assert pid is not None
+    working = asyncio.create_task(embed(embedder, heavy_inputs()))
+    await embedder.check()
+    await embedder.stop()
+    assert until_gone(pid)
+    with pytest.raises(BackendDown, match="is stopped"):
+        await working
+    with pytest.raises(BackendDown, match="is stopped"):
+        await embedder.check()
+
+
+@pytest.mark.engine
+async def test_stop_right_after_the_start_ends_the_worker_too():
+    embedder = WorkerEmbedder(MINILM, threads=1)
+    await embedder.start()
+    pid = embedder.worker_pid
+    assert pid is not None
+    await embedder.stop()
+    assert until_gone(pid)
+
+
+@pytest.mark.engine
+async def test_a_model_that_does_not_load_is_named(tmp_path):
+    embedder = WorkerEmbedder(str(tmp_path))
+    with pytest.raises(BackendDown, match=f"{tmp_path.name}' does not load: "):
+        await embedder.start()
+
+
+@pytest.mark.engine
+async def test_an_input_limit_beyond_the_models_positions_stops_the_start():
+    embedder = WorkerEmbedder(MINILM, max_input_tokens=1_000)
+    with pytest.raises(BackendDown, match="max_input_tokens=1000: the model has 512 positions; lower it"):
+        await embedder.start()
+
+
+@pytest.fixture(scope="module")
+def prompted_model(tmp_path_factory):
+    """MiniLM with instructions, as retrieval models have them."""
+    folder = tmp_path_factory.mktemp("models") / "prompted"
+    shutil.copytree(resolve(MINILM), folder)
+    path = folder / "config_sentence_transformers.json"
+    stated = json.loads(path.read_text()) if path.exists() else {}
+    stated |= {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": "passage"}
+    path.write_text(json.dumps(stated))
+    return str(folder)
+
+
+@pytest.mark.engine
+async def test_prompts_two_lanes_and_yielding_change_no_vector(prompted_model):
+    from sentence_transformers import SentenceTransformer
+
+    texts = sentences(40)
+    reference = SentenceTransformer(prompted_model, device="cpu")
+    embedder = WorkerEmbedder(prompted_model, threads=2, yields_cpu=True)
+    await embedder.start()
+    assert embedder.facts.lanes == 2
+    queries = await embed(embedder, await embedder.tokenize(texts, prompt="query"))
+    passages = await embed(embedder, await embedder.tokenize(texts))
+    with pytest.raises(Refused, match=r"'poem': .* has passage, query"):
+        await embedder.tokenize(texts, prompt="poem")
+    policies = scheduling_of(embedder)
+    await embedder.stop()
+    assert np.abs(queries - reference.encode(texts, prompt_name="query")).max() < 1e-5
+    assert np.abs(passages - reference.encode(texts)).max() < 1e-5
+    assert np.abs(queries - passages).max() > 1e-3
+    assert policies == {os.SCHED_IDLE}
+
+
+@pytest.mark.engine
+async def test_options_reach_the_model():
+    embedder = WorkerEmbedder(
+        MINILM, dtype="bfloat16", normalize=False, max_input_tokens=300, dimensions=(64, 384), threads=1
+    )
+    await embedder.start()
+    [row] = await embed(embedder, [[101, *[2000] * 298, 102]])
+    await embedder.stop()
+    assert not np.isclose(np.linalg.norm(row), 1, atol=0.1)
+    assert embedder.facts.weight_bytes == 2 * 22_713_216
+    assert embedder.supported_dimensions == (64, 384)
+
+
+@pytest.mark.engine
+def test_the_worker_ends_when_its_server_is_killed():
+    server = """
+import asyncio
+from backends.embedding.client import WorkerEmbedder
+
+async def main():
+    embedder = WorkerEmbedder("tandem/minilm", threads=1)
+    await embedder.start()
+    print(embedder.worker_pid, flush=True)
+    await embedder.embed(None, [[101] * 256] * 2000, deadline=None)
+
+asyncio.run(main())
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with subprocess.Popen([sys.executable, "-c", server], stdout=subprocess.PIPE, env=environment) as running:
+        assert running.stdout is not None
+        pid = int(running.stdout.readline())
+        running.kill()
+    assert until_gone(pid)
+
+
+async def test_nothing_answers_before_the_start():
+    embedder = WorkerEmbedder(MINILM)
+    with pytest.raises(BackendDown, match="not started"):
+        await embedder.check()
+    with pytest.raises(BackendDown, match="not started"):
+        await embedder.tokenize(["a"])
+    with pytest.raises(BackendDown, match="not started"):
+        await embed(embedder, [[1]])
+
+
+def test_the_server_side_imports_neither_torch_nor_transformers():
+    script = (
+        "import sys, backends.embedding.client; "
+        "print(sorted({'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+    )
+    assert found.stdout.strip() == "[]"
