@@ -1,10 +1,14 @@
-"""The command `tandem`: `check` says what a configuration would do, `serve` does it, `bench` measures."""
+"""The command `tandem`: `check` says what a configuration would do, `serve` does it, `bench` measures.
+
+`predictor` learns answer lengths from an operator's own logs, or says how well it would do on them.
+"""
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmark_control_plane import command as bench
@@ -18,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if options.command == "bench":
         return bench.run(options)
+    if options.command == "predictor":
+        return _predictor(options)
     try:
         config = load(options.config)
         return _check(config) if options.command == "check" else _serve(config, options)
@@ -40,7 +46,42 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--host", help="instead of server.host")
             command.add_argument("--port", type=int, help="instead of server.port; 0 for any free one")
     bench.add_to(commands)
+    _add_predictor(commands.add_parser("predictor", help="learn answer lengths from logs, or judge them"))
     return parser
+
+
+def _add_predictor(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True)
+    for name, text in (
+        ("train", "learn from the log; predictors.file takes the result"),
+        ("eval", "replay the log as if it were served; print how the forecasts did"),
+    ):
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument("log", type=Path, help="JSONL: prompt (text or messages), output_tokens, model")
+        action.add_argument("--remember", type=int, default=8_192, help="the last requests to learn from")
+        if name == "train":
+            action.add_argument("--to", type=Path, required=True, help="the file to write")
+
+
+def _predictor(options: argparse.Namespace) -> int:
+    from predictors.keeping import Kept, save
+    from predictors.learned import LearnedLengths
+    from predictors.logs import learned_from, logged, replayed, report
+
+    try:
+        with options.log.open(encoding="utf-8") as lines:
+            if options.action == "train":
+                lengths = learned_from(logged(lines), remember=options.remember)
+                save(options.to, Kept(lengths.examples.table(), lengths.model, lengths.standing()))
+                print(f"{options.to}: learned from {len(lengths.examples):,} requests")
+            else:
+                lengths = LearnedLengths(remember=options.remember)
+                answers = replayed(logged(lines), lengths)
+                print(json.dumps(asdict(report(lengths.calibration, answers)), indent=1))
+    except (OSError, ValueError) as error:
+        print(f"{options.log}: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _check(config: Config) -> int:

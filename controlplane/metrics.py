@@ -1,6 +1,6 @@
 """What does an operator watch? Prometheus series whose labels are enums and configured names, never ids."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -56,16 +56,31 @@ class Metrics:
         )
         self.running = gauge("requests_running", "Requests with an open lease", ("owner",))
         self.waiting = gauge("requests_waiting", "Requests deferred at the gate", ("owner",))
-        self.coverage = gauge(
-            "length_forecast_coverage", "Share of answers within the forecast's 0.9 quantile", ("class",)
-        )
-        self.length_error = gauge(
-            "length_forecast_error_tokens", "Mean absolute error of the forecast mean", ("class",)
-        )
+        self._forecasts(gauge)
         self.batch_tokens = Histogram(
             "tandem_embedding_batch_tokens", "Padded tokens of an embedding batch",
             buckets=_TOKENS, registry=self.registry,
         )  # fmt: skip
+
+    def _forecasts(self, gauge: Callable[[str, str, tuple[str, ...]], Gauge]) -> None:
+        self.coverage = gauge(
+            "length_forecast_coverage", "Share of answers within the forecast's 0.9 quantile", ("class",)
+        )
+        self.length_error = gauge(
+            "length_forecast_error_tokens", "Mean absolute error of the forecast median", ("class",)
+        )
+        self.length_bias = gauge(
+            "length_forecast_bias_tokens", "Mean of forecast median minus answer", ("class",)
+        )
+        self.length_pinball = gauge(
+            "length_forecast_pinball_tokens", "Mean pinball loss over the levels stated", ("class",)
+        )
+        self.length_drift = gauge(
+            "length_forecast_drift", "Log ratio of answer to forecast, lately minus on average", ("class",)
+        )
+        self.widened = gauge(
+            "length_forecast_widened", "1 while forecasts are out of coverage and widen", ("class",)
+        )
 
     def decided(self, kind: Kind, decision: str, reason: str = "none") -> None:
         self._decisions.labels(kind, decision, reason).inc()

@@ -1,38 +1,55 @@
-"""How good were the forecasts lately? Share of answers within the stated quantile, and the mean error.
+"""How good were the forecasts lately? Coverage, error, bias, pinball loss and drift, class by class.
 
 Rule: each forecast is judged as it stood when it was made, against what then happened, over the last
-`window` outcomes of each class.
+`window` outcomes of each class. Drift compares the last eighth of them with all of them.
 """
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import log
 
 LEVEL = 0.9
+_LATEST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Forecasted:
-    """What was said of one answer, in tokens."""
+    """What was said of one answer: tokens at rising levels, of which 0.5 and LEVEL are two."""
 
-    median: float
-    upper: float
+    levels: tuple[float, ...]
+    tokens: tuple[float, ...]
+
+    def at(self, level: float) -> float:
+        return self.tokens[self.levels.index(level)]
 
 
-@dataclass(slots=True)
-class _Recent:
-    window: int
-    outcomes: deque[tuple[bool, float]] = field(default_factory=deque)
-    covered: int = 0
-    error: float = 0.0
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    covered: float
+    error: float
+    bias: float
+    pinball: float
+    log_ratio: float
 
-    def add(self, *, is_covered: bool, error: float) -> None:
-        self.outcomes.append((is_covered, error))
-        self.covered += is_covered
-        self.error += error
-        if len(self.outcomes) > self.window:
-            was_covered, old = self.outcomes.popleft()
-            self.covered -= was_covered
-            self.error -= old
+
+def _outcome(said: Forecasted, tokens: int) -> _Outcome:
+    median = said.at(0.5)
+    losses = [
+        max(lv * (tokens - q), (lv - 1) * (tokens - q))
+        for lv, q in zip(said.levels, said.tokens, strict=True)
+    ]
+    return _Outcome(
+        covered=float(tokens <= said.at(LEVEL)),
+        error=abs(tokens - median),
+        bias=median - tokens,
+        pinball=sum(losses) / len(losses),
+        log_ratio=log(max(1, tokens) / max(1.0, median)),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 @dataclass(slots=True)
@@ -42,29 +59,45 @@ class Calibration:
     window: int = 512
     forget_after: int = 16_384
     _open: dict[str, Forecasted] = field(default_factory=dict)
-    _recent: dict[str, _Recent] = field(default_factory=dict)
+    _recent: dict[str, deque[_Outcome]] = field(default_factory=dict)
 
-    def stated(self, request_id: str, *, median: float, upper: float) -> None:
+    def stated(self, request_id: str, levels: tuple[float, ...], tokens: tuple[float, ...]) -> None:
         """The first forecast of a request is the one that it is judged by."""
         if request_id in self._open:
             return
-        self._open[request_id] = Forecasted(median, upper)
+        self._open[request_id] = Forecasted(levels, tokens)
         if len(self._open) > self.forget_after:
             del self._open[next(iter(self._open))]
 
     def happened(self, request_id: str, class_name: str, tokens: int) -> None:
-        said = self._open.pop(request_id, None)
-        if said is None:
-            return
-        recent = self._recent.get(class_name)
-        if recent is None:
-            recent = self._recent[class_name] = _Recent(self.window)
-        recent.add(is_covered=tokens <= said.upper, error=abs(tokens - said.median))
+        if (said := self._open.pop(request_id, None)) is not None:
+            recent = self._recent.setdefault(class_name, deque(maxlen=self.window))
+            recent.append(_outcome(said, tokens))
 
     def coverage(self) -> dict[str, float]:
         """By class: share of answers no longer than the 0.9 quantile forecast for them."""
-        return {name: r.covered / len(r.outcomes) for name, r in self._recent.items()}
+        return self._means(lambda outcome: outcome.covered)
 
     def mean_absolute_error(self) -> dict[str, float]:
         """By class, in tokens, of the median."""
-        return {name: max(0.0, r.error) / len(r.outcomes) for name, r in self._recent.items()}
+        return self._means(lambda outcome: outcome.error)
+
+    def bias(self) -> dict[str, float]:
+        """By class, in tokens: how much longer the median was than the answers, on average."""
+        return self._means(lambda outcome: outcome.bias)
+
+    def pinball(self) -> dict[str, float]:
+        """By class, in tokens: mean over the levels stated."""
+        return self._means(lambda outcome: outcome.pinball)
+
+    def drift(self) -> dict[str, float]:
+        """By class: by what factor, as a logarithm, the latest answers outgrow their forecasts more than
+        all in the window did; 0 while nothing changes."""
+        return {
+            name: _mean([o.log_ratio for o in list(recent)[-max(1, len(recent) // _LATEST) :]])
+            - _mean([o.log_ratio for o in recent])
+            for name, recent in self._recent.items()
+        }
+
+    def _means(self, of: Callable[[_Outcome], float]) -> dict[str, float]:
+        return {name: _mean([of(outcome) for outcome in recent]) for name, recent in self._recent.items()}

@@ -10,7 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from controlplane.core.forecast import LengthForecast
+from controlplane.core.memory import Floats
 from controlplane.core.request import Request
 from predictors.calibration import LEVEL, Calibration
 
@@ -47,6 +50,7 @@ class _History:
     by_time: deque[int] = field(default_factory=deque)
     by_length: list[int] = field(default_factory=list)
     made: dict[int, LengthForecast] = field(default_factory=dict)
+    logs: Floats | None = None
     since_made: int = 0
 
     def add(self, tokens: int) -> None:
@@ -58,13 +62,24 @@ class _History:
 
     def forecast(self, max_tokens: int) -> LengthForecast:
         """One object for all that ask alike, so that its mean and deviation are computed once."""
-        if self.since_made >= _REFRESH or len(self.made) >= _MOST_KEPT:
-            self.made.clear()
-            self.since_made = 0
+        self._refresh()
         found = self.made.get(max_tokens)
         if found is None:
             found = self.made[max_tokens] = LengthForecast(_LEVELS, self._points(max_tokens))
         return found
+
+    def log_quantiles(self, levels: Sequence[float]) -> Floats:
+        self._refresh()
+        if self.logs is None:
+            tokens = [_quantile(self.by_length, level) for level in levels]
+            self.logs = np.log(np.maximum(tokens, 1.0))
+        return self.logs
+
+    def _refresh(self) -> None:
+        if self.since_made >= _REFRESH or len(self.made) >= _MOST_KEPT:
+            self.made.clear()
+            self.logs = None
+            self.since_made = 0
 
     def _points(self, max_tokens: int) -> tuple[float, ...]:
         inner = [_quantile(self.by_length, level) for level in _INNER_LEVELS]
@@ -98,8 +113,13 @@ class HistoryQuantiles:
         else:
             found = history.forecast(request.max_output_tokens)
             median, upper = found.tokens[_MEDIAN], found.tokens[_UPPER]
-        self.calibration.stated(request.id, median=median, upper=upper)
+        self.calibration.stated(request.id, (0.5, LEVEL), (median, upper))
         return found
+
+    def log_quantiles(self, request: Request, levels: Sequence[float]) -> Floats | None:
+        """Of the logarithm of tokens, whatever the request's limit; None without enough history."""
+        history = self._history(request)
+        return None if history is None else history.log_quantiles(levels)
 
     def observe(self, request: Request, output_tokens: int) -> None:
         name = request.service_class.name

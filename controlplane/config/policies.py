@@ -17,7 +17,7 @@ class AdmissionSection:
     that holds them."""
 
     policy: str = "look-ahead"
-    lengths: Literal["history", "max-tokens"] = "history"
+    lengths: Literal["learned", "history", "max-tokens"] = "learned"
     overflow_probability: Annotated[float, Field(gt=0, lt=1)] = 0.05
     max_waiting: Annotated[int, Field(ge=0)] = 1_000
     max_wait_ms: Milliseconds = 60_000

@@ -9,6 +9,7 @@ from controlplane.config.fields import STRICT, Name
 from controlplane.config.memory import PoolSection, QuotaSection
 from controlplane.config.models import ModelsSection
 from controlplane.config.policies import AdmissionSection, SchedulingSection
+from controlplane.config.predictors import PredictorsSection
 from controlplane.config.promises import ClassSection
 from controlplane.config.server import ServerSection, TenantSection
 from controlplane.core.clock import milliseconds
@@ -32,6 +33,7 @@ class Config:
     classes: Mapping[Name, ClassSection] = field(default_factory=_standard_class)
     tenants: Mapping[Name, TenantSection] = field(default_factory=dict)
     admission: AdmissionSection = AdmissionSection()
+    predictors: PredictorsSection = PredictorsSection()
     quota: QuotaSection = QuotaSection()
     scheduling: SchedulingSection = SchedulingSection()
 

@@ -30,6 +30,16 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Gist:
+    """What is kept of a prompt for forecasts: `numbers` and `words` as `predictors.features` names and
+    hashes them, and its embedding where one was computed anyway. Never the text."""
+
+    numbers: tuple[float, ...]
+    words: tuple[int, ...]
+    vector: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """`prompt_tokens` counts all inputs; `sequences` is `n` for chat, the inputs for embeddings."""
 
@@ -43,6 +53,7 @@ class Request:
     prompt_tokens: int
     max_output_tokens: int
     sequences: int = 1
+    gist: Gist | None = None
 
 
 class Phase(StrEnum):

@@ -18,9 +18,11 @@ from controlplane.metrics import Metrics
 from controlplane.service.clocks import MonotonicClock
 from controlplane.service.dispatcher import Dispatcher, Policies
 from controlplane.service.intake import Intake
+from controlplane.service.learning import Learning
 from controlplane.service.model_facts import facts_of
 from controlplane.service.plan import MemoryPlan, memory_plan
 from controlplane.service.rates import Rates, TenantLimits
+from predictors.learned import LearnedLengths
 from predictors.output_length import HistoryQuantiles, MaxTokens
 
 
@@ -73,6 +75,16 @@ def assemble(config: Config) -> "Service":
     return Service(config, generators, embedders, workspace_bytes=plan.workspace_bytes)
 
 
+def _lengths(config: Config) -> LearnedLengths | HistoryQuantiles | MaxTokens:
+    match config.admission.lengths:
+        case "learned":
+            return LearnedLengths(remember=config.predictors.remember)
+        case "history":
+            return HistoryQuantiles()
+        case "max-tokens":
+            return MaxTokens()
+
+
 class Service:
     """`intake` and `dispatcher` exist from `start` on."""
 
@@ -94,7 +106,14 @@ class Service:
         self._generators = {generator.model: generator for generator in generators}
         self._embedders = {embedder.model: embedder for embedder in embedders}
         self._workspace_bytes = workspace_bytes
-        self._history = HistoryQuantiles() if config.admission.lengths == "history" else None
+        self._lengths = _lengths(config)
+        self._learning = None
+        # On another clock than the host's, whoever drives it also says when to learn.
+        if clock is None and isinstance(self._lengths, LearnedLengths):
+            section = config.predictors
+            self._learning = Learning(
+                self._lengths, every_seconds=section.train_every_ms / 1_000, file=section.file
+            )
         self._is_started = False
 
     async def start(self) -> None:
@@ -109,6 +128,8 @@ class Service:
         except BaseException:
             await asyncio.gather(*(b.stop() for b in backends))
             raise
+        if self._learning is not None:
+            await self._learning.start()
         self._is_started = True
 
     def _backends(self) -> list[Generator | Embedder]:
@@ -119,6 +140,8 @@ class Service:
             return
         self._is_started = False
         await self.drain()
+        if self._learning is not None:
+            await self._learning.stop()
         await asyncio.gather(*(b.stop() for b in self._backends()))
 
     async def drain(self) -> None:
@@ -144,7 +167,7 @@ class Service:
             policies,
             self._generators,
             self._embedders,
-            self._history or MaxTokens(),
+            self._lengths,
             self.metrics,
             Rates(limits),
         )
@@ -152,7 +175,12 @@ class Service:
             embedder.on_pass = self._note_pass
             embedder.batch_limit = self.dispatcher.decode_slack
         self.intake = Intake(
-            clock, self._generators, self._embedders, config.service_classes(), config.default_class()
+            clock,
+            self._generators,
+            self._embedders,
+            config.service_classes(),
+            config.default_class(),
+            keeps_gists=isinstance(self._lengths, LearnedLengths),
         )
 
     def _note_pass(self, done: EmbeddingPass) -> None:
@@ -232,17 +260,25 @@ class Service:
                 m.running: each("running"),
                 m.waiting: each("waiting"),
                 m.used_bytes: {owner: state.used_bytes for owner, state in engine.items()},
-                **({} if self._history is None else self._calibration(self._history)),
+                **self._calibration(),
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
             }
         )
 
-    def _calibration(self, history: HistoryQuantiles) -> Mapping[Gauge, Mapping[str, float]]:
-        judged = history.calibration
-        return {
-            self.metrics.coverage: judged.coverage(),
-            self.metrics.length_error: judged.mean_absolute_error(),
+    def _calibration(self) -> Mapping[Gauge, Mapping[str, float]]:
+        if isinstance(self._lengths, MaxTokens):
+            return {}
+        m, judged = self.metrics, self._lengths.calibration
+        found = {
+            m.coverage: judged.coverage(),
+            m.length_error: judged.mean_absolute_error(),
+            m.length_bias: judged.bias(),
+            m.length_pinball: judged.pinball(),
+            m.length_drift: judged.drift(),
         }
+        if isinstance(self._lengths, LearnedLengths):
+            found[m.widened] = {n: float(is_out) for n, is_out in self._lengths.out_of_coverage().items()}
+        return found
 
     def _engine_states(self) -> dict[str, EngineState]:
         """A dead engine has no state; its last one would look alive."""

@@ -7,8 +7,9 @@ from typing import TypeVar
 
 from controlplane.core.clock import Clock, Instant, milliseconds
 from controlplane.core.ports import ChatPrompt, Embedder, Generator, Refused, Sampling
-from controlplane.core.request import Kind, Request
+from controlplane.core.request import Gist, Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
+from predictors.features import gist_of, gist_of_chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class _Draft:
     caller: Caller
     hints: Hints
     arrival: Instant
+    gist: Gist | None = None
 
 
 class Intake:
@@ -61,12 +63,16 @@ class Intake:
         embedders: Mapping[str, Embedder],
         classes: Mapping[str, ServiceClass],
         default_class: str,
+        *,
+        keeps_gists: bool = False,
     ) -> None:
+        """`keeps_gists`: requests carry what the length predictor reads of a prompt."""
         self._clock = clock
         self._generators = generators
         self._embedders = embedders
         self._classes = classes
         self._default_class = default_class
+        self._keeps_gists = keeps_gists
         self._serial = count(1)
 
     async def chat(
@@ -83,7 +89,8 @@ class Intake:
         arrival = self._clock.now()
         generator = self._generator(model)
         token_ids = await generator.render_chat(prompt)
-        draft = _Draft(request_id, caller, hints, arrival)
+        gist = gist_of_chat(prompt.messages) if self._keeps_gists else None
+        draft = _Draft(request_id, caller, hints, arrival, gist)
         return self._generate(draft, generator, token_ids, max_tokens, sampling, prompt)
 
     async def completion(
@@ -100,7 +107,8 @@ class Intake:
         arrival = self._clock.now()
         generator = self._generator(model)
         token_ids = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
-        draft = _Draft(request_id, caller, hints, arrival)
+        gist = gist_of(prompt) if self._keeps_gists and isinstance(prompt, str) else None
+        draft = _Draft(request_id, caller, hints, arrival, gist)
         return self._generate(draft, generator, token_ids, max_tokens, sampling, None)
 
     async def embeddings(
@@ -195,6 +203,7 @@ class Intake:
             prompt_tokens=prompt_tokens,
             max_output_tokens=max_output_tokens,
             sequences=sequences,
+            gist=draft.gist,
         )
 
     def _class(self, caller: Caller, hints: Hints) -> ServiceClass:

@@ -1,25 +1,47 @@
 """Forecasts are judged as they were made."""
 
+from math import log
+
 import pytest
 
 from predictors.calibration import Calibration
 
 
-def test_coverage_and_error_by_class():
+def state(calibration, request_id, median, upper):
+    calibration.stated(request_id, (0.5, 0.9), (median, upper))
+
+
+def test_coverage_error_and_bias_by_class():
     calibration = Calibration()
     for number, tokens in enumerate((5, 20, 11, 10)):
-        calibration.stated(f"r{number}", median=8.0, upper=10.0)
+        state(calibration, f"r{number}", 8.0, 10.0)
         calibration.happened(f"r{number}", "chat", tokens)
-    calibration.stated("other", median=1.0, upper=1.0)
+    state(calibration, "other", 1.0, 1.0)
     calibration.happened("other", "batch", 3)
     assert calibration.coverage() == {"chat": 0.5, "batch": 0.0}
     assert calibration.mean_absolute_error() == {"chat": pytest.approx(5.0), "batch": 2.0}
+    assert calibration.bias() == {"chat": pytest.approx(-3.5), "batch": -2.0}
+
+
+def test_pinball_loss_by_hand():
+    calibration = Calibration()
+    state(calibration, "r", 8.0, 10.0)
+    calibration.happened("r", "chat", 5)
+    assert calibration.pinball() == {"chat": pytest.approx((0.5 * 3 + 0.1 * 5) / 2)}
+
+
+def test_drift_is_how_much_more_the_latest_answers_outgrow_their_forecasts():
+    calibration = Calibration()
+    for number in range(16):
+        state(calibration, f"r{number}", 10.0, 20.0)
+        calibration.happened(f"r{number}", "chat", 10 if number < 14 else 40)
+    assert calibration.drift() == {"chat": pytest.approx(log(4) * (1 - 2 / 16))}
 
 
 def test_only_the_last_outcomes_count():
     calibration = Calibration(window=2)
     for number, tokens in enumerate((100, 1, 1)):
-        calibration.stated(f"r{number}", median=1.0, upper=10.0)
+        state(calibration, f"r{number}", 1.0, 10.0)
         calibration.happened(f"r{number}", "chat", tokens)
     assert calibration.coverage() == {"chat": 1.0}
     assert calibration.mean_absolute_error() == {"chat": pytest.approx(0.0)}
@@ -27,8 +49,8 @@ def test_only_the_last_outcomes_count():
 
 def test_a_request_is_judged_by_its_first_forecast():
     calibration = Calibration()
-    calibration.stated("r", median=5.0, upper=9.0)
-    calibration.stated("r", median=50.0, upper=90.0)
+    state(calibration, "r", 5.0, 9.0)
+    state(calibration, "r", 50.0, 90.0)
     calibration.happened("r", "chat", 10)
     assert calibration.coverage() == {"chat": 0.0}
 
@@ -36,7 +58,7 @@ def test_a_request_is_judged_by_its_first_forecast():
 def test_forecasts_that_never_come_true_are_forgotten():
     calibration = Calibration(forget_after=2)
     for number in range(3):
-        calibration.stated(f"r{number}", median=1.0, upper=1.0)
+        state(calibration, f"r{number}", 1.0, 1.0)
     calibration.happened("r0", "chat", 5)
     assert calibration.coverage() == {}
     calibration.happened("r1", "chat", 1)

@@ -1,0 +1,19 @@
+"""What may be learned of the traffic, and where is it kept?"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as section
+
+from controlplane.config.fields import STRICT, Milliseconds
+
+
+@section(frozen=True, config=STRICT)
+class PredictorsSection:
+    """For `admission.lengths: learned`. `file` keeps what was learned across restarts; the last `remember`
+    finished requests are learned from, of whose prompts only numbers and hashed words are kept."""
+
+    file: Path | None = None
+    train_every_ms: Milliseconds = 60_000
+    remember: Annotated[int, Field(ge=200, le=100_000)] = 8_192

@@ -1,0 +1,93 @@
+"""When is a new length model learned? When enough requests have finished since the last one.
+
+Rule: a job looks now and then; the examples are copied, a process of its own learns from them, and its
+model is put in force between two requests. Should it fail, the model in force stays and the log says why.
+"""
+
+import asyncio
+import logging
+import subprocess
+from pathlib import Path
+
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+from predictors.keeping import Kept, read_or_set_aside, save
+from predictors.learned import LearnedLengths
+from predictors.length_model import ENOUGH
+from predictors.training import trained_elsewhere
+
+log = logging.getLogger(__name__)
+
+# The next model is worth learning when a quarter of what is known is new.
+_NEW_SHARE = 0.25
+_AT_LEAST = 100
+
+
+class Learning:
+    """`file` None: what was learned is forgotten at the end."""
+
+    def __init__(self, lengths: LearnedLengths, *, every_seconds: float, file: Path | None) -> None:
+        self._lengths = lengths
+        self._every_seconds = every_seconds
+        self._file = file
+        self._learned_from = 0
+        self._warned: frozenset[str] = frozenset()
+        self._scheduler: AsyncIOScheduler | None = None
+
+    async def start(self) -> None:
+        """Takes up what the file holds."""
+        if self._file is not None:
+            kept = await asyncio.to_thread(read_or_set_aside, self._file)
+            if kept is not None:
+                self._lengths.restore(kept)
+                self._learned_from = self._lengths.examples.seen if kept.model is not None else 0
+        self._scheduler = AsyncIOScheduler()
+        self._scheduler.add_job(
+            self.look, "interval", seconds=self._every_seconds, max_instances=1, coalesce=True
+        )
+        self._scheduler.start()
+
+    async def stop(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.shutdown(wait=False)
+            self._scheduler = None
+            await self._save()
+
+    async def look(self) -> None:
+        self._warn()
+        examples = self._lengths.examples
+        new = examples.seen - self._learned_from
+        if len(examples) >= ENOUGH and new >= max(_AT_LEAST, _NEW_SHARE * len(examples)):
+            await self.learn()
+
+    async def learn(self) -> None:
+        seen = self._lengths.examples.seen
+        try:
+            model = await asyncio.to_thread(trained_elsewhere, Kept(self._lengths.examples.table()))
+        except (RuntimeError, OSError, ValueError, subprocess.TimeoutExpired) as error:
+            log.warning("no new length model, the last one stays in force: %s", error)
+            return
+        self._lengths.swap(model)
+        self._learned_from = seen
+        log.info("a length model of %d finished requests is in force", len(self._lengths.examples))
+        await self._save()
+
+    async def _save(self) -> None:
+        if self._file is None:
+            return
+        lengths = self._lengths
+        kept = Kept(lengths.examples.table(), lengths.model, lengths.standing())
+        try:
+            await asyncio.to_thread(save, self._file, kept)
+        except OSError as error:
+            log.warning("what was learned of lengths could not be kept: %s", error)
+
+    def _warn(self) -> None:
+        out = frozenset(name for name, is_out in self._lengths.out_of_coverage().items() if is_out)
+        for name in sorted(out - self._warned):
+            log.warning(
+                "class %s: too many answers are longer than their 0.9 quantile; its forecasts widen", name
+            )
+        for name in sorted(self._warned - out):
+            log.info("class %s: forecasts cover again what they state", name)
+        self._warned = out

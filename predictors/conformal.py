@@ -1,0 +1,56 @@
+"""Do the stated quantiles hold? Each level is moved by what happens, so that it holds whatever drifts.
+
+Rule (adaptive conformal inference, Gibbs and Candès 2021, on quantiles as in Angelopoulos et al. 2023):
+an answer above a level moves it up by `step * level`, one below moves it down by `step * (1 - level)`.
+Over any long stretch the share below a level then is that level, whatever the forecasts were. Moves are in
+units of each forecast's own spread. While many answers fall outside, outward moves are larger.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from controlplane.core.memory import Floats
+from predictors.length_model import LEVELS, MEDIAN, UPPER
+
+_LEVELS = np.array(LEVELS)
+_STEP, _FIRST_STEP, _SETTLES = 0.06, 0.4, 20.0
+_LEAST_SPREAD = 0.1
+_FURTHEST = 12.0
+_MEMORY = 50
+_OUT_BELOW, _BACK_ABOVE = 0.78, 0.86
+_WIDEN = 2.0
+# Of a normal law, between the levels 0.1 and 0.9.
+_SPREADS = 2.563
+
+
+@dataclass(slots=True)
+class Conformal:
+    """`is_out`: lately too many answers were longer than their 0.9 quantile."""
+
+    offsets: Floats = field(default_factory=lambda: np.zeros(len(LEVELS)))
+    seen: int = 0
+    covered: float = 0.9
+    is_out: bool = False
+
+    def adjusted(self, log_quantiles: Floats) -> Floats:
+        moved = log_quantiles + self.offsets * _spread(log_quantiles)
+        return np.maximum.accumulate(moved)
+
+    def observe(self, adjusted: Floats, log_tokens: float, top: float) -> None:
+        """`adjusted` as it was stated; `top` is the request's own limit, which no answer passes."""
+        self.seen += 1
+        # An answer cut at the limit says nothing of levels beyond it.
+        below = (log_tokens <= adjusted + 1e-9) | (adjusted >= top)
+        step = max(_STEP, _FIRST_STEP / (1 + self.seen / _SETTLES))
+        move = step * (_LEVELS - below)
+        if self.is_out:
+            outward = (move > 0) == (LEVELS[MEDIAN] <= _LEVELS)
+            move = np.where(outward, _WIDEN * move, move)
+        self.offsets = np.clip(self.offsets + move, -_FURTHEST, _FURTHEST)
+        self.covered += (float(below[UPPER]) - self.covered) / _MEMORY
+        self.is_out = self.covered < (_BACK_ABOVE if self.is_out else _OUT_BELOW)
+
+
+def _spread(log_quantiles: Floats) -> float:
+    return max(_LEAST_SPREAD, float(log_quantiles[UPPER] - log_quantiles[0]) / _SPREADS)

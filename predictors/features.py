@@ -1,0 +1,117 @@
+"""What is kept of a prompt for forecasts? A few numbers and hashed words, never the text.
+
+Rule: counts are over the whole prompt, words and cues over its beginning and end, where tasks are
+stated; so a long prompt costs no more than a page. The last user turn counts most: words of what came
+before it are not kept.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import log1p
+from typing import Any
+from zlib import crc32
+
+from controlplane.core.request import Gist
+
+BUCKETS = 1 << 15
+MOST_WORDS = 192
+_HEAD, _TAIL = 1_500, 700
+
+_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
+_LENGTH_ASKED = re.compile(
+    r"\b(\d{1,5})[\s-]*(?:\w+\s+)?"
+    r"(words?|sentences?|paragraphs?|lines?|items?|bullets?|examples?|steps?|pages?|tokens?|characters?)\b"
+)
+_TOKENS_EACH = {
+    "word": 1.4, "sentence": 25, "paragraph": 110, "line": 12, "item": 25, "bullet": 25, "example": 60,
+    "step": 35, "page": 600, "token": 1, "character": 0.25,
+}  # fmt: skip
+
+# A cue is the share of a page that says what kind of answer is wanted.
+CUES: Mapping[str, str] = {
+    "code": r"```|\bdef |\bclass |\bimport |#include|\bfunction\b|\bcode\b|\bprogram\b|\bscript\b|\bsql\b",
+    "write": r"\b(?:write|create|generate|compose|draft|develop|design|implement)\b",
+    "explain": r"\b(?:explain|describe|discuss|why|compare|analy[sz]e|elaborate)\b",
+    "list": r"\b(?:list|enumerate|examples|ideas|suggest|steps)\b",
+    "story": r"\b(?:story|essay|article|blog|poem|letter|speech|chapter|novel|scene)\b",
+    "role": r"\b(?:you are|imagine|pretend|act as|role|character)\b",
+    "count": r"\b(?:how many|how much|total|each|calculate|what is the)\b",
+    "short": r"\b(?:brief|briefly|short|concise|one word|one sentence|only|just|tl;?dr|yes or no)\b",
+    "long": r"\b(?:detailed|comprehensive|in[- ]depth|thorough|complete|full|long|step[- ]by[- ]step)\b",
+    "rewrite": r"\b(?:rewrite|translate|summari[sz]e|paraphrase|correct|fix|edit|convert|extract)\b",
+    "choice": r"\b(?:which of|true or false|choose|classify|multiple[- ]choice|option)\b",
+    "structure": r"\b(?:json|yaml|xml|csv|table|markdown|html)\b",
+    "doc": r'"""|>>>|docstring',
+}
+_CUES = tuple(re.compile(pattern) for pattern in CUES.values())
+
+NUMBERS = (
+    "log_characters", "log_lines", "log_before", "log_system", "turns", "digits", "punctuation",
+    "non_ascii", "questions", "ends_with_question", "log_asked", "is_asked", "log_word_length", *CUES,
+)  # fmt: skip
+
+
+def gist_of(prompt: str, *, system: str = "", before: str = "", turns: int = 1) -> Gist:
+    """`prompt` is the last user turn, `before` what was said earlier without the system prompt."""
+    page = prompt if len(prompt) <= _HEAD + _TAIL else f"{prompt[:_HEAD]} {prompt[-_TAIL:]}"
+    page = page.lower()
+    words = _WORD.findall(page)
+    count = max(1, len(words))
+    asked = _asked_tokens(page)
+    numbers = (
+        log1p(len(prompt)),
+        log1p(prompt.count("\n")),
+        log1p(len(before)),
+        log1p(len(system)),
+        float(min(turns, 20)),
+        sum(w.isdecimal() for w in words) / count,
+        sum(len(w) == 1 and not w.isalnum() for w in words) / count,
+        0.0 if page.isascii() else sum(c > "\x7f" for c in page) / len(page),
+        float(min(page.count("?"), 10)),
+        float(page.rstrip().endswith("?")),
+        0.0 if asked is None else log1p(asked),
+        float(asked is not None),
+        log1p(len(page) / count),
+        *(float(cue.search(page) is not None) for cue in _CUES),
+    )
+    return Gist(numbers, tuple(sorted({bucket(word) for word in _terms(words)})[:MOST_WORDS]))
+
+
+def gist_of_chat(messages: Sequence[Mapping[str, Any]]) -> Gist:
+    """Of OpenAI's message objects; parts that are not text are passed over."""
+    said = [(str(message.get("role", "")), _text(message.get("content"))) for message in messages]
+    asked = next((at for at in reversed(range(len(said))) if said[at][0] == "user"), len(said) - 1)
+    return gist_of(
+        said[asked][1] if said else "",
+        system=" ".join(text for role, text in said if role in ("system", "developer")),
+        before=" ".join(t for role, t in said[: max(0, asked)] if role not in ("system", "developer")),
+        turns=len(said),
+    )
+
+
+def bucket(term: str) -> int:
+    """The same in every process, unlike `hash`."""
+    return crc32(term.encode("utf-8", "replace")) % BUCKETS
+
+
+def _terms(words: Sequence[str]) -> Iterator[str]:
+    """Where the prompt starts says most of its task, so its first words count apart too."""
+    yield from words
+    for at in range(min(len(words) - 1, 60)):
+        yield f"{words[at]} {words[at + 1]}"
+    for word in words[:3]:
+        yield f"^{word}"
+
+
+def _asked_tokens(page: str) -> float | None:
+    found = _LENGTH_ASKED.search(page)
+    return None if found is None else int(found[1]) * _TOKENS_EACH[found[2].rstrip("s")]
+
+
+def _text(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        return " ".join(part for part in parts if isinstance(part, str))
+    return ""

@@ -1,0 +1,73 @@
+"""What survives a restart? Model, examples and calibration, in one versioned file.
+
+Rule: a file is written beside its place and then takes it, so it is whole or absent. One that cannot be
+read, or is of another version, is set aside under another name and said so: starting cold is no error.
+"""
+
+import json
+import logging
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from predictors.examples import Table
+from predictors.length_model import LengthModel, of_arrays
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """`standing` is what `LearnedLengths.standing` gave."""
+
+    table: Table
+    model: LengthModel | None = None
+    standing: Mapping[str, Any] | None = None
+
+
+def save(path: Path, kept: Kept) -> None:
+    """Raises OSError."""
+    arrays: dict[str, Any] = {f"table.{f.name}": getattr(kept.table, f.name) for f in fields(Table)}
+    if kept.model is not None:
+        arrays |= {f"model.{name}": array for name, array in kept.model.arrays().items()}
+    arrays["standing"] = np.frombuffer(json.dumps(kept.standing).encode(), np.uint8)
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        np.savez_compressed(file, version=np.array(VERSION), **arrays)
+    partial.replace(path)
+
+
+def read(path: Path) -> Kept:
+    """Raises OSError if it is not there, ValueError if it is not what `save` wrote."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        if int(arrays.get("version", 0)) != VERSION:
+            raise ValueError(f"version {arrays.get('version')}; this program reads {VERSION}")
+        table = Table(**{f.name: arrays[f"table.{f.name}"] for f in fields(Table)})
+        model = {n.removeprefix("model."): a for n, a in arrays.items() if n.startswith("model.")}
+        standing = json.loads(arrays["standing"].tobytes())
+        return Kept(table, of_arrays(model) if model else None, standing)
+    except FileNotFoundError:
+        raise
+    except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: no saved predictor: {error}") from error
+
+
+def read_or_set_aside(path: Path) -> Kept | None:
+    """None if there is nothing to go on with."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        aside = path.with_name(f"{path.name}.corrupt")
+        path.replace(aside)
+        log.warning("%s; it was set aside as %s and length forecasts start from their priors", error, aside)
+        return None

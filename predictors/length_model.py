@@ -1,0 +1,100 @@
+"""What does a prompt say of its answer's length? A ridge for the middle, trees for the whole distribution.
+
+Rule: everything is learned on the logarithm of tokens. The ridge's part in training the trees comes from
+ridges that had not seen the row, nor any like it; so the spread that the trees learn is the spread of
+new prompts.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from controlplane.core.memory import Floats
+from predictors.examples import ROW, Table
+from predictors.features import BUCKETS
+from predictors.ridge import Ridge, fit_ridge
+from predictors.trees import Trees, fit_trees
+
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+MEDIAN, UPPER = LEVELS.index(0.5), LEVELS.index(0.9)
+ENOUGH = 200
+"""Fewer examples teach less than the history of lengths alone."""
+
+_FOLDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LengthModel:
+    """`offsets` [levels] is how answers lie around the ridge's guess; `trees` say how that varies."""
+
+    ridge: Ridge
+    offsets: Floats
+    trees: Trees | None
+
+    def predict(self, numbers: Floats, words: npt.NDArray[np.uint16]) -> Floats:
+        """Log tokens at LEVELS, for one row; they may still cross."""
+        guess = float(self.ridge.predict(numbers, words))
+        found = guess + self.offsets
+        return found if self.trees is None else found + self.trees.predict(np.append(numbers, guess))
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Everything, by name, for `of_arrays`."""
+        parts: dict[str, Any] = {"ridge": self.ridge, "trees": self.trees}
+        found = {
+            f"{name}.{field.name}": np.asarray(getattr(part, field.name))
+            for name, part in parts.items()
+            if part is not None
+            for field in fields(part)
+        }
+        return {**found, "offsets": self.offsets}
+
+
+def of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> LengthModel:
+    """Raises KeyError or ValueError if they are no model of these features and levels."""
+    parts: dict[str, Any] = {f.name: arrays[f"ridge.{f.name}"] for f in fields(Ridge)}
+    ridge = Ridge(**{**parts, "base": float(parts["base"])})
+    trees = None
+    if "trees.leaves" in arrays:
+        trees = Trees(**{f.name: arrays[f"trees.{f.name}"] for f in fields(Trees)})
+    model = LengthModel(ridge, arrays["offsets"], trees)
+    if ridge.slopes.shape != (len(ROW),) or model.offsets.shape != (len(LEVELS),):
+        raise ValueError(
+            f"a model of {ridge.slopes.shape} numbers and {model.offsets.shape} levels; this version has "
+            f"{len(ROW)} and {len(LEVELS)}"
+        )
+    return model
+
+
+def fit(table: Table) -> LengthModel:
+    """Raises ValueError for fewer than ENOUGH rows."""
+    if len(table) < ENOUGH:
+        raise ValueError(f"{len(table)} examples: at least {ENOUGH} are needed; wait for more")
+    numbers, words, target = table.numbers, table.words, table.log_tokens
+    fold = table.groups % _FOLDS
+    guess = np.full(len(table), target.mean())
+    for held in range(_FOLDS):
+        out, rest = fold == held, fold != held
+        if out.any() and rest.sum() > 1:
+            guess[out] = fit_ridge(numbers[rest], words[rest], target[rest]).predict(numbers[out], words[out])
+    offsets = np.quantile(target - guess, LEVELS)
+    rows = np.column_stack([numbers, guess])
+    trees = fit_trees(rows, target, guess[:, None] + offsets, np.array(LEVELS))
+    return LengthModel(fit_ridge(numbers, words, target), offsets, trees)
+
+
+@cache
+def prior() -> LengthModel:
+    """Learned from public prompts (see `benchmark_control_plane.prediction`): numbers and cues, no words."""
+    shipped = json.loads(files("predictors").joinpath("prior.json").read_text(encoding="utf-8"))
+    slopes = np.array([float(shipped["slopes"].get(name, 0.0)) for name in ROW])
+    center = np.array([float(shipped["center"].get(name, 0.0)) for name in ROW])
+    nothing = np.zeros(BUCKETS, np.float32)
+    scale = np.array([float(shipped["scale"].get(name, 1.0)) for name in ROW])
+    ridge = Ridge(nothing, nothing, center, scale, slopes, float(shipped["base"]))
+    return LengthModel(ridge, np.array([float(shipped["offsets"][str(level)]) for level in LEVELS]), None)

@@ -1,0 +1,102 @@
+"""How do all quantiles move with the features? Boosted oblivious trees, one vector of quantiles a leaf.
+
+Rule: every level of a tree asks one question of all rows, so a tree is `depth` comparisons and a table.
+Trees look in turn for what moves all quantiles together and for what spreads them; each leaf then
+takes a step towards the quantiles of its residuals.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from controlplane.core.memory import Floats
+
+_BINS = 32
+_PRIOR_ROWS = 20.0
+_ROWS_A_TREE = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """`features` and `thresholds` are [trees, depth], `leaves` [trees, 2^depth, levels]."""
+
+    features: npt.NDArray[np.int16]
+    thresholds: npt.NDArray[np.float32]
+    leaves: npt.NDArray[np.float32]
+
+    def predict(self, row: Floats) -> Floats:
+        """What to add to each level, for one row of features."""
+        bits = row[self.features] > self.thresholds
+        leaf = bits @ (1 << np.arange(bits.shape[1]))
+        found: Floats = self.leaves[np.arange(len(leaf)), leaf].sum(0, dtype=float)
+        return found
+
+
+def fit_trees(
+    rows: Floats,
+    target: Floats,
+    start: Floats,
+    levels: Floats,
+    *,
+    trees: int = 100,
+    depth: int = 4,
+    rate: float = 0.1,
+    seed: int = 0,
+) -> Trees:
+    """`start` [rows, levels] is what the trees add to."""
+    rng = np.random.default_rng(seed)
+    edges = [np.unique(np.quantile(column, np.linspace(0, 1, _BINS + 1)[1:-1])) for column in rows.T]
+    binned = np.stack([np.searchsorted(e, column) for e, column in zip(edges, rows.T, strict=True)], 1)
+    now = start.copy()
+    whole, spread = np.ones(len(levels)), np.sign(levels - 0.5)
+    features = np.zeros((trees, depth), np.int16)
+    thresholds = np.zeros((trees, depth), np.float32)
+    leaves = np.zeros((trees, 1 << depth, len(levels)), np.float32)
+    for at in range(trees):
+        gradient = (levels - (target[:, None] < now)) @ (spread if at % 3 == 2 else whole)
+        some = np.flatnonzero(rng.random(len(rows)) < _ROWS_A_TREE)
+        leaf = np.zeros(len(rows), int)
+        for level in range(depth):
+            feature, cut = _best_cut(binned[some], leaf[some], gradient[some], 1 << level, rng)
+            features[at, level] = feature
+            thresholds[at, level] = edges[feature][cut] if len(edges[feature]) else np.inf
+            leaf += (binned[:, feature] > cut).astype(int) << level
+        for index in range(1 << depth):
+            inside = leaf == index
+            own = some[inside[some]]
+            if len(own):
+                step = _quantiles(target[own, None] - now[own], levels)
+                leaves[at, index] = rate * step * len(own) / (len(own) + _PRIOR_ROWS)
+                now[inside] += leaves[at, index]
+    return Trees(features, thresholds, leaves)
+
+
+def _best_cut(
+    binned: npt.NDArray[np.int64],
+    leaf: npt.NDArray[np.int64],
+    gradient: Floats,
+    leaves: int,
+    rng: np.random.Generator,
+) -> tuple[int, int]:
+    """(feature, last bin on the left) that splits all leaves best, of a random half of the features."""
+    best, found = -1.0, (0, 0)
+    for feature in rng.permutation(binned.shape[1])[: max(1, (binned.shape[1] + 1) // 2)]:
+        place = leaf * _BINS + binned[:, feature]
+        size = leaves * _BINS
+        left = np.bincount(place, gradient, size).reshape(leaves, _BINS).cumsum(1)
+        count = np.bincount(place, minlength=size).reshape(leaves, _BINS).cumsum(1)
+        right, others = left[:, -1:] - left, count[:, -1:] - count
+        gain = (left**2 / (count + _PRIOR_ROWS) + right**2 / (others + _PRIOR_ROWS)).sum(0)
+        cut = int(gain[:-1].argmax())
+        if gain[cut] > best:
+            best, found = float(gain[cut]), (int(feature), cut)
+    return found
+
+
+def _quantiles(residuals: Floats, levels: Floats) -> Floats:
+    """Of each column its own level."""
+    ordered = np.sort(residuals, axis=0)
+    place = np.clip(np.rint(levels * (len(ordered) + 1) - 1), 0, len(ordered) - 1).astype(int)
+    found: Floats = ordered[place, np.arange(len(levels))]
+    return found

@@ -1,0 +1,61 @@
+"""What was learned survives; what cannot be read is set aside."""
+
+import logging
+from random import Random
+
+import numpy as np
+import pytest
+
+from predictors.keeping import Kept, read, read_or_set_aside, save
+from predictors.learned import LearnedLengths
+from predictors.training import trained_elsewhere
+
+
+@pytest.fixture
+def learned(traffic):
+    lengths = LearnedLengths(remember=250)
+    for request, tokens in traffic(Random(0), 250):
+        lengths.forecast(request)
+        lengths.observe(request, tokens)
+    return lengths
+
+
+def test_another_process_learns_a_model_that_survives_the_file(tmp_path, learned):
+    model = trained_elsewhere(Kept(learned.examples.table()))
+    path = tmp_path / "lengths.npz"
+    save(path, Kept(learned.examples.table(), model, learned.standing()))
+    kept = read_or_set_aside(path)
+    assert kept is not None and kept.model is not None
+    table = learned.examples.table()
+    before = model.predict(table.numbers[3], table.words[3])
+    assert kept.model.predict(table.numbers[3], table.words[3]) == pytest.approx(before)
+    assert before[5] != pytest.approx(learned.model.predict(table.numbers[3], table.words[3])[5])
+    assert kept.standing == learned.standing()
+    assert path.stat().st_size < 5_000_000
+
+
+def test_too_few_examples_are_the_failure_that_the_process_reports(learned):
+    with pytest.raises(RuntimeError, match="at least 200 are needed"):
+        trained_elsewhere(Kept(learned.examples.table().head(10)))
+
+
+def test_no_file_is_a_cold_start(tmp_path):
+    assert read_or_set_aside(tmp_path / "none.npz") is None
+
+
+@pytest.mark.parametrize("how", ["cut", "garbage", "version"])
+def test_a_file_that_cannot_be_read_is_set_aside(tmp_path, caplog, learned, how):
+    path = tmp_path / "lengths.npz"
+    save(path, Kept(learned.examples.table(), None, learned.standing()))
+    if how == "version":
+        with path.open("wb") as file:
+            np.savez(file, version=np.array(99))
+    else:
+        path.write_bytes(path.read_bytes()[:500] if how == "cut" else b"garbage")
+    with caplog.at_level(logging.WARNING):
+        assert read_or_set_aside(path) is None
+    assert not path.exists()
+    assert path.with_name("lengths.npz.corrupt").exists()
+    assert "set aside" in caplog.text
+    with pytest.raises(FileNotFoundError):
+        read(path)

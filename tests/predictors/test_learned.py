@@ -1,0 +1,80 @@
+"""The model is used where it is better than history, and coverage is kept through both."""
+
+from random import Random
+
+import pytest
+
+from predictors.keeping import Kept
+from predictors.learned import LearnedLengths
+from predictors.length_model import fit
+
+
+def serve(lengths, requests):
+    """Share of answers within the stated 0.9 quantile."""
+    within = []
+    for request, tokens in requests:
+        within.append(tokens <= lengths.forecast(request).quantile(0.9))
+        lengths.observe(request, tokens)
+    return sum(within) / len(within)
+
+
+def test_cold_it_expects_neither_one_token_nor_all(a_request):
+    forecast = LearnedLengths().forecast(a_request(prompt="Tell me about bees.", max_tokens=100_000))
+    assert 30 < forecast.quantile(0.5) < 1_000
+    assert forecast.quantile(1.0) < 20_000
+
+
+def test_no_forecast_passes_the_limit(a_request):
+    forecast = LearnedLengths().forecast(a_request(prompt="Write a book.", max_tokens=7))
+    assert (forecast.tokens[0] >= 1, forecast.tokens[-1]) == (True, 7)
+
+
+def test_a_model_that_knows_prompts_beats_history_and_covers(traffic, a_request):
+    random, lengths = Random(0), LearnedLengths()
+    serve(lengths, traffic(random, 500))
+    lengths.swap(fit(lengths.examples.table()))
+    serve(lengths, traffic(random, 200))
+    assert serve(lengths, traffic(random, 600)) == pytest.approx(0.9, abs=0.03)
+    medians = {kind: lengths.forecast(a_request(prompt=f"{kind} topic 3", max_tokens=8_000)).quantile(0.5)
+               for kind in ("list", "explain", "essay")}  # fmt: skip
+    assert medians == {
+        "list": pytest.approx(40, rel=0.2),
+        "explain": pytest.approx(200, rel=0.2),
+        "essay": pytest.approx(900, rel=0.2),
+    }
+
+
+def test_a_model_that_has_become_wrong_gives_way_to_history(traffic, a_request):
+    """Answers stop depending on what the model had learned."""
+    random, lengths = Random(1), LearnedLengths()
+    serve(lengths, traffic(random, 400))
+    lengths.swap(fit(lengths.examples.table()))
+    for _ in range(600):
+        request = a_request(prompt=f"{random.choice(['list', 'essay'])} topic", max_tokens=8_000)
+        lengths.forecast(request)
+        lengths.observe(request, random.randint(95, 105))
+    found = [lengths.forecast(a_request(prompt=f"{k} topic", max_tokens=8_000)) for k in ("list", "essay")]
+    assert [f.quantile(0.5) for f in found] == [pytest.approx(100, abs=8)] * 2
+
+
+def test_after_a_switch_of_model_coverage_is_back_within_500(traffic):
+    random, lengths = Random(2), LearnedLengths()
+    serve(lengths, traffic(random, 500))
+    lengths.swap(fit(lengths.examples.table()))
+    serve(lengths, traffic(random, 500))
+    serve(lengths, traffic(random, 500, factor=3.0))
+    assert serve(lengths, traffic(random, 500, factor=3.0)) == pytest.approx(0.9, abs=0.025)
+
+
+def test_a_restart_goes_on_where_it_ended(traffic, a_request):
+    random, lengths = Random(3), LearnedLengths(remember=300)
+    serve(lengths, traffic(random, 400))
+    lengths.swap(fit(lengths.examples.table()))
+    serve(lengths, traffic(random, 100))
+    again = LearnedLengths(remember=300)
+    again.restore(Kept(lengths.examples.table(), lengths.model, lengths.standing()))
+    asked = a_request(prompt="essay topic 4", max_tokens=8_000)
+    assert again.forecast(asked).quantile(0.5) == pytest.approx(
+        lengths.forecast(asked).quantile(0.5), rel=0.02
+    )
+    assert len(again.examples) == 300

@@ -1,0 +1,63 @@
+"""An operator's own logs teach and judge the predictor, by the command `tandem predictor`."""
+
+import json
+from random import Random
+
+import pytest
+
+from controlplane.cli import main
+from predictors.keeping import read
+
+
+@pytest.fixture
+def log(tmp_path):
+    random, path = Random(0), tmp_path / "log.jsonl"
+    lines = []
+    for number in range(400):
+        kind, tokens = random.choice([("list", 40), ("essay", 900)])
+        content = f"{kind} topic {number % 20}"
+        prompt = content if number % 2 else [{"role": "user", "content": content}]
+        answer = round(tokens * random.lognormvariate(0, 0.2))
+        lines.append(json.dumps({"prompt": prompt, "output_tokens": answer, "model": "m", "class": "chat"}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_train_writes_what_the_service_takes_up(tmp_path, log, capsys):
+    file = tmp_path / "lengths.npz"
+    assert main(["predictor", "train", str(log), "--to", str(file)]) == 0
+    kept = read(file)
+    assert (len(kept.table), kept.model is not None) == (400, True)
+    assert "400" in capsys.readouterr().out
+
+
+def test_eval_says_how_it_would_have_done(log, capsys):
+    assert main(["predictor", "eval", str(log)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["answers"] == 400
+    assert found["coverage"]["chat"] == pytest.approx(0.9, abs=0.06)
+    assert found["pinball"]["chat"] < found["error"]["chat"] < 350
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 1"),
+        ('{"prompt": "x", "model": "m"}', "output_tokens"),
+        ('{"prompt": "x", "model": "m", "output_tokens": -1}', "output_tokens=-1"),
+        ('{"prompt": 5, "model": "m", "output_tokens": 1}', "line 1"),
+        ("[]", "line 1"),
+    ],
+)
+def test_a_line_that_is_none_is_named(tmp_path, capsys, line, said):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(line + "\n", encoding="utf-8")
+    assert main(["predictor", "eval", str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_too_short_a_log_says_how_many_are_needed(tmp_path, log, capsys):
+    short = tmp_path / "short.jsonl"
+    short.write_text("".join(log.read_text(encoding="utf-8").splitlines(keepends=True)[:50]))
+    assert main(["predictor", "train", str(short), "--to", str(tmp_path / "x.npz")]) == 2
+    assert "at least 200" in capsys.readouterr().err

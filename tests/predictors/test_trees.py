@@ -1,0 +1,25 @@
+import numpy as np
+import pytest
+
+from predictors.trees import fit_trees
+
+LEVELS = np.array([0.1, 0.5, 0.9])
+
+
+def test_middle_and_spread_follow_their_features():
+    """y = x0 + (1 + 3 x1) * noise, noise standard normal: quantiles are known."""
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([rng.integers(0, 2, 4_000), rng.integers(0, 2, 4_000), rng.normal(size=4_000)])
+    target = 4.0 * rows[:, 0] + (1 + 3 * rows[:, 1]) * rng.normal(size=4_000)
+    start = np.tile(np.quantile(target, LEVELS), (4_000, 1))
+    trees = fit_trees(rows, target, start, LEVELS)
+    for x0, x1 in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        found = start[0] + trees.predict(np.array([x0, x1, 0.0]))
+        wanted = 4 * x0 + (1 + 3 * x1) * np.array([-1.2816, 0.0, 1.2816])
+        assert found == pytest.approx(wanted, abs=0.25 * (1 + 3 * x1))
+
+
+def test_a_feature_that_never_varies_is_no_question():
+    rows, target = np.ones((100, 1)), np.arange(100.0)
+    start = np.tile(np.quantile(target, LEVELS), (100, 1))
+    assert np.abs(fit_trees(rows, target, start, LEVELS, trees=10).predict(np.ones(1))).max() < 2.0
