@@ -129,6 +129,7 @@ class _Book:
     ids: list[str] = field(default_factory=list)
     rows: Floats = field(default_factory=lambda: np.zeros((_COLUMNS, _FIRST_SLOTS)))
     wanted: int = 0
+    held: int = 0
 
     def table(self) -> LeaseTable:
         count = len(self.leases)
@@ -136,7 +137,12 @@ class _Book:
 
 
 class MemoryLedger:
-    """Conserves the pool. What its leases want beyond the ceiling is a deficit, never held memory."""
+    """Conserves the pool: what owners hold together is never more than it has.
+
+    Memory that a lease holds stays held until the lease shrinks or closes, whatever becomes of quotas
+    meanwhile; until then nobody else can have it. What leases want beyond the ceiling is a deficit, never
+    held memory.
+    """
 
     def __init__(self, quotas: Mapping[Owner, Quota]) -> None:
         self._books = {owner: _Book(quota) for owner, quota in quotas.items()}
@@ -146,7 +152,8 @@ class MemoryLedger:
         return self._books[owner].quota
 
     def set_quota(self, owner: Owner, quota: Quota) -> None:
-        """A quota below current use takes nothing away; it stops admission until use has fallen."""
+        """A quota below current use takes nothing away; it stops admission until use has fallen, and what
+        the others gain by it they get only then."""
         others = sum(b.quota.nominal for o, b in self._books.items() if o is not owner)
         if others + quota.nominal > self.capacity:
             raise ValueError(
@@ -154,26 +161,32 @@ class MemoryLedger:
                 f"{self.capacity} bytes; lower it or another quota first"
             )
         self._books[owner].quota = quota
+        self._settle()
 
     def wanted(self, owner: Owner) -> int:
         """Bytes that the owner's leases stand at, whether or not the pool has them."""
         return self._books[owner].wanted
 
     def ceiling(self, owner: Owner) -> int:
-        """Nominal quota, plus what it may borrow of what the others now leave unused and lend."""
+        """Nominal quota, plus what it may borrow of what the others now leave unused and lend; but no more
+        than it and nobody hold."""
         lent = sum(
             min(book.quota.lend_limit, max(0, book.quota.nominal - book.wanted))
             for other, book in self._books.items()
             if other is not owner
         )
-        quota = self._books[owner].quota
-        return quota.nominal + min(quota.borrow_limit, lent)
+        book, quota = self._books[owner], self._books[owner].quota
+        return min(quota.nominal + min(quota.borrow_limit, lent), book.held + self.free())
 
     def held(self, owner: Owner) -> int:
-        return min(self._books[owner].wanted, self.ceiling(owner))
+        return self._books[owner].held
+
+    def free(self) -> int:
+        """Bytes of the pool that nobody holds."""
+        return self.capacity - sum(book.held for book in self._books.values())
 
     def deficit(self, owner: Owner) -> int:
-        return self._books[owner].wanted - self.held(owner)
+        return self._books[owner].wanted - self._books[owner].held
 
     def table(self, owner: Owner) -> LeaseTable:
         return self._books[owner].table()
@@ -200,6 +213,7 @@ class MemoryLedger:
         book.leases.append(lease)
         book.ids.append(request_id)
         book.wanted += footprint.base
+        self._settle()
         return lease
 
     def grow(self, lease: Lease, steps: int) -> int:
@@ -214,7 +228,15 @@ class MemoryLedger:
         rows[0, row] += added
         rows[2, row] = left
         book.wanted += added
+        self._settle()
         return left
+
+    def follow(self, lease: Lease, *, held: int, per_step: int) -> None:
+        """The holder says what it really stands at, and what a step adds to it."""
+        book, row = self._live(lease)
+        book.wanted += held - int(book.rows[0, row])
+        book.rows[:2, row] = (held, per_step)
+        self._settle()
 
     def reforecast(self, lease: Lease, *, steps: int, spread: float) -> None:
         book, row = self._live(lease)
@@ -230,6 +252,7 @@ class MemoryLedger:
             book.leases[row], book.ids[row] = last, last_id
             last.row = row
         lease.row = None
+        self._settle()
 
     def check_integrity(self) -> None:
         """Raises MemoryRuleBroken when rows, leases and totals disagree."""
@@ -237,10 +260,20 @@ class MemoryLedger:
             count = len(book.leases)
             if book.wanted != int(book.rows[0, :count].sum()):
                 raise MemoryRuleBroken(f"{owner}: total {book.wanted} is not the sum of its leases")
+            if not 0 <= book.held <= book.wanted:
+                raise MemoryRuleBroken(f"{owner}: {book.held} bytes held, its leases want {book.wanted}")
             if [lease.row for lease in book.leases] != list(range(count)):
                 raise MemoryRuleBroken(f"{owner}: a lease points at another's row")
-        if sum(self.held(owner) for owner in self._books) > self.capacity:
-            raise MemoryRuleBroken("more memory is held than the pool has; lower a borrow_limit")
+        if self.free() < 0:
+            raise MemoryRuleBroken("more memory is held than the pool has")
+
+    def _settle(self) -> None:
+        """What is wanted less is given back; deficits are made good from what is free then."""
+        for book in self._books.values():
+            book.held = min(book.held, book.wanted)
+        for owner, book in self._books.items():
+            if book.held < book.wanted:
+                book.held = max(book.held, min(book.wanted, self.ceiling(owner)))
 
     def _live(self, lease: Lease) -> tuple[_Book, int]:
         if lease.row is None:

@@ -70,6 +70,11 @@ class Ledger(RuleBasedStateMachine):
         self.ledger.grow(lease, steps)
         self.expected[lease] = (base + per_step * steps, per_step, max(1, left - steps))
 
+    @rule(lease=leases, held=st.integers(0, 400), per_step=st.integers(0, 30))
+    def follow(self, lease: Lease, held: int, per_step: int) -> None:
+        self.ledger.follow(lease, held=held, per_step=per_step)
+        self.expected[lease] = (held, per_step, self.expected[lease][2])
+
     @rule(lease=leases, steps=st.integers(0, 40), spread=st.floats(0, 50))
     def reforecast(self, lease: Lease, steps: int, spread: float) -> None:
         self.ledger.reforecast(lease, steps=steps, spread=spread)
@@ -88,13 +93,15 @@ class Ledger(RuleBasedStateMachine):
     def set_quota(self, owner: Owner, nominal: int, borrow: int, lend: float) -> None:
         other = next(o for o in Owner if o is not owner)
         wanted = self.ledger.wanted(owner)
+        held = {one: self.ledger.held(one) for one in Owner}
         quota = Quota(nominal, borrow, int(nominal * lend))
         if nominal + self.ledger.quota(other).nominal > POOL:
             with pytest.raises(ValueError, match="sum to at most the pool's 1000 bytes"):
                 self.ledger.set_quota(owner, quota)
         else:
             self.ledger.set_quota(owner, quota)
-        assert self.ledger.wanted(owner) == wanted, "a quota takes nothing away"
+        assert self.ledger.wanted(owner) == wanted
+        assert all(self.ledger.held(one) >= held[one] for one in Owner), "a quota takes nothing away"
 
     @precondition(lambda self: self.expected)
     @rule(owner=OWNERS)
@@ -111,16 +118,15 @@ class Ledger(RuleBasedStateMachine):
         ledger = self.ledger
         ledger.check_integrity()
         assert sum(ledger.held(owner) for owner in Owner) <= ledger.capacity == POOL
-        borrowers = 0
         for owner in Owner:
             quota, held = ledger.quota(owner), ledger.held(owner)
-            assert 0 <= held <= quota.nominal + quota.borrow_limit
-            assert ledger.wanted(owner) == held + ledger.deficit(owner)
+            other = next(o for o in Owner if o is not owner)
+            assert 0 <= held <= ledger.wanted(owner) == held + ledger.deficit(owner)
+            assert ledger.ceiling(owner) <= min(quota.nominal + quota.borrow_limit, POOL - ledger.held(other))
+            assert ledger.deficit(owner) == 0 or held >= ledger.ceiling(owner), "room is used"
             assert ledger.wanted(owner) == sum(
                 base for lease, (base, _, _) in self.expected.items() if lease.owner is owner
             )
-            borrowers += held > quota.nominal
-        assert borrowers <= 1, "who borrows has nothing to lend"
 
 
 Ledger.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -173,6 +179,30 @@ def test_what_if_tables_leave_the_original_alone() -> None:
     assert fewer.ids == ("a", "c", "d")
     assert (fewer.base.tolist(), fewer.variance.tolist()) == ([10, 10, 7], [4, 4, 9])
     assert table.ids == ("a", "b", "c")
+
+
+def test_what_a_lowered_quota_leaves_held_nobody_else_gets() -> None:
+    ledger = MemoryLedger({Owner.LLM: Quota(80), Owner.EMBEDDING: Quota(20)})
+    lease = ledger.open("a", Owner.LLM, Footprint(80), priority=0)
+    ledger.set_quota(Owner.LLM, Quota(30))
+    ledger.set_quota(Owner.EMBEDDING, Quota(70))
+    assert (ledger.held(Owner.LLM), ledger.ceiling(Owner.EMBEDDING)) == (80, 20)
+    with pytest.raises(MemoryRuleBroken, match="20 free under the embedding quota"):
+        ledger.open("b", Owner.EMBEDDING, Footprint(21), priority=0)
+    ledger.follow(lease, held=30, per_step=1)
+    assert (ledger.held(Owner.LLM), ledger.ceiling(Owner.EMBEDDING)) == (30, 70)
+    ledger.open("b", Owner.EMBEDDING, Footprint(70), priority=0)
+    ledger.check_integrity()
+
+
+def test_a_lender_that_wants_its_memory_back_waits_for_it() -> None:
+    ledger = MemoryLedger({Owner.LLM: Quota(50, borrow_limit=50), Owner.EMBEDDING: Quota(50, lend_limit=50)})
+    borrowed = ledger.open("a", Owner.LLM, Footprint(90), priority=0)
+    ledger.open("b", Owner.EMBEDDING, Footprint(10), priority=0)
+    assert (ledger.held(Owner.LLM), ledger.ceiling(Owner.EMBEDDING)) == (90, 10)
+    assert ledger.ceiling(Owner.LLM) == 90
+    ledger.close(borrowed)
+    assert ledger.ceiling(Owner.EMBEDDING) == 50
 
 
 def test_many_leases_outgrow_the_first_table() -> None:
