@@ -32,6 +32,7 @@ from controlplane.core.ports import (
     Vectors,
 )
 from controlplane.core.request import Request
+from controlplane.core.view import Pace
 
 __all__ = ["Run", "Script", "ScriptedEmbedder", "ScriptedGenerator"]
 
@@ -62,6 +63,7 @@ class ScriptedGenerator(ScriptedEngine):
         self.quota_bytes = kv_bytes
         self.options: dict[str, Any] = {}
         self.forecasts: dict[str, LengthForecast] = {}
+        self.pace: Pace | None = None
         self.geometry = geometry
         self.kv_bytes = kv_bytes
         self.max_model_tokens = max_model_tokens
@@ -157,6 +159,7 @@ class ScriptedGenerator(ScriptedEngine):
             quota_bytes=self.quota_bytes if self.orders else None,
             ceded_bytes=max(0, self.kv_bytes - max(self.quota_bytes, used)),
             held_bytes=held if self.orders else None,
+            pace=self.pace,
         )
 
     async def _deltas(self, run: Run, sampling: Sampling) -> AsyncGenerator[Delta]:

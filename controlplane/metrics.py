@@ -51,6 +51,13 @@ class Metrics:
         self.deficit_bytes = gauge("deficit_bytes", "Bytes that leases want beyond the ceiling", ("owner",))
         self.reserved_bytes = gauge("reserved_bytes", "Predicted peak of the open leases", ("owner",))
         self.used_bytes = gauge("engine_used_bytes", "Bytes in use as the engine reports them", ("owner",))
+        self.ceded_bytes = gauge(
+            "engine_ceded_bytes", "Bytes of its cache that the engine leaves to others", ("owner",)
+        )
+        self.engine_running = gauge("engine_requests_running", "Requests that the engine runs", ("owner",))
+        self.engine_waiting = gauge(
+            "engine_requests_waiting", "Requests that wait inside the engine", ("owner",)
+        )
         self.engine_preemptions = gauge(
             "engine_preemptions", "Preemptions that the engine reports", ("owner",)
         )

@@ -48,6 +48,19 @@ class ObservedPace:
         self._per_token += share * (_clipped(seen, self._per_token) - self._per_token)
 
 
+class ReportedPace:
+    """For an engine that measures itself: seen from outside, a request's start is not known."""
+
+    def __init__(self) -> None:
+        self.pace: Pace | None = None
+
+    def observe_step(self, took: Duration) -> None:
+        pass
+
+    def observe_prefill(self, prompt_tokens: int, took: Duration) -> None:
+        pass
+
+
 def _clipped(value: float, present: float) -> float:
     if present <= 0.0:
         return value

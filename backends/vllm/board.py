@@ -125,6 +125,10 @@ class Board:
         start = self._sequence % 2 * _HALF
         self._memory[start : start + len(half)] = half
 
+    def newest(self) -> int:
+        """The sequence number of the last write; 0 before the first."""
+        return max(int(_HEAD.unpack_from(self._memory, start)[1]) for start in (0, _HALF))
+
     def read(self) -> Reading | None:
         """None before the first write. Raises TornBoard."""
         for _ in range(_TRIES):

@@ -39,6 +39,7 @@ class Orders:
         self._names: dict[int, str] = {}
         self._forecasts: dict[str, LengthForecast] = {}
         self._sending: asyncio.Task[None] | None = None
+        self._last: tuple[int, EngineState] | None = None
         self.options = options
 
     def entered(self, request_id: str) -> None:
@@ -91,11 +92,18 @@ class Orders:
     # --- state -------------------------------------------------------------------------------
 
     def state(self, *, is_idle: bool) -> EngineState:
-        """`is_idle` if no request is in the engine."""
+        """`is_idle` if no request is in the engine. The same object until the engine's next step."""
+        newest = self._board.newest()
+        if self._last is not None and self._last[0] == newest and not is_idle:
+            return self._last[1]
         reading = self._board.read()
         if reading is None:
-            return EngineState(0, self._total * self._block_bytes, 0, 0, 0, held_bytes={})
-        return self._idle_state(reading) if is_idle else self._state(reading)
+            size = self._total * self._block_bytes
+            return EngineState(0, size, 0, 0, 0, quota_bytes=size, held_bytes={})
+        if is_idle:
+            return self._idle_state(reading)
+        self._last = (newest, self._state(reading))
+        return self._last[1]
 
     def _state(self, reading: Reading) -> EngineState:
         facts, size = reading.facts, self._block_bytes

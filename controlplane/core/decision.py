@@ -10,6 +10,8 @@ from enum import StrEnum
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.memory import Footprint
 
+_AT_ONCE = Duration(0)
+
 
 class Outcome(StrEnum):
     MET = "met"
@@ -53,8 +55,11 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
+    """`wait` is what it is predicted to wait still, inside the engine."""
+
     footprint: Footprint
     victims: tuple[Victim, ...] = ()
+    wait: Duration = _AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ class MemoryLedger:
     def open(self, request_id: str, owner: Owner, footprint: Footprint, *, priority: int) -> Lease:
         """Raises MemoryRuleBroken if the footprint's base is not free now."""
         book = self._books[owner]
-        if book.wanted + footprint.base > self.ceiling(owner):
+        if footprint.base and book.wanted + footprint.base > self.ceiling(owner):
             raise MemoryRuleBroken(
                 f"lease for {request_id}: {footprint.base} bytes wanted, "
                 f"{self.ceiling(owner) - book.wanted} free under the {owner} quota; admit it later"

@@ -52,7 +52,8 @@ class Share:
     """One owner's part of the pool, in bytes. `largest` is the most a single request could ever have;
     `pace` is None until something was observed; a serial owner works its leases off one after
     another, any other all at once. `preemptible` lists possible victims when asked: only a
-    request that would preempt pays for the list."""
+    request that would preempt pays for the list. `inside` is given where the engine itself holds requests
+    back: the work of those that wait in it and go before this one."""
 
     ceiling: int
     held: int
@@ -63,9 +64,13 @@ class Share:
     pace: Pace | None = None
     is_serial: bool = False
     preemptible: Callable[[], tuple[Running, ...]] = _nobody
+    inside: Callable[[Waiting], float] | None = None
 
     def with_lease(self, waiting: Waiting) -> "Share":
         request, footprint = waiting.request, waiting.footprint
+        if self.inside is not None:
+            # It holds nothing before the engine starts it.
+            return replace(self, free_slots=self.free_slots - 1)
         return replace(
             self,
             held=self.held + footprint.base,

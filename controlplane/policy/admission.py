@@ -7,6 +7,9 @@ The collocation proposal's Algorithm 1 with growth, uncertainty and absolute tim
 3. what would miss its deadline by waiting may preempt strictly lower priority, if that suffices;
 4. what can still make it waits, up to a bound; a class that is not sheddable waits in any case;
 5. the rest is rejected with the predicted drain as the time to come back.
+
+Where the engine itself orders, holds back and preempts, 2 and 3 are its business: what it can still make,
+or is not sheddable, goes on to it at once while its queue has places.
 """
 
 from collections.abc import Callable
@@ -73,6 +76,18 @@ class Admission:
         if len(share.leases) == 0:
             return Admit(waiting.footprint)
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
+
+    def try_forward(
+        self, share: Share, look: LookAhead, waiting: Waiting, now: Instant
+    ) -> Admit | Reason | Reject:
+        """For an engine that holds back by itself."""
+        if share.free_slots <= 0 or share.inside is None:
+            return Reason.NO_SLOT
+        wait = predicted_wait(share, look, waiting, ahead=share.inside(waiting))
+        may_reject = waiting.until is not None and waiting.request.service_class.sheddable
+        if may_reject and self._is_late_after(wait, share, waiting, now):
+            return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
+        return Admit(waiting.footprint, wait=wait or Duration(0))
 
     def try_preempt(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | None:
         """Only for a request that waiting would make late, and only if the victims suffice."""

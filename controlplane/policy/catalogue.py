@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from controlplane.core.clock import Duration, milliseconds
+from controlplane.core.view import Waiting
 from controlplane.policy.admission import Admission, AdmissionOptions, Fits, anything, fits_ahead, fits_now
 from controlplane.policy.admit_steps import (
     AheadPolicy,
@@ -124,3 +125,11 @@ def engine_policy(options: EngineOptions) -> EnginePolicy:
             f"has time for; choose one of {', '.join(sorted(ORDERINGS))}"
         )
     return chosen("ordering", ORDERINGS, name).engine(options)
+
+
+def goes_before(options: EngineOptions) -> Callable[[Waiting, Waiting], bool]:
+    """Which of two that wait inside the engine starts first, as far as the gate can tell: by its own rank,
+    or by work where the engine's order is none of the gate's."""
+    if ORDERINGS[options.ordering].gate is None:
+        return lambda one, other: (one.work, one.rank) < (other.work, other.rank)
+    return lambda one, other: one.rank < other.rank

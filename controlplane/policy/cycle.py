@@ -3,7 +3,8 @@
 For each owner, with the queue sorted by rank:
 
 1. reject what can never fit;
-2. admit from the head, each on what the ones before it leave, until one does not fit;
+2. admit from the head, each on what the ones before it leave, until one does not fit (into an engine that
+   holds back by itself: until its queue is full, rejecting who would be late there);
 3. let that one preempt if waiting would make it late, and go on;
 4. reject newcomers beyond the queue's length;
 5. defer or reject the newcomers left: they are told at once, not when their time runs out;
@@ -56,6 +57,8 @@ def _decide_owner(share: Share, queue: Queue, now: Instant, admission: Admission
             continue
         at = bisect_left(left, one.rank, key=_by_rank)
         ahead = sum([w.work for w in left[:at]])
+        if share.inside is not None:
+            ahead += share.inside(one)
         is_new = one.until is None or one.until > now
         if is_new and at >= admission.options.max_waiting:
             wait = predicted_wait(share, look, one, ahead=ahead)
@@ -79,7 +82,13 @@ def _admit_from_head(
     """How many were taken, the share after them, and why the next one was not."""
     look = admission.look(share)
     for taken, waiting in enumerate(queue):
-        verdict = admission.try_admit(share, look, waiting)
+        if share.inside is None:
+            verdict: Admit | Reason | Reject = admission.try_admit(share, look, waiting)
+        else:
+            verdict = admission.try_forward(share, look, waiting, now)
+        if isinstance(verdict, Reject):
+            draft.rejections.append((waiting.request.id, verdict))
+            continue
         if not isinstance(verdict, Admit):
             forced = admission.try_preempt(share, look, waiting, now)
             if forced is None:

@@ -9,7 +9,7 @@ from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
 from controlplane.service.ticket import Ticket
-from predictors.step_time import ObservedPace
+from predictors.step_time import ObservedPace, ReportedPace
 
 
 class Accounting:
@@ -20,7 +20,7 @@ class Accounting:
         ledger: MemoryLedger,
         metrics: Metrics,
         lengths: LengthPredictor,
-        paces: Mapping[Owner, ObservedPace],
+        paces: Mapping[Owner, ObservedPace | ReportedPace],
     ) -> None:
         self._ledger = ledger
         self._metrics = metrics

@@ -15,6 +15,7 @@ from controlplane.core.memory import MemoryLedger, Quota
 from controlplane.core.ports import BackendDown, Embedder, EmbeddingPass, EngineState, Generator
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
+from controlplane.policy.catalogue import goes_before
 from controlplane.service.clocks import MonotonicClock
 from controlplane.service.dispatcher import Dispatcher, Policies
 from controlplane.service.intake import Intake
@@ -160,7 +161,13 @@ class Service:
             name: TenantLimits(t.requests_per_minute, t.tokens_per_minute)
             for name, t in config.tenants.items()
         }
-        policies = Policies(config.admission_policy(), config.ordering_policy(), config.engine_queue())
+        engine = config.engine_options()
+        policies = Policies(
+            config.admission_policy(),
+            config.ordering_policy(),
+            config.engine_queue(),
+            None if engine is None else goes_before(engine),
+        )
         self.dispatcher = Dispatcher(
             clock,
             ledger,
@@ -232,6 +239,7 @@ class Service:
         }
 
     def _owner_state(self, owner: Owner) -> dict[str, int]:
+        self.dispatcher.follow()
         ledger = self.dispatcher.ledger
         leases = ledger.table(owner)
         return {
@@ -260,6 +268,9 @@ class Service:
                 m.running: each("running"),
                 m.waiting: each("waiting"),
                 m.used_bytes: {owner: state.used_bytes for owner, state in engine.items()},
+                m.ceded_bytes: {owner: state.ceded_bytes for owner, state in engine.items()},
+                m.engine_running: {owner: state.running for owner, state in engine.items()},
+                m.engine_waiting: {owner: state.waiting for owner, state in engine.items()},
                 **self._calibration(),
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
             }

@@ -7,7 +7,7 @@ The dispatcher opens leases; every path out closes them through `Accounting.end`
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controlplane.core.clock import Clock, Duration, Instant, between, seconds, to_seconds
 from controlplane.core.decision import Admit, Outcome, Reason, Reject
@@ -23,11 +23,12 @@ from controlplane.policy.decode_slack import Decoding, decode_slack
 from controlplane.policy.ordering import Ordering, work_before_deadline
 from controlplane.service.accounting import Accounting
 from controlplane.service.answer import Answer
+from controlplane.service.inside import GoesBefore, Inside
 from controlplane.service.intake import EmbedJob, GenerateJob
 from controlplane.service.rates import Rates
 from controlplane.service.ticket import Rejected, Ticket
 from controlplane.service.waiting import WaitingRoom
-from predictors.step_time import ObservedPace
+from predictors.step_time import ObservedPace, ReportedPace
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,13 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
+    """`engine_goes_before` says of two that wait inside an engine which it starts first; None where the
+    engine does not order by itself."""
+
     admission: Admission
     ordering: Ordering
     engine_queue: int
+    engine_goes_before: GoesBefore | None = None
 
 
 class Dispatcher:
@@ -69,7 +74,11 @@ class Dispatcher:
         self._idle.set()
         self._is_closed = False
         self.ledger = ledger
-        self.paces = {owner: ObservedPace() for owner in Owner}
+        self.paces: dict[Owner, ObservedPace | ReportedPace] = {owner: ObservedPace() for owner in Owner}
+        self._inside: Inside | None = None
+        if policies.engine_goes_before is not None:
+            self._inside = Inside(generators, ledger, self._tickets, policies.engine_goes_before)
+            self.paces[Owner.LLM] = self._inside.pace
         self.accounting = Accounting(ledger, metrics, lengths, self.paces)
 
     async def generate(self, job: GenerateJob) -> Answer:
@@ -111,7 +120,9 @@ class Dispatcher:
         return Embedded(ticket, vectors)
 
     def set_quota(self, owner: Owner, quota: Quota) -> None:
+        """What waits is decided anew: it may fit no more."""
         self.ledger.set_quota(owner, quota)
+        self._room.reconsider(owner)
         self._decide()
 
     def decode_slack(self) -> Duration | None:
@@ -123,6 +134,11 @@ class Dispatcher:
             if ticket.lease is not None and ticket.request.kind is Kind.GENERATE
         )
         return decode_slack(running, Duration(0) if pace is None else pace.step)
+
+    def follow(self) -> None:
+        """Brings the leases of an engine that orders by itself up to date."""
+        if self._inside is not None:
+            self._inside.follow()
 
     def running(self, owner: Owner) -> int:
         return len(self.ledger.table(owner))
@@ -184,8 +200,8 @@ class Dispatcher:
         until = None if was_accepted else wait_bound(request, footprint, pace, admission.options)
         work = float(footprint.steps) if request.kind is Kind.EMBED else footprint.area
         rank = self._policies.ordering.rank(request, footprint, pace)
-        ticket.rank = rank[0]
-        self._room.enter(Waiting(request, footprint, until, rank, work))
+        ticket.place = Waiting(request, footprint, until, rank, work)
+        self._room.enter(ticket.place)
 
     def stamp(self, ticket: Ticket, steps: int) -> None:
         """The longest sample grew by `steps` tokens."""
@@ -216,6 +232,7 @@ class Dispatcher:
 
     def _decide(self) -> None:
         now = self._clock.now()
+        self.follow()
         queues = self._room.queues(now)
         shares = {owner: self._share(owner, now) for owner, queue in queues.items() if queue.waiting}
         plan = run_cycle(PoolView(shares, queues), now, self._policies.admission)
@@ -234,8 +251,12 @@ class Dispatcher:
         request = ticket.request
         self._room.leave(request.id)
         ticket.departures = tuple(self._preempt(victim.request_id) for victim in admit.victims)
+        footprint = admit.footprint
+        if request.kind is Kind.GENERATE and self._inside is not None:
+            # The engine gives it memory when it starts it.
+            footprint = replace(footprint, base=0, per_step=0)
         ticket.lease = self.ledger.open(
-            request.id, request.kind.owner, admit.footprint, priority=request.service_class.priority
+            request.id, request.kind.owner, footprint, priority=request.service_class.priority
         )
         decision = "ADMIT_WITH_PREEMPTION" if admit.victims else "ADMIT"
         self._metrics.decided(request.kind, decision)
@@ -244,7 +265,7 @@ class Dispatcher:
             ticket.timeline.dispatched = now
             if (pace := self.paces[request.kind.owner].pace) is not None:
                 work = work_before_deadline(request, admit.footprint, pace)
-                ticket.predicted_ttft = Duration(between(request.arrival, now) + work)
+                ticket.predicted_ttft = Duration(between(request.arrival, now) + admit.wait + work)
         ticket.move(Phase.PREFILL)
         ticket.granted.set_result(None)
 
@@ -281,7 +302,7 @@ class Dispatcher:
             *(self._generators if owner is Owner.LLM else self._embedders).values()
         ]
         extra = self._policies.engine_queue if owner is Owner.LLM else 0
-        return Share(
+        share = Share(
             ceiling=ceiling,
             held=ledger.held(owner),
             deficit=ledger.deficit(owner),
@@ -292,6 +313,9 @@ class Dispatcher:
             is_serial=owner is Owner.EMBEDDING,
             preemptible=lambda: self._preemptible(owner, now),
         )
+        if owner is Owner.LLM and self._inside is not None:
+            return replace(share, preemptible=tuple, inside=self._inside.work_before)
+        return share
 
     def _preemptible(self, owner: Owner, now: Instant) -> tuple[Running, ...]:
         pace = self.paces[owner].pace

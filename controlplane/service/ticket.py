@@ -8,7 +8,7 @@ from controlplane.core.decision import Outcome, Reject
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Footprint, Lease
 from controlplane.core.request import Phase, Request, Timeline, moved
-from controlplane.core.view import Pace, Running
+from controlplane.core.view import Pace, Running, Waiting
 
 
 class Rejected(Exception):
@@ -29,7 +29,8 @@ class Ticket:
     forecast: LengthForecast | None
     timeline: Timeline
     granted: asyncio.Future[None]
-    rank: int = 0
+    place: Waiting | None = None
+    """Where it stood in the queue last."""
     phase: Phase = Phase.QUEUED
     lease: Lease | None = None
     decision: str = "ADMIT"
@@ -43,6 +44,10 @@ class Ticket:
 
     def move(self, to: Phase) -> None:
         self.phase = moved(self.phase, to)
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.place is None else self.place.rank[0]
 
     @property
     def queue_ms(self) -> float:

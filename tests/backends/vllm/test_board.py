@@ -33,12 +33,13 @@ def write_many(path: Path, steps: int) -> None:
 
 def test_what_is_written_is_read(tmp_path):
     board = Board.create(tmp_path / "board")
-    assert board.read() is None
+    assert (board.read(), board.newest()) == (None, 0)
     board.write(facts(5), [(key_of("a"), 17, 2), (key_of("b"), 3, 1)])
     reading = board.read()
     assert reading.facts == facts(5)
     assert reading.of("a") == (key_of("a"), 17, 2)
     assert reading.of("nobody") is None
+    assert board.newest() == 1
 
 
 def test_a_reader_in_another_process_never_sees_half_a_step(tmp_path):

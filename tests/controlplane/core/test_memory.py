@@ -53,7 +53,7 @@ class Ledger(RuleBasedStateMachine):
     def open(self, owner: Owner, footprint: Footprint, priority: int) -> Any:
         self.opened += 1
         before = self.ledger.wanted(owner)
-        fits = before + footprint.base <= self.ledger.ceiling(owner)
+        fits = footprint.base == 0 or before + footprint.base <= self.ledger.ceiling(owner)
         try:
             lease = self.ledger.open(f"r{self.opened}", owner, footprint, priority=priority)
         except MemoryRuleBroken as broken:

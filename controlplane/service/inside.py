@@ -1,0 +1,70 @@
+"""What does an engine that orders by itself hold for each request, and who waits in it?
+
+Its requests have leases from the moment they are forwarded, but such a lease stands at what the engine
+really holds: nothing before it starts and after it preempts.
+"""
+
+from collections.abc import Callable, Mapping
+
+from controlplane.core.memory import MemoryLedger
+from controlplane.core.ports import BackendDown, EngineState, Generator
+from controlplane.core.request import Kind
+from controlplane.core.view import Waiting
+from controlplane.service.ticket import Ticket
+from predictors.step_time import ReportedPace
+
+GoesBefore = Callable[[Waiting, Waiting], bool]
+
+
+class Inside:
+    """`tickets` is the dispatcher's own table, `goes_before` the engine's order of two that wait in it."""
+
+    def __init__(
+        self,
+        generators: Mapping[str, Generator],
+        ledger: MemoryLedger,
+        tickets: Mapping[str, Ticket],
+        goes_before: GoesBefore,
+    ) -> None:
+        self._generators = generators
+        self._ledger = ledger
+        self._tickets = tickets
+        self._held: dict[str, int] = {}
+        self._last: EngineState | None = None
+        self.goes_before = goes_before
+        self.pace = ReportedPace()
+
+    def follow(self) -> None:
+        """Brings the leases up to what the engine's last step says."""
+        for generator in self._generators.values():
+            try:
+                state = generator.state()
+            except BackendDown:
+                # Its requests are about to fail, which closes their leases.
+                continue
+            if state is not self._last:
+                self._follow(state)
+
+    def _follow(self, state: EngineState) -> None:
+        self._last = state
+        self.pace.pace = state.pace
+        held = dict(state.held_bytes or {})
+        for name in held.keys() | self._held.keys():
+            size, ticket = held.get(name, 0), self._tickets.get(name)
+            if ticket is None or ticket.lease is None or size == self._held.get(name, 0):
+                continue
+            per_step = ticket.footprint.per_step if size else 0
+            self._ledger.follow(ticket.lease, held=size, per_step=per_step)
+        self._held = held
+
+    def work_before(self, waiting: Waiting) -> float:
+        """Of those inside that have not started, or were preempted, and go before this one."""
+        return sum(
+            place.work
+            for ticket in self._tickets.values()
+            if (place := ticket.place) is not None
+            and ticket.lease is not None
+            and place.request.kind is Kind.GENERATE
+            and place.request.id not in self._held
+            and self.goes_before(place, waiting)
+        )
