@@ -3,7 +3,7 @@
 #   make setup      a virtual environment in .venv with all that development needs
 #   make serve      set up, then serve configs/dev.yaml (CONFIG=... for another)
 #   make test       set up, then every check and every test
-#   make test-fast  only the tests that start no engine
+#   make test-fast  only the tests that start no engine; those of the pages want Chromium, or are skipped
 #   make lint       style, types, import contracts, sizes
 #   make coverage   which lines the quick tests reach
 #   make clean      remove .venv and all caches

@@ -1,7 +1,5 @@
 """How does attainment fall as the load rises? One line per system; its band is the range over the seeds."""
 
-from collections.abc import Sequence
-
 from benchmark_control_plane.report import facts, svg, wording
 from benchmark_control_plane.report.markup import Markup, el, join
 from benchmark_control_plane.report.schema import Results
@@ -24,7 +22,7 @@ def attainment_chart(results: Results, name: str, *, width: int, height: int, ha
     )
     grid = svg.axes(
         frame,
-        x_ticks=_thinned(loads, 12 if has_labels else 6),
+        x_ticks=loads,
         y_ticks=(0, 0.25, 0.5, 0.75, 1),
         x_text=wording.load,
         y_text=lambda share: f"{100 * share:.0f} %",
@@ -107,7 +105,3 @@ def _labels(results: Results, name: str, frame: svg.Frame) -> Markup:
             for (number, system, _), y in zip(ends, heights, strict=True)
         )
     )
-
-
-def _thinned(values: Sequence[float], most: int) -> Sequence[float]:
-    return values[:: -(-len(values) // most)]

@@ -46,7 +46,7 @@ def _chart(
         _WIDTH,
         _HEIGHT,
         svg.Scale(low * 0.9, high * 1.1, 42, _WIDTH - 14, is_log=True),
-        svg.Scale(0.0, 1.0, _HEIGHT - 46, 14),
+        svg.Scale(0.0, 1.0, _HEIGHT - 46, 22),
     )
     grid = svg.axes(
         frame,
@@ -54,7 +54,7 @@ def _chart(
         y_ticks=(0, 0.5, 0.9, 1),
         x_text=_short,
         y_text=lambda share: f"{100 * share:.0f} %",
-        x_title="share of offered requests within … (logarithmic)",
+        x_title="share of offered requests within this time (log scale)",
     )
     lines = []
     for number, curve in reversed(list(curves.items())):
@@ -83,8 +83,8 @@ def _objective(frame: svg.Frame, bound: float | None) -> Markup | None:
     at, anchor = (x - 5, "end") if is_right else (x + 5, "start")
     return el(
         "g",
-        el("line", class_="target", x1=x, x2=x, y1=frame.top - 4, y2=frame.bottom),
-        el("text", f"objective {_short(bound)}", class_="note", x=at, y=frame.top + 4, text_anchor=anchor),
+        el("line", class_="target", x1=x, x2=x, y1=frame.top - 18, y2=frame.bottom),
+        el("text", f"objective {_short(bound)}", class_="note", x=at, y=frame.top - 10, text_anchor=anchor),
     )
 
 

@@ -2,6 +2,7 @@
 
 from benchmark_control_plane.report import blocks, facts, headline, tables, wording
 from benchmark_control_plane.report.curves import attainment_chart
+from benchmark_control_plane.report.frontier import frontier_chart
 from benchmark_control_plane.report.markup import Markup, el, join
 from benchmark_control_plane.report.schema import Results, Run
 from benchmark_control_plane.report.signs import marker, sign
@@ -76,7 +77,15 @@ def attainment(results: Results) -> Markup:
 def _frontier(results: Results) -> Markup | None:
     if not results["max_goodput_rate"]:
         return None
-    return join(el("h3", "Highest rate that keeps the promise"), tables.frontier_table(results))
+    charts = (
+        blocks.figure(f"{wording.share(goal)} of objectives met", frontier_chart(results, goal))
+        for goal in facts.targets(results)
+    )
+    return join(
+        el("h3", "Highest rate that keeps the promise"),
+        el("div", *charts, class_="grid broad"),
+        blocks.as_table(tables.frontier_table(results)),
+    )
 
 
 def _warnings(results: Results) -> list[Markup]:

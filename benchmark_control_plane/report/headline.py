@@ -38,7 +38,8 @@ def ratio_text(mine: Frontier, best: Frontier) -> str:
     overall = wording.times((mine["rps"] or 0.0) / (best["rps"] or 1.0))
     if len(ratios) < 2:
         return overall
-    return f"{overall} ({wording.spread(min(ratios), max(ratios))} over {len(ratios)} seeds)"
+    low, high = wording.times(min(ratios)), wording.times(max(ratios))
+    return f"{overall} ({'the same' if low == high else f'{low} to {high}'} over {len(ratios)} seeds)"
 
 
 def seed_ratios(mine: Frontier, best: Frontier) -> list[float]:

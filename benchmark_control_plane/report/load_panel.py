@@ -87,5 +87,6 @@ def _memory(results: Results, load: float) -> Markup | None:
 
 
 def _memory_figure(memory: Memory, what: str) -> Markup:
-    key = blocks.key({f"o{number}": owner for number, owner in enumerate(memory["by_owner"])})
+    owners = {f"o{number}": owner for number, owner in enumerate(memory["by_owner"])}
+    key = blocks.key({**owners, "dashed": "where a quota ends"})
     return blocks.figure(what, key, memory_chart(memory, what), listed=tables.memory_table(memory, what))

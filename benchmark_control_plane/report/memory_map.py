@@ -10,7 +10,7 @@ from benchmark_control_plane.report import svg, wording
 from benchmark_control_plane.report.markup import Markup, el, join
 from benchmark_control_plane.report.schema import Memory
 
-_WIDTH, _HEIGHT = 520, 250
+_WIDTH, _HEIGHT = 440, 250
 
 
 def memory_chart(memory: Memory, what: str) -> Markup:
@@ -53,7 +53,7 @@ def memory_chart(memory: Memory, what: str) -> Markup:
             lines.append(el("g", path, class_=f"o{number}"))
         below = stacked[number]
     title = f"Memory by owner over time, {what}"
-    return svg.figure("memory", frame, title, grid, join(*layers), join(*lines), class_="medium")
+    return svg.figure("memory", frame, title, grid, join(*layers), join(*lines))
 
 
 def _stacked(series: Sequence[Sequence[float]]) -> list[list[float]]:

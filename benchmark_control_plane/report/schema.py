@@ -23,6 +23,7 @@ from benchmark_control_plane.inputs import BadInput
 
 FORMAT = 1
 OUTCOMES = ("MET", "LATE", "REJECTED", "EVICTED", "ABORTED", "FAILED")
+DECISIONS = ("admit", "admit_with_preemption", "defer", "reject")
 METRICS = ("ttft_ms", "tpot_ms", "tbt_ms", "e2e_ms")
 
 Figure = list[float | None]
@@ -86,13 +87,6 @@ class Engine(TypedDict):
     cache_hit: float | None
 
 
-class Decisions(TypedDict):
-    admit: int
-    admit_with_preemption: int
-    defer: int
-    reject: int
-
-
 class Run(TypedDict):
     """One system under one load with one seed."""
 
@@ -111,7 +105,7 @@ class Run(TypedDict):
     fairness: Fairness
     memory: Memory | None
     engine: Engine | None
-    decisions: Decisions | None
+    decisions: dict[str, int] | None
 
 
 class Frontier(TypedDict):

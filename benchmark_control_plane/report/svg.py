@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from benchmark_control_plane.report.markup import Markup, el, join, number
 
 Point = tuple[float, float]
+_LETTER = 6.6
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,10 @@ def axes(
     x_title: str,
 ) -> Markup:
     """Horizontal grid lines, tick labels on both sides, and the title of the x axis below."""
+    x_ticks = _apart(x_ticks, frame.x, x_text)
     rows = [
         join(
-            el("line", class_="grid", x1=frame.left, x2=frame.right, y1=frame.y(tick), y2=frame.y(tick)),
+            el("line", class_="grid-line", x1=frame.left, x2=frame.right, y1=frame.y(tick), y2=frame.y(tick)),
             el("text", y_text(tick), class_="tick", x=frame.left - 6, y=frame.y(tick) + 4, text_anchor="end"),
         )
         for tick in y_ticks
@@ -96,6 +98,16 @@ def axes(
     middle = (frame.left + frame.right) / 2
     title = el("text", x_title, class_="axis-title", x=middle, y=frame.bottom + 35, text_anchor="middle")
     return join(*rows, *columns, base, title)
+
+
+def _apart(ticks: Sequence[float], scale: Scale, text: Callable[[float], str]) -> list[float]:
+    """Those whose labels do not touch the one kept before them."""
+    kept: list[float] = []
+    for tick in ticks:
+        width = _LETTER * (len(text(tick)) + 1)
+        if not kept or scale(tick) - scale(kept[-1]) >= width:
+            kept.append(tick)
+    return kept
 
 
 def line(points: Iterable[Point], **attributes: str) -> Markup:

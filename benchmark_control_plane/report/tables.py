@@ -30,7 +30,8 @@ def table(
 def systems_table(results: Results, load: float) -> Markup:
     """Medians over the seeds, ranges below them; reject and evict rates always."""
     names = facts.classes(results)
-    columns = [*_attainment_columns(names), *_COLUMNS]
+    overall, *by_class = _attainment_columns(names)
+    columns = [overall, *_COLUMNS[: len(_ALWAYS)], *by_class, *_COLUMNS[len(_ALWAYS) :]]
     columns = [c for c in columns if c[0] in _ALWAYS or any(_has(c, run) for run in results["runs"])]
     rows = []
     for number, system in enumerate(results["systems"]):
@@ -179,15 +180,23 @@ def _percentile(run: Run, service_class: str, metric: str, rank: str) -> float |
 def _cell(over: facts.Spread | None, text: Callable[[float | None], str]) -> Markup:
     if over is None:
         return join(wording.ABSENT)
-    return _two_lines(
-        text(over.median), None if over.low == over.high else f"{text(over.low)} to {text(over.high)}"
-    )
+    return _two_lines(text(over.median), _range(text(over.low), text(over.high)))
 
 
 def _quota_text(quota: float | list[float] | None) -> str:
     if isinstance(quota, list):
         return wording.spread(min(quota), max(quota)) if quota else wording.ABSENT
     return wording.figure(quota)
+
+
+def _range(low: str, high: str) -> str | None:
+    """The unit once; nothing where both ends read the same."""
+    unit = low.rpartition(" ")[2]
+    return (
+        None
+        if low == high
+        else f"{low.removesuffix(unit).rstrip() if high.endswith(unit) else low} to {high}"
+    )
 
 
 def _two_lines(main: str, below: str | None) -> Markup:
