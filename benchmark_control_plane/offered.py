@@ -5,15 +5,14 @@ summaries cut to the model's context, and HumanEval-like programming tasks. The 
 is lognormal around the true length.
 """
 
-import csv
-import gzip
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from random import Random
+
+from benchmark_control_plane.tables import rows
 
 Lengths = tuple[int, int]
 
@@ -79,19 +78,16 @@ def _within(lengths: Sequence[Lengths], context: int) -> list[Lengths]:
 
 
 def _counts(path: Path) -> list[Lengths]:
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        return [(int(r["num_prefill_tokens"]), int(r["num_decode_tokens"])) for r in csv.DictReader(file)]
+    return [(int(r["num_prefill_tokens"]), int(r["num_decode_tokens"])) for r in rows(path)]
 
 
 def _programs(path: Path) -> list[Lengths]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        tasks = [json.loads(line) for line in file]
     return [
         (
             round(len(task["prompt"]) / _CHARACTERS_A_TOKEN),
             round(len(task["canonical_solution"]) / _CHARACTERS_A_TOKEN),
         )
-        for task in tasks
+        for task in rows(path)
     ]
 
 

@@ -7,7 +7,7 @@ request's record and every step of the device, so equal hashes mean equal course
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from backends.batch_time import BatchTime, StepLoad
 from backends.simulated import SimulatedEmbedder, SimulatedGenerator
-from backends.simulated_device import SimulatedDevice
+from backends.simulated_device import OnStep, SimulatedDevice
 from benchmark_control_plane.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.geometry import KvGeometry
@@ -133,20 +133,8 @@ async def _play(
         assert isinstance(one, Ask)
         return one.output_tokens
 
-    device = SimulatedDevice(machine.batch_time, on_step=on_step)
-    generator = SimulatedGenerator(
-        device,
-        geometry=machine.geometry,
-        lengths=length,
-        kv_bytes=machine.kv_bytes,
-        max_model_tokens=machine.max_model_tokens,
-        max_running=machine.max_running,
-        step_tokens=machine.step_tokens,
-    )
-    embedder = SimulatedEmbedder(
-        device, batch_tokens=machine.embed_batch_tokens, max_running=machine.embed_max_running
-    )
-    async with _started(generator, embedder, machine, sections) as service:
+    generator, embedder = engines(machine, length, on_step)
+    async with started(generator, embedder, machine, sections) as service:
         sampler = None
         if sample_every is not None:
             sampler = asyncio.create_task(_sample(service, course, sample_every))
@@ -160,13 +148,34 @@ async def _play(
     return course
 
 
+def engines(
+    machine: Machine, lengths: Callable[[Request], int], on_step: OnStep | None = None
+) -> tuple[SimulatedGenerator, SimulatedEmbedder]:
+    """On one device. `lengths` gives the true length of a request's answer."""
+    device = SimulatedDevice(machine.batch_time, on_step=on_step)
+    generator = SimulatedGenerator(
+        device,
+        geometry=machine.geometry,
+        lengths=lengths,
+        kv_bytes=machine.kv_bytes,
+        max_model_tokens=machine.max_model_tokens,
+        max_running=machine.max_running,
+        step_tokens=machine.step_tokens,
+    )
+    embedder = SimulatedEmbedder(
+        device, batch_tokens=machine.embed_batch_tokens, max_running=machine.embed_max_running
+    )
+    return generator, embedder
+
+
 @asynccontextmanager
-async def _started(
+async def started(
     generator: SimulatedGenerator,
     embedder: SimulatedEmbedder,
     machine: Machine,
     sections: Mapping[str, Any],
 ) -> AsyncIterator[Service]:
+    """The gate over these engines, drained and stopped on leaving."""
     config = parse({"models": {"chat": {"model": generator.model}}, **sections})
     service = Service(
         config,

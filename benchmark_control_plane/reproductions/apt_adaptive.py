@@ -9,8 +9,6 @@ requests from an empty engine, all counted) at the rates and variations of its t
 runs, made for attainment.
 """
 
-import csv
-import gzip
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +33,7 @@ from benchmark_control_plane.engine_steps import (
 from benchmark_control_plane.inputs import data_folder
 from benchmark_control_plane.simulation import arrival_times
 from benchmark_control_plane.step_rules import AptGreedy, FirstCome, Planned, RandomOrder
+from benchmark_control_plane.tables import rows
 from controlplane.core.clock import seconds
 from controlplane.core.view import Pace
 from controlplane.policy.catalogue import STEP_POLICIES, engine_policy
@@ -150,9 +149,8 @@ def run(
 
 def _lengths(path: Path) -> list[tuple[int, int]]:
     """Those within the model's context, as the paper keeps them."""
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        rows = [(int(r["num_prefill_tokens"]), int(r["num_decode_tokens"])) for r in csv.DictReader(file)]
-    return [(prompt, output) for prompt, output in rows if prompt + output <= _CONTEXT]
+    lengths = ((int(r["num_prefill_tokens"]), int(r["num_decode_tokens"])) for r in rows(path))
+    return [(prompt, output) for prompt, output in lengths if prompt + output <= _CONTEXT]
 
 
 def _drawn(

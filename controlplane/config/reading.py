@@ -1,11 +1,14 @@
-"""Is this file a configuration? Parsed once; every mistake is told with its path."""
+"""Is this file what it should be? YAML parsed once into sections; every mistake is told with its path.
+
+What holds for the server's configuration holds for any other file of sections: the root is named.
+"""
 
 import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -13,26 +16,37 @@ from pydantic import TypeAdapter, ValidationError
 from controlplane.config.fields import ConfigError
 from controlplane.config.root import Config
 
+Root = TypeVar("Root")
+
 
 def load(path: Path) -> Config:
+    """Raises ConfigError."""
+    return parse(read_yaml(path), source=str(path))
+
+
+def parse(content: object, *, source: str = "config") -> Config:
+    """Raises ConfigError. `content` is what the YAML file holds."""
+    return parse_as(Config, content, source=source)
+
+
+def read_yaml(path: Path) -> object:
     """Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; give the path of a YAML file") from error
     try:
-        content = yaml.load(text, Loader=_UniqueKeys)
+        return yaml.load(text, Loader=_UniqueKeys)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
-    return parse(content, source=str(path))
 
 
-def parse(content: object, *, source: str = "config") -> Config:
-    """Raises ConfigError. `content` is what the YAML file holds."""
+def parse_as(root: type[Root], content: object, *, source: str) -> Root:
+    """`root` is a section. Raises ConfigError."""
     try:
-        return TypeAdapter(Config).validate_python(content)
+        return TypeAdapter(root).validate_python(content)
     except ValidationError as error:
-        lines = [f"{source}: {line}" for line in _explained(error)]
+        lines = [f"{source}: {line}" for line in _explained(root, error)]
         raise ConfigError("\n".join(lines)) from error
 
 
@@ -51,12 +65,12 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _explained(error: ValidationError) -> Iterator[str]:
+def _explained(root: type, error: ValidationError) -> Iterator[str]:
     for item in error.errors():
         # Pydantic names the branches of a union in the location; the file does not have them.
         path = ".".join(str(p) for p in item["loc"] if not re.search(r"[\[(]|^(int|literal)$", str(p)))
         if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            yield f"{path}: unknown key; {_near(path)}"
+            yield f"{path}: unknown key; {_near(root, path)}"
         elif item["type"] == "missing":
             yield f"{path}: missing; it must be given"
         elif path:
@@ -67,9 +81,9 @@ def _explained(error: ValidationError) -> Iterator[str]:
             yield item["msg"].removeprefix("Value error, ")
 
 
-def _near(path: str) -> str:
+def _near(root: type, path: str) -> str:
     *parents, key = path.split(".")
-    known = _keys_at(Config, parents)
+    known = _keys_at(root, parents)
     guess = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {guess[0]!r}? " if guess else ""
     return f"{hint}known here: {', '.join(known)}"

@@ -1,0 +1,134 @@
+"""What do a run's records amount to? Attainment, percentiles with intervals, goodput, losses, fairness.
+
+Rule: only requests planned within the measured window count, all of them; one that was turned away or
+never answered is a miss. Intervals are bootstrapped over requests, so they say how far this run's own
+sample reaches; the spread over seeds says the rest.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmark_control_plane.judge.records import Record
+from controlplane.core.decision import Outcome
+from controlplane.core.memory import Floats
+
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0}
+_RESAMPLES = 200
+_CONFIDENCE = (2.5, 97.5)
+_DECISIONS = {
+    "ADMIT": "admit",
+    "ADMIT_WITH_PREEMPTION": "admit_with_preemption",
+    "DEFER": "defer",
+    "REJECT": "reject",
+}
+_LOSSES = {
+    "reject": Outcome.REJECTED,
+    "evict": Outcome.EVICTED,
+    "abort": Outcome.ABORTED,
+    "fail": Outcome.FAILED,
+}
+
+
+def attainment(records: Sequence[Record]) -> float | None:
+    """The share that kept every objective; None of no requests."""
+    return fmean(r.outcome is Outcome.MET for r in records) if records else None
+
+
+def by(records: Iterable[Record], key: Callable[[Record], str]) -> dict[str, list[Record]]:
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return {name: groups[name] for name in sorted(groups)}
+
+
+def attainments(records: Sequence[Record]) -> dict[str, float | None]:
+    """Of all together as `overall`, and of each class."""
+    classes = by(records, lambda r: r.planned.service_class)
+    return {"overall": attainment(records)} | {name: attainment(group) for name, group in classes.items()}
+
+
+def percentiles(records: Sequence[Record], seed: int) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """By class and metric, each [value, low, high]; of requests that were answered."""
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for name, group in by(records, lambda r: r.planned.service_class).items():
+        metrics: dict[str, list[float | None]] = {
+            "ttft_ms": [r.ttft_ms for r in group],
+            "tpot_ms": [r.tpot_ms for r in group],
+            "tbt_ms": [gap for r in group for gap in gaps_ms(r)],
+            "e2e_ms": [r.e2e_ms for r in group],
+        }
+        present = {m: np.array([v for v in values if v is not None]) for m, values in metrics.items()}
+        found[name] = {m: _with_intervals(values, seed) for m, values in present.items() if len(values)}
+    return found
+
+
+def gaps_ms(record: Record) -> list[float]:
+    return [1e3 * (after - at) for at, after in zip(record.tokens, record.tokens[1:], strict=False)]
+
+
+def _with_intervals(values: Floats, seed: int) -> dict[str, list[float]]:
+    rng = np.random.default_rng(seed)
+    # Thousands of gaps resampled say nothing more than a thousand of them, more slowly.
+    sample = values if len(values) <= 1_000 else rng.choice(values, 1_000, replace=False)
+    drawn = rng.choice(sample, (_RESAMPLES, len(sample)))
+    wanted = list(PERCENTILES.values())
+    low, high = np.percentile(np.percentile(drawn, wanted, axis=1), _CONFIDENCE, axis=1)
+    at = np.percentile(values, wanted)
+    return {
+        name: [float(at[i]), float(min(low[i], at[i])), float(max(high[i], at[i]))]
+        for i, name in enumerate(PERCENTILES)
+    }
+
+
+def losses(records: Sequence[Record]) -> dict[str, float]:
+    count = max(1, len(records))
+    return {name: sum(r.outcome is outcome for r in records) / count for name, outcome in _LOSSES.items()}
+
+
+def jain(values: Sequence[float]) -> float | None:
+    """(sum x)^2 / (n sum x^2): 1 when all have the same, 1/n when one has everything."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else None
+
+
+def fairness(records: Sequence[Record], priorities: Mapping[str, int]) -> dict[str, float | None]:
+    """Jain's index over the attainment of tenants, of classes where all are one tenant's; the gap is the
+    highest priority's attainment less the lowest's."""
+    groups = by(records, lambda r: r.planned.tenant)
+    if len(groups) < 2:
+        groups = by(records, lambda r: r.planned.service_class)
+    shares = [attainment(group) or 0.0 for group in groups.values()]
+    levels = by(records, lambda r: f"{priorities.get(r.planned.service_class, 0):03}")
+    kept = [attainment(group) or 0.0 for group in levels.values()]
+    return {"jain": jain(shares), "priority_gap": kept[-1] - kept[0] if len(kept) > 1 else None}
+
+
+def decisions(records: Sequence[Record]) -> dict[str, int] | None:
+    """As the server named them; None of a server that does not."""
+    named = [_DECISIONS[r.decision] for r in records if r.decision in _DECISIONS]
+    return {name: named.count(name) for name in _DECISIONS.values()} if named else None
+
+
+def lateness(seconds: Sequence[float]) -> dict[str, float | None]:
+    if not seconds:
+        return {"p50": None, "p99": None, "max": None}
+    p50, p99 = np.percentile(np.array(seconds), [50, 99])
+    return {"p50": 1e3 * float(p50), "p99": 1e3 * float(p99), "max": 1e3 * max(seconds)}
+
+
+def summary(
+    records: Sequence[Record], *, measured: float, seed: int, priorities: Mapping[str, int]
+) -> dict[str, Any]:
+    """What results.json says of the requests of one run."""
+    return {
+        "duration_s": measured,
+        "attainment": attainments(records),
+        "percentiles": percentiles(records, seed),
+        "goodput_rps": sum(r.outcome is Outcome.MET for r in records) / measured,
+        "rates": losses(records),
+        "fairness": fairness(records, priorities),
+        "decisions": decisions(records),
+    }

@@ -1,0 +1,93 @@
+"""What would one put beside vLLM? Our embedding worker behind a plain endpoint: batches, first come first
+served, no gate, no classes, no deadlines.
+
+    python -m benchmark_control_plane.judge.embedding_server --port 8001 [--model tandem/minilm]
+
+The same model, kernels, batching and encoding as Tandem's, so that what differs is the control alone.
+"""
+
+import argparse
+import sys
+from base64 import b64encode
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from backends.embedding.client import WorkerEmbedder
+from controlplane.core.clock import Instant
+from controlplane.core.ports import Refused
+from controlplane.core.request import Kind
+from controlplane.core.request import Request as Asked
+from controlplane.core.slo import ServiceClass, Slo
+
+_ANYBODY = ServiceClass("any", Slo(), priority=0, sheddable=False)
+
+
+def application(embedder: WorkerEmbedder) -> Starlette:
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await embedder.start()
+        try:
+            yield
+        finally:
+            await embedder.stop()
+
+    async def health(request: Request) -> Response:
+        return Response(status_code=200)
+
+    async def embeddings(request: Request) -> Response:
+        body = orjson.loads(await request.body())
+        given = body["input"] if isinstance(body["input"], list) else [body["input"]]
+        inputs = given if isinstance(given[0], list) else await embedder.tokenize(given)
+        tokens = sum(map(len, inputs))
+        asked = Asked(
+            id="", kind=Kind.EMBED, model=embedder.model, tenant="", service_class=_ANYBODY,
+            slo=_ANYBODY.slo, arrival=Instant(0), prompt_tokens=tokens, max_output_tokens=0,
+        )  # fmt: skip
+        try:
+            vectors = await embedder.embed(asked, inputs, deadline=None)
+        except Refused as error:
+            return _json({"error": {"message": str(error), "type": "invalid_request_error"}}, status=400)
+        rows = [
+            {"object": "embedding", "index": i, "embedding": b64encode(row.tobytes()).decode()}
+            for i, row in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return _json({"object": "list", "data": rows, "model": embedder.model, "usage": usage})
+
+    routes = [Route("/health", health), Route("/v1/embeddings", embeddings, methods=["POST"])]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def _json(content: object, *, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status_code=status, media_type="application/json")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="embedding_server", description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model", default="tandem/minilm")
+    parser.add_argument("--name", default="minilm")
+    parser.add_argument("--batch-tokens", type=int, default=8_192)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args(arguments)
+    embedder = WorkerEmbedder(
+        options.model,
+        served_name=options.name,
+        batch_tokens=options.batch_tokens,
+        threads=options.threads,
+    )
+    uvicorn.run(
+        application(embedder), host="127.0.0.1", port=options.port, log_level="warning", access_log=False
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""What is the question, and what is run to answer it? One YAML file, parsed strictly.
+
+What a section alone cannot tell is checked here: names that must exist elsewhere in the file, systems that
+need models or a device, and Tandem's own sections, by the parser of the server itself.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as section
+
+from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.judge.experiment_parts import (
+    Capacity,
+    Live,
+    Positive,
+    Promise,
+    SimulatedDevice,
+    Stream,
+    System,
+    Window,
+)
+from controlplane.config import ConfigError, parse
+from controlplane.config.fields import STRICT, Fraction, Name
+from controlplane.config.reading import parse_as, read_yaml
+
+_ANY_OBJECTIVE_MS = 1_000.0
+_QUICK_LOADS, _QUICK_MEASURED_S = 2, 6.0
+
+
+@section(frozen=True, config=STRICT)
+class Frontier:
+    """`steps` more runs a seed halve the interval in which attainment crosses each target."""
+
+    targets: tuple[Fraction, ...] = (0.9, 0.6)
+    steps: Annotated[int, Field(ge=0, le=20)] = 0
+
+
+@section(frozen=True, config=STRICT)
+class Plan:
+    """`reference` names the system on which unloaded latencies and capacity are measured, by default the
+    first; `together` systems are up at once and take turns."""
+
+    name: Name
+    question: Name
+    classes: Mapping[Name, Promise]
+    streams: Mapping[Name, Stream]
+    systems: tuple[System, ...]
+    loads: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.5, 1.0, 1.5)
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    window: Window = Window()
+    capacity: Capacity = Capacity()
+    frontier: Frontier = Frontier()
+    reference: Name | None = None
+    together: Annotated[int, Field(ge=1, le=8)] = 2
+    live: Live | None = None
+    device: SimulatedDevice | None = None
+
+    def __post_init__(self) -> None:
+        for problem in _problems(self):
+            raise ValueError(problem)
+
+    @property
+    def reference_system(self) -> System:
+        return next((s for s in self.systems if s.name == self.reference), self.systems[0])
+
+    def device_of(self, system: System) -> SimulatedDevice:
+        return system.device or self.device or SimulatedDevice()
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    plan: Plan
+    text: str
+    data: Path = field(default_factory=lambda: Path("..") / "shared" / "data")
+
+
+def read_experiment(path: Path, data: Path) -> Experiment:
+    """Raises BadInput with one line for each mistake in the file."""
+    try:
+        plan = parse_as(Plan, read_yaml(path), source=str(path))
+    except ConfigError as error:
+        raise BadInput(str(error)) from error
+    return Experiment(plan, path.read_text(encoding="utf-8"), data)
+
+
+def quick(plan: Plan) -> Plan:
+    """The same question in about a minute: one seed, the outermost loads, short windows, the first tandem
+    and the first baseline, no variants."""
+    kept = [next((s for s in plan.systems if s.kind == kind), None) for kind in ("tandem", "baseline")]
+    systems = [single(system) for system in kept if system is not None] or [single(plan.systems[0])]
+    loads = tuple(dict.fromkeys((plan.loads[0], plan.loads[-1])))[:_QUICK_LOADS]
+    window = replace(plan.window, measured_s=min(plan.window.measured_s, _QUICK_MEASURED_S))
+    names = [system.name for system in systems]
+    return replace(
+        plan,
+        systems=tuple(systems),
+        loads=loads,
+        seeds=plan.seeds[:1],
+        window=window,
+        frontier=replace(plan.frontier, steps=0),
+        reference=plan.reference if plan.reference in names else None,
+    )
+
+
+def single(system: System) -> System:
+    if system.variants:
+        return replace(
+            system, split=next(iter(system.variants.values())), variants={}, loads=None, seeds=None
+        )
+    return replace(system, loads=None, seeds=None)
+
+
+def classes_section(plan: Plan, objectives: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """The classes as the server's YAML has them. `objectives` holds, by class, ttft_ms, tpot_ms, e2e_ms."""
+    has_default = any(promise.default for promise in plan.classes.values())
+    return {
+        name: {
+            "priority": promise.priority,
+            "sheddable": promise.sheddable,
+            "default": promise.default or (not has_default and number == 0),
+            **objectives.get(name, {}),
+        }
+        for number, (name, promise) in enumerate(plan.classes.items())
+    }
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` wins; mappings in both are merged likewise."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            result[key] = merged(below, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _problems(plan: Plan) -> Iterator[str]:
+    classes = ", ".join(sorted(plan.classes))
+    for name, stream in plan.streams.items():
+        for one in (stream.service_class, stream.embed_class):
+            if one is not None and one not in plan.classes:
+                yield f"streams.{name}: class {one!r} is not in classes ({classes})"
+    names = [system.name for system in plan.systems]
+    if not names:
+        yield "systems: none is given; state at least one"
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield f"systems: {twice[0]!r} is given twice; rename one"
+    if plan.reference is not None and plan.reference not in names:
+        yield f"reference={plan.reference!r}: no such system; choose one of {', '.join(names)}"
+    for system in plan.systems:
+        yield from _system_problems(plan, system)
+
+
+def _system_problems(plan: Plan, system: System) -> Iterator[str]:
+    for stream in system.arrivals:
+        if stream not in plan.streams:
+            yield f"system {system.name!r}: arrivals of {stream!r}, which is not in streams"
+    if (system.tandem is not None or system.split or system.variants) and plan.live is None:
+        yield f"system {system.name!r} starts servers; give the models under live"
+    sections = system.tandem if system.tandem is not None else system.simulated
+    if sections is not None:
+        any_objective = {name: {"ttft_ms": _ANY_OBJECTIVE_MS} for name in plan.classes}
+        content = {"models": {"chat": {"model": "any"}}, "classes": classes_section(plan, any_objective)}
+        try:
+            parse(merged(content, sections), source=f"system {system.name!r}")
+        except ConfigError as error:
+            yield str(error)

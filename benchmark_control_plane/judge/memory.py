@@ -1,0 +1,129 @@
+"""Who held the memory while a run went on? Samples of a server's metrics, or of the simulated pool itself.
+
+Tandem states bytes by owner; vLLM alone states the share of its KV cache in use, and nothing of the
+embedding server's memory is known, so that owner is absent.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmark_control_plane.judge.http_client import Address, Connections, request_bytes
+from controlplane.service.assembly import Service
+
+Sample = Mapping[str, float]
+"""`held:OWNER`, `quota:OWNER`, `used:OWNER` in bytes; `preemptions`, `recompute_tokens`, `queries`, `hits`
+are totals since the start."""
+Read = Callable[[], Awaitable[Sample]]
+
+_TANDEM = {"held_bytes": "held", "quota_bytes": "quota", "engine_used_bytes": "used"}
+_LINE = re.compile(rb"^([a-zA-Z_:]+)(?:\{([^}]*)\})? ([-+0-9.eE]+)$", re.MULTILINE)
+_OWNER = re.compile(rb'owner="(\w+)"')
+_TOTALS = {
+    b"tandem_engine_preemptions": "preemptions",
+    b"vllm:num_preemptions_total": "preemptions",
+    b"vllm:prefix_cache_queries_total": "queries",
+    b"vllm:prefix_cache_hits_total": "hits",
+}
+
+
+@dataclass(slots=True)
+class Watch:
+    times: list[float] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+
+    async def follow(self, read: Read, clock: Callable[[], float], origin: float, every: float) -> None:
+        """Until cancelled. A server that does not answer just then leaves a gap."""
+        while True:
+            try:
+                sample = await read()
+            except OSError:
+                sample = {}
+            if sample:
+                self.times.append(clock() - origin)
+                self.samples.append(sample)
+            await asyncio.sleep(every)
+
+    def memory(self) -> dict[str, Any] | None:
+        """Bytes held by owner over time: what the engine uses, where that is known, else what is leased."""
+        owners = sorted({key.partition(":")[2] for sample in self.samples for key in sample if ":" in key})
+        if not owners:
+            return None
+        return {
+            "unit": "bytes",
+            "times_s": [round(at, 3) for at in self.times],
+            "by_owner": {owner: [_held(sample, owner) for sample in self.samples] for owner in owners},
+            "quota_by_owner": {
+                owner: [sample.get(f"quota:{owner}", 0.0) for sample in self.samples]
+                for owner in owners
+                if any(f"quota:{owner}" in sample for sample in self.samples)
+            },
+        }
+
+    def engine(self) -> dict[str, float | None] | None:
+        """`overflow` is the share of samples in which someone held more than the quota."""
+        if not self.samples:
+            return None
+        over = [
+            any(_held(s, owner) > s[key] for key in s if key.startswith("quota:")
+                for owner in [key.partition(":")[2]])
+            for s in self.samples
+        ]  # fmt: skip
+        has_quota = any(key.startswith("quota:") for s in self.samples for key in s)
+        hits, queries = self._grown("hits"), self._grown("queries")
+        return {
+            "preemptions": self._grown("preemptions"),
+            "recompute_tokens": self._grown("recompute_tokens"),
+            "overflow": sum(over) / len(over) if has_quota else None,
+            "cache_hit": hits / queries if hits is not None and queries else None,
+        }
+
+    def _grown(self, total: str) -> float | None:
+        seen = [sample[total] for sample in self.samples if total in sample]
+        return seen[-1] - seen[0] if seen else None
+
+
+def _held(sample: Sample, owner: str) -> float:
+    return sample.get(f"used:{owner}", sample.get(f"held:{owner}", 0.0))
+
+
+def from_metrics(address: Address, pool: Connections, kv_bytes: int | None) -> Read:
+    """`kv_bytes` is the size of a KV cache whose use is stated as a share."""
+    request = request_bytes(address, "GET", "/metrics")
+
+    async def read() -> Sample:
+        parts: list[bytes] = []
+        head = await pool.exchange(request, parts.append, on_send=lambda: None)
+        return sampled(b"".join(parts), kv_bytes) if head.status == 200 else {}
+
+    return read
+
+
+def sampled(text: bytes, kv_bytes: int | None) -> Sample:
+    """Of a page of Prometheus text."""
+    sample: dict[str, float] = {}
+    for name, labels, value in _LINE.findall(text):
+        owner = _OWNER.search(labels)
+        short = name.removeprefix(b"tandem_").decode()
+        if owner is not None and name.startswith(b"tandem_") and short in _TANDEM:
+            sample[f"{_TANDEM[short]}:{owner[1].decode()}"] = float(value)
+        elif (total := _TOTALS.get(name)) is not None:
+            sample[total] = sample.get(total, 0.0) + float(value)
+        elif name == b"vllm:kv_cache_usage_perc" and kv_bytes is not None:
+            sample["used:llm"] = float(value) * kv_bytes
+            sample["quota:llm"] = float(kv_bytes)
+    return sample
+
+
+def from_service(service: Service, preemptions: Callable[[], int]) -> Read:
+    async def read() -> Sample:
+        owners: Any = service.state()["owners"]
+        sample: dict[str, float] = {"preemptions": float(preemptions())}
+        for owner, state in owners.items():
+            sample[f"held:{owner}"] = float(state["held_bytes"])
+            sample[f"quota:{owner}"] = float(state["quota_bytes"])
+        return sample
+
+    return read

@@ -1,0 +1,59 @@
+"""How far is it? A bar on a terminal, a line a run anywhere else."""
+
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+_WIDTH = 24
+
+
+class Progress:
+    """`runs` are planned; bisection adds some, so it is a guess that is never overtaken."""
+
+    def __init__(self, stream: TextIO, runs: int) -> None:
+        self._stream = stream
+        self._runs = runs
+        self._done = 0
+        self._is_terminal = stream.isatty()
+        self._shown = -1
+
+    def say(self, text: str) -> None:
+        self._clear()
+        print(text, file=self._stream, flush=True)
+
+    def ticker(self, title: str) -> "Ticker":
+        self._shown = -1
+        return Ticker(self, title)
+
+    def ran(self, title: str, entry: Mapping[str, Any]) -> None:
+        self._done += 1
+        self._runs = max(self._runs, self._done)
+        kept = entry["attainment"]["overall"]
+        mark = "" if entry["valid"] else f"  INVALID: {entry['why_invalid']}"
+        share = "-" if kept is None else f"{kept:6.1%}"
+        rejected = entry["rates"]["reject"]
+        self.say(
+            f"[{self._done}/{self._runs}] {title}: {share} of {entry['offered_rps']:.1f}/s kept, "
+            f"{rejected:.1%} rejected{mark}"
+        )
+
+    def draw(self, title: str, answered: int, planned: int) -> None:
+        percent = 100 * answered // max(1, planned)
+        if not self._is_terminal or percent == self._shown:
+            return
+        self._shown = percent
+        bar = "#" * (_WIDTH * percent // 100)
+        line = f"\r[{bar:{_WIDTH}}] {self._done}/{self._runs} runs; {title}: {answered}/{planned}"
+        print(line, end="\x1b[K", file=self._stream, flush=True)
+
+    def _clear(self) -> None:
+        if self._is_terminal:
+            print("\r\x1b[K", end="", file=self._stream)
+
+
+class Ticker:
+    def __init__(self, progress: Progress, title: str) -> None:
+        self._progress = progress
+        self._title = title
+
+    def __call__(self, answered: int, planned: int) -> None:
+        self._progress.draw(self._title, answered, planned)

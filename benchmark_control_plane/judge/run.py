@@ -1,0 +1,195 @@
+"""How is an experiment run? `python -m benchmark_control_plane.judge.run EXPERIMENT.yaml --out DIR`.
+
+In this order: the reference system gives unloaded latencies (the objectives) and capacity (100 % load);
+variants of a system are tried and the best stays; then systems, a few up at once, take turns load by
+load, the other way round with every other seed; then each system's frontier is narrowed down.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.judge.bench import (
+    Bench,
+    Stage,
+    objectives_from,
+    saturation,
+    staged,
+    unloaded,
+)
+from benchmark_control_plane.judge.experiment import Experiment, quick, read_experiment, single
+from benchmark_control_plane.judge.experiment_parts import System
+from benchmark_control_plane.judge.frontier import highest_load
+from benchmark_control_plane.judge.progress import Progress
+from benchmark_control_plane.judge.results import Results
+
+_SWEEP_LOAD = 1.0
+
+
+@dataclass(slots=True)
+class _Course:
+    bench: Bench
+    results: Results
+    folder: Path
+    progress: Progress
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        return self.bench.experiment.plan.seeds
+
+    def measure(self, stage: Stage, system: System, load: float, seed: int) -> float:
+        """Attainment overall; the run is kept."""
+        title = f"{system.name}, {load:.0%}, seed {seed}"
+        entry, records = self.bench.run(stage, system, load, seed, self.progress.ticker(title))
+        self.results.add(entry, records)
+        self.progress.ran(title, entry)
+        return entry["attainment"]["overall"] or 0.0
+
+    def chosen(self, system: System) -> System:
+        """With the best of its variants; seeds of their own, so that luck is not carried over."""
+        if not system.variants:
+            return system
+        kept: dict[str, float] = {}
+        for name, split in system.variants.items():
+            one = replace(system, split=split, variants={})
+            with staged(self.bench.experiment.plan, one, self.bench.objectives, self.folder) as stage:
+                title = f"{system.name}: {name}"
+                entry, _ = self.bench.run(
+                    stage, one, _SWEEP_LOAD, max(self.seeds) + 1, self.progress.ticker(title)
+                )
+                kept[name] = entry["attainment"]["overall"] or 0.0
+                self.progress.ran(title, entry)
+        best = max(kept, key=lambda name: kept[name])
+        self.results.add_sweep(
+            {"system": system.name, "load": _SWEEP_LOAD, "attainment": kept, "chosen": best}
+        )
+        return replace(system, split=system.variants[best], variants={})
+
+    def together(self, systems: Sequence[System]) -> None:
+        plan = self.bench.experiment.plan
+        with ExitStack() as stack:
+            stages = {
+                s.name: stack.enter_context(staged(plan, s, self.bench.objectives, self.folder))
+                for s in systems
+            }
+            found: dict[tuple[str, int], dict[float, float]] = {}
+            for turn, seed in enumerate(plan.seeds):
+                for load in sorted({load for s in systems for load in s.loads or plan.loads}):
+                    for system in systems if turn % 2 == 0 else systems[::-1]:
+                        if load in (system.loads or plan.loads) and seed in (system.seeds or plan.seeds):
+                            kept = self.measure(stages[system.name], system, load, seed)
+                            found.setdefault((system.name, seed), {})[load] = kept
+            for system in systems:
+                if system.frontier:
+                    self._frontiers(stages[system.name], system, found)
+
+    def _frontiers(
+        self, stage: Stage, system: System, found: dict[tuple[str, int], dict[float, float]]
+    ) -> None:
+        frontier = self.bench.experiment.plan.frontier
+        for target in frontier.targets:
+            per_seed = []
+            for seed in system.seeds or self.seeds:
+                measured = found.get((system.name, seed), {})
+
+                def attainment_at(
+                    load: float, seed: int = seed, known: dict[float, float] = measured
+                ) -> float:
+                    known[load] = self.measure(stage, system, load, seed)
+                    return known[load]
+
+                load = highest_load(dict(measured), target, steps=frontier.steps, attainment_at=attainment_at)
+                per_seed.append(None if load is None else load * self.bench.capacity)
+            known_rates = [rate for rate in per_seed if rate is not None]
+            rate = median(known_rates) if 2 * len(known_rates) > len(per_seed) else None
+            self.results.add_frontier(
+                {"system": system.name, "target": target, "rps": rate, "per_seed": per_seed}
+            )
+
+
+def run(experiment: Experiment, results: Results, folder: Path, progress: Progress) -> None:
+    """Raises BadInput, RuntimeError for a server that does not come up, KeyboardInterrupt."""
+    plan = experiment.plan
+    reference = single(plan.reference_system)
+    with staged(plan, reference, {}, folder) as stage:
+        progress.say(f"unloaded latencies on {reference.name}")
+        alone = unloaded(experiment, stage, reference)
+        objectives = objectives_from(plan, alone)
+        progress.say(f"capacity of {reference.name}")
+        capacity = plan.capacity.rps or saturation(experiment, stage, reference)
+    results.measure(alone, objectives, capacity)
+    progress.say(f"100 % load is {capacity:.2f} requests a second")
+    course = _Course(Bench(experiment, objectives, capacity), results, folder, progress)
+    systems = [course.chosen(system) for system in plan.systems]
+    for first in range(0, len(systems), plan.together):
+        course.together(systems[first : first + plan.together])
+    results.finish()
+
+
+def planned_runs(experiment: Experiment) -> int:
+    plan = experiment.plan
+    return sum(
+        len(s.loads or plan.loads) * len(set(s.seeds or plan.seeds) & set(plan.seeds)) + len(s.variants)
+        for s in plan.systems
+    )
+
+
+def main(
+    path: Path,
+    out: Path,
+    *,
+    seeds: Sequence[int] | None = None,
+    is_quick: bool = False,
+    data: Path | None = None,
+) -> int:
+    """0 done, 1 a server failed, 130 interrupted; what was measured is kept. Raises BadInput, OSError."""
+    experiment = read_experiment(path, data or default_data())
+    if is_quick:
+        experiment = replace(experiment, plan=quick(experiment.plan))
+    if seeds:
+        experiment = replace(experiment, plan=replace(experiment.plan, seeds=tuple(seeds)))
+    results = Results(experiment, out)
+    progress = Progress(sys.stderr, planned_runs(experiment))
+    status = 0
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            run(experiment, results, Path(folder), progress)
+        except KeyboardInterrupt:
+            progress.say(f"interrupted; {len(results.runs)} runs are kept in {out}, marked partial")
+            status = 130
+        except RuntimeError as error:
+            progress.say(f"{error}\n{len(results.runs)} runs are kept in {out}, marked partial")
+            status = 1
+    return status
+
+
+def default_data() -> Path:
+    return Path(os.environ.get("TANDEM_DATA") or Path("..") / "shared" / "data")
+
+
+def command_line(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="judge", description=__doc__)
+    parser.add_argument("experiment", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--data", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        return main(
+            options.experiment, options.out, seeds=options.seeds, is_quick=options.quick, data=options.data
+        )
+    except (BadInput, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(command_line())

@@ -1,0 +1,149 @@
+"""How is a plan of requests carried out? Open loop: each is sent at its time, whatever the others do.
+
+Rule: what was planned decides when a request counts from, so an answer that keeps the client or a bound on
+its connections back shows as lateness and in every latency. A request that waits for another's answer is
+due when that arrives. After the last was sent the rest has the drain's time, then it is given up.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from benchmark_control_plane.judge.records import Answer, Objective, Record, cut_off, judged
+from benchmark_control_plane.judge.workload import Planned
+from controlplane.core.decision import Outcome
+
+Clock = Callable[[], float]
+"""Seconds."""
+Tick = Callable[[int, int], None]
+"""(answered, planned)."""
+
+_NO_OBJECTIVE = Objective()
+_LOST_BEFORE = (Outcome.REJECTED, Outcome.EVICTED, Outcome.ABORTED, Outcome.FAILED)
+
+
+class Target(Protocol):
+    """Where requests go. `send` fills the answer as it comes; whatever goes wrong becomes its loss."""
+
+    async def send(self, planned: Planned, answer: Answer) -> None: ...
+
+
+@dataclass(slots=True)
+class Played:
+    """`lateness` in seconds, of every request that was sent."""
+
+    records: list[Record] = field(default_factory=list)
+    lateness: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Course:
+    target: Target
+    objectives: Mapping[str, Objective]
+    clock: Clock
+    origin: float
+    on_end: Callable[[], None]
+    follow: Mapping[str, Sequence[Planned]]
+    open: dict[str, tuple[Planned, float, Answer]] = field(default_factory=dict)
+    played: Played = field(default_factory=Played)
+
+    async def ask(self, planned: Planned, scheduled: float) -> None:
+        answer = Answer()
+        self.open[planned.id] = (planned, scheduled, answer)
+        await self.target.send(planned, answer)
+        self.close(planned, scheduled, answer)
+        for next_one in self.follow.get(planned.id, ()):
+            if answer.loss in _LOST_BEFORE:
+                lost = Answer(loss=answer.loss, error=f"{planned.id} was not answered")
+                self.close(next_one, self.clock(), lost)
+            else:
+                await self.ask(next_one, self.clock())
+
+    def close(self, planned: Planned, scheduled: float, answer: Answer) -> None:
+        self.open.pop(planned.id, None)
+        self.keep(judged(planned, scheduled, answer, self.origin, self.objective(planned)))
+        if answer.sent is not None:
+            self.played.lateness.append(max(0.0, answer.sent - scheduled))
+
+    def keep(self, record: Record) -> None:
+        self.played.records.append(record)
+        self.on_end()
+
+    def objective(self, planned: Planned) -> Objective:
+        return self.objectives.get(planned.service_class, _NO_OBJECTIVE)
+
+    def give_up(self) -> None:
+        now = self.clock()
+        for planned, scheduled, answer in list(self.open.values()):
+            self.keep(cut_off(planned, scheduled, answer, self.origin, now, self.objective(planned)))
+            for next_one in self.follow.get(planned.id, ()):
+                never = Answer()
+                self.keep(cut_off(next_one, now, never, self.origin, now, self.objective(next_one)))
+        self.open.clear()
+
+
+async def play(
+    target: Target,
+    plan: Sequence[Planned],
+    objectives: Mapping[str, Objective],
+    *,
+    warmup: float,
+    drain: float,
+    clock: Clock = time.perf_counter,
+    tick: Tick = lambda answered, planned: None,
+) -> Played:
+    """Records in the order in which the requests ended."""
+    follow: dict[str, list[Planned]] = {}
+    for one in plan:
+        if one.after is not None:
+            follow.setdefault(one.after, []).append(one)
+    course = _Course(
+        target, objectives, clock, clock() + warmup,
+        on_end=lambda: tick(len(course.played.records), len(plan)), follow=follow,
+    )  # fmt: skip
+    tasks: set[asyncio.Task[None]] = set()
+    try:
+        for one in plan:
+            if one.after is not None:
+                continue
+            due = course.origin + one.at
+            if (wait := due - clock()) > 0:
+                await asyncio.sleep(wait)
+            tasks.add(asyncio.create_task(course.ask(one, due)))
+        if tasks:
+            await asyncio.wait(tasks, timeout=drain)
+        course.give_up()
+    finally:
+        left = [task for task in tasks if not task.done()]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+    return course.played
+
+
+async def in_turn(
+    target: Target,
+    plan: Sequence[Planned],
+    *,
+    clients: int,
+    seconds: float,
+    clock: Clock = time.perf_counter,
+) -> Played:
+    """Closed loop: `clients` take the requests one after the other, none new after `seconds`."""
+    start = clock()
+    course = _Course(target, {}, clock, start, lambda: None, {})
+    waiting: Iterator[Planned] = iter(plan)
+
+    async def client() -> None:
+        for one in waiting:
+            if clock() - start > seconds:
+                return
+            await course.ask(one, clock())
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return course.played

@@ -1,0 +1,157 @@
+"""How does a system come up, and how is it spoken to? Servers of this machine, servers elsewhere, or none.
+
+Tandem is started from the sections of the experiment over its models and classes; the split from vLLM's
+own command line and the plain embedding server, each on its cores.
+"""
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from backends import tiny
+from benchmark_control_plane.judge.endpoints import Dialect, HttpTarget, http_target
+from benchmark_control_plane.judge.experiment import Plan, classes_section, merged
+from benchmark_control_plane.judge.experiment_parts import Endpoint, Live, Pinned, Split, System
+from benchmark_control_plane.judge.http_client import Address
+from benchmark_control_plane.servers import Server, free_port, serving
+
+Objectives = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A system that answers. `metrics` is where its Prometheus page is, if it has one."""
+
+    chat: Endpoint | None
+    embeddings: Endpoint | None
+    dialect: Dialect
+    metrics: Address | None
+    kv_bytes: int | None = None
+
+    def target(self, limit: int) -> AbstractAsyncContextManager[HttpTarget]:
+        return http_target(self.chat, self.embeddings, self.dialect, limit=limit)
+
+
+@contextmanager
+def up(plan: Plan, system: System, objectives: Objectives, folder: Path) -> Iterator[Up]:
+    """Logs and configurations go into `folder`. Raises RuntimeError with a log's end if a server does not
+    come up."""
+    if system.endpoints is not None:
+        given = system.endpoints
+        metrics = Address.of(given.chat.url) if given.metrics and given.chat else None
+        yield Up(given.chat, given.embeddings, Dialect(names_classes=given.classes), metrics)
+        return
+    assert plan.live is not None
+    with ExitStack() as stack:
+        if system.tandem is not None:
+            yield _tandem(stack, plan, plan.live, system, objectives, folder)
+        else:
+            assert system.split is not None
+            yield _split(stack, plan, plan.live, system.split, folder / _file(system.name))
+
+
+def _tandem(
+    stack: ExitStack, plan: Plan, live: Live, system: System, objectives: Objectives, folder: Path
+) -> Up:
+    keys = {stream.tenant: f"key-{stream.tenant}" for stream in plan.streams.values()}
+    keys = keys if set(keys) != {"default"} else {}
+    path = folder / f"{_file(system.name)}.yaml"
+    path.write_text(yaml.safe_dump(tandem_config(plan, live, system, objectives, keys)), encoding="utf-8")
+    port = free_port()
+    command = [sys.executable, "-m", "controlplane.cli", "serve", str(path), "--port", str(port)]
+    server = stack.enter_context(
+        serving(Server(system.name, command, port, "/ready"), path.with_suffix(".log"))
+    )
+    return Up(
+        Endpoint(server.url, live.chat.served_name),
+        Endpoint(server.url, live.embedding.served_name),
+        Dialect(names_classes=True, tenant_keys=keys),
+        Address.of(server.url),
+    )
+
+
+def tandem_config(
+    plan: Plan, live: Live, system: System, objectives: Objectives, keys: Mapping[str, str]
+) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "models": {"chat": _stated(live.chat), "embeddings": [_stated(live.embedding)]},
+        "pool": {"memory": live.pool_memory},
+        "classes": classes_section(plan, objectives),
+    }
+    if keys:
+        base["tenants"] = {
+            tenant: {"api_keys_sha256": [hashlib.sha256(key.encode()).hexdigest()]}
+            for tenant, key in keys.items()
+        }
+    return merged(base, system.tandem or {})
+
+
+def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) -> Up:
+    chat_port, embed_port = free_port(), free_port()
+    model = live.chat
+    flags = {**model.engine, "kv_cache_memory_bytes": split.kv_cache, **split.flags}
+    vllm = [
+        str(Path(sys.executable).with_name("vllm")), "serve", tiny.resolve(model.model),
+        "--served-model-name", model.served_name, "--port", str(chat_port),
+        "--disable-uvicorn-access-log", *_flags(flags),
+    ]  # fmt: skip
+    if split.priorities:
+        vllm += ["--scheduling-policy", "priority"]
+    embedding = live.embedding
+    embedder = [
+        sys.executable, "-m", "benchmark_control_plane.judge.embedding_server", "--port", str(embed_port),
+        "--model", embedding.model, "--name", embedding.served_name,
+        "--batch-tokens", str(embedding.batch_tokens), "--threads", str(split.embedder.threads),
+    ]  # fmt: skip
+    chat = stack.enter_context(
+        serving(Server("vllm", _pinned(split.llm, vllm), chat_port, "/health"), log.with_suffix(".vllm.log"))
+    )
+    embed = stack.enter_context(
+        serving(
+            Server("embedding server", _pinned(split.embedder, embedder), embed_port, "/health"),
+            log.with_suffix(".embedder.log"),
+        )
+    )
+    most = max(promise.priority for promise in plan.classes.values())
+    priorities = {name: most - promise.priority for name, promise in plan.classes.items()}
+    return Up(
+        Endpoint(chat.url, model.served_name),
+        Endpoint(embed.url, embedding.served_name),
+        Dialect(priorities=priorities if split.priorities else None),
+        Address.of(chat.url),
+        split.kv_cache,
+    )
+
+
+def _pinned(pinned: Pinned, command: list[str]) -> list[str]:
+    cores = ",".join(map(str, pinned.cores))
+    return ["taskset", "--cpu-list", cores, *command] if cores else command
+
+
+def _flags(flags: Mapping[str, Any]) -> list[str]:
+    """vLLM's arguments as its command line takes them."""
+    found: list[str] = []
+    for key, value in flags.items():
+        name = f"--{key.replace('_', '-')}"
+        if value is False:
+            found.append(name.replace("--", "--no-", 1))
+        elif value is True:
+            found.append(name)
+        else:
+            found += [name, str(value)]
+    return found
+
+
+def _stated(section: Any) -> dict[str, Any]:
+    """A section as YAML has it, without what it leaves to its defaults."""
+    return {key: value for key, value in asdict(section).items() if value not in (None, (), {})}
+
+
+def _file(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name)

@@ -1,0 +1,171 @@
+"""Who asks for what, and when? A plan of requests, drawn before anything is sent.
+
+Rule: each stream has its own random stream, seeded by the run's seed and the stream's name, so that changing
+one stream changes no other; the same seed draws the same requests at every rate.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmark_control_plane.judge.arrivals import bursts, times, wave
+from benchmark_control_plane.judge.experiment_parts import Arrivals, Lengths, Stream, Trace
+from benchmark_control_plane.judge.traces import NAMED, Arrival, Columns, read_trace
+from benchmark_control_plane.lengths import Lognormal
+from controlplane.core.request import Kind
+
+_PRESETS = {
+    "short": Lognormal(mean=24, median=16, cap=64),
+    "mid": Lognormal(mean=100, median=80, cap=256),
+    "long": Lognormal(mean=320, median=280, cap=1_024),
+}
+_ANY_RETRIEVAL_QUERY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """`at` in seconds from the start of the measured window; of a request that waits for the answer of
+    another, `after` names that one and `at` is the other's. `lengths` are tokens of each embedding input."""
+
+    id: str
+    at: float
+    kind: Kind
+    service_class: str
+    tenant: str = "default"
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    max_tokens: int | None = None
+    lengths: tuple[int, ...] = ()
+    after: str | None = None
+
+    @property
+    def is_warmup(self) -> bool:
+        return self.at < 0
+
+
+def planned(
+    streams: Mapping[str, Stream], *, rate: float, seed: int, warmup: float, measured: float, data: Path
+) -> list[Planned]:
+    """In order of time, then of id; `rate` counts every request, both of a retrieval's too. Raises BadInput
+    for a trace that cannot be read."""
+    # A retrieval is one arrival and two requests.
+    weights = {name: s.share * (2 if s.kind == "retrieval" else 1) for name, s in streams.items()}
+    whole = sum(weights.values())
+    found = [
+        one
+        for name, stream in streams.items()
+        for one in _drawn(name, stream, rate * stream.share / whole, seed, warmup, measured, data)
+    ]
+    return sorted(found, key=lambda one: (one.at, one.id))
+
+
+def _drawn(
+    name: str, stream: Stream, rate: float, seed: int, warmup: float, measured: float, data: Path
+) -> Iterator[Planned]:
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    duration = warmup + measured
+    for number, row in enumerate(_rows(stream, rng, rate, duration, data)):
+        yield from _requests(f"{name}-{number}", stream, row, row.at - warmup, rng)
+
+
+def _rows(
+    stream: Stream, rng: np.random.Generator, rate: float, duration: float, data: Path
+) -> Iterator[Arrival]:
+    """Times in seconds from the start of the warm-up."""
+    if stream.trace is not None and stream.arrivals is None:
+        return _replayed(stream.trace, rng, rate, duration, data)
+    # Lengths come from a generator of their own: at a higher rate more are drawn, not others.
+    lengths = np.random.default_rng(rng.integers(2**63))
+    at = _times(stream.arrivals or Arrivals(), rng, rate, duration)
+    return (_one(stream, time, lengths, data) for time in at)
+
+
+def _times(arrivals: Arrivals, rng: np.random.Generator, rate: float, duration: float) -> list[float]:
+    shape = None
+    if arrivals.bursts is not None:
+        shape = bursts(arrivals.bursts.on_s, arrivals.bursts.off_s)
+    elif arrivals.wave is not None:
+        shape = wave(arrivals.wave.period_s, arrivals.wave.amplitude)
+    return times(rng, rate, duration, variation=arrivals.cv, shape=shape)
+
+
+def _one(stream: Stream, at: float, rng: np.random.Generator, data: Path) -> Arrival:
+    if stream.trace is not None:
+        rows = read_trace(*_source(stream.trace, data))
+        row = rows[int(rng.integers(len(rows)))]
+        return _cut(stream.trace, Arrival(at, row.prompt, row.output, row.query))
+    prompt = 1 if stream.prompt_tokens is None else draw(stream.prompt_tokens, rng)
+    output = 0 if stream.output_tokens is None else draw(stream.output_tokens, rng)
+    query = None if stream.query_tokens is None else draw(stream.query_tokens, rng)
+    return Arrival(at, prompt, output, query)
+
+
+def _replayed(
+    trace: Trace, rng: np.random.Generator, rate: float, duration: float, data: Path
+) -> Iterator[Arrival]:
+    """From a random row on, round and round, the whole trace's mean rate scaled to `rate`."""
+    rows = read_trace(*_source(trace, data))
+    start = int(rng.integers(len(rows)))
+    span = rows[-1].at + rows[-1].at / (len(rows) - 1)
+    scale = len(rows) / span / rate
+    for step in range(1, 1_000 * len(rows)):
+        turns, index = divmod(start + step, len(rows))
+        row = rows[index]
+        at = (row.at + turns * span - rows[start].at) * scale
+        if at >= duration:
+            return
+        yield _cut(trace, Arrival(at, row.prompt, row.output, row.query))
+
+
+def _cut(trace: Trace, row: Arrival) -> Arrival:
+    prompt = min(trace.prompt_cap, max(1, round(row.prompt * trace.prompt_scale)))
+    output = min(trace.output_cap, max(1, round(row.output * trace.output_scale)))
+    return Arrival(row.at, prompt, output, row.query)
+
+
+def _source(trace: Trace, data: Path) -> tuple[Path, Columns]:
+    if trace.name is not None:
+        file, columns = NAMED[trace.name]
+        return data / file, columns
+    assert trace.file is not None and trace.columns is not None
+    given = trace.columns
+    # A full path stays one: joining drops what stands before it.
+    return data / trace.file, Columns(given.at, given.prompt, given.output, given.query)
+
+
+def _requests(
+    name: str, stream: Stream, row: Arrival, at: float, rng: np.random.Generator
+) -> Iterator[Planned]:
+    generate = Planned(
+        name, at, Kind.GENERATE, stream.service_class, stream.tenant,
+        prompt_tokens=row.prompt, output_tokens=row.output, max_tokens=stream.max_tokens,
+    )  # fmt: skip
+    if stream.kind == "generate":
+        yield generate
+    elif stream.kind == "embed":
+        lengths = (row.prompt,) * draw(stream.batch, rng)
+        yield Planned(
+            name, at, Kind.EMBED, stream.service_class, stream.tenant, sum(lengths), lengths=lengths
+        )
+    else:
+        query = row.query or _ANY_RETRIEVAL_QUERY
+        embed_class = stream.embed_class or stream.service_class
+        yield Planned(f"{name}-query", at, Kind.EMBED, embed_class, stream.tenant, query, lengths=(query,))
+        yield Planned(
+            f"{name}-~answer", at, Kind.GENERATE, stream.service_class, stream.tenant,
+            row.prompt, row.output, stream.max_tokens, after=f"{name}-query",
+        )  # fmt: skip
+
+
+def draw(lengths: Lengths, rng: np.random.Generator) -> int:
+    if lengths.fixed is not None:
+        return lengths.fixed
+    if lengths.between is not None:
+        least, most = lengths.between
+        return int(rng.integers(least, most + 1))
+    if lengths.lognormal is not None:
+        return Lognormal(*lengths.lognormal).draw(rng, 1)[0]
+    return _PRESETS[lengths.preset or "mid"].draw(rng, 1)[0]

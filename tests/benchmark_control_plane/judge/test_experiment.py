@@ -1,0 +1,109 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.judge.experiment import classes_section, quick, read_experiment
+
+CONFIGS = sorted((Path(__file__).parents[3] / "configs" / "bench").glob("*.yaml"))
+SMALL = {
+    "name": "small",
+    "question": "Does it run?",
+    "classes": {"chat": {"priority": 1, "ttft_ms": 500}},
+    "streams": {
+        "chat": {
+            "kind": "generate",
+            "service_class": "chat",
+            "share": 1,
+            "prompt_tokens": {"fixed": 10},
+            "output_tokens": {"fixed": 5},
+        }
+    },
+    "systems": [{"name": "tandem", "kind": "tandem", "simulated": {}}],
+}
+
+
+def changed(path, value):
+    """SMALL with `value` at a dotted path; None takes it away."""
+    content = yaml.safe_load(yaml.safe_dump(SMALL))
+    *parents, last = path.split(".")
+    here = content
+    for step in parents:
+        here = here[int(step)] if isinstance(here, list) else here[step]
+    if value is None:
+        del here[last]
+    else:
+        here[last] = value
+    return content
+
+
+def read(tmp_path, content):
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return read_experiment(path, tmp_path).plan
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_experiments_that_are_shipped_can_be_read(path):
+    if "systems" not in yaml.safe_load(path.read_text(encoding="utf-8")):
+        pytest.skip("not an experiment")
+    plan = read_experiment(path, Path()).plan
+    assert plan.name == path.stem
+    assert quick(plan).seeds == plan.seeds[:1]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("question", None, "question: missing"),
+        ("window", {"warmup": 1}, "window.warmup: unknown key; did you mean 'warmup_s'"),
+        ("streams.chat.share", 0, "share=0: Input should be greater than 0"),
+        ("streams.chat.service_class", "other", "class 'other' is not in classes"),
+        ("streams.chat.prompt_tokens", {}, "exactly one of fixed"),
+        ("streams.chat.prompt_tokens", None, "prompt_tokens: missing; kind: generate needs it, or a trace"),
+        ("streams.chat.trace", {"name": "azure"}, "no such trace; known are azure-code"),
+        ("streams.chat.trace", {"file": "a.csv"}, "columns go with file"),
+        ("streams.chat.arrivals",
+         {"bursts": {"on_s": 1, "off_s": 1}, "wave": {"period_s": 1, "amplitude": 1}}, "bursts or wave"),
+        ("classes.chat.times_unloaded", {"ttft": 3}, "state one objective twice"),
+        ("systems", [], "systems"),
+        ("systems.0.simulated", None, "exactly one of tandem, split"),
+        ("systems.0.simulated", {"admission": {"policy": "magic"}}, "admission.policy"),
+        ("systems.0.simulated", {"admision": {}}, "did you mean 'admission'"),
+        ("systems.0.arrivals", {"other": {"cv": 2}}, "'other', which is not in streams"),
+        ("reference", "nobody", "no such system; choose one of tandem"),
+        ("systems", [{"name": "a", "kind": "tandem", "tandem": {}}], "give the models under live"),
+        ("systems", [{"name": "a", "kind": "tandem", "ungated": True}] * 2, "'a' is given twice"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_in_one_line(tmp_path, path, value, message):
+    with pytest.raises(BadInput, match=r"experiment\.yaml") as told:
+        read(tmp_path, changed(path, value))
+    assert message in str(told.value) and "\n" not in str(told.value)
+
+
+def test_what_is_no_yaml_is_told_too(tmp_path):
+    (tmp_path / "experiment.yaml").write_text("a: [", encoding="utf-8")
+    with pytest.raises(BadInput, match="not YAML"):
+        read_experiment(tmp_path / "experiment.yaml", tmp_path)
+    with pytest.raises(BadInput, match="No such file"):
+        read_experiment(tmp_path / "absent.yaml", tmp_path)
+
+
+def test_a_quick_look_keeps_the_two_that_are_compared(tmp_path):
+    content = changed("loads", [0.5, 1.0, 2.0]) | {"seeds": [3, 4]}
+    content["systems"] += [
+        {"name": "other", "kind": "ablation", "simulated": {}},
+        {"name": "ungated", "kind": "baseline", "ungated": True},
+    ]
+    small = quick(read(tmp_path, content))
+    assert [system.name for system in small.systems] == ["tandem", "ungated"]
+    assert small.loads == (0.5, 2.0) and small.seeds == (3,)
+
+
+def test_the_server_gets_the_classes_with_the_objectives_found(tmp_path):
+    plan = read(tmp_path, SMALL)
+    assert classes_section(plan, {"chat": {"ttft_ms": 80.0}}) == {
+        "chat": {"priority": 1, "sheddable": True, "default": True, "ttft_ms": 80.0}
+    }

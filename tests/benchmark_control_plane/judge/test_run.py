@@ -1,0 +1,163 @@
+"""Whole experiments on the simulated device, in virtual time."""
+
+import io
+import json
+import signal
+
+import pytest
+import yaml
+
+from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.judge import run
+from benchmark_control_plane.judge.bench import objectives_from
+from benchmark_control_plane.judge.experiment import read_experiment
+from benchmark_control_plane.judge.memory import Watch, sampled
+
+EXPERIMENT = {
+    "name": "small",
+    "question": "What does the gate earn?",
+    "loads": [0.5, 2.0],
+    "seeds": [0, 1],
+    "reference": "ungated",
+    "window": {"warmup_s": 1, "measured_s": 5, "drain_s": 30},
+    "capacity": {"clients": 64, "probe_s": 5},
+    "frontier": {"targets": [0.9], "steps": 1},
+    "device": {"kv_memory": "2GiB"},
+    "classes": {
+        "interactive": {"priority": 2, "times_unloaded": {"ttft": 10, "tpot": 3}},
+        "documents": {"priority": 1, "e2e_ms": 2_000},
+    },
+    "streams": {
+        "chat": {"kind": "generate", "service_class": "interactive", "share": 3,
+                 "prompt_tokens": {"between": [50, 400]}, "output_tokens": {"preset": "short"}},
+        "rag": {"kind": "retrieval", "service_class": "interactive", "embed_class": "documents", "share": 1,
+                "prompt_tokens": {"fixed": 800}, "output_tokens": {"fixed": 20},
+                "query_tokens": {"fixed": 10}},
+    },
+    "systems": [
+        {"name": "tandem", "kind": "tandem", "simulated": {}},
+        {"name": "ungated", "kind": "baseline", "ungated": True},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT), encoding="utf-8")
+    return path
+
+
+def kept(out):
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    lines = (out / "requests.jsonl").read_text(encoding="utf-8").splitlines()
+    return results, [json.loads(line) for line in lines]
+
+
+def test_an_experiment_leaves_results_and_every_request(experiment, tmp_path):
+    assert run.main(experiment, tmp_path / "out") == 0
+    results, requests = kept(tmp_path / "out")
+    assert results["format"] == 1 and not results["partial"]
+    grid = {(r["system"], r["load"], r["seed"]) for r in results["runs"]}
+    assert {(s, load, seed) for s in ("tandem", "ungated") for load in (0.5, 2) for seed in (0, 1)} <= grid
+    for number, entry in enumerate(results["runs"]):
+        mine = [r for r in requests if r["run"] == number and not r["warmup"]]
+        assert entry["valid"], entry["why_invalid"]
+        assert entry["offered_rps"] == len(mine) / 5
+        assert entry["attainment"]["overall"] == pytest.approx(
+            sum(r["outcome"] == "MET" for r in mine) / len(mine)
+        )
+    frontier = {(f["system"], f["target"]): f for f in results["max_goodput_rate"]}
+    assert set(frontier) == {("tandem", 0.9), ("ungated", 0.9)}
+    assert all(len(f["per_seed"]) == 2 for f in frontier.values())
+    assert results["slos"]["interactive"]["ttft_ms"] == pytest.approx(
+        10 * results["unloaded_ms"]["interactive"]["ttft_ms"]
+    )
+    tandem = next(r for r in results["runs"] if r["system"] == "tandem")
+    assert set(tandem["memory"]["by_owner"]) == {"embedding", "llm"}
+    assert tandem["decisions"]["admit"] > 0
+
+
+def test_the_same_experiment_gives_the_same_results(experiment, tmp_path):
+    for name in ("first", "second"):
+        run.main(experiment, tmp_path / name, seeds=[3], is_quick=True)
+    (first, one), (second, other) = kept(tmp_path / "first"), kept(tmp_path / "second")
+    assert one == other and len(one) > 100
+    assert first["runs"] == second["runs"]
+
+
+class CtrlC(io.StringIO):
+    """A terminal whose user presses Ctrl-C when the third run is reported."""
+
+    def write(self, text):
+        if text.startswith("[3/"):
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+def test_an_interrupted_experiment_keeps_what_it_has(experiment, tmp_path, monkeypatch):
+    terminal = CtrlC()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert run.main(experiment, tmp_path / "out") == 130
+    results, requests = kept(tmp_path / "out")
+    assert results["partial"] and len(results["runs"]) == 3
+    assert {r["run"] for r in requests} == {0, 1, 2}
+    assert "interrupted; 3 runs are kept" in terminal.getvalue()
+
+
+def test_a_server_that_is_not_there_is_one_line(tmp_path, capsys):
+    endpoint = {"url": "http://127.0.0.1:9", "model": "m"}
+    nowhere = {"name": "there", "kind": "baseline", "endpoints": {"chat": endpoint, "embeddings": endpoint}}
+    path = tmp_path / "nowhere.yaml"
+    path.write_text(
+        yaml.safe_dump(EXPERIMENT | {"systems": [nowhere], "reference": "there"}), encoding="utf-8"
+    )
+    assert run.command_line([str(path), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert "system 'there' does not answer" in told[-1]
+    assert kept(tmp_path / "out")[0]["partial"]
+
+
+def test_data_that_is_missing_is_one_line(tmp_path, capsys):
+    streams = {
+        "code": {"kind": "generate", "service_class": "interactive", "share": 1,
+                 "trace": {"name": "azure-code"}}
+    }  # fmt: skip
+    path = tmp_path / "trace.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | {"streams": streams}), encoding="utf-8")
+    arguments = [str(path), "--out", str(tmp_path / "out"), "--data", str(tmp_path)]
+    assert run.command_line(arguments) == 2
+    assert "azure2023_code.csv.gz: No such file" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_multiple_of_nothing_is_refused(experiment, tmp_path):
+    plan = read_experiment(experiment, tmp_path).plan
+    with pytest.raises(BadInput, match=r"classes\.interactive\.times_unloaded\.ttft"):
+        objectives_from(plan, {"documents": {"e2e_ms": 5.0}})
+
+
+PAGE = b"""# HELP tandem_held_bytes Bytes
+tandem_held_bytes{owner="llm"} 5.0e+06
+tandem_quota_bytes{owner="llm"} 8e6
+tandem_engine_used_bytes{owner="llm"} 9e6
+tandem_engine_preemptions{owner="llm"} 3.0
+tandem_held_bytes{owner="embedding"} 10
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:num_preemptions_total{engine="0",model_name="m"} 2.0
+"""
+
+
+def test_memory_is_read_from_either_servers_page():
+    tandem = sampled(PAGE.partition(b"vllm")[0], None)
+    assert tandem["held:llm"] == 5e6 and tandem["used:llm"] == 9e6 and tandem["preemptions"] == 3
+    vllm = sampled(PAGE[PAGE.index(b"vllm") :], 1_000)
+    assert vllm == {"used:llm": 250.0, "quota:llm": 1_000.0, "preemptions": 2.0}
+
+
+def test_a_watch_sums_up_what_it_saw():
+    first = sampled(PAGE.partition(b"vllm")[0], None)
+    later = {**first, "used:llm": 1e6, "preemptions": 7.0}
+    watch = Watch([0.0, 0.5], [first, later])
+    assert watch.memory()["by_owner"]["llm"] == [9e6, 1e6]
+    assert watch.engine()["preemptions"] == 4 and watch.engine()["overflow"] == 0.5
+    assert Watch().memory() is None and Watch().engine() is None

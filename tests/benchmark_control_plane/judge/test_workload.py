@@ -1,0 +1,113 @@
+import csv
+import itertools
+from statistics import median
+
+import pytest
+
+from benchmark_control_plane.judge.experiment_parts import Arrivals, ColumnNames, Lengths, Stream, Trace
+from benchmark_control_plane.judge.workload import planned
+from controlplane.core.request import Kind
+
+CHAT = Stream(
+    kind="generate",
+    service_class="interactive",
+    share=3,
+    prompt_tokens=Lengths(between=(10, 90)),
+    output_tokens=Lengths(preset="short"),
+)
+DOCUMENTS = Stream(
+    kind="embed",
+    service_class="documents",
+    share=1,
+    prompt_tokens=Lengths(fixed=32),
+    batch=Lengths(between=(16, 128)),
+)
+RETRIEVAL = Stream(
+    kind="retrieval",
+    service_class="interactive",
+    embed_class="documents",
+    share=1,
+    prompt_tokens=Lengths(fixed=500),
+    output_tokens=Lengths(fixed=20),
+    query_tokens=Lengths(fixed=9),
+)
+
+
+def plan(streams, tmp_path, rate=50.0, seed=1, warmup=10.0, measured=90.0):
+    return planned(streams, rate=rate, seed=seed, warmup=warmup, measured=measured, data=tmp_path)
+
+
+def test_streams_have_their_shares_of_the_rate(tmp_path):
+    asked = plan({"chat": CHAT, "documents": DOCUMENTS}, tmp_path)
+    assert len(asked) == pytest.approx(5_000, rel=0.05)
+    assert sum(one.kind is Kind.GENERATE for one in asked) / len(asked) == pytest.approx(0.75, abs=0.02)
+    batches = [len(one.lengths) for one in asked if one.kind is Kind.EMBED]
+    assert min(batches) == 16 and max(batches) == 128
+
+
+def test_the_window_starts_after_the_warmup(tmp_path):
+    asked = plan({"chat": CHAT}, tmp_path)
+    assert asked == sorted(asked, key=lambda one: one.at)
+    assert -10 <= asked[0].at < -9 and 89 < asked[-1].at < 90
+    assert sum(one.is_warmup for one in asked) == pytest.approx(500, rel=0.2)
+
+
+def test_changing_one_stream_changes_no_other(tmp_path):
+    def chats(documents):
+        # The rates of the streams are to stay: only the bursts differ.
+        asked = plan({"chat": CHAT, "documents": documents}, tmp_path)
+        return [one for one in asked if one.kind is Kind.GENERATE]
+
+    bursty = Stream(**vars(DOCUMENTS) | {"arrivals": Arrivals(cv=5)})
+    assert chats(DOCUMENTS) == chats(bursty)
+
+
+def test_the_same_seed_draws_the_same_requests_at_every_rate(tmp_path):
+    slow = plan({"chat": CHAT}, tmp_path, rate=5)
+    fast = plan({"chat": CHAT}, tmp_path, rate=50)
+    lengths = [(one.prompt_tokens, one.output_tokens) for one in fast]
+    assert [(one.prompt_tokens, one.output_tokens) for one in slow] == lengths[: len(slow)]
+    assert plan({"chat": CHAT}, tmp_path, rate=5, seed=2) != slow
+
+
+def test_a_retrieval_is_an_embedding_and_a_generation_that_waits_for_it(tmp_path):
+    asked = plan({"rag": RETRIEVAL}, tmp_path)
+    assert len(asked) == pytest.approx(5_000, rel=0.1)
+    queries = {one.id: one for one in asked if one.kind is Kind.EMBED}
+    answers = [one for one in asked if one.kind is Kind.GENERATE]
+    assert len(answers) == len(queries) and {one.after for one in answers} == set(queries)
+    assert all(queries[one.after].at == one.at for one in answers)
+    assert {one.service_class for one in queries.values()} == {"documents"}
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """10 requests a second, in bursts of ten."""
+    with (tmp_path / "trace.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("t", "in", "out"))
+        writer.writerows((second, 100 + second, 10) for second in range(100) for _ in range(10))
+    return Trace(
+        file="trace.csv",
+        columns=ColumnNames(at="t", prompt="in", output="out"),
+        prompt_scale=0.5,
+        prompt_cap=80,
+    )
+
+
+def test_a_trace_is_replayed_with_its_time_scaled(tmp_path, trace):
+    replay = Stream(kind="generate", service_class="any", share=1, trace=trace)
+    asked = plan({"replay": replay}, tmp_path, rate=20)
+    assert len(asked) == pytest.approx(2_000, rel=0.03)
+    times = sorted({round(one.at, 6) for one in asked})
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert median(gaps) == pytest.approx(0.5, abs=0.01)
+    assert max(one.prompt_tokens for one in asked) == 80
+    assert min(one.prompt_tokens for one in asked) == 50
+
+
+def test_with_arrivals_of_its_own_a_trace_gives_lengths_alone(tmp_path, trace):
+    drawn = Stream(kind="generate", service_class="any", share=1, trace=trace, arrivals=Arrivals())
+    asked = plan({"drawn": drawn}, tmp_path, rate=20)
+    assert len({one.at for one in asked}) == len(asked)
+    assert {one.output_tokens for one in asked} == {10}
