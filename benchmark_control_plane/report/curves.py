@@ -26,7 +26,7 @@ def attainment_chart(results: Results, name: str, *, width: int, height: int, ha
         y_ticks=(0, 0.25, 0.5, 0.75, 1),
         x_text=wording.load,
         y_text=lambda share: f"{100 * share:.0f} %",
-        x_title="offered load, share of the reference rate",
+        x_title=_load_title(results),
     )
     lines = [
         _system_line(results, name, number, frame)
@@ -42,6 +42,11 @@ def attainment_chart(results: Results, name: str, *, width: int, height: int, ha
         _labels(results, name, frame) if has_labels else None,
         class_="wide" if has_labels else "",
     )
+
+
+def _load_title(results: Results) -> str:
+    capacity = results.get("capacity_rps")
+    return f"offered load; 100 % is {wording.rate(capacity)}" if capacity else "offered load"
 
 
 def _system_line(results: Results, name: str, number: int, frame: svg.Frame) -> Markup:

@@ -88,6 +88,15 @@ def frontier(results: Results, system: str, target: float) -> Frontier | None:
     return next((row for row in rows if row["system"] == system and row["target"] == target), None)
 
 
+def is_limit(results: Results, row: Frontier) -> bool:
+    """Did the target hold under every load that was offered? The true rate may be higher then."""
+    capacity = results.get("capacity_rps")
+    loads = [run["load"] for run in results["runs"] if run["system"] == row["system"]]
+    return bool(row["rps"] and capacity and loads) and (row["rps"] or 0.0) >= 0.999 * max(loads) * (
+        capacity or 0.0
+    )
+
+
 def best_baseline(results: Results, target: float) -> Frontier | None:
     """The baseline with the highest rate at this target; None where no baseline reached it."""
     names = {system["name"] for system in results["systems"] if system["kind"] == "baseline"}

@@ -128,8 +128,11 @@ def _rate_cards(results: Results, system: str) -> list[tuple[str, str, str]]:
         if mine and mine["rps"]:
             beside = "no baseline reached it"
             if best and best["rps"]:
-                beside = f"{headline.ratio_text(mine, best)} {best['system']}"
-            cards.append((f"rate at {wording.share(goal)} attainment", wording.rate(mine["rps"]), beside))
+                beside = f"{headline.ratio_text(results, mine, best)} {best['system']}"
+            least = "at least " if facts.is_limit(results, mine) else ""
+            cards.append(
+                (f"{least}rate at {wording.share(goal)} attainment", wording.rate(mine["rps"]), beside)
+            )
     return cards
 
 

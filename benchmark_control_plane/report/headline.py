@@ -20,22 +20,28 @@ def _by_rate(results: Results) -> str | None:
     goal = f"{wording.share(target)} attainment"
     if mine is None or mine["rps"] is None:
         return f"{system['name']} keeps {goal} at no rate that was offered."
-    said = f"At {goal}, {system['name']} serves {wording.rate(mine['rps'])}"
+    said = f"At {goal}, {system['name']} serves {_rate(results, mine)}"
     if best is None or not best["rps"]:
         return (
             f"{said}; no baseline keeps it at any rate that was offered."
             if _has_baseline(results)
             else f"{said}."
         )
-    return (
-        f"{said}: {ratio_text(mine, best)} the best baseline ({best['system']}, {wording.rate(best['rps'])})."
-    )
+    beside = f"the best baseline ({best['system']}, {_rate(results, best)})"
+    if facts.is_limit(results, best):
+        return f"{said}, beside {beside}: the loads were too low to tell them apart."
+    return f"{said}: {ratio_text(results, mine, best)} {beside}."
 
 
-def ratio_text(mine: Frontier, best: Frontier) -> str:
+def _rate(results: Results, row: Frontier) -> str:
+    return wording.reached(row["rps"], is_limit=facts.is_limit(results, row))
+
+
+def ratio_text(results: Results, mine: Frontier, best: Frontier) -> str:
     """The ratio of the rates, with its range over the seeds where there are several."""
     ratios = seed_ratios(mine, best)
-    overall = wording.times((mine["rps"] or 0.0) / (best["rps"] or 1.0))
+    least = "at least " if facts.is_limit(results, mine) else ""
+    overall = least + wording.times((mine["rps"] or 0.0) / (best["rps"] or 1.0))
     if len(ratios) < 2:
         return overall
     low, high = wording.times(min(ratios)), wording.times(max(ratios))

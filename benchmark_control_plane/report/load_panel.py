@@ -12,7 +12,7 @@ from benchmark_control_plane.report.breakdown import (
 )
 from benchmark_control_plane.report.distributions import distribution_charts
 from benchmark_control_plane.report.markup import Markup, el, join
-from benchmark_control_plane.report.memory_map import memory_chart
+from benchmark_control_plane.report.memory_map import memory_chart, readable
 from benchmark_control_plane.report.samples import Key, Sample
 from benchmark_control_plane.report.schema import Memory, Results
 
@@ -86,7 +86,8 @@ def _memory(results: Results, load: float) -> Markup | None:
     return join(el("h4", "Who held the memory"), el("div", *figures, class_="grid broad"))
 
 
-def _memory_figure(memory: Memory, what: str) -> Markup:
+def _memory_figure(recorded: Memory, what: str) -> Markup:
+    memory = readable(recorded)
     owners = {f"o{number}": owner for number, owner in enumerate(memory["by_owner"])}
     key = blocks.key({**owners, "dashed": "where a quota ends"})
     return blocks.figure(what, key, memory_chart(memory, what), listed=tables.memory_table(memory, what))

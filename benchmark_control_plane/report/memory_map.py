@@ -56,6 +56,25 @@ def memory_chart(memory: Memory, what: str) -> Markup:
     return svg.figure("memory", frame, title, grid, join(*layers), join(*lines))
 
 
+def readable(memory: Memory) -> Memory:
+    """Bytes as MiB; other units as they are."""
+    if memory.get("unit") != "bytes":
+        return memory
+    return {
+        "unit": "MiB",
+        "times_s": memory["times_s"],
+        "by_owner": {owner: _mib(held) for owner, held in memory["by_owner"].items()},
+        "quota_by_owner": {
+            owner: _mib(quota) if isinstance(quota, list) else quota / 2**20
+            for owner, quota in memory["quota_by_owner"].items()
+        },
+    }
+
+
+def _mib(values: Sequence[float]) -> list[float]:
+    return [value / 2**20 for value in values]
+
+
 def _stacked(series: Sequence[Sequence[float]]) -> list[list[float]]:
     """Each on top of all before it."""
     total = [0.0] * len(series[0]) if series else []

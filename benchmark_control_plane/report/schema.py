@@ -117,7 +117,18 @@ class Frontier(TypedDict):
     per_seed: list[float | None]
 
 
+class Sweep(TypedDict):
+    """What was tried to find the best form of a system, and what each form attained."""
+
+    system: str
+    load: float
+    attainment: dict[str, float]
+    chosen: str
+
+
 class Results(TypedDict):
+    """`capacity_rps` is the rate that is 100 % load; `unloaded_ms`, medians of requests that were alone."""
+
     format: int
     experiment: Experiment
     partial: bool
@@ -127,6 +138,9 @@ class Results(TypedDict):
     runs: list[Run]
     max_goodput_rate: list[Frontier]
     slos: dict[str, dict[str, float | None]]
+    unloaded_ms: NotRequired[dict[str, dict[str, float | None]]]
+    capacity_rps: NotRequired[float | None]
+    sweeps: NotRequired[list[Sweep]]
 
 
 def results_of(content: Mapping[str, Any], source: str = "results.json") -> Results:

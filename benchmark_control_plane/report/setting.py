@@ -1,12 +1,10 @@
 """Under what conditions does the finding hold? Objectives, systems, machine, versions, seeds."""
 
-from collections.abc import Sequence
-
 from benchmark_control_plane.report import blocks, facts, tables, wording
 from benchmark_control_plane.report.markup import Markup, el, join
 from benchmark_control_plane.report.schema import Results
 
-_OBJECTIVES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "max_tbt_ms": "longest gap", "e2e_ms": "e2e"}
+_OBJECTIVES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "e2e"}
 _WORDS = {
     "Attainment": "Requests that met every objective of their class, of all that were offered after "
     "the warm-up.",
@@ -21,19 +19,6 @@ _WORDS = {
 
 
 def set_up(results: Results) -> Markup:
-    environment = results["environment"]
-    conditions: Sequence[Sequence[str]] = [
-        ["started", results["started"]],
-        ["seeds", ", ".join(map(str, facts.seeds(results))) or wording.ABSENT],
-        ["commit", environment["commit"] or wording.ABSENT],
-        ["machine", f"{environment['cpu']}, {environment['cores']} cores, {environment['platform']}"],
-        ["Python", environment["python"]],
-        *([name, version] for name, version in sorted(environment["versions"].items())),
-    ]
-    objectives = [
-        [name, *(wording.milliseconds(slo.get(key)) for key in _OBJECTIVES)]
-        for name, slo in results["slos"].items()
-    ]
     systems = [
         [tables.named(number, system["name"]), system["kind"], system["description"]]
         for number, system in enumerate(results["systems"])
@@ -42,9 +27,10 @@ def set_up(results: Results) -> Markup:
         "set-up",
         "Set-up",
         None,
-        tables.table("Objectives by class", ["class", *_OBJECTIVES.values()], objectives),
+        _objectives(results),
         tables.table("Systems", ["system", "kind", "what it is"], systems),
-        tables.table("When, where, with what", ["", ""], conditions),
+        _sweeps(results),
+        tables.table("When, where, with what", ["what", "value"], _conditions(results)),
         el("details", el("summary", "Every run"), tables.runs_table(results)),
         el(
             "details",
@@ -52,6 +38,46 @@ def set_up(results: Results) -> Markup:
             el("pre", results["experiment"]["yaml"], tabindex="0"),
         ),
     )
+
+
+def _objectives(results: Results) -> Markup:
+    """Each with what the latency is of a request that is alone, where that was measured."""
+    alone = results.get("unloaded_ms", {})
+
+    def cell(name: str, metric: str) -> str:
+        bound, unloaded = results["slos"][name].get(metric), alone.get(name, {}).get(metric)
+        if unloaded is None:
+            return wording.milliseconds(bound)
+        return f"{wording.milliseconds(bound)} (alone {wording.milliseconds(unloaded)})"
+
+    rows = [[name, *(cell(name, metric) for metric in _OBJECTIVES)] for name in results["slos"]]
+    return tables.table("Objectives by class", ["class", *_OBJECTIVES.values()], rows)
+
+
+def _sweeps(results: Results) -> Markup | None:
+    rows = [
+        [sweep["system"], wording.load(sweep["load"]), name, wording.share(kept), chosen]
+        for sweep in results.get("sweeps", [])
+        for name, kept in sweep["attainment"].items()
+        for chosen in ("chosen" if name == sweep["chosen"] else "",)
+    ]
+    if not rows:
+        return None
+    head = ["system", "load", "form", "attained", "the best runs"]
+    return tables.table("Forms that were tried first, on a seed of their own", head, rows)
+
+
+def _conditions(results: Results) -> list[list[str]]:
+    environment = results["environment"]
+    return [
+        ["started", results["started"]],
+        ["100 % load", wording.rate(results.get("capacity_rps"))],
+        ["seeds", ", ".join(map(str, facts.seeds(results))) or wording.ABSENT],
+        ["commit", environment["commit"] or wording.ABSENT],
+        ["machine", f"{environment['cpu']}, {environment['cores']} cores, {environment['platform']}"],
+        ["Python", environment["python"]],
+        *([name, version] for name, version in sorted(environment["versions"].items())),
+    ]
 
 
 def words() -> Markup:

@@ -51,7 +51,9 @@ def frontier_table(results: Results) -> Markup:
         for goal in goals:
             row = facts.frontier(results, system["name"], goal)
             reached = facts.spread(row["per_seed"]) if row else None
-            main = wording.rate(row["rps"]) if row else wording.ABSENT
+            main = (
+                wording.reached(row["rps"], is_limit=facts.is_limit(results, row)) if row else wording.ABSENT
+            )
             cells.append(_two_lines(main, wording.spread(reached.low, reached.high) if reached else None))
         rows.append([named(number, system["name"]), *cells])
     head = ["system", *(f"{wording.share(goal)} of objectives met" for goal in goals)]
@@ -161,11 +163,11 @@ _COLUMNS: list[_Column] = [
     ("priority gap", _from("fairness", "priority_gap"), wording.figure),
     ("preemptions", _from("engine", "preemptions"), wording.count),
     ("tokens recomputed", _from("engine", "recompute_tokens"), wording.count),
-    ("overflow", _from("engine", "overflow"), wording.figure),
+    ("over quota", _from("engine", "overflow"), wording.share),
     ("cache hits", _from("engine", "cache_hit"), wording.share),
 ]
 _ALWAYS = ("goodput", "rejected", "evicted", "aborted", "failed")
-_SHORT = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "tbt_ms": "TBT", "e2e_ms": "e2e"}
+_SHORT = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "tbt_ms": "gap", "e2e_ms": "e2e"}
 
 
 def _has(column: _Column, run: Run) -> bool:

@@ -5,7 +5,7 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 METRIC_NAMES = {
     "ttft_ms": "Time to first token",
     "tpot_ms": "Time per output token",
-    "tbt_ms": "Longest gap between tokens",
+    "tbt_ms": "Gap between tokens",
     "e2e_ms": "Time to the last token",
 }
 DECISION_NAMES = {
@@ -59,6 +59,11 @@ def milliseconds(value: float | None) -> str:
 
 def rate(value: float | None) -> str:
     return ABSENT if value is None else f"{figure(value)} req/s"
+
+
+def reached(value: float | None, *, is_limit: bool) -> str:
+    """A frontier that no load was high enough to find is a lower bound."""
+    return f"{'at least ' if is_limit else ''}{rate(value)}"
 
 
 def load(value: float) -> str:
