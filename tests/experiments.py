@@ -38,7 +38,7 @@ def results(
             "system": name,
             "target": goal,
             "rps": REFERENCE_RPS * min(by, max(loads, default=by)),
-            "per_seed": [REFERENCE_RPS * by * factor for factor in noise],
+            "per_seed": [REFERENCE_RPS * min(by * factor, max(loads, default=by)) for factor in noise],
         }
         for name, _, kind, strength in SYSTEMS
         for noise in ((0.97, 1.0, 1.04) if kind == "tandem" else (1.02, 1.0, 0.96),)

@@ -61,9 +61,10 @@ def _system_line(results: Results, name: str, number: int, frame: svg.Frame) -> 
         middle.append((x, frame.y(over.median)))
         upper.append((x, frame.y(over.high)))
         lower.append((x, frame.y(over.low)))
+        ends = f"{wording.share(over.low)} to {wording.share(over.high)}"
+        seeds = wording.several(over.count, "seed")
         said = (
-            f"{system}, {name} at {wording.load(load)} load: {wording.share(over.median)}"
-            f" ({wording.share(over.low)} to {wording.share(over.high)}, {over.count} seeds)"
+            f"{system}, {name} at {wording.load(load)} load: {wording.share(over.median)} ({ends}, {seeds})"
         )
         marks.append(marker(number, x, frame.y(over.median), class_="mark", data_tip=said))
         each = (run["attainment"].get(name) for run in runs)

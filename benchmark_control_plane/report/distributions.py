@@ -89,4 +89,4 @@ def _objective(frame: svg.Frame, bound: float | None) -> Markup | None:
 
 
 def _short(value_ms: float) -> str:
-    return f"{value_ms / 1000:g} s" if value_ms >= 1000 else f"{value_ms:.3g} ms"
+    return f"{value_ms / 1000:.3g} s" if value_ms >= 1000 else f"{value_ms:.3g} ms"

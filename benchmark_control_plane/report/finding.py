@@ -48,7 +48,8 @@ def attainment(results: Results) -> Markup:
     goals = ", ".join(map(wording.share, facts.targets(results)))
     lead = (
         "The share of all offered requests that met their objective; a rejected or lost request is a miss. "
-        f"Lines are medians over {len(facts.seeds(results))} seeds, bands their range, dots the single seeds."
+        "Lines are medians over "
+        f"{wording.several(len(facts.seeds(results)), 'seed')}, bands their range, dots the single seeds."
         + (f" Dashed: the targets ({goals})." if goals else "")
     )
     hero = (
@@ -144,7 +145,9 @@ def _load_cards(results: Results, system: str) -> list[tuple[str, str, str]]:
     cards = []
     for name in (facts.OVERALL, *facts.classes(results)[:1]):
         if over := facts.attained(runs, name):
-            ends = f"{wording.share(over.low)} to {wording.share(over.high)} over {over.count} seeds"
+            ends = f"over {wording.several(over.count, 'seed')}"
+            if over.low < over.high:
+                ends = f"{wording.share(over.low)} to {wording.share(over.high)} {ends}"
             cards.append((f"{name} met {under}", wording.share(over.median), ends))
     reject = facts.over_seeds(runs, lambda run: run["rates"]["reject"])
     evict = facts.over_seeds(runs, lambda run: run["rates"]["evict"])

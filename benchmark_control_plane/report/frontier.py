@@ -26,7 +26,7 @@ def _bar(results: Results, number: int, row: Frontier, longest: float) -> Markup
     if seeds is not None:
         start, length = 100 * seeds.low / longest, 100 * (seeds.high - seeds.low) / longest
         whisker = el("u", style=f"left:{start:.2f}%;width:{length:.2f}%")
-        said += f"; {wording.spread(seeds.low, seeds.high)} over {seeds.count} seeds"
+        said += f"; {wording.spread(seeds.low, seeds.high)} over {wording.several(seeds.count, 'seed')}"
     track = el(
         "div", el("i", style=f"width:{100 * (row['rps'] or 0.0) / longest:.2f}%"), whisker, class_="track"
     )

@@ -19,7 +19,8 @@ def _by_rate(results: Results) -> str | None:
     best = facts.best_baseline(results, target)
     goal = f"{wording.share(target)} attainment"
     if mine is None or mine["rps"] is None:
-        return f"{system['name']} keeps {goal} at no rate that was offered."
+        said = f"{system['name']} keeps {goal} at no rate that was offered"
+        return f"{said}; {best['system']} does at {_rate(results, best)}." if best else f"{said}."
     said = f"At {goal}, {system['name']} serves {_rate(results, mine)}"
     if best is None or not best["rps"]:
         return (

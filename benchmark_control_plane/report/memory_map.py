@@ -32,7 +32,7 @@ def memory_chart(memory: Memory, what: str) -> Markup:
         y_ticks=frame.y.ticks(5),
         x_text=lambda at: f"{at:g} s",
         y_text=wording.figure,
-        x_title=f"time since the run began; held memory in {unit}",
+        x_title=f"time from the start of the measured window; memory in {unit}",
     )
     layers, lines = [], []
     below = [0.0] * len(times)

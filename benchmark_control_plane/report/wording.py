@@ -51,6 +51,10 @@ def count(value: float | None) -> str:
     return ABSENT if value is None else f"{value:,.0f}"
 
 
+def several(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def milliseconds(value: float | None) -> str:
     if value is None:
         return ABSENT

@@ -43,7 +43,12 @@ def test_a_rate_that_no_load_was_high_enough_to_find_is_a_lower_bound() -> None:
 @pytest.mark.parametrize(
     ("tandem", "split", "sentence"),
     [
-        (None, 8.0, "tandem keeps 90 % attainment at no rate that was offered."),
+        (None, None, "tandem keeps 90 % attainment at no rate that was offered."),
+        (
+            None,
+            8.0,
+            "tandem keeps 90 % attainment at no rate that was offered; static-split does at 8 req/s.",
+        ),
         (
             9.0,
             None,

@@ -1,0 +1,178 @@
+"""Which figures does README.md quote? Only those of the committed results, written here and nowhere else.
+
+    python -m benchmark_control_plane.report.readme [--check]
+
+Rewrites what stands between the two marks. An experiment of `tandem bench run` is a table of its own; of the
+other results, FIGURES says what is quoted. A result that is not there is not quoted.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmark_control_plane.inputs import BadInput, read_object
+from benchmark_control_plane.report import facts, wording
+from benchmark_control_plane.report.headline import headline
+from benchmark_control_plane.report.schema import FORMAT, Results, results_of
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmark_control_plane" / "results"
+README = ROOT / "README.md"
+BEGIN = "<!-- Measured: written by python -m benchmark_control_plane.report.readme -->"
+END = "<!-- End of what was measured -->"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 done or up to date, 1 not up to date, 2 the README or a result is wrong."""
+    parser = argparse.ArgumentParser(description="Write the committed results into README.md.")
+    parser.add_argument("--check", action="store_true", help="change nothing; 1 if something would change")
+    options = parser.parse_args(arguments)
+    try:
+        text = README.read_text(encoding="utf-8")
+        due = rewritten(text, section(RESULTS))
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.check:
+        return int(due != text)
+    README.write_text(due, encoding="utf-8")
+    return 0
+
+
+def rewritten(text: str, content: str) -> str:
+    """Raises BadInput where the marks are not there once, in order."""
+    before, found_begin, rest = text.partition(BEGIN)
+    _, found_end, after = rest.partition(END)
+    if not (found_begin and found_end) or BEGIN in rest or END in after:
+        raise BadInput(f"README.md: the lines {BEGIN!r} and {END!r} are needed once each, in this order")
+    return f"{before}{BEGIN}\n\n{content}\n{END}{after}"
+
+
+def section(folder: Path) -> str:
+    experiments, quoted = [], []
+    for file in sorted(folder.glob("*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and content.get("format") == FORMAT:
+            experiments.append(_experiment(results_of(read_object(str(file)), file.name), file))
+        elif figures := FIGURES.get(file.name):
+            quoted += [(question, answer, file) for question, answer in figures(content)]
+    table = ""
+    if quoted:
+        rows = (f"| {question} | {answer} | {_link(file)} |" for question, answer, file in quoted)
+        table = "\n".join(("| question | answer | from |", "|---|---|---|", *rows, ""))
+    return "\n".join((*experiments, table))
+
+
+def _experiment(results: Results, file: Path) -> str:
+    """The finding, then the systems side by side: rates, attainment under the highest load, losses."""
+    ordered = facts.ordered(results)
+    goals, loads = facts.targets(ordered), facts.loads(ordered)
+    full = wording.load(loads[-1]) if loads else ""
+    head = ["system", *(f"req/s at {wording.share(goal)}" for goal in goals)]
+    head += [f"met at {full} load", *(f"{name}" for name in facts.classes(ordered)), "rejected", "evicted"]
+    rows = [_system_row(ordered, system["name"], goals, loads[-1]) for system in ordered["systems"] if loads]
+    lines = [_line(head), "|---|" + "--:|" * (len(head) - 1), *map(_line, rows)]
+    refused = facts.invalid(ordered)
+    remarks = [f"{wording.several(len(facts.seeds(ordered)), 'seed')}, medians; {_link(file)}"]
+    if refused:
+        remarks.append(f"{len(refused)} of {len(ordered['runs'])} runs not valid and left out")
+    if ordered["partial"]:
+        remarks.append("**partial: the experiment was interrupted**")
+    question = ordered["experiment"]["question"]
+    return "\n".join((f"**{question}** {headline(ordered)}", "", *lines, "", f"({'; '.join(remarks)}.)", ""))
+
+
+def _system_row(results: Results, system: str, goals: Sequence[float], load: float) -> list[str]:
+    cells = [system]
+    for goal in goals:
+        row = facts.frontier(results, system, goal)
+        ends = facts.spread(row["per_seed"]) if row else None
+        least = "at least " if row and facts.is_limit(results, row) else ""
+        rate = wording.figure(row["rps"]) if row else wording.ABSENT
+        cells.append(
+            f"{least}{rate}"
+            + (f" ({wording.spread(ends.low, ends.high)})" if ends and ends.low < ends.high else "")
+        )
+    runs = facts.runs_of(results, system, load)
+    cells += [_median(facts.attained(runs, name)) for name in (facts.OVERALL, *facts.classes(results))]
+    cells.append(_median(facts.over_seeds(runs, lambda run: run["rates"]["reject"])))
+    cells.append(_median(facts.over_seeds(runs, lambda run: run["rates"]["evict"])))
+    return cells
+
+
+def _median(over: facts.Spread | None) -> str:
+    return wording.share(over.median if over else None)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _link(file: Path) -> str:
+    return f"[{file.stem}](benchmark_control_plane/results/{file.name})"
+
+
+Quotes = Iterator[tuple[str, str]]
+"""(question, answer)."""
+
+
+def _door(content: Mapping[str, Any]) -> Quotes:
+    busy = content["door"]["nine_tenths"]
+    yield (
+        "What does the door cost, at nine tenths of the rate of vLLM's own server (tiny model, two cores)?",
+        f"TTFT {_ratio(busy['median_ttft_ratio'])}, TPOT {_ratio(busy['median_tpot_ratio'])}, "
+        f"throughput {_ratio(busy['throughput_ratio'])} of plain vLLM's",
+    )
+    cost = max(content["decision_us"].values())
+    yield "What does one decision cost at 1,000 live requests?", f"{cost:.0f} µs"
+
+
+def _engine_frontier(content: Mapping[str, Any]) -> Quotes:
+    rates = {
+        study["policy"]: study["rates"] for study in content["studies"] if study["prediction"] == "oracle"
+    }
+    if {"tandem", "stock-fcfs"} <= set(rates):
+        told = ", ".join(
+            f"{wording.times(rates['tandem'][key] / rates['stock-fcfs'][key])} at {goal} %"
+            for goal, key in ((90, "strict-90%"), (60, "strict-60%"))
+        )
+        yield (
+            "Which rate does our order carry on vLLM's real scheduler (virtual time, known lengths)?",
+            (f"{told} of vLLM's own order's, without rejecting; one seed"),
+        )
+
+
+def _mcsf_table(content: Mapping[str, Any]) -> Quotes:
+    means = {row["policy"]: row["mean_s"] for row in content["fixed_set"]}
+    yield (
+        "Which mean latency has it on the published benchmark of memory-constrained scheduling?",
+        f"{means['Tandem']:.1f} s; MC-SF {means['MC-SF']:.1f} s, vLLM's order {means['FCFS as vLLM']:.1f} s "
+        f"({content['runs']} runs)",
+    )
+
+
+def _mcsf_synthetic(content: Mapping[str, Any]) -> Quotes:
+    worst = max(model["to_best_known"]["tandem"]["mean"] for model in content["models"])
+    yield (
+        "How far is the total latency of our round order from the best known in hindsight?",
+        f"{100 * (worst - 1):.1f} % ({content['instances']} instances of each of two arrival models)",
+    )
+
+
+def _ratio(spread: Mapping[str, float]) -> str:
+    return f"{wording.times(spread['median'])} ({spread['min']:.2f} to {spread['max']:.2f})"
+
+
+FIGURES: Mapping[str, Callable[[Mapping[str, Any]], Quotes]] = {
+    "door.json": _door,
+    "engine-frontier.json": _engine_frontier,
+    "mcsf-table.json": _mcsf_table,
+    "mcsf-synthetic.json": _mcsf_synthetic,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""README.md quotes the committed results, all of them as they stand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.report import readme
+from tests import experiments
+
+
+def test_the_readme_is_up_to_date() -> None:
+    text = readme.README.read_text(encoding="utf-8")
+    due = readme.rewritten(text, readme.section(readme.RESULTS))
+    assert text == due, "run: python -m benchmark_control_plane.report.readme"
+
+
+def test_every_link_leads_to_a_committed_file() -> None:
+    section = readme.section(readme.RESULTS)
+    links = [part.partition(")")[0] for part in section.split("](")[1:]]
+    assert len(links) >= len(readme.FIGURES)
+    assert [link for link in links if not (readme.ROOT / link).is_file()] == []
+
+
+def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -> None:
+    content = experiments.results()
+    (tmp_path / "head-to-head.json").write_text(json.dumps(content))
+    section = readme.section(tmp_path)
+    head = next(line for line in section.splitlines() if line.startswith("| system |"))
+    assert head == (
+        "| system | req/s at 90 % | req/s at 60 % | met at 200 % load | interactive | batch | embedding "
+        "| rejected | evicted |"
+    )
+    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| tandem",
+        "| static-split",
+        "| plain",
+        "| tandem-no-forecast",
+    ]
+    assert rows[0].split(" | ")[1:3] == ["11.8 (11.4 to 12.2)", "at least 16"]
+    assert "1 of 48 runs not valid and left out" in section
+    assert {len(row.split(" | ")) for row in rows} == {len(head.split(" | "))}
+
+
+def test_a_partial_experiment_says_so(tmp_path: Path) -> None:
+    (tmp_path / "cut.json").write_text(json.dumps(experiments.results(loads=(1.0,), partial=True)))
+    assert "**partial: the experiment was interrupted**" in readme.section(tmp_path)
+
+
+def test_only_what_stands_between_the_marks_is_written() -> None:
+    text = f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
+    once = readme.rewritten(text, "new\n")
+    assert once == f"before\n{readme.BEGIN}\n\nnew\n\n{readme.END}\nafter\n"
+    assert readme.rewritten(once, "new\n") == once
+
+
+@pytest.mark.parametrize(
+    "text", ["", readme.BEGIN, f"{readme.END}{readme.BEGIN}", (readme.BEGIN + readme.END) * 2]
+)
+def test_marks_that_are_not_there_once_are_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="are needed once each, in this order"):
+        readme.rewritten(text, "new")
