@@ -2,33 +2,29 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from itertools import count
-from types import TracebackType
-from typing import Self, Unpack
+from contextlib import AbstractAsyncContextManager
+from typing import Unpack
 
 import httpx
 
-from controlplane.sdk.errors import ConnectionLost, TandemError, api_error
 from controlplane.sdk.protocol import (
-    CHAT,
-    EMBEDDINGS,
+    Call,
     ChatOptions,
     ChatReply,
     Embeddings,
     Inputs,
     Messages,
     Objective,
+    Reply,
     Streamed,
-    chat_body,
-    chat_reply,
-    embed_body,
-    embeddings,
+    chat_call,
+    embed_call,
     http_options,
 )
-from controlplane.sdk.retries import DEFAULT_RETRIES, RETRIED, Retries
+from controlplane.sdk.retries import DEFAULT_RETRIES, Attempts, Retries
 
 
-class AsyncTextStream(Streamed):
+class AsyncTextStream(Streamed, AbstractAsyncContextManager["AsyncTextStream"]):
     """Pieces of text as they come. Closing it early aborts the request."""
 
     async def __aiter__(self) -> AsyncIterator[str]:
@@ -45,16 +41,11 @@ class AsyncTextStream(Streamed):
     async def aclose(self) -> None:
         await self._answer.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
 
-class AsyncTandem:
+class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
     """Holds connections: close it, or use it in `async with`. What its methods raise is a TandemError."""
 
     def __init__(
@@ -71,59 +62,47 @@ class AsyncTandem:
 
     async def chat(self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]) -> ChatReply:
         """A plain string is one message of the user."""
-        return chat_reply(await self._whole(CHAT, chat_body(model, messages, options, is_streamed=False)))
+        return await self._whole(chat_call(model, messages, options))
 
     async def stream(
         self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]
     ) -> AsyncTextStream:
         """Returns when the answer has begun."""
-        body = chat_body(model, messages, options, is_streamed=True)
-        return AsyncTextStream(await self._begun(CHAT, body))
+        return AsyncTextStream(await self._begun(chat_call(model, messages, options, is_streamed=True)))
 
     async def embed(
         self, inputs: Inputs, *, model: str, dimensions: int | None = None, **objective: Unpack[Objective]
     ) -> Embeddings:
-        body = embed_body(model, inputs, dimensions, objective)
-        return embeddings(await self._whole(EMBEDDINGS, body))
+        return await self._whole(embed_call(model, inputs, dimensions, objective))
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
-    async def _whole(self, path: str, body: bytes) -> httpx.Response:
-        answer = await self._begun(path, body)
+    async def _whole(self, call: Call[Reply]) -> Reply:
+        answer = await self._begun(call)
         try:
             await answer.aread()
         except httpx.TransportError as error:
-            raise ConnectionLost(f"{path}: the answer was cut off: {error!r}") from error
+            raise call.cut_off(error) from error
         finally:
             await answer.aclose()
-        return answer
+        return call.reply(answer)
 
-    async def _begun(self, path: str, body: bytes) -> httpx.Response:
+    async def _begun(self, call: Call[Reply]) -> httpx.Response:
         """The head of a successful answer, after as many attempts as are due."""
-        request = self._http.build_request("POST", path, content=body)
-        for attempt in count():
+        request = self._http.build_request("POST", call.path, content=call.body)
+        attempts = Attempts(self._retries, call.path)
+        while True:
             answer: httpx.Response | None = None
             try:
                 answer = await self._http.send(request, stream=True)
                 if answer.is_success:
                     return answer
-                content = await answer.aread()
-                failure: TandemError = api_error(answer.status_code, content, answer.headers)
+                await answer.aread()
+                wait_s = attempts.after_refusal(answer)
             except httpx.TransportError as error:
-                failure = ConnectionLost(f"{path}: no answer: {error!r}")
-                if not isinstance(error, RETRIED):
-                    raise failure from error
-            wait_s = self._retries.wait_s(attempt, answer)
-            if wait_s is None:
-                raise failure
+                wait_s = attempts.after_loss(error, answer)
             await asyncio.sleep(wait_s)
-        raise AssertionError("an endless count has ended")

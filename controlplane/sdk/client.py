@@ -2,33 +2,29 @@
 
 import time
 from collections.abc import Iterator
-from itertools import count
-from types import TracebackType
-from typing import Self, Unpack
+from contextlib import AbstractContextManager
+from typing import Unpack
 
 import httpx
 
-from controlplane.sdk.errors import ConnectionLost, TandemError, api_error
 from controlplane.sdk.protocol import (
-    CHAT,
-    EMBEDDINGS,
+    Call,
     ChatOptions,
     ChatReply,
     Embeddings,
     Inputs,
     Messages,
     Objective,
+    Reply,
     Streamed,
-    chat_body,
-    chat_reply,
-    embed_body,
-    embeddings,
+    chat_call,
+    embed_call,
     http_options,
 )
-from controlplane.sdk.retries import DEFAULT_RETRIES, RETRIED, Retries
+from controlplane.sdk.retries import DEFAULT_RETRIES, Attempts, Retries
 
 
-class TextStream(Streamed):
+class TextStream(Streamed, AbstractContextManager["TextStream"]):
     """Pieces of text as they come. Closing it early aborts the request."""
 
     def __iter__(self) -> Iterator[str]:
@@ -44,16 +40,11 @@ class TextStream(Streamed):
     def close(self) -> None:
         self._answer.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
-class Tandem:
+class Tandem(AbstractContextManager["Tandem"]):
     """Holds connections: close it, or use it in `with`. What its methods raise is a TandemError."""
 
     def __init__(
@@ -70,57 +61,45 @@ class Tandem:
 
     def chat(self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]) -> ChatReply:
         """A plain string is one message of the user."""
-        return chat_reply(self._whole(CHAT, chat_body(model, messages, options, is_streamed=False)))
+        return self._whole(chat_call(model, messages, options))
 
     def stream(self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]) -> TextStream:
         """Returns when the answer has begun."""
-        body = chat_body(model, messages, options, is_streamed=True)
-        return TextStream(self._begun(CHAT, body))
+        return TextStream(self._begun(chat_call(model, messages, options, is_streamed=True)))
 
     def embed(
         self, inputs: Inputs, *, model: str, dimensions: int | None = None, **objective: Unpack[Objective]
     ) -> Embeddings:
-        body = embed_body(model, inputs, dimensions, objective)
-        return embeddings(self._whole(EMBEDDINGS, body))
+        return self._whole(embed_call(model, inputs, dimensions, objective))
 
     def close(self) -> None:
         self._http.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _whole(self, path: str, body: bytes) -> httpx.Response:
-        answer = self._begun(path, body)
+    def _whole(self, call: Call[Reply]) -> Reply:
+        answer = self._begun(call)
         try:
             answer.read()
         except httpx.TransportError as error:
-            raise ConnectionLost(f"{path}: the answer was cut off: {error!r}") from error
+            raise call.cut_off(error) from error
         finally:
             answer.close()
-        return answer
+        return call.reply(answer)
 
-    def _begun(self, path: str, body: bytes) -> httpx.Response:
+    def _begun(self, call: Call[Reply]) -> httpx.Response:
         """The head of a successful answer, after as many attempts as are due."""
-        request = self._http.build_request("POST", path, content=body)
-        for attempt in count():
+        request = self._http.build_request("POST", call.path, content=call.body)
+        attempts = Attempts(self._retries, call.path)
+        while True:
             answer: httpx.Response | None = None
             try:
                 answer = self._http.send(request, stream=True)
                 if answer.is_success:
                     return answer
-                content = answer.read()
-                failure: TandemError = api_error(answer.status_code, content, answer.headers)
+                answer.read()
+                wait_s = attempts.after_refusal(answer)
             except httpx.TransportError as error:
-                failure = ConnectionLost(f"{path}: no answer: {error!r}")
-                if not isinstance(error, RETRIED):
-                    raise failure from error
-            wait_s = self._retries.wait_s(attempt, answer)
-            if wait_s is None:
-                raise failure
+                wait_s = attempts.after_loss(error, answer)
             time.sleep(wait_s)
-        raise AssertionError("an endless count has ended")

@@ -1,9 +1,9 @@
 """What is sent, and what comes back? Pure: no socket, no waiting, the same for both clients."""
 
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Generic, TypedDict, TypeVar
 
 import httpx
 import numpy as np
@@ -17,13 +17,13 @@ from controlplane.api.wire import (
     HEADER_REQUEST_ID,
     Usage,
 )
-from controlplane.sdk.errors import StreamLost, api_error
+from controlplane.sdk.errors import ConnectionLost, StreamLost, api_error
 
 Messages = str | Sequence[Mapping[str, Any]]
 Inputs = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
-CHAT = "/v1/chat/completions"
-EMBEDDINGS = "/v1/embeddings"
+Reply = TypeVar("Reply")
+
 _SLO_PARTS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
@@ -79,18 +79,34 @@ class Embeddings:
     decision: Decision
 
 
-def chat_body(model: str, messages: Messages, options: ChatOptions, *, is_streamed: bool) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Reply]):
+    """What is posted where, and how the whole answer is read."""
+
+    path: str
+    body: bytes
+    reply: Callable[[httpx.Response], Reply]
+
+    def cut_off(self, error: httpx.TransportError) -> ConnectionLost:
+        return ConnectionLost(f"{self.path}: the answer was cut off: {error!r}")
+
+
+def chat_call(
+    model: str, messages: Messages, options: ChatOptions, *, is_streamed: bool = False
+) -> Call[ChatReply]:
     spoken = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
     body = {"model": model, "messages": spoken} | _with_slo(options)
     if is_streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return orjson.dumps(body)
+    return Call("/v1/chat/completions", orjson.dumps(body), _chat_reply)
 
 
-def embed_body(model: str, inputs: Inputs, dimensions: int | None, objective: Objective) -> bytes:
+def embed_call(model: str, inputs: Inputs, dimensions: int | None, objective: Objective) -> Call[Embeddings]:
     given = inputs if isinstance(inputs, str) else list(inputs)
     body = {"model": model, "input": given, "encoding_format": "base64"} | _with_slo(objective)
-    return orjson.dumps(body if dimensions is None else body | {"dimensions": dimensions})
+    if dimensions is not None:
+        body["dimensions"] = dimensions
+    return Call("/v1/embeddings", orjson.dumps(body), _embeddings)
 
 
 def _with_slo(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +125,7 @@ def decision(headers: Mapping[str, str]) -> Decision:
     )
 
 
-def chat_reply(answer: httpx.Response) -> ChatReply:
+def _chat_reply(answer: httpx.Response) -> ChatReply:
     raw = orjson.loads(answer.content)
     choice = raw["choices"][0]
     message = choice["message"]
@@ -123,7 +139,7 @@ def chat_reply(answer: httpx.Response) -> ChatReply:
     )
 
 
-def embeddings(answer: httpx.Response) -> Embeddings:
+def _embeddings(answer: httpx.Response) -> Embeddings:
     raw = orjson.loads(answer.content)
     rows = [np.frombuffer(b64decode(row["embedding"]), dtype="<f4") for row in raw["data"]]
     return Embeddings(

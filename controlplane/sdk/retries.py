@@ -6,7 +6,7 @@ from random import uniform
 import httpx
 
 from controlplane.api.wire import HEADER_SHOULD_RETRY
-from controlplane.sdk.errors import retry_after_of
+from controlplane.sdk.errors import ConnectionLost, TandemError, api_error, retry_after_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +39,30 @@ def _is_worth_retrying(answer: httpx.Response) -> bool:
 RETRIED = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 
 DEFAULT_RETRIES = Retries()
+
+
+class Attempts:
+    """At one call: each failure is answered with the seconds until the next attempt, or raised."""
+
+    def __init__(self, retries: Retries, path: str) -> None:
+        self._retries = retries
+        self._path = path
+        self._failed = 0
+
+    def after_refusal(self, answer: httpx.Response) -> float:
+        """`answer` has been read whole."""
+        return self._after(api_error(answer.status_code, answer.content, answer.headers), answer)
+
+    def after_loss(self, error: httpx.TransportError, answer: httpx.Response | None) -> float:
+        """`answer` if its head had come."""
+        failure = ConnectionLost(f"{self._path}: no answer: {error!r}")
+        if not isinstance(error, RETRIED):
+            raise failure from error
+        return self._after(failure, answer)
+
+    def _after(self, failure: TandemError, answer: httpx.Response | None) -> float:
+        wait_s = self._retries.wait_s(self._failed, answer)
+        if wait_s is None:
+            raise failure
+        self._failed += 1
+        return wait_s
