@@ -97,8 +97,16 @@ def _opt_config(eos: int, bos: int, pad: int) -> Any:
     )
 
 
+def _llama_mha_config(eos: int, bos: int, pad: int) -> Any:
+    """Heads share no keys, as in Llama-2-7B and -13B."""
+    config = _llama_config(eos, bos, pad)
+    config.num_key_value_heads = _HEADS
+    return config
+
+
 MODELS: dict[str, Callable[[int, int, int], Any]] = {
     "tiny-llama": _llama_config,
+    "tiny-llama-mha": _llama_mha_config,
     "tiny-opt": _opt_config,
 }
 

@@ -23,13 +23,32 @@ def restored(
     scale: float,
 ) -> torch.Tensor:
     """Attention of queries `[requests, heads, head_dim]`, after rotation. Restores into memory of its own."""
-    requests, heads, head_dim = query.shape
-    block_tokens = hidden.shape[1]
-    blocks = -(-held.longest // block_tokens)
-    tables = torch.arange(requests * blocks, dtype=torch.int32, device=query.device).view(requests, blocks)
-    keys, values = query.new_empty((2, requests * blocks, block_tokens, heads, head_dim))
-    ops.restore(hidden, held, projection, rotary, keys, values, tables)
+    keys, values, tables = _restored_blocks(hidden, held, projection, rotary, query.shape[1])
     return ops.paged_decode(query, keys, values, Held(tables, held.lengths, held.longest), scale)
+
+
+def restored_tokens(
+    hidden: torch.Tensor, held: Held, projection: Projection, rotary: Rotary | None, *, heads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of all held tokens, `[requests, longest, heads, head_dim]`; undefined behind each last
+    token."""
+    keys, values, tables = _restored_blocks(hidden, held, projection, rotary, heads)
+    shape = (len(tables), tables.shape[1] * keys.shape[1], *keys.shape[2:])
+    return keys.view(shape)[:, : held.longest], values.view(shape)[:, : held.longest]
+
+
+def _restored_blocks(
+    hidden: torch.Tensor, held: Held, projection: Projection, rotary: Rotary | None, heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Blocks of keys, of values, and their tables, each request's in a line. Blocks are as long as those
+    read, because a kernel is compiled anew for every length that it meets."""
+    requests, block_tokens = len(held.lengths), hidden.shape[1]
+    blocks = -(-held.longest // block_tokens)
+    tables = torch.arange(requests * blocks, dtype=torch.int32, device=hidden.device).view(requests, blocks)
+    shape = (requests * blocks, block_tokens, heads, len(projection.key_weight) // heads)
+    keys, values = hidden.new_empty(shape), hidden.new_empty(shape)
+    ops.restore(hidden, held, projection, rotary, keys, values, tables)
+    return keys, values, tables
 
 
 def value_absorbed(

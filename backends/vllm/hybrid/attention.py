@@ -1,0 +1,187 @@
+"""How does one layer attend when its requests keep different things? A layer that also gets its input.
+
+Plain requests go through vLLM's own backend. A hidden request's new rows are written first; one new token
+is then decoded by absorption where keys do not turn, else with keys restored (`hybridcache.decode`), several
+tokens by restoring what came before.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from hybridcache import decode, ops
+from hybridcache.layout import BlockLayout, Held, Projection, Rotary
+from torch.nn.functional import scaled_dot_product_attention
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention.attention import get_attention_context
+from vllm.utils.torch_utils import direct_register_custom_op
+
+from backends.vllm.hybrid.batch import Chunk, HiddenBatch, sorting_backend
+from backends.vllm.hybrid.cache import HybridSpec
+
+
+class HybridAttention(Attention):  # type: ignore[misc]
+    """Takes the place of `plain`, an attention layer of vLLM that has no weights of its own."""
+
+    def __init__(self, plain: Any, qkv: Any, rotary: Any | None) -> None:
+        config = get_current_vllm_config()
+        # Layers register by name, and this one succeeds under the same.
+        del config.compilation_config.static_forward_context[plain.layer_name]
+        super().__init__(
+            plain.num_heads,
+            plain.head_size,
+            plain.impl.scale,
+            num_kv_heads=plain.num_kv_heads,
+            cache_config=config.cache_config,
+            quant_config=plain.quant_config,
+            prefix=plain.layer_name,
+            attn_backend=sorting_backend(plain.attn_backend),
+        )
+        # vLLM packs linear weights for CPUs and drops the originals, unless told so.
+        qkv._cpu_skip_gemm_dispatch = True
+        # In a tuple, because modules would register a second time as children.
+        self._sources = (qkv, rotary)
+        self.hidden_size = qkv.input_size
+
+    def forward(self, query: Any, key: Any, value: Any, hidden: Any) -> torch.Tensor:
+        output = torch.empty_like(query)
+        per_head = [part.view(-1, self.num_heads, self.head_size) for part in (query, key, value, output)]
+        torch.ops.vllm.tandem_hybrid_attention(*per_head[:3], hidden, per_head[3], self.layer_name)
+        return output
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+        plain = super().get_kv_cache_spec(vllm_config)
+        stated = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
+        return HybridSpec(**stated, hidden_size=self.hidden_size)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        hidden: torch.Tensor,
+        output: torch.Tensor,
+        *,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+        slots: torch.Tensor | None,
+    ) -> None:
+        batch: HiddenBatch | None = metadata.hybrid
+        if batch is None:
+            self._attend_plain(query, key, value, output, kv_cache, metadata, slots)
+            return
+        rows = self._layout(kv_cache).hidden_rows(kv_cache)
+        for conversion in batch.conversions:
+            past_keys, past_values = self._restored(rows, conversion.held)
+            self._write(past_keys, past_values, kv_cache, conversion.slots)
+        if len(batch.plain):
+            own = batch.plain
+            part = torch.empty_like(output[own])
+            self._attend_plain(query[own], key[own], value[own], part, kv_cache, metadata, batch.plain_slots)
+            output[own] = part
+        ops.scatter_rows(hidden[batch.hidden], batch.hidden_slots, rows)
+        if len(batch.decoding):
+            output[batch.decoding] = self._decode(query[batch.decoding], rows, batch)
+        for chunk in batch.chunks:
+            own = slice(chunk.first, chunk.end)
+            output[own] = self._read(query[own], key[own], value[own], rows, chunk)
+
+    def _attend_plain(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+        slots: torch.Tensor | None,
+    ) -> None:
+        if slots is not None and not self.attn_backend.forward_includes_kv_cache_update:
+            self._write(key, value, kv_cache, slots)
+        self.impl.forward(self, query, key, value, kv_cache, metadata, output)
+
+    def _write(
+        self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        self.impl.do_kv_cache_update(self, key, value, kv_cache, slots)
+
+    def _decode(self, query: torch.Tensor, rows: torch.Tensor, batch: HiddenBatch) -> torch.Tensor:
+        held, scale = batch.decoding_held, self.impl.scale
+        if self.rotary is None:
+            return decode.absorbed(query, rows, held, self.projection, scale)
+        return decode.value_absorbed(query, rows, held, self.projection, self.rotary, scale)
+
+    def _read(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor, chunk: Chunk
+    ) -> torch.Tensor:
+        mask = None
+        if chunk.past:
+            key, value = self._restored(rows, chunk.held)
+            place = torch.arange(len(key), device=key.device)
+            mask = place[None, :] <= place[chunk.past :, None]
+        found = scaled_dot_product_attention(
+            query.transpose(0, 1)[None],
+            key.transpose(0, 1)[None],
+            value.transpose(0, 1)[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.impl.scale,
+        )
+        return found[0].transpose(0, 1)
+
+    def _restored(self, rows: torch.Tensor, held: Held) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of one request."""
+        keys, values = decode.restored_tokens(rows, held, self.projection, self.rotary, heads=self.num_heads)
+        return keys[0], values[0]
+
+    def _layout(self, kv_cache: torch.Tensor) -> BlockLayout:
+        per_token = 2 * self.num_kv_heads * self.head_size
+        block_tokens = kv_cache[0].numel() // per_token
+        return BlockLayout(block_tokens, self.num_kv_heads, self.head_size, self.hidden_size)
+
+    @cached_property
+    def projection(self) -> Projection:
+        qkv, _ = self._sources
+        width = self.num_heads * self.head_size
+        _, *weights = qkv.weight.detach().split(width)
+        biases = [None, None] if qkv.bias is None else qkv.bias.detach().split(width)[1:]
+        return Projection(*weights, *biases)
+
+    @cached_property
+    def rotary(self) -> Rotary | None:
+        _, embedding = self._sources
+        if embedding is None:
+            return None
+        cos, sin = embedding.cos_sin_cache.float().chunk(2, -1)
+        return Rotary(cos.contiguous(), sin.contiguous())
+
+
+def _hybrid_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    hidden: torch.Tensor,
+    output: torch.Tensor,
+    layer_name: str,
+) -> None:
+    metadata, layer, kv_cache, slots = get_attention_context(layer_name)
+    # Without metadata vLLM only sizes its memory.
+    if metadata is not None:
+        layer.attend(query, key, value, hidden, output, kv_cache=kv_cache, metadata=metadata, slots=slots)
+
+
+def _nothing(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    hidden: torch.Tensor,
+    output: torch.Tensor,
+    layer_name: str,
+) -> None:
+    """What compilers trace."""
+
+
+direct_register_custom_op(
+    "tandem_hybrid_attention", _hybrid_attention, mutates_args=["output"], fake_impl=_nothing
+)

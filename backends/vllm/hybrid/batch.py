@@ -1,0 +1,170 @@
+"""Who in this batch attends how? Sorts a step's requests before any layer runs, once for all layers.
+
+The backend that vLLM chose for the platform describes the requests on keys and values as if there were no
+others; the rest is described by `HiddenBatch`.
+"""
+
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+import torch
+from hybridcache.layout import Held
+
+from backends.vllm.hybrid import forms
+
+_PER_REQUEST = ("seq_lens", "block_table_tensor", "is_prefilling", "seq_lens_cpu_upper_bound")
+_PER_TOKEN = ("slot_mapping", "positions")
+_COMPUTED_LATER = ("_num_computed_tokens_cache", "_token_to_req_indices_cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A request that reads several tokens at once: those of the batch from `first` up to `end`."""
+
+    first: int
+    end: int
+    held: Held
+
+    @property
+    def past(self) -> int:
+        return self.held.longest - (self.end - self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Hidden rows that become keys and values in `slots`, counted through the blocks."""
+
+    held: Held
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenBatch:
+    """`plain` and `hidden` are the batch's tokens by form, as indices; `decoding` those of `hidden` that are
+    alone of their request."""
+
+    plain: torch.Tensor
+    plain_slots: torch.Tensor
+    hidden: torch.Tensor
+    hidden_slots: torch.Tensor
+    decoding: torch.Tensor
+    decoding_held: Held
+    chunks: tuple[Chunk, ...]
+    conversions: tuple[Conversion, ...]
+
+
+@cache
+def sorting_backend(base: Any) -> Any:
+    """The platform's attention backend, with a builder that sorts."""
+    builder = type("SortingBuilder", (Sorting, base.get_builder_cls()), {})
+    return type(f"Hybrid{base.__name__}", (base,), {"get_builder_cls": staticmethod(lambda: builder)})
+
+
+class Sorting:
+    """Mixed in before a metadata builder of vLLM."""
+
+    kv_cache_spec: Any
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        common, step = common_attn_metadata, forms.current()
+        batch = None
+        if step != forms.PLAIN:
+            found = _Step(common, step, self.kv_cache_spec.layout)
+            batch = found.batch()
+            if 0 < len(batch.plain) < found.tokens:
+                common = found.only_plain()
+        metadata = super().build(common_prefix_len, common, *args, **kwargs)  # type: ignore[misc]
+        metadata.hybrid = batch
+        return metadata
+
+
+class _Step:
+    def __init__(self, common: Any, step: forms.StepForms, layout: Any) -> None:
+        self.common, self.layout = common, layout
+        count = common.num_reqs
+        self.device = common.seq_lens.device
+        # On a GPU this waits for the numbers; only steps with hidden states come here.
+        self.starts = common.query_start_loc_cpu[: count + 1].tolist()
+        self.lengths = common.seq_lens[:count].tolist()
+        first = common.block_table_tensor[:count, 0].tolist()
+        # Rows that only fill a captured graph have no tokens.
+        self.rows = [row for row in range(count) if self.lengths[row] and self._queries(row)]
+        self.hidden_rows = [row for row in self.rows if first[row] in step.hidden]
+        taken = set(self.hidden_rows)
+        self.plain_rows = [row for row in self.rows if row not in taken]
+        converted = step.converted
+        self.converted = {row: converted[first[row]] for row in self.rows if first[row] in converted}
+        self.tokens = self.starts[-1]
+
+    def _queries(self, row: int) -> int:
+        return int(self.starts[row + 1] - self.starts[row])
+
+    def batch(self) -> HiddenBatch:
+        single = [row for row in self.hidden_rows if self._queries(row) == 1]
+        several = [row for row in self.hidden_rows if self._queries(row) > 1]
+        plain = self._tokens(self.plain_rows)
+        slots = [self._new_slots(row) for row in self.hidden_rows]
+        return HiddenBatch(
+            plain=plain,
+            plain_slots=self.common.slot_mapping[plain],
+            hidden=self._tokens(self.hidden_rows),
+            hidden_slots=torch.cat(slots) if slots else self._index([]),
+            decoding=self._tokens(single),
+            decoding_held=self._held(single),
+            chunks=tuple(Chunk(self.starts[row], self.starts[row + 1], self._held([row])) for row in several),
+            conversions=tuple(self._conversion(row, tokens) for row, tokens in self.converted.items()),
+        )
+
+    def only_plain(self) -> Any:
+        """vLLM's description of the step, of the requests on keys and values alone."""
+        common, rows = self.common, self._index(self.plain_rows)
+        tokens = self._tokens(self.plain_rows)
+        queries = [self._queries(row) for row in self.plain_rows]
+        starts = torch.tensor([0, *queries], dtype=common.query_start_loc.dtype).cumsum(0, dtype=torch.int32)
+        known = {field.name for field in fields(common)}
+        changes = {name: getattr(common, name)[rows] for name in _PER_REQUEST if self._present(name)}
+        changes |= {name: getattr(common, name)[tokens] for name in _PER_TOKEN if self._present(name)}
+        changes |= {name: None for name in _COMPUTED_LATER if name in known}
+        return common.replace(
+            num_reqs=len(queries),
+            num_actual_tokens=len(tokens),
+            max_query_len=max(queries),
+            max_seq_len=max(self.lengths[row] for row in self.plain_rows),
+            query_start_loc=starts.to(self.device),
+            query_start_loc_cpu=starts,
+            **changes,
+        )
+
+    def _present(self, name: str) -> bool:
+        return getattr(self.common, name, None) is not None
+
+    def _index(self, numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.device)
+
+    def _tokens(self, rows: list[int]) -> torch.Tensor:
+        return self._index([token for row in rows for token in range(self.starts[row], self.starts[row + 1])])
+
+    def _held(self, rows: list[int], *, tokens: int | None = None) -> Held:
+        lengths = [self.lengths[row] if tokens is None else tokens for row in rows]
+        longest = max(lengths, default=0)
+        blocks = -(-longest // self.layout.rows_per_block)
+        return Held(
+            tables=self.common.block_table_tensor[self._index(rows), :blocks].to(torch.int32),
+            lengths=torch.tensor(lengths, dtype=torch.int32, device=self.device),
+            longest=longest,
+        )
+
+    def _new_slots(self, row: int) -> torch.Tensor:
+        return self._slots(row, self.lengths[row], self.layout.rows_per_block)[-self._queries(row) :]
+
+    def _slots(self, row: int, tokens: int, per_block: int) -> torch.Tensor:
+        position = torch.arange(tokens, device=self.device)
+        block = self.common.block_table_tensor[row, position // per_block].long()
+        return block * per_block + position % per_block
+
+    def _conversion(self, row: int, tokens: int) -> Conversion:
+        return Conversion(
+            held=self._held([row], tokens=tokens),
+            slots=self._slots(row, tokens, self.layout.block_tokens).to(self.common.slot_mapping.dtype),
+        )

@@ -1,0 +1,77 @@
+"""May this model keep hidden states in this engine, and if not, why?
+
+Read from the model's config and the engine's arguments; needs neither torch nor vLLM.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+PREFIX = "TandemHybrid"
+
+ARCHITECTURES = ("OPTForCausalLM", "LlamaForCausalLM")
+
+# What must stay at one, or unset, and why it does not go together with hidden states.
+_ONE = {
+    "tensor_parallel_size": "every rank would keep whole hidden states, but only its part of the heads",
+    "pipeline_parallel_size": "the forms of a step reach one worker",
+    "data_parallel_size": "each engine would need a scheduler of its own",
+    "decode_context_parallel_size": "a request's blocks would lie on several devices",
+}
+_UNSET = {
+    "enable_lora": "an adapter changes the projections that restore keys and values",
+    "speculative_config": "a draft's tokens have no hidden states of the target model",
+    "kv_transfer_config": "other engines expect keys and values",
+    "quantization": "the projections must be plain matrices",
+}
+
+
+def refusal(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
+    """Of a model's `config.json` and vLLM's engine arguments; `None` if hidden states save memory."""
+    architecture = next(iter(config.get("architectures") or ()), None)
+    if architecture not in ARCHITECTURES:
+        return f"architecture {architecture}: known are {' and '.join(ARCHITECTURES)}"
+    if config.get("sliding_window"):
+        return f"sliding_window={config['sliding_window']}: blocks outside the window are given back"
+    if config.get("quantization_config"):
+        return f"quantization_config: {_UNSET['quantization']}"
+    ratio = memory_ratio(config)
+    if ratio >= 1:
+        return (
+            f"h={ratio:g}: a hidden state takes that many times the memory of its keys and values, "
+            "because heads share them"
+        )
+    if _kv_heads(config) != config["num_attention_heads"]:
+        return f"num_key_value_heads={_kv_heads(config)}: hidden states are decoded for heads with own keys"
+    given = {name: value for name, value in arguments.items() if value}
+    for name in sorted(_ONE.keys() & given.keys()):
+        if given[name] != 1:
+            return f"{name}={given[name]}: {_ONE[name]}"
+    for name in sorted(_UNSET.keys() & given.keys()):
+        return f"{name}={given[name]}: {_UNSET[name]}"
+    if arguments.get("kv_cache_dtype", "auto") != "auto":
+        return f"kv_cache_dtype={arguments['kv_cache_dtype']}: hidden states are kept in the model's own type"
+    if arguments.get("enable_prefix_caching"):
+        return "enable_prefix_caching=True: a block of hidden states cannot be shared as keys and values"
+    return None
+
+
+def memory_ratio(config: Mapping[str, Any]) -> float:
+    """Of a token's hidden state over its keys and values; 1 or more saves nothing."""
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    return float(config["hidden_size"] / (2 * _kv_heads(config) * head_dim))
+
+
+def _kv_heads(config: Mapping[str, Any]) -> int:
+    return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+
+
+def hybrid_arguments(architecture: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine arguments that put the hybrid cache into the engine."""
+    return {
+        **arguments,
+        "hf_overrides": {**arguments.get("hf_overrides", {}), "architectures": [PREFIX + architecture]},
+        "worker_cls": "backends.vllm.hybrid.worker.HybridWorker",
+        "scheduler_cls": "backends.vllm.hybrid.scheduling.make",
+        "enable_prefix_caching": False,
+    }

@@ -1,0 +1,23 @@
+"""How does a step reach the layers? vLLM's own worker of the platform, which announces the forms first.
+
+Importing this module imports vLLM and makes the models known to it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.platforms import current_platform
+
+from backends.vllm.hybrid import forms, models
+
+if TYPE_CHECKING or not current_platform.is_cpu():
+    from vllm.v1.worker.gpu_worker import Worker
+else:
+    from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+
+models.register()
+
+
+class HybridWorker(Worker):  # type: ignore[misc]
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        with forms.of_step(getattr(scheduler_output, "cache_forms", forms.PLAIN)):
+            return super().execute_model(scheduler_output, *args, **kwargs)

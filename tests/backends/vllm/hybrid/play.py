@@ -1,0 +1,162 @@
+"""Plays schedules on a real engine of this process and prints what came out, as JSON.
+
+A process of its own, because vLLM keeps global state and binds threads. `test_outputs` reads the result.
+"""
+
+import json
+import logging
+import os
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.tiny import resolve
+from backends.vllm.hybrid.support import hybrid_arguments
+
+BLOCK_TOKENS = 32
+AMPLE, SCARCE = 128, 8
+COMMON = {
+    "block_size": BLOCK_TOKENS,
+    "num_gpu_blocks_override": AMPLE + 1,
+    "kv_cache_memory_bytes": 64 << 20,
+    "max_model_len": 512,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "enforce_eager": True,
+    "enable_prefix_caching": False,
+    "dtype": "float32",
+}
+
+
+class RandomForms:
+    """Anybody may start either way and leave hidden states at any step, by the flip of a coin."""
+
+    def __init__(self, seed, *, hidden, leave):
+        self.coin, self.hidden, self.leave = random.Random(seed), hidden, leave
+
+    def choose(self, waiting, running, hidden):
+        from backends.vllm.hybrid.scheduling import Choice
+
+        started = frozenset(r.request_id for r in waiting if self.coin.random() < self.hidden)
+        left = frozenset(
+            r.request_id for r in running if r.request_id in hidden and self.coin.random() < self.leave
+        )
+        return Choice(started, left)
+
+
+@dataclass
+class Played:
+    tokens: list
+    preempted: int
+    converted: int
+    most_blocks: list
+    leaked: int
+
+
+class Engine:
+    def __init__(self, model, *, hybrid):
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor.abstract import Executor
+
+        folder = resolve(model)
+        arguments = dict(COMMON)
+        if hybrid:
+            from backends.vllm.hybrid import models
+
+            models.register()
+            architecture = json.loads(Path(folder, "config.json").read_text())["architectures"][0]
+            # Whatever fits starts, so that blocks run short.
+            arguments["additional_config"] = {"tandem": {"ordering": "fcfs", "look_ahead": "nobody"}}
+            arguments = hybrid_arguments(architecture, arguments)
+        config = EngineArgs(model=folder, **arguments).create_engine_config()
+        self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
+
+    def play(self, requests, *, forms=None, blocks=AMPLE):
+        """Greedy answers to `requests` of (prompt, tokens), with all but `blocks` of the pool withheld."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        scheduler = self.core.scheduler
+        for at, (prompt, tokens) in enumerate(requests):
+            sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+            scheduler.add_request(Request(f"r{at}", prompt, sampling, None, arrival_time=float(at)))
+        if forms is not None:
+            scheduler.forms = forms
+            scheduler.set_quota(blocks)
+        answers = {f"r{at}": [] for at in range(len(requests))}
+        before = getattr(scheduler, "preempted", 0)
+        pool = scheduler.kv_cache_manager.block_pool
+        converted, most = 0, [0] * len(requests)
+        inner = scheduler.schedule
+
+        def watched(*args, **kwargs):
+            nonlocal converted
+            output = inner(*args, **kwargs)
+            converted += len(output.cache_forms.converted) if forms is not None else 0
+            held = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+            most[:] = [max(before, len(held.get(f"r{at}", ()))) for at, before in enumerate(most)]
+            return output
+
+        scheduler.schedule = watched
+        while scheduler.has_requests():
+            for group in (self.core.step_fn()[0] or {}).values():
+                for one in group.outputs:
+                    answers[one.request_id] += one.new_token_ids
+        scheduler.schedule = inner
+        if forms is not None:
+            scheduler.set_quota(AMPLE)
+            scheduler.balloon.leave(AMPLE)
+        leaked = AMPLE - pool.get_num_free_blocks()
+        return Played(
+            list(answers.values()), getattr(scheduler, "preempted", 0) - before, converted, most, leaked
+        )
+
+
+def _requests(seed, count):
+    draw = random.Random(seed)
+    # Around the blocks of 32 tokens, of 64 rows, and the step's 64 tokens.
+    sizes = [1, 31, 32, 63, 64, 65, 90, 130]
+    return [
+        ([draw.randrange(8, 2000) for _ in range(draw.choice(sizes))], draw.randrange(4, 40))
+        for _ in range(count)
+    ]
+
+
+def main(model, schedules):
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    plain = Engine(model, hybrid=False)
+    engine = Engine(model, hybrid=True)
+    requests = _requests(1, 10)
+    found = {}
+
+    def tell(name, played, expected):
+        same = sum(one == two for one, two in zip(played.tokens, expected, strict=True))
+        found[name] = {**vars(played), "tokens": None, "same": same, "of": len(expected)}
+
+    expected = plain.play(requests).tokens
+    found["lengths"] = [len(prompt) + tokens for prompt, tokens in requests]
+    runs = {
+        "all plain": RandomForms(0, hidden=0, leave=0),
+        "all hidden": RandomForms(0, hidden=1, leave=0),
+        "mixed": RandomForms(0, hidden=0.5, leave=0),
+        "leaving": RandomForms(0, hidden=1, leave=0.1),
+    }
+    for name, forms in runs.items():
+        tell(name, engine.play(requests, forms=forms), expected)
+    for name in ("mixed", "leaving"):
+        played = engine.play(requests, forms=runs[name], blocks=SCARCE)
+        tell(f"{name}, scarce", played, expected)
+    for seed in range(schedules):
+        draw = random.Random(seed)
+        chosen = draw.sample(range(len(requests)), 5)
+        forms = RandomForms(seed, hidden=draw.random(), leave=draw.choice([0, 0.05, 0.3]))
+        played = engine.play([requests[i] for i in chosen], forms=forms, blocks=draw.choice([7, 9, 12]))
+        tell(f"schedule {seed}", played, [expected[i] for i in chosen])
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    main(sys.argv[1], int(sys.argv[2]))
