@@ -53,7 +53,7 @@ def test_everybody_gets_an_answer_or_a_refusal():
         assert record.arrival <= record.dispatched <= record.finished
         if isinstance(one, Ask):
             assert record.output_tokens == one.output_tokens
-    assert {r.outcome for r in found.records} >= {"met", "late"}
+    assert {r.outcome for r in found.records} >= {"met", "rejected: slo_unattainable"}
     assert found.busy_seconds > 0
 
 
