@@ -5,14 +5,25 @@ from benchmark_control_plane.report.markup import Markup, el, join
 from benchmark_control_plane.report.schema import Results
 from benchmark_control_plane.report.signs import cross, marker, sign
 
-_TOP, _BOTTOM, _LEFT = 12, 46, 42
+_TOP, _BOTTOM, _LEFT = 12, 46, 46
+_LETTER = 8.2
 _LABEL_GAP = 16
 
 
-def attainment_chart(results: Results, name: str, *, width: int, height: int, has_labels: bool) -> Markup:
-    """`name` is a class, or `overall`. With labels, each line is named at its right end."""
+def attainment_chart(
+    results: Results,
+    name: str,
+    *,
+    width: int,
+    height: int,
+    has_labels: bool,
+    style: Markup | None = None,
+) -> Markup:
+    """`name` is a class, or `overall`. With labels, each line is named at its right end. A chart that stands
+    alone brings its style."""
     loads = facts.loads(results)
-    right = width - (150 if has_labels else 14)
+    longest = max((len(system["name"]) for system in results["systems"]), default=0)
+    right = width - (min(20 + _LETTER * longest, width / 3) if has_labels else 14)
     edge = 0.04 * (loads[-1] - loads[0])
     frame = svg.Frame(
         width,
@@ -36,6 +47,8 @@ def attainment_chart(results: Results, name: str, *, width: int, height: int, ha
         f"attainment-{name}",
         frame,
         f"Attainment of {name} against offered load, by system",
+        style,
+        el("rect", class_="paper", width=width, height=height) if style else None,
         grid,
         _targets(results, frame),
         *lines,

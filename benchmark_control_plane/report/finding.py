@@ -130,9 +130,9 @@ def _rate_cards(results: Results, system: str) -> list[tuple[str, str, str]]:
             beside = "no baseline reached it"
             if best and best["rps"]:
                 beside = f"{headline.ratio_text(results, mine, best)} {best['system']}"
-            least = "at least " if facts.is_limit(results, mine) else ""
+            least = "\N{GREATER-THAN OR EQUAL TO} " if facts.is_limit(results, mine) else ""
             cards.append(
-                (f"{least}rate at {wording.share(goal)} attainment", wording.rate(mine["rps"]), beside)
+                (f"rate at {wording.share(goal)} attainment", least + wording.rate(mine["rps"]), beside)
             )
     return cards
 

@@ -1,7 +1,7 @@
 """How is a benchmark shown to a person? One HTML page that needs nothing but itself.
 
 Charts are drawn here, as SVG; the script only chooses a load, dims systems and shows what is under the
-pointer. Without it the page shows everything at once. Colours and sizes are in page.css.
+pointer. Without it the page shows everything at once. Colours are in chart.css, sizes in page.css.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from benchmark_control_plane.report import facts, finding, headline, load_panel, setting
+from benchmark_control_plane.report.curves import attainment_chart
 from benchmark_control_plane.report.markup import Markup, el, join
 from benchmark_control_plane.report.samples import pooled
 from benchmark_control_plane.report.schema import results_of
@@ -26,7 +27,7 @@ def render(results: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]) ->
         Markup('<meta name="color-scheme" content="light dark">'),
         Markup(f'<link rel="icon" href="{_ICON}">'),
         el("title", f"{known['experiment']['name']}: {headline.headline(known)}"),
-        el("style", Markup(_text("page.css"))),
+        el("style", Markup(_text("chart.css") + _text("page.css"))),
     )
     body = el(
         "body",
@@ -43,6 +44,13 @@ def render(results: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]) ->
         el("script", Markup(_text("page.js"))),
     )
     return "<!doctype html>\n" + el("html", join(head, body), lang="en") + "\n"
+
+
+def picture(results: Mapping[str, Any]) -> str:
+    """Attainment against load as an SVG file of its own, light or dark as its reader prefers."""
+    known = facts.ordered(results_of(results))
+    style = Markup(f"<style>{_text('chart.css')} svg {{ font-family: system-ui, sans-serif; }}</style>")
+    return attainment_chart(known, facts.OVERALL, width=1040, height=400, has_labels=True, style=style) + "\n"
 
 
 def _text(name: str) -> str:

@@ -2,8 +2,9 @@
 
     python -m benchmark_control_plane.report.readme [--check]
 
-Rewrites what stands between the two marks. An experiment of `tandem bench run` is a table of its own; of the
-other results, FIGURES says what is quoted. A result that is not there is not quoted.
+Rewrites what stands between the two marks, and the picture beside each experiment's results. An experiment
+of `tandem bench run` is a table of its own; of the other results, FIGURES says what is quoted. A result that
+is not there is not quoted.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import Any
 from benchmark_control_plane.inputs import BadInput, read_object
 from benchmark_control_plane.report import facts, wording
 from benchmark_control_plane.report.headline import headline
+from benchmark_control_plane.report.page import picture
 from benchmark_control_plane.report.schema import FORMAT, Results, results_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,15 +33,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; 1 if something would change")
     options = parser.parse_args(arguments)
     try:
-        text = README.read_text(encoding="utf-8")
-        due = rewritten(text, section(RESULTS))
+        changed = {
+            file: text for file, text in due().items() if not file.exists() or file.read_text() != text
+        }
     except BadInput as error:
         print(error, file=sys.stderr)
         return 2
     if options.check:
-        return int(due != text)
-    README.write_text(due, encoding="utf-8")
+        return int(bool(changed))
+    for file, text in changed.items():
+        file.write_text(text, encoding="utf-8")
     return 0
+
+
+def due(readme: Path = README, folder: Path = RESULTS) -> dict[Path, str]:
+    """What README.md and the pictures of the experiments should hold."""
+    pictures = {file.with_suffix(".svg"): picture(results) for file, results in experiments(folder)}
+    return {readme: rewritten(readme.read_text(encoding="utf-8"), section(folder))} | pictures
+
+
+def experiments(folder: Path) -> Iterator[tuple[Path, Results]]:
+    for file in sorted(folder.glob("*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and content.get("format") == FORMAT:
+            yield file, results_of(content, file.name)
 
 
 def rewritten(text: str, content: str) -> str:
@@ -52,18 +69,16 @@ def rewritten(text: str, content: str) -> str:
 
 
 def section(folder: Path) -> str:
-    experiments, quoted = [], []
-    for file in sorted(folder.glob("*.json")):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and content.get("format") == FORMAT:
-            experiments.append(_experiment(results_of(read_object(str(file)), file.name), file))
-        elif figures := FIGURES.get(file.name):
-            quoted += [(question, answer, file) for question, answer in figures(content)]
-    table = ""
+    parts = [_experiment(results, file) for file, results in experiments(folder)]
+    quoted = [
+        f"| {question} | {answer} | {_link(file)} |"
+        for file in sorted(folder / name for name in FIGURES)
+        if file.exists()
+        for question, answer in FIGURES[file.name](read_object(str(file)))
+    ]
     if quoted:
-        rows = (f"| {question} | {answer} | {_link(file)} |" for question, answer, file in quoted)
-        table = "\n".join(("| question | answer | from |", "|---|---|---|", *rows, ""))
-    return "\n".join((*experiments, table))
+        parts.append("\n".join(("| question | answer | from |", "|---|---|---|", *quoted, "")))
+    return "\n".join(parts)
 
 
 def _experiment(results: Results, file: Path) -> str:
@@ -82,7 +97,9 @@ def _experiment(results: Results, file: Path) -> str:
     if ordered["partial"]:
         remarks.append("**partial: the experiment was interrupted**")
     question = ordered["experiment"]["question"]
-    return "\n".join((f"**{question}** {headline(ordered)}", "", *lines, "", f"({'; '.join(remarks)}.)", ""))
+    shown = f"![Attainment against load](benchmark_control_plane/results/{file.stem}.svg)"
+    said = f"**{question}** {headline(ordered)}"
+    return "\n".join((said, "", shown, "", *lines, "", f"({'; '.join(remarks)}.)", ""))
 
 
 def _system_row(results: Results, system: str, goals: Sequence[float], load: float) -> list[str]:

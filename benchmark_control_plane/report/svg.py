@@ -131,6 +131,7 @@ def figure(name: str, frame: Frame, title: str, *content: str | None, class_: st
         el("title", title),
         *content,
         class_=f"chart {class_}".strip(),
+        xmlns="http://www.w3.org/2000/svg",
         data_chart=name,
         viewbox=f"0 0 {frame.width} {frame.height}",
         role="img",

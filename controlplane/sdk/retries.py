@@ -56,8 +56,9 @@ class Attempts:
     def after_loss(self, error: httpx.TransportError, answer: httpx.Response | None) -> float:
         """`answer` if its head had come."""
         failure = ConnectionLost(f"{self._path}: no answer: {error!r}")
+        failure.__cause__ = error
         if not isinstance(error, RETRIED):
-            raise failure from error
+            raise failure
         return self._after(failure, answer)
 
     def _after(self, failure: TandemError, answer: httpx.Response | None) -> float:

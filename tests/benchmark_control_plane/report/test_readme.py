@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -10,10 +11,11 @@ from benchmark_control_plane.report import readme
 from tests import experiments
 
 
-def test_the_readme_is_up_to_date() -> None:
-    text = readme.README.read_text(encoding="utf-8")
-    due = readme.rewritten(text, readme.section(readme.RESULTS))
-    assert text == due, "run: python -m benchmark_control_plane.report.readme"
+def test_the_readme_and_its_pictures_are_up_to_date() -> None:
+    for file, text in readme.due().items():
+        assert file.is_file() and file.read_text(encoding="utf-8") == text, (
+            f"{file.name} is not what the results say; run: python -m benchmark_control_plane.report.readme"
+        )
 
 
 def test_every_link_leads_to_a_committed_file() -> None:
@@ -42,6 +44,19 @@ def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -
     assert rows[0].split(" | ")[1:3] == ["11.8 (11.4 to 12.2)", "at least 16"]
     assert "1 of 48 runs not valid and left out" in section
     assert {len(row.split(" | ")) for row in rows} == {len(head.split(" | "))}
+
+
+def test_an_experiment_brings_a_picture_that_stands_alone(tmp_path: Path) -> None:
+    (tmp_path / "head-to-head.json").write_text(json.dumps(experiments.results()))
+    front = tmp_path / "README.md"
+    front.write_text(f"{readme.BEGIN}{readme.END}")
+    written = readme.due(front, tmp_path)
+    assert "(benchmark_control_plane/results/head-to-head.svg)" in written[front]
+    drawing = ElementTree.fromstring(written[tmp_path / "head-to-head.svg"])
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    assert {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")} >= {
+        name for name, *_ in experiments.SYSTEMS
+    }
 
 
 def test_a_partial_experiment_says_so(tmp_path: Path) -> None:
