@@ -3,15 +3,25 @@
 The value of a request is how long it has been pending, since arrival or since its last token; of one
 that has missed its promise only `decay` of it counts. Who waits starts by value per block, the
 greedy's order; who runs and is worth least per block gives way first (Apt-Serve, sections 4 and 5).
+
+Nothing about a waiting request changes but the time, so the waiting stand in columns, by arrival and id, and
+one vector operation values them all.
 """
 
-from controlplane.core.clock import Duration, Instant, between, to_seconds
+from bisect import bisect_left
+
+import numpy as np
+import numpy.typing as npt
+
+from controlplane.core.clock import Duration, Instant
 from controlplane.policy.engine_step import EngineView, StepPlan
 from controlplane.policy.progress import Progress
 
 _NO_WORK = Duration(0)
 # Two that are both given up still differ by their size.
 _LEAST_SECONDS = 1e-9
+_EARLIEST, _LATEST = Instant(-(1 << 62)), Instant(1 << 62)
+_SINCE, _TOKENS, _LOST_AFTER = range(3)
 
 
 class AptKv:
@@ -19,40 +29,88 @@ class AptKv:
         if not 0 <= decay <= 1:
             raise ValueError(f"decay={decay}: the part of a missed request's value that counts is 0 to 1")
         self._decay = decay
-        self._waiting: dict[str, Progress] = {}
+        self._keys: list[tuple[Instant, str]] = []
+        self._waiting: list[Progress] = []
+        self._columns = np.zeros((3, 64), np.int64)
 
     def joined(self, progress: Progress, now: Instant) -> None:
-        self._waiting[progress.request.id] = progress
+        count = len(self._keys)
+        if count == self._columns.shape[1]:
+            self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
+        at = bisect_left(self._keys, _key(progress))
+        self._keys.insert(at, _key(progress))
+        self._waiting.insert(at, progress)
+        self._columns[:, at + 1 : count + 1] = self._columns[:, at:count]
+        self._columns[:, at] = (_since(progress), progress.tokens, _lost_after(progress))
 
     def left(self, progress: Progress) -> None:
-        del self._waiting[progress.request.id]
+        at, count = bisect_left(self._keys, _key(progress)), len(self._keys)
+        del self._keys[at], self._waiting[at]
+        self._columns[:, at : count - 1] = self._columns[:, at + 1 : count]
 
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._keys)
 
     def plan(self, view: EngineView) -> StepPlan:
         free, slots = view.free, view.free_slots
-        plan = StepPlan(ranked=sorted(view.running, key=lambda p: self._key(p, view)) if free < 0 else [])
+        plan = StepPlan(ranked=self._ranked(view) if free < 0 else [])
         while free < 0 and plan.ranked:
             victim = plan.ranked.pop()
             plan.preempt.append(victim)
             free += view.held[victim.request.id]
-        for progress in sorted(self._waiting.values(), key=lambda p: self._key(p, view)):
-            need = view.blocks(progress.tokens + 1)
+        if slots <= 0 or free <= 0 or not self._keys:
+            return plan
+        columns = self._columns[:, : len(self._keys)]
+        needs = (columns[_TOKENS] + view.block_tokens) // view.block_tokens
+        if free < needs.min():
+            return plan
+        values = self._values(columns[_SINCE], needs, columns[_LOST_AFTER] < view.now, view)
+        for at in np.argsort(-values, kind="stable"):
+            need = int(needs[at])
             if need > view.quota:
                 continue
             if need > free or slots <= 0:
                 break
-            plan.offer.append(progress)
+            plan.offer.append(self._waiting[at])
             free, slots = free - need, slots - 1
         return plan
 
-    def _key(self, progress: Progress, view: EngineView) -> tuple[float, int, str]:
-        """Smallest first: most value per block."""
-        request = progress.request
-        since = request.arrival if progress.last_token is None else progress.last_token
-        pending = to_seconds(between(since, view.now))
-        if progress.is_hopeless(view.now, _NO_WORK):
-            pending *= self._decay
-        value = (pending + _LEAST_SECONDS) / view.blocks(progress.tokens + 1)
-        return (-value, request.arrival, request.id)
+    def _ranked(self, view: EngineView) -> list[Progress]:
+        """The running ones, most value per block first."""
+        running = view.running
+        since = np.array([_since(p) for p in running], np.int64)
+        needs = (np.array([p.tokens for p in running], np.int64) + view.block_tokens) // view.block_tokens
+        is_lost = np.array([p.is_hopeless(view.now, _NO_WORK) for p in running])
+        values = self._values(since, needs, is_lost, view).tolist()
+        order = sorted(
+            (-value, *_key(p), at) for at, (value, p) in enumerate(zip(values, running, strict=True))
+        )
+        return [running[at] for *_, at in order]
+
+    def _values(
+        self,
+        since: npt.NDArray[np.int64],
+        needs: npt.NDArray[np.int64],
+        is_lost: npt.NDArray[np.bool_],
+        view: EngineView,
+    ) -> npt.NDArray[np.float64]:
+        """Per block."""
+        pending = (view.now - since) / 1e9 * np.where(is_lost, self._decay, 1.0)
+        found: npt.NDArray[np.float64] = (pending + _LEAST_SECONDS) / needs
+        return found
+
+
+def _key(progress: Progress) -> tuple[Instant, str]:
+    return (progress.request.arrival, progress.request.id)
+
+
+def _since(progress: Progress) -> Instant:
+    return progress.request.arrival if progress.last_token is None else progress.last_token
+
+
+def _lost_after(progress: Progress) -> Instant:
+    """The instant after which its promise is broken, while it waits."""
+    if progress.is_hopeless(_EARLIEST, _NO_WORK):
+        return _EARLIEST
+    deadline = progress.deadline()
+    return deadline if deadline is not None and progress.is_hopeless(_LATEST, _NO_WORK) else _LATEST

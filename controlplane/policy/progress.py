@@ -5,7 +5,7 @@ is a mean, so being ahead of it is slack. Remaining memory-time is what serving 
 takes: token-steps, now until its predicted last token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controlplane.core.clock import Duration, Instant, between, scaled
 from controlplane.core.forecast import LengthForecast
@@ -34,6 +34,11 @@ class Progress:
     """Nobody predicted its length: `predicted` is only the limit."""
     is_missed: bool = False
     """A gap was longer than promised."""
+    first_due: Instant | None = field(init=False)
+    """When the first token must be out; asked for each running request in each step."""
+
+    def __post_init__(self) -> None:
+        self.first_due = self.request.slo.first_token_deadline(self.request.arrival)
 
     def foretell(self, forecast: LengthForecast) -> None:
         """The whole answer is now thought to be so long."""
@@ -71,7 +76,7 @@ class Progress:
         """Of the next token; None if nothing is promised."""
         request, first, last = self.request, self.first_token, self.last_token
         if first is None or last is None:
-            return request.slo.first_token_deadline(request.arrival)
+            return self.first_due
         if self.gap is not None:
             return Instant(last + self.gap)
         if request.slo.tpot is not None:
@@ -86,10 +91,9 @@ class Progress:
         """Whether the promise is broken, or will be since the next token needs `work` more."""
         if self.is_missed:
             return True
-        request, first = self.request, self.first_token
+        first = self.first_token
         if first is not None:
-            limit = request.slo.first_token_deadline(request.arrival)
-            if limit is not None and first > limit:
+            if self.first_due is not None and first > self.first_due:
                 return True
             if self.gap is None:
                 return False
