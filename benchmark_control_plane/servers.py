@@ -55,7 +55,12 @@ def serving(server: Server, log: Path) -> Iterator[Server]:
     """The server, up. Raises RuntimeError with the log's end when it does not come up."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            server.command, stdout=output, stderr=subprocess.STDOUT, env=_environment()
+            server.command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=_environment(),
+            # A group of its own, so that a signal can be sent to all of it, as a terminal does.
+            start_new_session=True,
         )
         try:
             _wait_ready(server, process, log)

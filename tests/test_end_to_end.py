@@ -1,9 +1,11 @@
 """The whole service as a client meets it: the command, real engines, the real OpenAI client."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import httpx
@@ -18,15 +20,19 @@ from controlplane.sdk import Tandem
 
 pytestmark = pytest.mark.engine
 
+ORDERED = {
+    "scheduling": {"engine": {"ordering": "edf", "look_ahead": "nobody"}},
+    "server": {"admin_key_sha256": sha256(b"root").hexdigest()},
+}
 TEXTS = ["A queue forms where arrivals outpace service.", "Memory is what runs out first."]
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    """One server for all tests here: a small pool, three classes, both kinds of model."""
+    """One server for all tests here: a small pool, three classes, both kinds of model, the plug-in."""
     folder = tmp_path_factory.mktemp("service")
     config = folder / "service.yaml"
-    config.write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+    config.write_text(yaml.safe_dump(CONFIG | ORDERED), encoding="utf-8")
     port = free_port()
     command = [sys.executable, "-m", "controlplane.cli", "serve", str(config), "--port", str(port)]
     with serving(Server("tandem", command, port, "/ready"), folder / "log") as server:
@@ -98,6 +104,44 @@ def test_a_client_that_leaves_mid_stream_leaves_nothing(url):
     assert metric(url, "tandem_held_bytes") == 0
 
 
+async def complete(http: httpx.AsyncClient, service_class: str, max_tokens: int) -> int:
+    body = {"model": "tiny-llama", "prompt": "x" * 60, "max_tokens": max_tokens, "ignore_eos": True}
+    answer = await http.post("/v1/completions", json=body, headers={"x-service-class": service_class})
+    assert answer.json()["usage"]["completion_tokens"] == max_tokens
+    return answer.status_code
+
+
+def finished(url: str, service_class: str) -> float:
+    series = f'tandem_requests_total{{class="{service_class}",kind="generate",outcome='
+    return metric(url, f'{series}"met"') + metric(url, f'{series}"late"')
+
+
+async def test_the_engine_makes_room_for_the_urgent_and_every_block_comes_back(url):
+    """Background work that needs all blocks, then requests that promise a first token within 500 ms."""
+    preempted = metric(url, "tandem_engine_preemptions")
+    before = finished(url, "interactive"), finished(url, "batch")
+    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+        background = [asyncio.create_task(complete(http, "batch", 200)) for _ in range(40)]
+        while metric(url, "tandem_engine_requests_waiting") == 0:  # noqa: ASYNC110 (another process's state)
+            await asyncio.sleep(0.05)
+        assert metric(url, "tandem_requests_waiting") == 0, "one queue, and it is the engine's"
+        urgent = [asyncio.create_task(complete(http, "interactive", 20)) for _ in range(4)]
+        assert set(await asyncio.gather(*urgent, *background)) == {200}
+    assert metric(url, "tandem_engine_preemptions") > preempted
+    for left in ("held_bytes", "engine_used_bytes", "requests_running", "engine_requests_waiting"):
+        assert metric(url, f"tandem_{left}") == 0, left
+    assert (finished(url, "interactive"), finished(url, "batch")) == (before[0] + 4, before[1] + 40)
+
+
+async def test_the_operator_changes_the_order_of_the_running_engine(url):
+    async with httpx.AsyncClient(base_url=url, headers={"authorization": "Bearer root"}) as admin:
+        for ordering in ("srmt", "edf"):
+            change = {"scheduling": {"engine": {"ordering": ordering}}}
+            answer = await admin.put("/admin/config", json=change)
+            assert answer.json()["scheduling"]["engine"] == {"ordering": ordering, "look_ahead": "nobody"}
+            assert await complete(admin, "standard", 5) == 200
+
+
 async def test_three_times_the_sustainable_rate_is_answered_and_leaves_nothing(url):
     report = await overload(url, 3.0, 5.0, 1)
     assert report["unanswered"] == 0
@@ -119,7 +163,7 @@ def test_check_prints_the_plan_and_refuses_what_is_wrong(tmp_path: Path):
     assert "pool.memory=1048576" in bad.stderr
 
 
-def test_an_answer_under_way_survives_the_signal_to_stop(tmp_path: Path):
+def test_an_answer_under_way_survives_a_terminals_interrupt(tmp_path: Path):
     config = {**CONFIG, "models": {"chat": CONFIG["models"]["chat"]}}
     path = tmp_path / "drain.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -130,6 +174,7 @@ def test_an_answer_under_way_survives_the_signal_to_stop(tmp_path: Path):
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
             events = answer.iter_lines()
             next(events)
-            os.kill(server.process_id, signal.SIGTERM)
+            # Ctrl-C reaches every process of the server, the engine's too.
+            os.killpg(server.process_id, signal.SIGINT)
             rest = list(events)
         assert "data: [DONE]" in rest

@@ -1,12 +1,15 @@
-"""What does the control plane hold now? For the operator alone, who has an own key."""
+"""What does the control plane hold now, and by which rules? For the operator alone, who has an own key."""
 
+import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane.api.auth import require_admin
+from controlplane.api.errors import Problem
 from controlplane.api.settings import ApiSettings
 from controlplane.api.status import json_response
+from controlplane.config import ConfigError
 from controlplane.service.assembly import Service
 
 
@@ -17,5 +20,22 @@ def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
     async def show_state(request: Request) -> Response:
         require_admin(request.headers, settings)
         return json_response(service.state())
+
+    @routes.get("/admin/config", response_model=None)
+    async def show_config(request: Request) -> Response:
+        require_admin(request.headers, settings)
+        return json_response(service.changeable())
+
+    @routes.put("/admin/config", response_model=None)
+    async def change_config(request: Request) -> Response:
+        """The body holds the keys that differ; the answer all that can be changed."""
+        require_admin(request.headers, settings)
+        try:
+            await service.reconfigure(orjson.loads(await request.body()))
+        except orjson.JSONDecodeError as error:
+            raise Problem(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+        except ConfigError as error:
+            raise Problem(400, str(error), code="invalid_value") from None
+        return json_response(service.changeable())
 
     return routes

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from prometheus_client import Gauge
 
@@ -10,6 +11,7 @@ from backends import device
 from backends.embedding.client import WorkerEmbedder
 from backends.vllm.client import VllmGenerator
 from controlplane.config import Config, ConfigError
+from controlplane.config.change import changeable, changed
 from controlplane.core.clock import Clock
 from controlplane.core.memory import MemoryLedger, Quota
 from controlplane.core.ports import BackendDown, Embedder, EmbeddingPass, EngineState, Generator
@@ -161,17 +163,10 @@ class Service:
             name: TenantLimits(t.requests_per_minute, t.tokens_per_minute)
             for name, t in config.tenants.items()
         }
-        engine = config.engine_options()
-        policies = Policies(
-            config.admission_policy(),
-            config.ordering_policy(),
-            config.engine_queue(),
-            None if engine is None else goes_before(engine),
-        )
         self.dispatcher = Dispatcher(
             clock,
             ledger,
-            policies,
+            _policies(config),
             self._generators,
             self._embedders,
             self._lengths,
@@ -210,6 +205,22 @@ class Service:
             raise BackendDown("the service is starting or stopping")
         for backend in self._backends():
             await backend.check()
+
+    def changeable(self) -> dict[str, dict[str, Any]]:
+        """What `reconfigure` may change, as it is."""
+        return changeable(self.config)
+
+    async def reconfigure(self, content: object) -> None:
+        """Other policies and parameters from now on, in the gate and in the engine. Raises ConfigError."""
+        config = changed(self.config, content)
+        before, after = self.config.engine_options(), config.engine_options()
+        if before is not None and after is not None and before != after:
+            old = asdict(before)
+            differing = {name: value for name, value in asdict(after).items() if value != old[name]}
+            for generator in self._generators.values():
+                await generator.set_options(differing)
+        self.config = config
+        self.dispatcher.use(_policies(config))
 
     def models(self) -> list[ModelCard]:
         chat = [ModelCard(g.model, "generate", g.max_model_tokens) for g in self._generators.values()]
@@ -298,3 +309,13 @@ class Service:
             return {Owner.LLM.value: states[0]} if states else {}
         except BackendDown:
             return {}
+
+
+def _policies(config: Config) -> Policies:
+    engine = config.engine_options()
+    return Policies(
+        config.admission_policy(),
+        config.ordering_policy(),
+        config.engine_queue(),
+        None if engine is None else goes_before(engine),
+    )

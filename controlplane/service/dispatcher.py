@@ -135,6 +135,16 @@ class Dispatcher:
         )
         return decode_slack(running, Duration(0) if pace is None else pace.step)
 
+    def use(self, policies: Policies) -> None:
+        """Decides by these from now on; what waits is ranked anew."""
+        self._policies = policies
+        if self._inside is not None and policies.engine_goes_before is not None:
+            self._inside.goes_before = policies.engine_goes_before
+        for waiting in self._room:
+            self._room.leave(waiting.request.id)
+            self._enter(self._tickets[waiting.request.id])
+        self._decide()
+
     def follow(self) -> None:
         """Brings the leases of an engine that orders by itself up to date."""
         if self._inside is not None:

@@ -1,0 +1,68 @@
+"""What an operator sees and changes while requests run."""
+
+import asyncio
+from hashlib import sha256
+
+import pytest
+
+from controlplane.api.settings import ApiSettings
+from controlplane.core.request import Owner
+from tests.controlplane.api.stage import CHAT_MODEL, staged, until
+
+ADMIN = {"authorization": "Bearer root"}
+SETTINGS = ApiSettings(admin_key_sha256=sha256(b"root").hexdigest())
+
+
+async def test_policies_change_while_requests_wait():
+    sections = {"admission": {"engine_queue": 0}, "scheduling": {"ordering": "fcfs"}}
+    async with staged(SETTINGS, is_stepped=True, **sections) as stage:
+        body = {"model": CHAT_MODEL, "prompt": "x"}
+        asking = [asyncio.create_task(stage.http.post("/v1/completions", json=body)) for _ in range(6)]
+        await until(lambda: stage.service.dispatcher.waiting(Owner.LLM) == 2)
+        change = {"admission": {"engine_queue": 1}, "scheduling": {"ordering": "least-slack"}}
+        answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
+        assert answer.status_code == 200
+        assert answer.json()["scheduling"]["ordering"] == "least-slack"
+        assert answer.json() == (await stage.http.get("/admin/config", headers=ADMIN)).json()
+        assert stage.service.dispatcher.waiting(Owner.LLM) == 1
+        while not all(task.done() for task in asking):
+            stage.generator.allow()
+            await asyncio.sleep(0)
+        assert [task.result().status_code for task in asking] == [200] * 6
+
+
+async def test_the_engine_is_told_what_changed():
+    async with staged(SETTINGS, scheduling={"engine": {"ordering": "edf"}}) as stage:
+        change = {"scheduling": {"engine": {"ordering": "srmt", "urgency": 0.25}, "patience_ms": 5_000}}
+        answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
+        assert answer.json()["scheduling"]["engine"] == {"ordering": "srmt", "urgency": 0.25}
+        assert stage.generator.options == {"ordering": "srmt", "urgency": 0.25, "patience_ms": 5_000}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ([], "a mapping of admission and scheduling is needed"),
+        ({"server": {"port": 1}}, "server: not changeable while the service runs"),
+        ({"scheduling": {"ordering": "lifo"}}, "choose one of edf, fcfs, least-slack"),
+        ({"scheduling": {"orderin": "edf"}}, "did you mean 'ordering'?"),
+        ({"scheduling": {"engine": {}}}, "scheduling.engine: not changeable"),
+        ({"admission": {"lengths": "max-tokens"}}, "admission.lengths: not changeable"),
+        ({"admission": {"max_waiting": -1}}, "admission.max_waiting=-1"),
+    ],
+)
+async def test_a_change_that_cannot_be_changes_nothing(change, expected):
+    async with staged(SETTINGS) as stage:
+        before = (await stage.http.get("/admin/config", headers=ADMIN)).json()
+        answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
+        assert answer.status_code == 400
+        assert expected in answer.json()["error"]["message"]
+        assert (await stage.http.get("/admin/config", headers=ADMIN)).json() == before
+
+
+async def test_only_the_operator_may_look_and_change():
+    async with staged(SETTINGS) as stage:
+        assert (await stage.http.get("/admin/config")).status_code == 401
+        assert (await stage.http.put("/admin/config", json={})).status_code == 401
+        answer = await stage.http.put("/admin/config", content=b"{", headers=ADMIN)
+        assert answer.json()["error"]["code"] == "invalid_json"
