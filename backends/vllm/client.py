@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from backends import tiny
@@ -169,6 +170,8 @@ class VllmGenerator:
         model = tiny.resolve(self._source)
         # A terminal's Ctrl-C reaches every process in the foreground, and vLLM's would drop what runs. A
         # process inherits what the thread that starts it does not hear: the server decides when work ends.
+        # Python's resource tracker, started with the first process, would make the thread hear it again.
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         return Engine(model, self.model, self._arguments, self._tool_parser, self._scheduling)
 
