@@ -1,4 +1,4 @@
-"""The commands `tandem bench ...`: show results, compare two, hold one to bounds.
+"""The commands `tandem bench ...`: run an experiment, show results, compare two, hold one to bounds.
 
 Nothing is imported before it is needed: `tandem serve` carries this module too.
 """
@@ -14,6 +14,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     text = "measure against objectives, and compare"
     bench = commands.add_parser("bench", help=text, description=text)
     actions = bench.add_subparsers(dest="action", required=True)
+    _add_run(actions)
     for name, text, act, paths in _ACTIONS:
         action = actions.add_parser(name, help=text, description=text)
         action.set_defaults(act=act)
@@ -21,13 +22,35 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
             action.add_argument(path, type=Path, help=meaning)
 
 
+def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "run an experiment: results.json, requests.jsonl and report.html"
+    action = actions.add_parser("run", help=text, description=text)
+    action.set_defaults(act=_run)
+    action.add_argument("experiment", type=Path, help="YAML file, for example configs/bench/load.yaml")
+    action.add_argument("--out", type=Path, required=True, help="folder for what is found")
+    action.add_argument("--seeds", type=int, nargs="+", help="instead of the experiment's")
+    action.add_argument("--quick", action="store_true", help="two loads, one seed, two systems")
+    action.add_argument("--data", type=Path, help="folder of public data; default TANDEM_DATA")
+
+
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 done, 1 something got worse or broke a bound, 2 the input is wrong."""
     try:
         status: int = options.act(options)
-    except BadInput as error:
+    except (BadInput, OSError) as error:
         print(error, file=sys.stderr)
         return 2
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
+    from benchmark_control_plane.judge.run import run_experiment
+    from benchmark_control_plane.report.folder import write_page
+
+    status = run_experiment(
+        options.experiment, options.out, seeds=options.seeds, is_quick=options.quick, data=options.data
+    )
+    print(write_page(options.out))
     return status
 
 

@@ -194,12 +194,14 @@ class Pinned:
 class Split:
     """vLLM's own server and an embedding server beside it, the machine divided once and for all.
 
-    `flags` are vLLM's arguments besides the model's; with `priorities` requests carry vLLM's `priority`.
+    `kv_cache` and `embed_batch_tokens`, where stated, replace those of the models. `flags` are vLLM's
+    arguments besides the model's; with `priorities` requests carry vLLM's `priority`.
     """
 
     llm: Pinned = Pinned()
     embedder: Pinned = Pinned()
-    kv_cache: Bytes = 256 * 2**20
+    kv_cache: Bytes | None = None
+    embed_batch_tokens: Tokens | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     priorities: bool = False
 

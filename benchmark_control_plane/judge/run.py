@@ -1,11 +1,10 @@
-"""How is an experiment run? `python -m benchmark_control_plane.judge.run EXPERIMENT.yaml --out DIR`.
+"""How is an experiment run? `tandem bench run EXPERIMENT.yaml --out DIR`.
 
 In this order: the reference system gives unloaded latencies (the objectives) and capacity (100 % load);
 variants of a system are tried and the best stays; then systems, a few up at once, take turns load by
 load, the other way round with every other seed; then each system's frontier is narrowed down.
 """
 
-import argparse
 import os
 import sys
 import tempfile
@@ -15,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from benchmark_control_plane.inputs import BadInput
 from benchmark_control_plane.judge.bench import (
     Bench,
     Stage,
@@ -141,7 +139,7 @@ def planned_runs(experiment: Experiment) -> int:
     )
 
 
-def main(
+def run_experiment(
     path: Path,
     out: Path,
     *,
@@ -172,24 +170,3 @@ def main(
 
 def default_data() -> Path:
     return Path(os.environ.get("TANDEM_DATA") or Path("..") / "shared" / "data")
-
-
-def command_line(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="judge", description=__doc__)
-    parser.add_argument("experiment", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--data", type=Path)
-    options = parser.parse_args(arguments)
-    try:
-        return main(
-            options.experiment, options.out, seeds=options.seeds, is_quick=options.quick, data=options.data
-        )
-    except (BadInput, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-
-
-if __name__ == "__main__":
-    sys.exit(command_line())

@@ -95,7 +95,8 @@ def tandem_config(
 def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) -> Up:
     chat_port, embed_port = free_port(), free_port()
     model = live.chat
-    flags = {**model.engine, "kv_cache_memory_bytes": split.kv_cache, **split.flags}
+    kv_bytes = split.kv_cache or model.engine.get("kv_cache_memory_bytes")
+    flags = {**model.engine, "kv_cache_memory_bytes": kv_bytes, **split.flags}
     vllm = [
         str(Path(sys.executable).with_name("vllm")), "serve", tiny.resolve(model.model),
         "--served-model-name", model.served_name, "--port", str(chat_port),
@@ -104,10 +105,11 @@ def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) ->
     if split.priorities:
         vllm += ["--scheduling-policy", "priority"]
     embedding = live.embedding
+    batch_tokens = split.embed_batch_tokens or embedding.batch_tokens
     embedder = [
         sys.executable, "-m", "benchmark_control_plane.judge.embedding_server", "--port", str(embed_port),
         "--model", embedding.model, "--name", embedding.served_name,
-        "--batch-tokens", str(embedding.batch_tokens), "--threads", str(split.embedder.threads),
+        "--batch-tokens", str(batch_tokens), "--threads", str(split.embedder.threads),
     ]  # fmt: skip
     chat = stack.enter_context(
         serving(Server("vllm", _pinned(split.llm, vllm), chat_port, "/health"), log.with_suffix(".vllm.log"))
@@ -125,7 +127,7 @@ def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) ->
         Endpoint(embed.url, embedding.served_name),
         Dialect(priorities=priorities if split.priorities else None),
         Address.of(chat.url),
-        split.kv_cache,
+        kv_bytes,
     )
 
 
@@ -143,6 +145,8 @@ def _flags(flags: Mapping[str, Any]) -> list[str]:
             found.append(name.replace("--", "--no-", 1))
         elif value is True:
             found.append(name)
+        elif value is None:
+            continue
         else:
             found += [name, str(value)]
     return found

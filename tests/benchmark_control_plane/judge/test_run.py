@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from benchmark_control_plane.inputs import BadInput
-from benchmark_control_plane.judge import run
 from benchmark_control_plane.judge.bench import objectives_from
 from benchmark_control_plane.judge.experiment import read_experiment
 from benchmark_control_plane.judge.memory import Watch, sampled
+from benchmark_control_plane.judge.run import run_experiment
+from controlplane.cli import main
 
 EXPERIMENT = {
     "name": "small",
@@ -55,7 +56,7 @@ def kept(out):
 
 
 def test_an_experiment_leaves_results_and_every_request(experiment, tmp_path):
-    assert run.main(experiment, tmp_path / "out") == 0
+    assert run_experiment(experiment, tmp_path / "out") == 0
     results, requests = kept(tmp_path / "out")
     assert results["format"] == 1 and not results["partial"]
     grid = {(r["system"], r["load"], r["seed"]) for r in results["runs"]}
@@ -80,7 +81,7 @@ def test_an_experiment_leaves_results_and_every_request(experiment, tmp_path):
 
 def test_the_same_experiment_gives_the_same_results(experiment, tmp_path):
     for name in ("first", "second"):
-        run.main(experiment, tmp_path / name, seeds=[3], is_quick=True)
+        run_experiment(experiment, tmp_path / name, seeds=[3], is_quick=True)
     (first, one), (second, other) = kept(tmp_path / "first"), kept(tmp_path / "second")
     assert one == other and len(one) > 100
     assert first["runs"] == second["runs"]
@@ -98,7 +99,7 @@ class CtrlC(io.StringIO):
 def test_an_interrupted_experiment_keeps_what_it_has(experiment, tmp_path, monkeypatch):
     terminal = CtrlC()
     monkeypatch.setattr("sys.stderr", terminal)
-    assert run.main(experiment, tmp_path / "out") == 130
+    assert run_experiment(experiment, tmp_path / "out") == 130
     results, requests = kept(tmp_path / "out")
     assert results["partial"] and len(results["runs"]) == 3
     assert {r["run"] for r in requests} == {0, 1, 2}
@@ -112,7 +113,7 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path, capsys):
     path.write_text(
         yaml.safe_dump(EXPERIMENT | {"systems": [nowhere], "reference": "there"}), encoding="utf-8"
     )
-    assert run.command_line([str(path), "--out", str(tmp_path / "out")]) == 2
+    assert main(["bench", "run", str(path), "--out", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err.splitlines()
     assert "system 'there' does not answer" in told[-1]
     assert kept(tmp_path / "out")[0]["partial"]
@@ -125,8 +126,8 @@ def test_data_that_is_missing_is_one_line(tmp_path, capsys):
     }  # fmt: skip
     path = tmp_path / "trace.yaml"
     path.write_text(yaml.safe_dump(EXPERIMENT | {"streams": streams}), encoding="utf-8")
-    arguments = [str(path), "--out", str(tmp_path / "out"), "--data", str(tmp_path)]
-    assert run.command_line(arguments) == 2
+    arguments = ["bench", "run", str(path), "--out", str(tmp_path / "out"), "--data", str(tmp_path)]
+    assert main(arguments) == 2
     assert "azure2023_code.csv.gz: No such file" in capsys.readouterr().err.splitlines()[-1]
 
 
