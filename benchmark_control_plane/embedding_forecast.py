@@ -11,19 +11,17 @@ clients whose answers are of one token, two are of retrieval and code prompts.
 """
 
 import argparse
-import csv
-import gzip
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from benchmark_control_plane.inputs import data_folder, exit_code
+from benchmark_control_plane.judge.traces import NAMED, read_trace
 from controlplane.core.memory import Floats
 from predictors.series import LEVELS, SeriesForecaster
 
@@ -39,20 +37,19 @@ _OWN = "tandem"
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Where a trace lies, its columns, and how much faster than recorded it is played."""
+    """Which of its lengths are tokens to embed, and how much faster than recorded it is played."""
 
-    path: str
-    time: str
-    tokens: str
+    name: str
+    tokens: str = "prompt"
     speed: float = 1.0
 
 
 # 7,106 retrievals in a week are one in 85 s: at 200 times the speed, about 2 a second.
 TRACES: Mapping[str, Trace] = {
-    "ServeGen steady": Trace("servegen_msmall_client12_1tok_1h.csv.gz", "arrival_s", "input_tokens"),
-    "ServeGen bursty": Trace("servegen_msmall_client14_bursty_1h.csv.gz", "arrival_s", "input_tokens"),
-    "RAGPulse x200": Trace("ragpulse_two_stage.csv.gz", "arrival_s", "embed_query_tokens", 200.0),
-    "Azure code": Trace("azure2023_code.csv.gz", "TIMESTAMP", "ContextTokens"),
+    "ServeGen steady": Trace("servegen-steady"),
+    "ServeGen bursty": Trace("servegen-bursty"),
+    "RAGPulse x200": Trace("ragpulse", "query", 200.0),
+    "Azure code": Trace("azure-code"),
 }
 
 
@@ -170,19 +167,14 @@ def _exponential_smoothing(series: Floats) -> tuple[Floats, float]:
 
 def series_of(folder: Path, trace: Trace) -> dict[str, Floats]:
     """Requests and tokens in each second."""
-    with gzip.open(folder / "traces" / trace.path, "rt", encoding="utf-8", newline="") as file:
-        rows = [(_seconds(row[trace.time]), int(row[trace.tokens])) for row in csv.DictReader(file)]
-    at, tokens = (np.array(column) for column in zip(*rows, strict=True))
-    second = ((at - at[0]) / trace.speed).astype(int)
+    file, columns = NAMED[trace.name]
+    rows = read_trace(folder / file, columns)
+    second = (np.array([row.at for row in rows]) / trace.speed).astype(int)
+    weights = np.array([getattr(row, trace.tokens) for row in rows], dtype=float)
     return {
         "requests": np.bincount(second).astype(float),
-        "tokens": np.bincount(second, weights=tokens.astype(float)),
+        "tokens": np.bincount(second, weights=weights),
     }
-
-
-def _seconds(stamp: str) -> float:
-    # Seven digits of a second are one more than Python reads.
-    return datetime.fromisoformat(stamp[:26]).timestamp() if ":" in stamp else float(stamp)
 
 
 def study(folder: Path) -> list[dict[str, Any]]:

@@ -25,9 +25,14 @@ def read_object(path: str) -> Mapping[str, Any]:
     return content
 
 
+def stated_data(given: Path | None) -> Path:
+    """Where public data lies, if it is there."""
+    return given or Path(os.environ.get("TANDEM_DATA") or Path("..") / "shared" / "data")
+
+
 def data_folder(given: Path | None, needed: str) -> Path:
     """The folder of public data, which must have `needed` in it."""
-    stated = given or Path(os.environ.get("TANDEM_DATA") or Path("..") / "shared" / "data")
+    stated = stated_data(given)
     if not (stated / needed).exists():
         raise BadInput(f"{stated}: no {needed}; give the data folder by --data DIR or TANDEM_DATA")
     return stated

@@ -81,10 +81,25 @@ class Experiment:
 def read_experiment(path: Path, data: Path) -> Experiment:
     """Raises BadInput with one line for each mistake in the file."""
     try:
-        plan = parse_as(Plan, read_yaml(path), source=str(path))
+        content, text = _extended(path)
+        plan = parse_as(Plan, content, source=str(path))
     except ConfigError as error:
         raise BadInput(str(error)) from error
-    return Experiment(plan, path.read_text(encoding="utf-8"), data)
+    return Experiment(plan, text, data)
+
+
+def _extended(path: Path) -> tuple[object, str]:
+    """A file that `extends` another, beside it, states what differs; lists it states replace the other's.
+    With the text of both."""
+    content = read_yaml(path)
+    text = path.read_text(encoding="utf-8")
+    if not isinstance(content, dict) or "extends" not in content:
+        return content, text
+    below = path.parent / str(content.pop("extends"))
+    base = read_yaml(below)
+    if not isinstance(base, dict) or "extends" in base:
+        raise ConfigError(f"{path}: extends: the other file is an experiment that extends none")
+    return merged(base, content), f"{text}\n# --- {below.name}\n\n{below.read_text(encoding='utf-8')}"
 
 
 def quick(plan: Plan) -> Plan:

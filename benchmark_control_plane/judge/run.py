@@ -5,7 +5,6 @@ variants of a system are tried and the best stays; then systems, a few up at onc
 load, the other way round with every other seed; then each system's frontier is narrowed down.
 """
 
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from benchmark_control_plane.inputs import stated_data
 from benchmark_control_plane.judge.bench import (
     Bench,
     Stage,
@@ -148,7 +148,7 @@ def run_experiment(
     data: Path | None = None,
 ) -> int:
     """0 done, 1 a server failed, 130 interrupted; what was measured is kept. Raises BadInput, OSError."""
-    experiment = read_experiment(path, data or default_data())
+    experiment = read_experiment(path, stated_data(data))
     if is_quick:
         experiment = replace(experiment, plan=quick(experiment.plan))
     if seeds:
@@ -166,7 +166,3 @@ def run_experiment(
             progress.say(f"{error}\n{len(results.runs)} runs are kept in {out}, marked partial")
             status = 1
     return status
-
-
-def default_data() -> Path:
-    return Path(os.environ.get("TANDEM_DATA") or Path("..") / "shared" / "data")

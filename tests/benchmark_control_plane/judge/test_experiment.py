@@ -6,7 +6,8 @@ import yaml
 from benchmark_control_plane.inputs import BadInput
 from benchmark_control_plane.judge.experiment import classes_section, quick, read_experiment
 
-CONFIGS = sorted((Path(__file__).parents[3] / "configs" / "bench").glob("*.yaml"))
+FOLDER = Path(__file__).parents[3] / "configs" / "bench"
+CONFIGS = sorted(path for path in FOLDER.glob("*.yaml") if "systems:" in path.read_text(encoding="utf-8"))
 SMALL = {
     "name": "small",
     "question": "Does it run?",
@@ -46,11 +47,9 @@ def read(tmp_path, content):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_experiments_that_are_shipped_can_be_read(path):
-    if "systems" not in yaml.safe_load(path.read_text(encoding="utf-8")):
-        pytest.skip("not an experiment")
     plan = read_experiment(path, Path()).plan
     assert plan.name == path.stem
-    assert quick(plan).seeds == plan.seeds[:1]
+    assert len(quick(plan).systems) == 2 and quick(plan).seeds == plan.seeds[:1]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +88,20 @@ def test_what_is_no_yaml_is_told_too(tmp_path):
         read_experiment(tmp_path / "experiment.yaml", tmp_path)
     with pytest.raises(BadInput, match="No such file"):
         read_experiment(tmp_path / "absent.yaml", tmp_path)
+
+
+def test_a_file_that_extends_another_states_what_differs(tmp_path):
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(SMALL), encoding="utf-8")
+    path = tmp_path / "other.yaml"
+    content = {"extends": "base.yaml", "name": "other", "classes": {"chat": {"ttft_ms": 90}}}
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    found = read_experiment(path, tmp_path)
+    assert found.plan.name == "other" and found.plan.question == SMALL["question"]
+    assert found.plan.classes["chat"].ttft_ms == 90 and found.plan.classes["chat"].priority == 1
+    assert "extends: base.yaml" in found.text and "Does it run?" in found.text
+    path.write_text("extends: nowhere.yaml", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"nowhere\.yaml: No such file"):
+        read_experiment(path, tmp_path)
 
 
 def test_a_quick_look_keeps_the_two_that_are_compared(tmp_path):
