@@ -35,25 +35,31 @@ class Sample:
 
 
 def pooled(results: Results, requests: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
-    """Raises BadInput for a record of a run that is not in the results."""
+    """Raises BadInput for a record that lacks a field, or is of a run that is not in the results."""
     samples: dict[Key, Sample] = defaultdict(Sample)
-    runs = results["runs"]
     for number, record in enumerate(requests, start=1):
-        index, outcome = record.get("run"), record.get("outcome")
-        if not isinstance(index, int) or not 0 <= index < len(runs):
-            raise BadInput(
-                f"request {number}: run={index!r}: results.json has {len(runs)} runs, counted from 0"
-            )
-        if outcome not in OUTCOMES:
-            raise BadInput(f"request {number}: outcome={outcome!r}: one of {', '.join(OUTCOMES)} is needed")
-        run = runs[index]
-        if record["warmup"] or not run["valid"]:
-            continue
-        sample = samples[run["system"], run["load"], record["class"]]
-        sample.outcomes[outcome] += 1
-        for metric in LATENCIES:
-            if (value := record[metric]) is not None:
-                sample.latencies[metric].append(value)
-            elif outcome in _LOST:
-                sample.lost[metric] += 1
+        try:
+            _count(results, record, samples)
+        except KeyError as error:
+            raise BadInput(f"request {number}: {error.args[0]}: missing; it is required") from error
+        except BadInput as error:
+            raise BadInput(f"request {number}: {error}") from error
     return dict(samples)
+
+
+def _count(results: Results, record: Mapping[str, Any], samples: dict[Key, Sample]) -> None:
+    index, outcome, runs = record["run"], record["outcome"], results["runs"]
+    if not isinstance(index, int) or not 0 <= index < len(runs):
+        raise BadInput(f"run={index!r}: results.json has {len(runs)} runs, counted from 0")
+    if outcome not in OUTCOMES:
+        raise BadInput(f"outcome={outcome!r}: one of {', '.join(OUTCOMES)} is needed")
+    run = runs[index]
+    if record["warmup"] or not run["valid"]:
+        return
+    sample = samples[run["system"], run["load"], record["class"]]
+    sample.outcomes[outcome] += 1
+    for metric in LATENCIES:
+        if (value := record[metric]) is not None:
+            sample.latencies[metric].append(value)
+        elif outcome in _LOST:
+            sample.lost[metric] += 1

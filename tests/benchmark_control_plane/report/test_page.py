@@ -143,7 +143,27 @@ def test_a_missing_field_is_named() -> None:
         render(content, [])
 
 
-def test_a_request_of_an_unknown_run_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"run": 99}, "run=99: results.json has 12 runs, counted from 0"),
+        (
+            {"outcome": "FINE"},
+            "outcome='FINE': one of MET, LATE, REJECTED, EVICTED, ABORTED, FAILED is needed",
+        ),
+    ],
+)
+def test_a_request_that_fits_no_run_is_refused(change: dict[str, Any], complaint: str) -> None:
     content = experiments.results(loads=(1.0,))
-    with pytest.raises(BadInput, match=r"^request 1: run=99: results\.json has 12 runs, counted from 0$"):
-        render(content, [{"run": 99, "outcome": "MET"}])
+    first, second, *_ = experiments.requests(content)
+    with pytest.raises(BadInput) as refusal:
+        render(content, [first, {**second, **change}])
+    assert str(refusal.value) == f"request 2: {complaint}"
+
+
+def test_a_request_without_a_field_is_refused() -> None:
+    content = experiments.results(loads=(1.0,))
+    record = experiments.requests(content)[0]
+    del record["warmup"]
+    with pytest.raises(BadInput, match=r"^request 1: warmup: missing; it is required$"):
+        render(content, [record])
