@@ -38,7 +38,8 @@ def tight() -> Machine:
 
 
 def course(seed: int = 0):
-    return simulate(mixed(seed), tight(), {"classes": CLASSES})
+    # Without priors the first answers' lengths are unknown: some come late, some are preempted.
+    return simulate(mixed(seed), tight(), {"classes": CLASSES, "admission": {"lengths": "history"}})
 
 
 def test_everybody_gets_an_answer_or_a_refusal():
@@ -53,7 +54,7 @@ def test_everybody_gets_an_answer_or_a_refusal():
         assert record.arrival <= record.dispatched <= record.finished
         if isinstance(one, Ask):
             assert record.output_tokens == one.output_tokens
-    assert {r.outcome for r in found.records} >= {"met", "rejected: slo_unattainable"}
+    assert {r.outcome for r in found.records} >= {"met", "late"}
     assert found.busy_seconds > 0
 
 
