@@ -1,35 +1,85 @@
-"""How much memory is there, and who owns which part of it?"""
+"""How much memory is there, who owns which part of it, and by which rule do the parts move?"""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import STRICT, Bytes, Fraction
+from controlplane.config.fields import STRICT, Bytes, Fraction, Milliseconds
+from controlplane.core.clock import milliseconds
+from controlplane.core.request import Owner
+from controlplane.policy.quota import QuotaOptions, UrgencyOptions
+from controlplane.policy.sharing import Sharing, split
+
+NonNegative = Annotated[float, Field(ge=0)]
 
 
 @section(frozen=True, config=STRICT)
 class PoolSection:
     """`memory` is the whole device's; what the models' weights, `activation`, `reserve` and the margin
-    leave is shared out by quota."""
+    leave is shared out by quota. With `device_memory: kvcached` the KV cache is mapped on demand, so
+    quotas move bytes; with `static` they only bound use. Every `monitor_ms` the device is asked whether
+    it agrees with the ledger; 0 is never."""
 
     memory: Bytes | Literal["auto"] = "auto"
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.1
     activation: Bytes | Literal["auto"] = "auto"
     reserve: Bytes = 0
+    device_memory: Literal["static", "kvcached"] = "static"
+    monitor_ms: Annotated[float, Field(ge=0, le=60_000)] = 100
 
 
 @section(frozen=True, config=STRICT)
 class ShareSection:
-    """A fraction of the pool."""
+    """Fractions of the pool: owned when nothing is urgent, never taken away, borrowed at most, lent at
+    most."""
 
     nominal: Fraction
+    min: Fraction = 0.0
+    borrow: Fraction = 0.0
+    lend: Fraction = 0.0
+
+    def __post_init__(self) -> None:
+        if self.min > self.nominal:
+            raise ValueError(
+                f"min={self.min}: what is never taken away is part of nominal={self.nominal}; lower min"
+            )
+        if self.lend > self.nominal - self.min:
+            raise ValueError(
+                f"lend={self.lend}: of nominal={self.nominal} at most what is above min={self.min} can be "
+                "lent; lower lend"
+            )
+
+
+@section(frozen=True, config=STRICT)
+class ForecastSection:
+    """Memory is kept for the embedding work, and the requests of the highest priority, that will arrive in
+    the next `window_ms` with probability `level` at most; null reserves nothing."""
+
+    level: Annotated[float, Field(gt=0, le=0.99)] | None = 0.9
+    window_ms: Milliseconds = 1_000
 
 
 @section(frozen=True, config=STRICT)
 class QuotaSection:
+    """`dynamic` moves the quotas each tick towards the kind with the more urgent requests, by at most
+    `max_step` of the pool a tick; a gap of at most `dead_band` of it is left alone. A request is urgent
+    with less than `critical_ms` to spare. `resting_weight` urgent requests move the quotas half way from
+    their nominal place."""
+
+    policy: Literal["static", "dynamic"] = "static"
     llm: ShareSection = ShareSection(nominal=0.9)
     embedding: ShareSection = ShareSection(nominal=0.1)
+    tick_ms: Annotated[float, Field(ge=5, le=10_000)] = 50
+    max_step: Annotated[float, Field(gt=0, le=1)] = 0.05
+    dead_band: Fraction = 0.01
+    resting_weight: NonNegative = 1.0
+    critical_ms: Milliseconds = 500
+    critical_weight: NonNegative = 1.0
+    violation_weight: NonNegative = 1.0
+    lateness_cap_ms: NonNegative = 10_000
+    compare: Literal["sum", "mean"] = "sum"
+    forecast: ForecastSection = ForecastSection()
 
     def __post_init__(self) -> None:
         if self.llm.nominal + self.embedding.nominal > 1 + 1e-9:
@@ -37,3 +87,42 @@ class QuotaSection:
                 f"shares must sum to at most 1 and quota.llm.nominal={self.llm.nominal} + "
                 f"quota.embedding.nominal={self.embedding.nominal} do not; lower one of them"
             )
+
+    @property
+    def moves(self) -> bool:
+        return self.policy == "dynamic" or self.llm.borrow > 0 or self.embedding.borrow > 0
+
+    def sharing(self, *, pool_bytes: int, most_llm_bytes: int, block_bytes: int) -> Sharing:
+        """In bytes of the pool that there really is. The LLM is never given more than its cache can hold.
+
+        Raises ValueError for minimums that do not fit.
+        """
+        shares = {Owner.LLM: self.llm, Owner.EMBEDDING: self.embedding}
+        least = {owner: int(share.min * pool_bytes) for owner, share in shares.items()}
+        least[Owner.EMBEDDING] = max(least[Owner.EMBEDDING], pool_bytes - most_llm_bytes)
+        nominal = split(pool_bytes, self.llm.nominal, most_llm_bytes, block_bytes)
+        flexible = pool_bytes - sum(least.values())
+        resting = (nominal[Owner.LLM] - least[Owner.LLM]) / flexible if flexible > 0 else 0.0
+        options = QuotaOptions(
+            pool=pool_bytes,
+            minimum=least,
+            resting_share=min(1.0, max(0.0, resting)),
+            resting_weight=self.resting_weight,
+            rate=self.max_step / (self.tick_ms / 1_000),
+            dead_band=int(self.dead_band * pool_bytes),
+            block_bytes=block_bytes,
+            urgency=UrgencyOptions(
+                milliseconds(self.critical_ms),
+                self.critical_weight,
+                self.violation_weight,
+                milliseconds(self.lateness_cap_ms),
+                by_mean=self.compare == "mean",
+            ),
+        )
+        return Sharing(
+            options,
+            nominal,
+            borrow={owner: int(share.borrow * pool_bytes) for owner, share in shares.items()},
+            lend={owner: int(share.lend * pool_bytes) for owner, share in shares.items()},
+            follows_urgency=self.policy == "dynamic",
+        )

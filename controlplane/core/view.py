@@ -43,6 +43,14 @@ class Pace:
     per_prompt_token: Duration
 
 
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Bytes kept for requests of at least this priority that are expected soon."""
+
+    held_back: int
+    priority: int
+
+
 def _nobody() -> tuple[Running, ...]:
     return ()
 
@@ -63,8 +71,16 @@ class Share:
     leases: LeaseTable
     pace: Pace | None = None
     is_serial: bool = False
+    reserve: Reserve | None = None
     preemptible: Callable[[], tuple[Running, ...]] = _nobody
     inside: Callable[[Waiting], float] | None = None
+
+    def as_seen_by(self, request: Request) -> "Share":
+        """Without what is reserved for a higher priority."""
+        kept = self.reserve
+        if kept is None or request.service_class.priority >= kept.priority:
+            return self
+        return replace(self, ceiling=max(0, self.ceiling - kept.held_back))
 
     def with_lease(self, waiting: Waiting) -> "Share":
         request, footprint = waiting.request, waiting.footprint

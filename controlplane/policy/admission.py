@@ -68,13 +68,14 @@ class Admission:
         return Reject(Reason.NEVER_FITS, None, detail)
 
     def try_admit(self, share: Share, look: LookAhead, waiting: Waiting) -> Admit | Reason:
-        """The reason is why not."""
+        """The reason is why not. Where nobody runs, nothing is reserved: that would keep the pool idle."""
         if share.free_slots <= 0:
             return Reason.NO_SLOT
         if share.deficit > 0 or share.held + waiting.footprint.base > share.ceiling:
             return Reason.NO_MEMORY
         if len(share.leases) == 0:
             return Admit(waiting.footprint)
+        share = share.as_seen_by(waiting.request)
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
 
     def try_forward(

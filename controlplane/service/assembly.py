@@ -1,18 +1,25 @@
 """What belongs to one running service? Backends started together, the gate built on what they report."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from prometheus_client import Gauge
 
 from backends import device
+from backends.device_memory import (
+    DeviceMemory,
+    KvcachedMemory,
+    StaticMemory,
+    kvcached_segment,
+    kvcached_unit,
+)
 from backends.embedding.client import WorkerEmbedder
 from backends.vllm.client import VllmGenerator
 from controlplane.config import Config, ConfigError
 from controlplane.config.change import changeable, changed
-from controlplane.core.clock import Clock
+from controlplane.core.clock import Clock, milliseconds
 from controlplane.core.memory import MemoryLedger, Quota
 from controlplane.core.ports import BackendDown, Embedder, EmbeddingPass, EngineState, Generator
 from controlplane.core.request import Owner
@@ -20,11 +27,14 @@ from controlplane.metrics import Metrics
 from controlplane.policy.catalogue import goes_before
 from controlplane.service.clocks import MonotonicClock
 from controlplane.service.dispatcher import Dispatcher, Policies
+from controlplane.service.foresight import Foresight
 from controlplane.service.intake import Intake
 from controlplane.service.learning import Learning
 from controlplane.service.model_facts import facts_of
 from controlplane.service.plan import MemoryPlan, memory_plan
+from controlplane.service.quotas import Pool, Quotas
 from controlplane.service.rates import Rates, TenantLimits
+from controlplane.service.ticks import ScheduledTicks, Ticks
 from predictors.learned import LearnedLengths
 from predictors.output_length import HistoryQuantiles, MaxTokens
 
@@ -75,7 +85,22 @@ def assemble(config: Config) -> "Service":
         )
         for model in config.models.embeddings
     ]
-    return Service(config, generators, embedders, workspace_bytes=plan.workspace_bytes)
+    return Service(
+        config,
+        generators,
+        embedders,
+        workspace_bytes=plan.workspace_bytes,
+        device_memory=None if config.pool.device_memory == "static" else lambda: _kvcached(plan),
+    )
+
+
+def _kvcached(plan: MemoryPlan) -> DeviceMemory:
+    """Once the engine runs. Raises ConfigError."""
+    try:
+        segment = kvcached_segment()
+        return KvcachedMemory(segment, pool_bytes=plan.pool_bytes, unit_bytes=kvcached_unit(plan.chat_layers))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _lengths(config: Config) -> LearnedLengths | HistoryQuantiles | MaxTokens:
@@ -101,9 +126,15 @@ class Service:
         embedders: Sequence[Embedder],
         *,
         workspace_bytes: int,
+        device_memory: Callable[[], DeviceMemory] | None = None,
         clock: Clock | None = None,
+        ticks: Ticks | None = None,
     ) -> None:
+        """`device_memory` is asked for once the backends run; without it their memory is static."""
         self.config = config
+        self._device_memory = device_memory
+        self._ticks = ticks or ScheduledTicks()
+        self.quotas: Quotas | None = None
         self._clock = clock or MonotonicClock()
         self.metrics = Metrics()
         self._generators = {generator.model: generator for generator in generators}
@@ -128,6 +159,9 @@ class Service:
             if errors:
                 raise errors[0]
             self._build()
+            if (quotas := self.quotas) is not None:
+                await quotas.start()
+                self._ticks.every(self.config.quota.tick_ms / 1_000, lambda: quotas.tick(self._clock.now()))
         except BaseException:
             await asyncio.gather(*(b.stop() for b in backends))
             raise
@@ -142,6 +176,7 @@ class Service:
         if not self._is_started:
             return
         self._is_started = False
+        self._ticks.stop()
         await self.drain()
         if self._learning is not None:
             await self._learning.stop()
@@ -153,12 +188,9 @@ class Service:
 
     def _build(self) -> None:
         config, clock = self.config, self._clock
-        ledger = MemoryLedger(
-            {
-                Owner.LLM: Quota(sum(g.kv_bytes for g in self._generators.values())),
-                Owner.EMBEDDING: Quota(self._checked_workspace()),
-            }
-        )
+        pool = self._pool()
+        shares = self._fixed_shares() if pool is None else pool.sharing.nominal
+        ledger = MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
         limits = {
             name: TenantLimits(t.requests_per_minute, t.tokens_per_minute)
             for name, t in config.tenants.items()
@@ -184,10 +216,42 @@ class Service:
             config.default_class(),
             keeps_gists=isinstance(self._lengths, LearnedLengths),
         )
+        if pool is not None:
+            self.quotas = self._quotas(pool)
+
+    def _pool(self) -> Pool | None:
+        """What the quotas move in; None where they stay as they are. Raises ConfigError."""
+        section = self.config.quota
+        if not section.moves or not self._generators or not self._embedders:
+            return None
+        generator = next(iter(self._generators.values()))
+        memory: DeviceMemory = StaticMemory(generator.kv_bytes, self._workspace_bytes)
+        if self._device_memory is not None:
+            memory = self._device_memory()
+        try:
+            sharing = section.sharing(
+                pool_bytes=memory.pool_bytes,
+                most_llm_bytes=min(generator.kv_bytes, memory.most_llm_bytes),
+                block_bytes=generator.geometry.bytes_per_block,
+            )
+            return Pool(generator, tuple(self._embedders.values()), memory, sharing)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def _quotas(self, pool: Pool) -> Quotas:
+        forecast = self.config.quota.forecast
+        priorities = {one.priority for one in self.config.classes.values()}
+        highest = max(priorities) if len(priorities) > 1 else None
+        foresight = Foresight(milliseconds(forecast.window_ms), forecast.level, highest)
+        return Quotas(self._clock, self.dispatcher, pool, foresight)
 
     def _note_pass(self, done: EmbeddingPass) -> None:
         self.metrics.batch_tokens.observe(done.padded_tokens)
         self.dispatcher.paces[Owner.EMBEDDING].observe_prefill(done.tokens, done.elapsed)
+
+    def _fixed_shares(self) -> Mapping[Owner, int]:
+        kv_bytes = sum(generator.kv_bytes for generator in self._generators.values())
+        return {Owner.LLM: kv_bytes, Owner.EMBEDDING: self._checked_workspace()}
 
     def _checked_workspace(self) -> int:
         for embedder in self._embedders.values():

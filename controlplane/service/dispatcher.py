@@ -5,21 +5,22 @@ The dispatcher opens leases; every path out closes them through `Accounting.end`
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from controlplane.core.clock import Clock, Duration, Instant, between, seconds, to_seconds
-from controlplane.core.decision import Admit, Outcome, Reason, Reject
+from controlplane.core.decision import Admit, Defer, Outcome, Reason, Reject
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Footprint, MemoryLedger, Quota, generate_footprint
 from controlplane.core.ports import Embedder, Generator, LengthPredictor, Vectors
 from controlplane.core.request import Kind, Owner, Phase, Request, Timeline
-from controlplane.core.view import PoolView, Running, Share, Waiting
+from controlplane.core.view import PoolView, Reserve, Running, Share, Waiting
 from controlplane.metrics import Metrics
 from controlplane.policy.admission import Admission, wait_bound
 from controlplane.policy.cycle import run_cycle
 from controlplane.policy.decode_slack import Decoding, decode_slack
+from controlplane.policy.eviction import choose_victims
 from controlplane.policy.ordering import Ordering, work_before_deadline
 from controlplane.service.accounting import Accounting
 from controlplane.service.answer import Answer
@@ -73,7 +74,13 @@ class Dispatcher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_closed = False
+        self._departures: set[asyncio.Task[None]] = set()
+        self._reserved: dict[Owner, Reserve] = {}
         self.ledger = ledger
+        self.largest: dict[Owner, int] = {}
+        """The most that a single request could ever have, where that is not the present quota."""
+        self.on_offer: Callable[[Request, Footprint], None] | None = None
+        self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
         self.paces: dict[Owner, ObservedPace | ReportedPace] = {owner: ObservedPace() for owner in Owner}
         self._inside: Inside | None = None
         if policies.engine_goes_before is not None:
@@ -104,7 +111,8 @@ class Dispatcher:
         """Raises Rejected, BackendDown, BackendFailed. Cancelling aborts."""
         request, embedder = job.request, self._embedders[job.request.model]
         size = embedder.batch_bytes([len(ids) for ids in job.inputs])
-        footprint = Footprint(base=size, steps=max(1, request.prompt_tokens), worst=size)
+        # Two batches' worth are sent: one is computed while the next is made up, and takes no memory yet.
+        footprint = Footprint(base=-(-size // 2), steps=max(1, request.prompt_tokens), worst=size)
         ticket = self._ticket(request, footprint, None)
         await self._admitted(ticket)
         outcome: Outcome | None = Outcome.FAILED
@@ -123,7 +131,35 @@ class Dispatcher:
         """What waits is decided anew: it may fit no more."""
         self.ledger.set_quota(owner, quota)
         self._room.reconsider(owner)
-        self._decide()
+        self.decide()
+
+    def refit(self, owner: Owner, most_bytes: int) -> None:
+        """What waits needs no more than this: its batches are cut to it."""
+        self._room.refit(owner, most_bytes)
+
+    def reserve(self, owner: Owner, reserve: Reserve | None) -> None:
+        """Keeps memory from those of lower priority, until told otherwise."""
+        if reserve is None:
+            self._reserved.pop(owner, None)
+        else:
+            self._reserved[owner] = reserve
+
+    def reclaim(self, owner: Owner, needed_bytes: int, priority: int) -> int:
+        """Preempts requests of lower priority that free so much; all or nothing. Returns bytes freed."""
+        victims = choose_victims(
+            self._preemptible(owner, self._clock.now()),
+            needed_bytes=needed_bytes,
+            incoming_priority=priority,
+            options=self._policies.admission.eviction,
+        )
+        # Like a departure that makes room for a request; here nobody waits for it to be complete.
+        self._departures |= (tasks := {self._preempt(victim.request_id) for victim in victims})
+        for task in tasks:
+            task.add_done_callback(self._departures.discard)
+        return sum(victim.freed_bytes for victim in victims)
+
+    def queued(self, owner: Owner) -> Sequence[Waiting]:
+        return self._room.queued(owner)
 
     def decode_slack(self) -> Duration | None:
         """How long an embedding batch may keep the device now."""
@@ -176,6 +212,8 @@ class Dispatcher:
         granted = asyncio.get_running_loop().create_future()
         ticket = Ticket(request, footprint, forecast, Timeline(request.arrival), granted)
         self._tickets[request.id] = ticket
+        if self.on_offer is not None:
+            self.on_offer(request, footprint)
         self._idle.clear()
         return ticket
 
@@ -186,7 +224,7 @@ class Dispatcher:
             self._refuse(ticket, Reject(Reason.RATE_LIMITED, wait), Outcome.REJECTED)
         else:
             self._enter(ticket)
-            self._decide()
+            self.decide()
         await self.wait_for_grant(ticket)
 
     def _over_rate(self, request: Request) -> Duration | None:
@@ -230,7 +268,7 @@ class Dispatcher:
         if not self._tickets:
             self._idle.set()
         if has_freed and len(self._room):
-            self._decide()
+            self.decide()
 
     def _refuse(self, ticket: Ticket, reject: Reject, outcome: Outcome) -> None:
         self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
@@ -240,7 +278,7 @@ class Dispatcher:
 
     # --- the cycle and its plan --------------------------------------------------------------
 
-    def _decide(self) -> None:
+    def decide(self) -> None:
         now = self._clock.now()
         self.follow()
         queues = self._room.queues(now)
@@ -253,9 +291,16 @@ class Dispatcher:
             if ticket.phase is Phase.QUEUED:
                 ticket.move(Phase.DEFERRED)
                 self._metrics.decided(ticket.request.kind, "DEFER", defer.reason)
+                self._tell(ticket.request, defer)
         for request_id, reject in plan.rejections:
-            self._refuse(self._tickets[request_id], reject, Outcome.REJECTED)
+            ticket = self._tickets[request_id]
+            self._refuse(ticket, reject, Outcome.REJECTED)
+            self._tell(ticket.request, reject)
         self._set_timer()
+
+    def _tell(self, request: Request, refusal: Defer | Reject) -> None:
+        if self.on_refusal is not None:
+            self.on_refusal(request.kind.owner, refusal)
 
     def _dispatch(self, ticket: Ticket, admit: Admit, now: Instant) -> None:
         request = ticket.request
@@ -316,7 +361,8 @@ class Dispatcher:
             ceiling=ceiling,
             held=ledger.held(owner),
             deficit=ledger.deficit(owner),
-            largest=quota.nominal,
+            largest=self.largest.get(owner, quota.nominal),
+            reserve=self._reserved.get(owner),
             free_slots=sum(backend.max_running for backend in backends) + extra - len(leases),
             leases=leases,
             pace=self.paces[owner].pace,
@@ -341,4 +387,4 @@ class Dispatcher:
             self._timer = None
         bound = self._room.next_bound()
         if bound is not None:
-            self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(bound)), self._decide)
+            self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(bound)), self.decide)

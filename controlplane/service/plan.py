@@ -43,6 +43,7 @@ class MemoryPlan:
     workspace_bytes: int
     geometry: KvGeometry | None
     max_model_tokens: int
+    chat_layers: int = 0
 
     @property
     def kv_blocks(self) -> int:
@@ -74,7 +75,9 @@ def memory_plan(
     margin = round(available * config.pool.margin)
     pool = available - margin
     geometry = _geometry(config, chat_facts) if chat_facts else None
-    kv = int(pool * config.quota.llm.nominal)
+    is_elastic = config.pool.device_memory == "kvcached"
+    # What is mapped on demand may be as large as the LLM's quota can ever become.
+    kv = int(pool * (1 - config.quota.embedding.min if is_elastic else config.quota.llm.nominal))
     max_model_tokens = 0
     if geometry is not None and chat is not None and chat_facts is not None:
         kv = kv // geometry.bytes_per_block * geometry.bytes_per_block
@@ -88,7 +91,7 @@ def memory_plan(
     return MemoryPlan(
         memory, weights, embedding_weights, activation, config.pool.reserve, margin, pool,
         kv if geometry else 0, int(pool * config.quota.embedding.nominal) if embedding_facts else 0,
-        geometry, max_model_tokens,
+        geometry, max_model_tokens, _layers(chat_facts) if chat_facts else 0,
     )  # fmt: skip
 
 
@@ -103,6 +106,11 @@ def _geometry(config: Config, facts: ModelFacts) -> KvGeometry:
         cache_dtype=cache_dtype,
         tensor_parallel=int(engine.get("tensor_parallel_size") or 1),
     )
+
+
+def _layers(facts: ModelFacts) -> int:
+    text = facts.config.get("text_config") or facts.config
+    return int(text.get("num_hidden_layers") or text.get("n_layer") or 0)
 
 
 def _activation_bytes(config: Config, facts: ModelFacts | None) -> int:

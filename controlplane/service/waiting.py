@@ -1,7 +1,8 @@
 """Who has no memory yet? One queue an owner, kept sorted by rank; each entry bounded by its `until`."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 
 from controlplane.core.clock import Instant
@@ -23,6 +24,24 @@ class WaitingRoom:
 
     def __iter__(self) -> Iterator[Waiting]:
         return iter(tuple(self._present.values()))
+
+    def queued(self, owner: Owner) -> Sequence[Waiting]:
+        return self._queues[owner]
+
+    def refit(self, owner: Owner, most_bytes: int) -> None:
+        """Footprints of all that wait for the owner, cut to `most_bytes`. Their order stays."""
+        queue = self._queues[owner]
+        for place, waiting in enumerate(queue):
+            footprint = waiting.footprint
+            if max(footprint.base, footprint.worst) <= most_bytes:
+                continue
+            cut = replace(
+                footprint, base=min(footprint.base, most_bytes), worst=min(footprint.worst, most_bytes)
+            )
+            queue[place] = refitted = replace(waiting, footprint=cut)
+            self._present[waiting.request.id] = refitted
+            if waiting.request.id in self._undecided:
+                self._undecided[waiting.request.id] = refitted
 
     def count(self, owner: Owner) -> int:
         return len(self._queues[owner])

@@ -278,7 +278,7 @@ def test_embeddings_are_leased_and_released(bench):
         job = await intake.embeddings("e", Caller("tests"), b.embedder.model, ["one", "two two"], Hints())
         embedding = asyncio.create_task(dispatcher.embed(job))
         await b.embedder.until_runs(1)
-        assert dispatcher.ledger.held(Owner.EMBEDDING) == b.embedder.batch_bytes([3, 7])
+        assert dispatcher.ledger.held(Owner.EMBEDDING) == b.embedder.batch_bytes([3, 7]) // 2
         embedded = await embedding
         assert embedded.vectors.shape == (2, 8)
         assert embedded.ticket.decision == "ADMIT"

@@ -1,0 +1,247 @@
+"""Who may use how much of the pool now? Runs the sharing at each tick, and sooner when somebody is short.
+
+A tick owns the change from one pair of quotas to the next, in an order that never lets both kinds
+have the same byte: whoever loses is told first, and what it still holds stays its own until it is given
+back. The LLM's share is the engine's quota, the embeddings' the budget of their batches. A quota below
+use stops admission; running answers are preempted only for embeddings that wait, and only those of lower
+priority.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from backends.device_memory import DeviceMemory
+from controlplane.core.clock import Clock, Duration, Instant, between, milliseconds
+from controlplane.core.decision import Defer, Reason, Reject
+from controlplane.core.memory import Footprint, Quota
+from controlplane.core.ports import BackendDown, Embedder, EngineState, Generator
+from controlplane.core.request import Kind, Owner, Request
+from controlplane.policy.quota import bytes_to_reclaim
+from controlplane.policy.sharing import Sharing, lent, owned_next
+from controlplane.service.dispatcher import Dispatcher
+from controlplane.service.foresight import Foresight
+from controlplane.service.ticket import Ticket
+from controlplane.service.urgency import Shed, urgencies
+
+# Between two ticks on urgency; the step limit counts time, so ticks in between move no more.
+_SHORTEST_GAP = milliseconds(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Who shares what. Raises ValueError where the minimums are below what a single request can need."""
+
+    generator: Generator
+    embedders: Sequence[Embedder]
+    memory: DeviceMemory
+    sharing: Sharing
+
+    def __post_init__(self) -> None:
+        least = self.sharing.options.minimum
+        generator = self.generator
+        one_answer = generator.geometry.bytes(generator.max_model_tokens)
+        if self.sharing.options.lowest < one_answer:
+            raise ValueError(
+                f"quota.llm.min gives {self.sharing.options.lowest} bytes and one request of "
+                f"{generator.max_model_tokens} tokens takes {one_answer}: it would stall; raise "
+                "quota.llm.min or lower engine.max_model_len"
+            )
+        one_input = sum(e.batch_bytes([e.max_input_tokens]) for e in self.embedders)
+        if least[Owner.EMBEDDING] < one_input:
+            raise ValueError(
+                f"quota.embedding.min gives {least[Owner.EMBEDDING]} bytes and the longest input takes "
+                f"{one_input}; raise quota.embedding.min or lower max_input_tokens"
+            )
+        if not generator.orders:
+            raise ValueError(
+                "quota: the engine's own scheduler keeps to no quota, so quotas cannot move; set "
+                "scheduling.engine, or quota.policy: static without borrow"
+            )
+
+
+@dataclass(eq=False, slots=True)
+class Quotas:
+    """`owned` moves with urgency, `usable` is what is in force. `withheld` bytes are kept back from both,
+    for a device that has less than the ledger thinks."""
+
+    clock: Clock
+    dispatcher: Dispatcher
+    pool: Pool
+    foresight: Foresight
+    owned: Mapping[Owner, int] = field(init=False)
+    usable: Mapping[Owner, int] = field(init=False)
+    urgency: Mapping[Owner, float] = field(init=False, default_factory=lambda: dict.fromkeys(Owner, 0.0))
+    reclaimed_bytes: int = field(init=False, default=0)
+    moves: int = field(init=False, default=0)
+    withheld: int = field(init=False, default=0)
+    _order: int = field(init=False)
+    _full: Mapping[str, int] = field(init=False)
+    _bytes_per_token: float = field(init=False)
+    _shed: Shed = field(init=False, default_factory=Shed)
+    _moved_at: Instant | None = field(init=False, default=None)
+    _shrunk: tuple[Instant, int] | None = field(init=False, default=None)
+    _is_ticking: bool = field(init=False, default=False)
+    _urgent: asyncio.Task[None] | None = field(init=False, default=None)
+    _last_tick: Instant | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.owned = self.usable = dict(self.pool.sharing.nominal)
+        self._order = self.pool.memory.most_llm_bytes
+        self._full = {embedder.model: embedder.workspace_bytes for embedder in self.pool.embedders}
+        self._bytes_per_token = max(
+            embedder.batch_bytes([embedder.max_input_tokens]) / embedder.max_input_tokens
+            for embedder in self.pool.embedders
+        )
+        self.dispatcher.largest = {
+            Owner.LLM: self.pool.sharing.options.highest,
+            Owner.EMBEDDING: sum(self._full.values()),
+        }
+        self.dispatcher.on_offer = self._offered
+        self.dispatcher.on_refusal = self._refused
+
+    async def start(self) -> None:
+        """Puts the nominal quotas in force. Raises Refused by an engine that keeps to no quota."""
+        await self.pool.generator.set_quota(self.usable[Owner.LLM])
+        await self.tick(self.clock.now())
+
+    def _offered(self, request: Request, footprint: Footprint) -> None:
+        self.foresight.offered(request, footprint, self.clock.now())
+
+    def _refused(self, owner: Owner, decision: Defer | Reject) -> None:
+        """Somebody was short: of memory, or by its consequence."""
+        if decision.reason not in (Reason.NO_MEMORY, Reason.SLO_UNATTAINABLE, Reason.QUEUE_TIMEOUT):
+            return
+        if isinstance(decision, Reject):
+            self._shed.add(owner)
+        now = self.clock.now()
+        is_early = self._last_tick is not None and between(self._last_tick, now) < _SHORTEST_GAP
+        if not is_early and (self._urgent is None or self._urgent.done()):
+            self._urgent = asyncio.ensure_future(self._tick_soon())
+
+    async def _tick_soon(self) -> None:
+        await self.tick(self.clock.now())
+
+    async def tick(self, now: Instant) -> None:
+        """Does nothing while the tick before waits for the engine, or the engine is down."""
+        if self._is_ticking:
+            return
+        self._is_ticking, self._last_tick = True, now
+        try:
+            self._own(now)
+            needed = self._needed(now)
+            usable = lent(self.owned, needed, self.pool.sharing)
+            await self._apply(usable, now)
+            self.dispatcher.reserve(Owner.LLM, self.foresight.reserve(now))
+        except BackendDown:
+            # Its quota is set again when it is back; until then nobody can use what it held.
+            return
+        finally:
+            self._is_ticking = False
+
+    def _own(self, now: Instant) -> None:
+        elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
+        self._shed.fade(now)
+        paces = {owner: pace.pace for owner, pace in self.dispatcher.paces.items()}
+        options = self.pool.sharing.options.urgency
+        self.urgency = urgencies(self.dispatcher.tickets(), paces, self._shed, now, options)
+        self.owned = owned_next(self.owned, self.urgency, self.pool.sharing, elapsed=elapsed)
+        self._moved_at = now
+
+    def _needed(self, now: Instant) -> dict[Owner, int]:
+        """What each could use: the predicted peak of the LLM's requests; of the embeddings', those in
+        flight, waiting and foreseen, as far as full batches of them go."""
+        held = {owner: self._predicted_bytes(owner) for owner in Owner}
+        foreseen = int(self.foresight.embedding_tokens(now) * self._bytes_per_token)
+        full = sum(self._full.values())
+        return {Owner.LLM: held[Owner.LLM], Owner.EMBEDDING: min(full, held[Owner.EMBEDDING] + foreseen)}
+
+    def _predicted_bytes(self, owner: Owner) -> int:
+        leases = self.dispatcher.ledger.table(owner)
+        peak = int((leases.base + leases.per_step * leases.steps).sum())
+        return peak + sum(waiting.footprint.peak for waiting in self.dispatcher.queued(owner))
+
+    async def _apply(self, usable: Mapping[Owner, int], now: Instant) -> None:
+        before = self.dispatcher.ledger.quota(Owner.LLM).nominal
+        llm = usable[Owner.LLM]
+        if llm < before:
+            self._set(Owner.LLM, llm)
+        elif llm > before:
+            # First the budget falls; the LLM gets what the batches under way leave.
+            self._set_budget(min(usable[Owner.EMBEDDING], self._budget), now)
+            block = self.pool.sharing.options.block_bytes
+            free = self.pool.memory.pool_bytes - self.withheld - self._batches_in_flight()
+            llm = max(before, min(llm, free // block * block))
+        state = self.pool.generator.state()
+        self._reclaim(llm, state)
+        order = self._engine_order(llm, state)
+        if order != self._order:
+            self.pool.memory.limit_llm(order)
+            await self.pool.generator.set_quota(order)
+            self._order = order
+            state = self.pool.generator.state()
+        if llm > before:
+            self._set(Owner.LLM, llm)
+        room = (
+            min(self.pool.memory.workspace_room(state), self.pool.memory.pool_bytes - self._order)
+            - self.withheld
+        )
+        self._set_budget(max(0, min(usable[Owner.EMBEDDING], room)), now)
+        self.moves += usable != self.usable
+        self.usable = usable
+        self.dispatcher.decide()
+
+    def _engine_order(self, llm: int, state: EngineState) -> int:
+        """Never below what is in use: that would preempt. One block each lets running answers go on."""
+        growth = state.running * self.pool.sharing.options.block_bytes
+        if state.used_bytes > llm:
+            return max(llm, min(self._order, state.used_bytes + growth))
+        return llm
+
+    def _reclaim(self, llm: int, state: EngineState) -> None:
+        waiting = self.dispatcher.queued(Owner.EMBEDDING)
+        if not waiting:
+            return
+        demanded = sum(one.footprint.base for one in waiting)
+        priority = max(one.request.service_class.priority for one in waiting)
+        free = max(0, self._budget - self.dispatcher.ledger.held(Owner.EMBEDDING))
+        needed = bytes_to_reclaim(held=state.used_bytes, nominal=llm, free=free, demanded=demanded)
+        if needed > 0:
+            self.reclaimed_bytes += self.dispatcher.reclaim(Owner.LLM, needed, priority)
+
+    @property
+    def _budget(self) -> int:
+        return self.dispatcher.ledger.quota(Owner.EMBEDDING).nominal
+
+    def _batches_in_flight(self) -> int:
+        """The present budget; one that was larger counts until what was sent under it is done."""
+        if self._shrunk is None:
+            return self._budget
+        since, former = self._shrunk
+        if not any(self._is_computed_since(ticket, since) for ticket in self.dispatcher.tickets()):
+            self._shrunk = None
+            return self._budget
+        return max(self._budget, min(former, self.dispatcher.ledger.wanted(Owner.EMBEDDING)))
+
+    @staticmethod
+    def _is_computed_since(ticket: Ticket, since: Instant) -> bool:
+        dispatched = ticket.timeline.dispatched
+        is_out = ticket.lease is not None and ticket.request.kind is Kind.EMBED
+        return is_out and dispatched is not None and dispatched <= since
+
+    def _set_budget(self, budget: int, now: Instant) -> None:
+        former = self._budget
+        if budget == former:
+            return
+        if budget < former:
+            most = former if self._shrunk is None else max(former, self._shrunk[1])
+            self._shrunk = (now, most)
+        self._set(Owner.EMBEDDING, budget)
+        full = sum(self._full.values())
+        for embedder in self.pool.embedders:
+            embedder.set_budget_bytes(budget * self._full[embedder.model] // full)
+
+    def _set(self, owner: Owner, nominal: int) -> None:
+        self.dispatcher.ledger.set_quota(owner, Quota(nominal))
+        if owner is Owner.EMBEDDING:
+            self.dispatcher.refit(owner, nominal)

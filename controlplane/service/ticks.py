@@ -1,0 +1,34 @@
+"""When is it time again? Repeated work on the event loop, one run at a time."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+# It would report every run that was still busy when the next was due.
+logging.getLogger("apscheduler").setLevel(logging.ERROR)
+
+
+class Ticks(Protocol):
+    def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class ScheduledTicks:
+    """APScheduler's interval trigger. A run that takes too long delays the next; none is made up for."""
+
+    def __init__(self) -> None:
+        self._scheduler = AsyncIOScheduler()
+
+    def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        self._scheduler.add_job(
+            work, "interval", seconds=seconds, max_instances=1, coalesce=True, misfire_grace_time=None
+        )
+        if not self._scheduler.running:
+            self._scheduler.start()
+
+    def stop(self) -> None:
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)

@@ -1,0 +1,72 @@
+"""How urgent is each kind's work? The slack of every request that waits or runs and has a deadline.
+
+A running answer's slack is how far it is ahead of its promised pace; before the first token, what is left
+after the prefill. Embeddings are computed one after another, soonest deadline first: each waits for the work
+before it. What was turned away for want of memory has no slack left; it counts for about a second.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import exp
+
+from controlplane.core.clock import Duration, Instant, between, scaled, to_seconds
+from controlplane.core.request import Kind, Owner
+from controlplane.core.view import Pace
+from controlplane.policy.ordering import work_before_deadline
+from controlplane.policy.quota import UrgencyOptions, urgency_of_all
+from controlplane.service.ticket import Ticket
+
+_SHED_SECONDS = 1.0
+
+
+def slacks(
+    tickets: Iterable[Ticket], paces: Mapping[Owner, Pace | None], now: Instant
+) -> dict[Owner, list[Duration]]:
+    embeds: list[tuple[Instant, Ticket]] = []
+    found: dict[Owner, list[Duration]] = {owner: [] for owner in Owner}
+    for ticket in tickets:
+        request = ticket.request
+        if request.kind is Kind.EMBED:
+            if (deadline := request.slo.first_token_deadline(request.arrival)) is not None:
+                embeds.append((deadline, ticket))
+        elif (slack := ticket.slack(now)) is not None:
+            is_begun = ticket.timeline.first_token is not None
+            work = 0 if is_begun else work_before_deadline(request, ticket.footprint, paces[Owner.LLM])
+            found[Owner.LLM].append(Duration(slack - work))
+    pace = paces[Owner.EMBEDDING]
+    ahead = 0
+    for deadline, ticket in sorted(embeds, key=lambda e: (e[0], e[1].request.id)):
+        ahead += ticket.request.prompt_tokens
+        work = Duration(0) if pace is None else scaled(pace.per_prompt_token, ahead)
+        found[Owner.EMBEDDING].append(Duration(between(now, deadline) - work))
+    return found
+
+
+@dataclass(slots=True)
+class Shed:
+    """Requests turned away for want of memory, fading."""
+
+    counts: dict[Owner, float] = field(default_factory=lambda: dict.fromkeys(Owner, 0.0))
+    since: Instant | None = None
+
+    def add(self, owner: Owner) -> None:
+        self.counts[owner] += 1
+
+    def fade(self, now: Instant) -> None:
+        if self.since is not None:
+            kept = exp(-to_seconds(between(self.since, now)) / _SHED_SECONDS)
+            self.counts = {owner: count * kept for owner, count in self.counts.items()}
+        self.since = now
+
+
+def urgencies(
+    tickets: Iterable[Ticket],
+    paces: Mapping[Owner, Pace | None],
+    shed: Shed,
+    now: Instant,
+    options: UrgencyOptions,
+) -> dict[Owner, float]:
+    return {
+        owner: urgency_of_all(each, options) + shed.counts[owner] * options.critical_weight
+        for owner, each in slacks(tickets, paces, now).items()
+    }
