@@ -1,25 +1,19 @@
-"""What would the gate do on hardware that is not here? An LLM and an embedding model on one simulated device.
+"""What would the gate do with an LLM on hardware that is not here? One on a simulated device.
 
-Rule: both are queues in front of a `SimulatedDevice`, which gives each of its steps to both. The LLM batches
-as `simulated_engine` says, with blocks of KV cache; embeddings go earliest deadline first. Nothing is
-computed: tokens are all alike, and so are vectors.
+Rule: requests queue in front of a `SimulatedDevice`, which gives each of its steps to all kinds of work. The
+LLM batches as `simulated_engine` says, with blocks of KV cache. Nothing is computed: tokens are all alike.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
-from itertools import count
+from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from backends.batch_time import StepLoad
 from backends.simulated_device import SimulatedDevice
 from backends.simulated_engine import Engine
 from backends.simulated_engine import Sequence as EngineSequence
-from controlplane.core.clock import Duration, Instant, seconds, to_seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import (
@@ -27,12 +21,10 @@ from controlplane.core.ports import (
     BackendDown,
     ChatPrompt,
     Delta,
-    EmbeddingPass,
     EngineState,
     Refused,
     Sampling,
     Standing,
-    Vectors,
 )
 from controlplane.core.request import Request
 
@@ -221,6 +213,11 @@ class SimulatedGenerator:
             held_bytes={name: size for name, size in held.items() if size} if self.orders else None,
         )
 
+    @property
+    def step_bytes(self) -> int:
+        """Of all blocks in use in the step that was planned last."""
+        return (self._engine.quota - self._engine.free_blocks) * self.geometry.bytes_per_block
+
     def plan(self, load: StepLoad) -> bool:
         return self._engine.plan(load)
 
@@ -251,148 +248,3 @@ class SimulatedGenerator:
 def _last(sample: _Sample) -> Delta:
     reason = "length" if sample.is_capped else "stop"
     return Delta(sample.index, _TEXT, (_TOKEN,), finish_reason=reason)
-
-
-@dataclass(eq=False, slots=True)
-class _Call:
-    """`left` inputs are to be computed still; `lengths` holds those in no batch yet."""
-
-    lengths: list[int]
-    left: int
-    done: asyncio.Future[None]
-
-
-class SimulatedEmbedder:
-    """An `Embedder`: one batch a step, earliest deadline first, padded to its longest input."""
-
-    def __init__(
-        self,
-        device: SimulatedDevice,
-        *,
-        model: str = "simulated-embedding",
-        dimension: int = 8,
-        max_input_tokens: int = 512,
-        batch_tokens: int = 16_384,
-        bytes_per_token: int = 1_024,
-        max_running: int = 256,
-    ) -> None:
-        if batch_tokens < max_input_tokens:
-            raise ValueError(
-                f"batch_tokens={batch_tokens}: an input of max_input_tokens={max_input_tokens} must fit a "
-                "batch; raise it"
-            )
-        self.model = model
-        self.dimension = dimension
-        self.supported_dimensions: Sequence[int] = (dimension,)
-        self.max_input_tokens = max_input_tokens
-        self.max_running = max_running
-        self.on_pass: Callable[[EmbeddingPass], None] | None = None
-        self.batch_limit: Callable[[], Duration | None] | None = None
-        self.prompts: Mapping[str, str] = {}
-        self.budget_bytes = batch_tokens * bytes_per_token
-        self._device = device
-        self._batch_tokens = batch_tokens
-        self._bytes_per_token = bytes_per_token
-        self._serial = count()
-        self._queue: list[tuple[float, int, _Call]] = []
-        self._batch: list[tuple[_Call, int]] = []
-        self._calls: dict[_Call, None] = {}
-        self._padded = 0
-        device.attach(self)
-
-    @property
-    def workspace_bytes(self) -> int:
-        return self._batch_tokens * self._bytes_per_token
-
-    async def start(self) -> None:
-        self._device.start()
-
-    async def stop(self) -> None:
-        await self._device.stop()
-
-    async def check(self) -> None:
-        self._device.require_up()
-
-    def set_budget_bytes(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
-        self._device.wake()
-
-    def batch_time(self, token_counts: Sequence[int]) -> Duration:
-        """Longest first, with the device to themselves."""
-        ordered, took = sorted(token_counts, reverse=True), 0.0
-        while ordered:
-            inputs = max(1, self._tokens_now() // ordered[0])
-            took += self._device.duration(StepLoad(inputs=len(ordered[:inputs]), length=ordered[0]))
-            del ordered[:inputs]
-        return seconds(took)
-
-    async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
-        await self.check()
-        return [list(text.encode()) for text in texts]
-
-    def batch_bytes(self, token_counts: Sequence[int]) -> int:
-        padded = len(token_counts) * max(token_counts, default=0)
-        return min(padded, self._batch_tokens) * self._bytes_per_token
-
-    async def embed(
-        self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
-    ) -> Vectors:
-        self._device.require_up()
-        # Longest first, so that what shares a batch is of like length; taken from the end.
-        lengths = sorted(len(ids) for ids in inputs)
-        call = _Call(lengths, len(lengths), asyncio.get_running_loop().create_future())
-        rank = float("inf") if deadline is None else float(deadline)
-        self._calls[call] = None
-        heappush(self._queue, (rank, next(self._serial), call))
-        self._device.wake()
-        try:
-            await call.done
-        finally:
-            call.lengths.clear()
-            del self._calls[call]
-        return np.full((len(inputs), self.dimension), self.dimension**-0.5, dtype=np.float32)
-
-    def plan(self, load: StepLoad) -> bool:
-        longest, budget = 0, self._tokens_now()
-        limit = None if self.batch_limit is None else self.batch_limit()
-        self._batch = []
-        while self._queue:
-            call = self._queue[0][2]
-            while call.lengths:
-                wider = max(longest, call.lengths[-1])
-                if self._batch and not self._fits(load, len(self._batch) + 1, wider, budget, limit):
-                    break
-                longest = wider
-                self._batch.append((call, call.lengths.pop()))
-            if call.lengths:
-                break
-            heappop(self._queue)
-        load.inputs, load.length = len(self._batch), longest
-        self._padded = longest * len(self._batch)
-        return bool(self._batch)
-
-    def _tokens_now(self) -> int:
-        return min(self._batch_tokens, self.budget_bytes // self._bytes_per_token)
-
-    def _fits(self, beside: StepLoad, inputs: int, length: int, budget: int, limit: Duration | None) -> bool:
-        """`limit` is what the batch may add to the step beside it."""
-        if inputs * length > budget or limit is None:
-            return inputs * length <= budget
-        alone = self._device.duration(beside) if beside.has_llm else 0.0
-        together = self._device.duration(replace(beside, inputs=inputs, length=length))
-        return together - alone <= to_seconds(limit)
-
-    def complete(self, duration: float) -> None:
-        if self.on_pass is not None:
-            tokens = sum(length for _, length in self._batch)
-            self.on_pass(EmbeddingPass(len(self._batch), tokens, self._padded, seconds(duration)))
-        for call, _ in self._batch:
-            call.left -= 1
-            if not call.left and not call.done.done():
-                call.done.set_result(None)
-
-    def fail(self, reason: str) -> None:
-        self._queue.clear()
-        for call in self._calls:
-            if not call.done.done():
-                call.done.set_exception(BackendDown(f"simulated device: {reason}"))

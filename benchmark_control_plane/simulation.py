@@ -7,7 +7,7 @@ request's record and every step of the device, so equal hashes mean equal course
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from backends.batch_time import BatchTime, StepLoad
-from backends.simulated import SimulatedEmbedder, SimulatedGenerator
+from backends.device_memory import ElasticMemory
+from backends.simulated import SimulatedGenerator
 from backends.simulated_device import OnStep, SimulatedDevice
+from backends.simulated_embedder import SimulatedEmbedder
 from benchmark_control_plane.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.geometry import KvGeometry
@@ -54,7 +56,9 @@ Offered = Ask | Embed
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`kv_bytes` None: no memory limit. `workspace_batches` is the embedding quota in largest batches."""
+    """`kv_bytes` None: no memory limit. `workspace_batches` is the embedding quota in largest batches. With
+    `pool_bytes` the cache and the workspace are parts of one elastic pool, which `quota` in the sections
+    shares out; `is_unshared` then lets both kinds take what they find."""
 
     batch_time: BatchTime
     geometry: KvGeometry = _GEOMETRY
@@ -65,6 +69,10 @@ class Machine:
     embed_batch_tokens: int = 16_384
     embed_max_running: int = 256
     workspace_batches: int = 2
+    embed_bytes_per_token: int = 1_024
+    embed_input_tokens: int = 512
+    pool_bytes: int | None = None
+    is_unshared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,18 @@ class Record:
 
 
 @dataclass(slots=True)
+class MemoryUse:
+    """Of the steps: bytes at the fullest, byte-seconds of either kind, steps that found more than the pool
+    has, and batches that failed for it."""
+
+    peak: int = 0
+    kv_area: float = 0.0
+    workspace_area: float = 0.0
+    overflows: int = 0
+    failed_batches: int = 0
+
+
+@dataclass(slots=True)
 class Course:
     """`records` in the order of the requests; `presence` is (time, requests present) at each sample."""
 
@@ -91,6 +111,10 @@ class Course:
     steps: int = 0
     busy_seconds: float = 0.0
     engine_preemptions: int = 0
+    memory: MemoryUse = field(default_factory=MemoryUse)
+    quotas: list[tuple[float, int, int]] = field(default_factory=list)
+    """(time, the LLM's, the embeddings') at each tick that found others than the one before."""
+    reclaimed_bytes: int = 0
     trace_hash: str = ""
 
 
@@ -127,6 +151,10 @@ async def _play(
         course.steps += 1
         course.busy_seconds += duration
         digest.update(f"{start} {duration} {load}".encode())
+        if machine.pool_bytes is not None:
+            _note_memory(
+                course.memory, machine.pool_bytes, generator.step_bytes, embedder.pass_bytes, duration
+            )
 
     def length(request: Request) -> int:
         one = offered[int(request.id.partition("-")[0])]
@@ -142,6 +170,9 @@ async def _play(
         if sampler is not None:
             sampler.cancel()
         course.engine_preemptions = generator.state().preemptions
+        course.memory.failed_batches = embedder.out_of_memory
+        if service.quotas is not None:
+            course.reclaimed_bytes = service.quotas.reclaimed_bytes
     for record in course.records:
         digest.update(repr(record).encode())
     course.trace_hash = digest.hexdigest()
@@ -161,11 +192,44 @@ def engines(
         max_model_tokens=machine.max_model_tokens,
         max_running=machine.max_running,
         step_tokens=machine.step_tokens,
+        orders=machine.pool_bytes is not None,
     )
+    pool = machine.pool_bytes
     embedder = SimulatedEmbedder(
-        device, batch_tokens=machine.embed_batch_tokens, max_running=machine.embed_max_running
+        device,
+        batch_tokens=machine.embed_batch_tokens,
+        max_running=machine.embed_max_running,
+        max_input_tokens=machine.embed_input_tokens,
+        bytes_per_token=machine.embed_bytes_per_token,
+        room=None if pool is None else lambda: pool - generator.step_bytes,
     )
     return generator, embedder
+
+
+def _note_memory(use: MemoryUse, pool: int, kv: int, workspace: int, duration: float) -> None:
+    use.peak = max(use.peak, kv + workspace)
+    use.kv_area += kv * duration
+    use.workspace_area += workspace * duration
+    use.overflows += kv + workspace > pool
+
+
+class _LoopTicks:
+    """On the loop's own clock, which may be virtual."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                await work()
+
+        self._tasks.append(asyncio.create_task(repeat()))
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
 
 @asynccontextmanager
@@ -177,12 +241,18 @@ async def started(
 ) -> AsyncIterator[Service]:
     """The gate over these engines, drained and stopped on leaving."""
     config = parse({"models": {"chat": {"model": generator.model}}, **sections})
+    pool = machine.pool_bytes
+    workspace = machine.workspace_batches * embedder.workspace_bytes
     service = Service(
         config,
         [generator],
         [embedder],
-        workspace_bytes=machine.workspace_batches * embedder.workspace_bytes,
+        workspace_bytes=workspace
+        if pool is None
+        else max(embedder.workspace_bytes, pool - generator.kv_bytes),
+        device_memory=None if pool is None else lambda: ElasticMemory(pool, generator.kv_bytes),
         clock=LoopClock(),
+        ticks=_LoopTicks(),
     )
     await service.start()
     try:

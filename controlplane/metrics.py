@@ -48,6 +48,20 @@ class Metrics:
         self._preemptions = counter("preemptions", "Requests preempted by the gate", ("class",))
         self.quota_bytes = gauge("quota_bytes", "Nominal share of the pool", ("owner",))
         self.held_bytes = gauge("held_bytes", "Bytes held by leases", ("owner",))
+        self.owned_bytes = gauge(
+            "owned_bytes", "Share of the pool before lending, where quotas move", ("owner",)
+        )
+        self.urgency = gauge("urgency", "Urgency that moves the quotas", ("owner",))
+        self.quota_moves = gauge("quota_moves", "Changes of the quotas so far", ("owner",))
+        self.reclaimed_bytes = gauge(
+            "reclaimed_bytes", "Bytes preempted so far for what the other side asked for", ("owner",)
+        )
+        self.forecast_tokens = gauge(
+            "embedding_forecast_tokens", "Embedding tokens forecast for the next window", ("level",)
+        )
+        self.forecast_coverage = gauge(
+            "embedding_forecast_coverage", "Share of windows within the forecast quantile", ("level",)
+        )
         self.deficit_bytes = gauge("deficit_bytes", "Bytes that leases want beyond the ceiling", ("owner",))
         self.reserved_bytes = gauge("reserved_bytes", "Predicted peak of the open leases", ("owner",))
         self.used_bytes = gauge("engine_used_bytes", "Bytes in use as the engine reports them", ("owner",))

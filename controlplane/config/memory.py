@@ -92,15 +92,21 @@ class QuotaSection:
     def moves(self) -> bool:
         return self.policy == "dynamic" or self.llm.borrow > 0 or self.embedding.borrow > 0
 
-    def sharing(self, *, pool_bytes: int, most_llm_bytes: int, block_bytes: int) -> Sharing:
-        """In bytes of the pool that there really is. The LLM is never given more than its cache can hold.
+    def sharing(
+        self, *, pool_bytes: int, most_llm_bytes: int, most_embedding_bytes: int, block_bytes: int
+    ) -> Sharing:
+        """In bytes of the pool that there really is. Neither is given more than it can use: the LLM what its
+        cache can hold, the embeddings their largest batches.
 
         Raises ValueError for minimums that do not fit.
         """
         shares = {Owner.LLM: self.llm, Owner.EMBEDDING: self.embedding}
         least = {owner: int(share.min * pool_bytes) for owner, share in shares.items()}
         least[Owner.EMBEDDING] = max(least[Owner.EMBEDDING], pool_bytes - most_llm_bytes)
-        nominal = split(pool_bytes, self.llm.nominal, most_llm_bytes, block_bytes)
+        useful = max(least[Owner.EMBEDDING], most_embedding_bytes)
+        least[Owner.LLM] = min(max(least[Owner.LLM], pool_bytes - useful), most_llm_bytes)
+        owned = max(int(self.llm.nominal * pool_bytes), least[Owner.LLM])
+        nominal = split(pool_bytes, min(owned, most_llm_bytes), block_bytes)
         flexible = pool_bytes - sum(least.values())
         resting = (nominal[Owner.LLM] - least[Owner.LLM]) / flexible if flexible > 0 else 0.0
         options = QuotaOptions(

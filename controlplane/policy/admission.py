@@ -176,15 +176,20 @@ def wait_bound(
 def predicted_wait(share: Share, look: LookAhead, waiting: Waiting, *, ahead: float) -> Duration | None:
     """Time until the request could start; None before anything was observed.
 
-    A serial owner works off what it holds and what is ahead. Any other frees memory and slots at its
-    predicted completions, after which the queue ahead drains as a fluid through the whole share.
+    A serial owner gives memory back as it works off what it holds, and then what is ahead. Any other
+    frees memory and slots at its predicted completions, after which the queue ahead drains as a fluid
+    through the whole share.
     """
     pace = share.pace
     if pace is None:
         return None
     held = len(share.leases)
     if share.is_serial:
-        return scaled(pace.per_prompt_token, float(share.leases.steps.sum()) + ahead)
+        short = waiting.footprint.base - max(0, share.ceiling - share.held)
+        part = min(1.0, max(0.0, short / max(1, share.held)))
+        if share.free_slots <= 0 and held:
+            part = max(part, 1 / held)
+        return scaled(pace.per_prompt_token, part * float(share.leases.steps.sum()) + ahead)
     memory = look.steps_until_free(waiting.footprint.base, share.ceiling)
     slot = float(look.steps[0]) if share.free_slots <= 0 and held else 0.0
     queue = ahead / max(1, share.ceiling)

@@ -26,9 +26,9 @@ class Sharing:
     follows_urgency: bool
 
 
-def split(pool: int, llm_share: float, most_llm: int, block_bytes: int) -> dict[Owner, int]:
-    """The pool in two: the LLM's part in whole blocks and at most `most_llm`, the embeddings' the rest."""
-    llm = min(int(pool * llm_share), most_llm) // block_bytes * block_bytes
+def split(pool: int, llm: int, block_bytes: int) -> dict[Owner, int]:
+    """The pool in two: the LLM's part in whole blocks, the embeddings' the rest."""
+    llm = llm // block_bytes * block_bytes
     return {Owner.LLM: llm, Owner.EMBEDDING: pool - llm}
 
 

@@ -232,6 +232,7 @@ class Service:
             sharing = section.sharing(
                 pool_bytes=memory.pool_bytes,
                 most_llm_bytes=min(generator.kv_bytes, memory.most_llm_bytes),
+                most_embedding_bytes=sum(e.workspace_bytes for e in self._embedders.values()),
                 block_bytes=generator.geometry.bytes_per_block,
             )
             return Pool(generator, tuple(self._embedders.values()), memory, sharing)
@@ -299,6 +300,7 @@ class Service:
         """What is held and who waits, for a person."""
         return {
             "owners": {owner.value: self._owner_state(owner) for owner in Owner},
+            "sharing": None if self.quotas is None else self.quotas.shown(),
             "requests": [
                 {
                     "id": ticket.request.id,
@@ -347,6 +349,7 @@ class Service:
                 m.engine_running: {owner: state.running for owner, state in engine.items()},
                 m.engine_waiting: {owner: state.waiting for owner, state in engine.items()},
                 **self._calibration(),
+                **({} if self.quotas is None else self.quotas.gauges(m)),
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
             }
         )

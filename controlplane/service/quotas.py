@@ -11,18 +11,22 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from prometheus_client import Gauge
+
 from backends.device_memory import DeviceMemory
 from controlplane.core.clock import Clock, Duration, Instant, between, milliseconds
 from controlplane.core.decision import Defer, Reason, Reject
 from controlplane.core.memory import Footprint, Quota
 from controlplane.core.ports import BackendDown, Embedder, EngineState, Generator
 from controlplane.core.request import Kind, Owner, Request
+from controlplane.metrics import Metrics
 from controlplane.policy.quota import bytes_to_reclaim
 from controlplane.policy.sharing import Sharing, lent, owned_next
 from controlplane.service.dispatcher import Dispatcher
 from controlplane.service.foresight import Foresight
 from controlplane.service.ticket import Ticket
 from controlplane.service.urgency import Shed, urgencies
+from predictors.series import LEVELS
 
 # Between two ticks on urgency; the step limit counts time, so ticks in between move no more.
 _SHORTEST_GAP = milliseconds(5)
@@ -102,8 +106,10 @@ class Quotas:
 
     async def start(self) -> None:
         """Puts the nominal quotas in force. Raises Refused by an engine that keeps to no quota."""
-        await self.pool.generator.set_quota(self.usable[Owner.LLM])
-        await self.tick(self.clock.now())
+        self._order = self.usable[Owner.LLM]
+        self.pool.memory.limit_llm(self._order)
+        await self.pool.generator.set_quota(self._order)
+        self._tell_embedders(self.usable[Owner.EMBEDDING])
 
     def _offered(self, request: Request, footprint: Footprint) -> None:
         self.foresight.offered(request, footprint, self.clock.now())
@@ -237,6 +243,9 @@ class Quotas:
             most = former if self._shrunk is None else max(former, self._shrunk[1])
             self._shrunk = (now, most)
         self._set(Owner.EMBEDDING, budget)
+        self._tell_embedders(budget)
+
+    def _tell_embedders(self, budget: int) -> None:
         full = sum(self._full.values())
         for embedder in self.pool.embedders:
             embedder.set_budget_bytes(budget * self._full[embedder.model] // full)
@@ -245,3 +254,40 @@ class Quotas:
         self.dispatcher.ledger.set_quota(owner, Quota(nominal))
         if owner is Owner.EMBEDDING:
             self.dispatcher.refit(owner, nominal)
+
+    def shown(self) -> dict[str, object]:
+        """For a person."""
+        load = self.foresight.load
+        forecast = load.next_window(self.clock.now())
+        return {
+            "device_memory": self.pool.memory.mode,
+            "pool_bytes": self.pool.memory.pool_bytes,
+            "withheld_bytes": self.withheld,
+            "engine_quota_bytes": self._order,
+            "owned_bytes": {owner.value: share for owner, share in self.owned.items()},
+            "usable_bytes": {owner.value: share for owner, share in self.usable.items()},
+            "urgency": {owner.value: urgency for owner, urgency in self.urgency.items()},
+            "moves": self.moves,
+            "reclaimed_bytes": self.reclaimed_bytes,
+            "embedding_load": {
+                "tokens_per_second": load.tokens_per_second(),
+                "dispersion": load.arrivals.dispersion,
+                "period_windows": load.arrivals.period,
+                "levels": LEVELS,
+                "next_tokens": None if forecast is None else forecast.tokens,
+                "coverage": load.tokens.coverage,
+            },
+        }
+
+    def gauges(self, metrics: Metrics) -> Mapping[Gauge, Mapping[str, float]]:
+        load = self.foresight.load
+        forecast = load.next_window(self.clock.now())
+        levels = [str(level) for level in LEVELS]
+        return {
+            metrics.owned_bytes: {owner.value: share for owner, share in self.owned.items()},
+            metrics.urgency: {owner.value: urgency for owner, urgency in self.urgency.items()},
+            metrics.quota_moves: {owner.value: self.moves for owner in Owner},
+            metrics.reclaimed_bytes: {Owner.LLM.value: self.reclaimed_bytes},
+            metrics.forecast_tokens: dict(zip(levels, forecast.tokens, strict=True)) if forecast else {},
+            metrics.forecast_coverage: dict(zip(levels, load.tokens.coverage, strict=True)),
+        }

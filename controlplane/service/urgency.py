@@ -2,7 +2,8 @@
 
 A running answer's slack is how far it is ahead of its promised pace; before the first token, what is left
 after the prefill. Embeddings are computed one after another, soonest deadline first: each waits for the work
-before it. What was turned away for want of memory has no slack left; it counts for about a second.
+before it. Half of what was promised is plenty: with that much left nothing is urgent, however
+short the promise. What was turned away for want of memory has no slack left; it counts for about a second.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,26 +21,36 @@ _SHED_SECONDS = 1.0
 
 
 def slacks(
-    tickets: Iterable[Ticket], paces: Mapping[Owner, Pace | None], now: Instant
+    tickets: Iterable[Ticket], paces: Mapping[Owner, Pace | None], now: Instant, critical: Duration
 ) -> dict[Owner, list[Duration]]:
+    """Where half the promise is shorter than `critical`, slack is stretched by as much."""
     embeds: list[tuple[Instant, Ticket]] = []
     found: dict[Owner, list[Duration]] = {owner: [] for owner in Owner}
     for ticket in tickets:
-        request = ticket.request
+        request, begun = ticket.request, ticket.timeline.first_token
+        deadline = request.slo.first_token_deadline(request.arrival)
         if request.kind is Kind.EMBED:
-            if (deadline := request.slo.first_token_deadline(request.arrival)) is not None:
+            if deadline is not None:
                 embeds.append((deadline, ticket))
         elif (slack := ticket.slack(now)) is not None:
-            is_begun = ticket.timeline.first_token is not None
-            work = 0 if is_begun else work_before_deadline(request, ticket.footprint, paces[Owner.LLM])
-            found[Owner.LLM].append(Duration(slack - work))
+            promise = request.slo.tpot if begun is not None else between(request.arrival, deadline or now)
+            work = work_before_deadline(request, ticket.footprint, paces[Owner.LLM])
+            left = slack if begun is not None else Duration(slack - work)
+            found[Owner.LLM].append(_stretched(left, promise, critical))
     pace = paces[Owner.EMBEDDING]
     ahead = 0
     for deadline, ticket in sorted(embeds, key=lambda e: (e[0], e[1].request.id)):
         ahead += ticket.request.prompt_tokens
         work = Duration(0) if pace is None else scaled(pace.per_prompt_token, ahead)
-        found[Owner.EMBEDDING].append(Duration(between(now, deadline) - work))
+        promise = between(ticket.request.arrival, deadline)
+        found[Owner.EMBEDDING].append(_stretched(Duration(between(now, deadline) - work), promise, critical))
     return found
+
+
+def _stretched(slack: Duration, promise: Duration | None, critical: Duration) -> Duration:
+    if slack <= 0 or promise is None or promise >= 2 * critical:
+        return slack
+    return scaled(slack, 2 * critical / promise)
 
 
 @dataclass(slots=True)
@@ -68,5 +79,5 @@ def urgencies(
 ) -> dict[Owner, float]:
     return {
         owner: urgency_of_all(each, options) + shed.counts[owner] * options.critical_weight
-        for owner, each in slacks(tickets, paces, now).items()
+        for owner, each in slacks(tickets, paces, now, options.critical).items()
     }

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from backends.batch_time import embedding_line, in_turn, llm_only
-from backends.simulated import SimulatedEmbedder, SimulatedGenerator
+from backends.simulated import SimulatedGenerator
 from backends.simulated_device import SimulatedDevice
+from backends.simulated_embedder import SimulatedEmbedder
 from backends.step_time_models import affine
 from benchmark_control_plane.virtual_time import run
 from controlplane.core.clock import Instant

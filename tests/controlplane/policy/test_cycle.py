@@ -13,8 +13,8 @@ from controlplane.core.decision import Admit, Plan, Reason
 from controlplane.core.memory import Footprint, MemoryLedger, Quota
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace, PoolView, Queue, Running, Share, Waiting
-from controlplane.policy.admission import Admission, AdmissionOptions, wait_bound
+from controlplane.core.view import Pace, PoolView, Queue, Reserve, Running, Share, Waiting
+from controlplane.policy.admission import Admission, AdmissionOptions, predicted_wait, wait_bound
 from controlplane.policy.catalogue import ADMISSIONS, ORDERINGS, chosen, gate_ordering
 from controlplane.policy.cycle import run_cycle
 from controlplane.policy.eviction import EvictionOptions
@@ -241,3 +241,41 @@ def test_a_bound_ends_sooner_where_waiting_on_is_pointless() -> None:
     assert bound == request.arrival + seconds(2) - milliseconds(5) - milliseconds(20)
     patient = replace(request, service_class=CLASSES[0], slo=Slo())
     assert wait_bound(patient, Footprint(10), PACE, OPTIONS) == Duration(request.arrival + seconds(30))
+
+
+def test_memory_reserved_for_a_higher_priority_is_there_for_it_alone():
+    ledger = MemoryLedger({Owner.LLM: Quota(1_000)})
+    ledger.open("running", Owner.LLM, Footprint(100, steps=10), priority=0)
+    share = Share(
+        ceiling=1_000, held=100, deficit=0, largest=1_000, free_slots=9, leases=ledger.table(Owner.LLM),
+        pace=PACE, reserve=Reserve(held_back=600, priority=2),
+    )  # fmt: skip
+    one = admission()
+    footprint = {"base": 400, "per_step": 0, "steps": 5, "spread": 0.0, "worst": 400}
+    for at, expected in ((0, Reason.NO_MEMORY), (1, Reason.NO_MEMORY), (2, Admit)):
+        wish = {"ago_ms": 0, "at": at, "footprint": Footprint(**footprint), "accepted": False}
+        verdict = one.try_admit(share, one.look(share), waiting_of({**wish, "undecided": True}, 0, "edf"))
+        assert verdict is expected or isinstance(verdict, Admit) == (expected is Admit)
+    idle = replace(share, held=0, leases=MemoryLedger({Owner.LLM: Quota(1)}).table(Owner.LLM))
+    assert isinstance(
+        one.try_admit(idle, one.look(idle), waiting_of({**wish, "at": 0, "undecided": True}, 0, "edf")), Admit
+    )
+
+
+def test_a_serial_owner_frees_memory_as_it_works():
+    ledger = MemoryLedger({Owner.EMBEDDING: Quota(1_000)})
+    for name in "abcd":
+        ledger.open(name, Owner.EMBEDDING, Footprint(250, steps=1_000), priority=0)
+    share = Share(
+        ceiling=1_000, held=1_000, deficit=0, largest=1_000, free_slots=9,
+        leases=ledger.table(Owner.EMBEDDING), pace=PACE, is_serial=True,
+    )  # fmt: skip
+    wish = {"ago_ms": 0, "at": 0, "accepted": False, "undecided": True}
+
+    def wait_ms(base: int, *, ahead: float = 0.0) -> float:
+        waiting = waiting_of({**wish, "footprint": Footprint(base)}, 0, "edf")
+        return predicted_wait(share, admission().look(share), waiting, ahead=ahead) / 1e6
+
+    # 4,000 tokens of 0.1 ms hold the pool: a quarter of it is free after a quarter of the work.
+    assert [wait_ms(base) for base in (250, 500, 1_000)] == [100, 200, 400]
+    assert wait_ms(250, ahead=2_000) == 300

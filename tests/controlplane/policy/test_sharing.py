@@ -1,0 +1,67 @@
+"""Lending for the moment: nothing is lost, limits hold, and what is needed comes back."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.core.clock import milliseconds, seconds
+from controlplane.core.request import Owner
+from controlplane.policy.quota import QuotaOptions, UrgencyOptions
+from controlplane.policy.sharing import OTHER, Sharing, lent, owned_next, split
+
+LLM, EMBEDDING = Owner.LLM, Owner.EMBEDDING
+POOL = 1_000
+
+
+def sharing(*, block=10, follows_urgency=True, borrow=(300, 300), lend=(200, 100)) -> Sharing:
+    options = QuotaOptions(
+        pool=POOL, minimum={LLM: 400, EMBEDDING: 50}, resting_share=0.7, resting_weight=1.0, rate=1.0,
+        dead_band=0, block_bytes=block, urgency=UrgencyOptions(),
+    )  # fmt: skip
+    return Sharing(
+        options,
+        split(POOL, 800, block),
+        borrow=dict(zip(Owner, borrow, strict=True)),
+        lend=dict(zip(Owner, lend, strict=True)),
+        follows_urgency=follows_urgency,
+    )
+
+
+def test_what_nobody_needs_is_lent_to_who_is_short():
+    owned = {LLM: 800, EMBEDDING: 200}
+    assert lent(owned, {LLM: 900, EMBEDDING: 120}, sharing()) == {LLM: 880, EMBEDDING: 120}
+    assert lent(owned, {LLM: 500, EMBEDDING: 900}, sharing()) == {LLM: 600, EMBEDDING: 400}
+
+
+def test_what_is_needed_is_not_lent_and_nobody_borrows_without_need():
+    owned = {LLM: 800, EMBEDDING: 200}
+    assert lent(owned, {LLM: 900, EMBEDDING: 200}, sharing()) == owned
+    assert lent(owned, {LLM: 700, EMBEDDING: 0}, sharing()) == owned
+
+
+@given(
+    llm=st.integers(40, 95).map(lambda n: n * 10),
+    needs=st.tuples(st.integers(0, 2_000), st.integers(0, 2_000)),
+    borrow=st.tuples(st.integers(0, 500), st.integers(0, 500)),
+    lend=st.tuples(st.integers(0, 400), st.integers(0, 50)),
+)
+def test_lending_conserves_and_keeps_to_its_limits(llm, needs, borrow, lend):
+    rules = sharing(borrow=borrow, lend=lend)
+    owned, needed = {LLM: llm, EMBEDDING: POOL - llm}, dict(zip(Owner, needs, strict=True))
+    usable = lent(owned, needed, rules)
+    assert sum(usable.values()) == POOL
+    assert usable[LLM] % rules.options.block_bytes == 0
+    for owner, other in OTHER.items():
+        gained = usable[owner] - owned[owner]
+        assert gained <= min(rules.borrow[owner], rules.lend[other])
+        assert usable[owner] >= min(owned[owner], rules.options.minimum[owner])
+        if gained > 0:
+            assert usable[other] >= needed[other], "a lender keeps what it needs"
+
+
+def test_owned_shares_follow_urgency_only_where_asked_to():
+    owned, urgent = {LLM: 800, EMBEDDING: 200}, {LLM: 0.0, EMBEDDING: 9.0}
+    moved = owned_next(owned, urgent, sharing(), elapsed=milliseconds(50))
+    assert moved == {LLM: 750, EMBEDDING: 250}
+    assert owned_next(owned, urgent, sharing(), elapsed=seconds(10))[LLM] == 430
+    still = sharing(follows_urgency=False)
+    assert owned_next(owned, urgent, still, elapsed=seconds(10)) == still.nominal

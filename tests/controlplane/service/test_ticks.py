@@ -1,0 +1,21 @@
+import asyncio
+
+from controlplane.service.ticks import ScheduledTicks
+
+
+async def test_work_is_done_again_and_again_until_stopped():
+    done, runs, ticks = asyncio.Event(), 0, ScheduledTicks()
+
+    async def work():
+        nonlocal runs
+        runs += 1
+        if runs == 3:
+            done.set()
+
+    ticks.every(0.002, work)
+    await asyncio.wait_for(done.wait(), 10)
+    ticks.stop()
+    ticks.stop()
+    seen = runs
+    await asyncio.sleep(0)
+    assert runs == seen
