@@ -1,6 +1,6 @@
 """What does an operator watch? Prometheus series whose labels are enums and configured names, never ids."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -28,9 +28,6 @@ class Metrics:
         def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
             return Counter(f"tandem_{name}", text, labels, registry=self.registry)
 
-        def gauge(name: str, text: str, labels: tuple[str, ...]) -> Gauge:
-            return Gauge(f"tandem_{name}", text, labels, registry=self.registry)
-
         self._ttft = histogram("time_to_first_token_seconds", "Arrival at the gate to first token", _TTFT)
         self._tpot = histogram("time_per_output_token_seconds", "Mean after the first token", _TPOT)
         self._e2e = histogram("e2e_request_latency_seconds", "Arrival at the gate to the end", _LONG)
@@ -46,61 +43,73 @@ class Metrics:
         )
         self._decisions = counter("decisions", "Decisions of the gate", ("kind", "decision", "reason"))
         self._preemptions = counter("preemptions", "Requests preempted by the gate", ("class",))
-        self.quota_bytes = gauge("quota_bytes", "Nominal share of the pool", ("owner",))
-        self.held_bytes = gauge("held_bytes", "Bytes held by leases", ("owner",))
-        self.owned_bytes = gauge(
-            "owned_bytes", "Share of the pool before lending, where quotas move", ("owner",)
+        self._add_sharing()
+        self.quota_bytes = self._gauge("quota_bytes", "Nominal share of the pool", ("owner",))
+        self.held_bytes = self._gauge("held_bytes", "Bytes held by leases", ("owner",))
+        self.deficit_bytes = self._gauge(
+            "deficit_bytes", "Bytes that leases want beyond the ceiling", ("owner",)
         )
-        self.urgency = gauge("urgency", "Urgency that moves the quotas", ("owner",))
-        self.quota_moves = gauge("quota_moves", "Changes of the quotas so far", ("owner",))
-        self.reclaimed_bytes = gauge(
-            "reclaimed_bytes", "Bytes preempted so far for what the other side asked for", ("owner",)
+        self.reserved_bytes = self._gauge("reserved_bytes", "Predicted peak of the open leases", ("owner",))
+        self.used_bytes = self._gauge(
+            "engine_used_bytes", "Bytes in use as the engine reports them", ("owner",)
         )
-        self.forecast_tokens = gauge(
-            "embedding_forecast_tokens", "Embedding tokens forecast for the next window", ("level",)
-        )
-        self.forecast_coverage = gauge(
-            "embedding_forecast_coverage", "Share of windows within the forecast quantile", ("level",)
-        )
-        self.deficit_bytes = gauge("deficit_bytes", "Bytes that leases want beyond the ceiling", ("owner",))
-        self.reserved_bytes = gauge("reserved_bytes", "Predicted peak of the open leases", ("owner",))
-        self.used_bytes = gauge("engine_used_bytes", "Bytes in use as the engine reports them", ("owner",))
-        self.ceded_bytes = gauge(
+        self.ceded_bytes = self._gauge(
             "engine_ceded_bytes", "Bytes of its cache that the engine leaves to others", ("owner",)
         )
-        self.engine_running = gauge("engine_requests_running", "Requests that the engine runs", ("owner",))
-        self.engine_waiting = gauge(
+        self.engine_running = self._gauge(
+            "engine_requests_running", "Requests that the engine runs", ("owner",)
+        )
+        self.engine_waiting = self._gauge(
             "engine_requests_waiting", "Requests that wait inside the engine", ("owner",)
         )
-        self.engine_preemptions = gauge(
+        self.engine_preemptions = self._gauge(
             "engine_preemptions", "Preemptions that the engine reports", ("owner",)
         )
-        self.running = gauge("requests_running", "Requests with an open lease", ("owner",))
-        self.waiting = gauge("requests_waiting", "Requests deferred at the gate", ("owner",))
-        self._forecasts(gauge)
+        self.running = self._gauge("requests_running", "Requests with an open lease", ("owner",))
+        self.waiting = self._gauge("requests_waiting", "Requests deferred at the gate", ("owner",))
+        self._forecasts()
         self.batch_tokens = Histogram(
             "tandem_embedding_batch_tokens", "Padded tokens of an embedding batch",
             buckets=_TOKENS, registry=self.registry,
         )  # fmt: skip
 
-    def _forecasts(self, gauge: Callable[[str, str, tuple[str, ...]], Gauge]) -> None:
-        self.coverage = gauge(
+    def _forecasts(self) -> None:
+        self.coverage = self._gauge(
             "length_forecast_coverage", "Share of answers within the forecast's 0.9 quantile", ("class",)
         )
-        self.length_error = gauge(
+        self.length_error = self._gauge(
             "length_forecast_error_tokens", "Mean absolute error of the forecast median", ("class",)
         )
-        self.length_bias = gauge(
+        self.length_bias = self._gauge(
             "length_forecast_bias_tokens", "Mean of forecast median minus answer", ("class",)
         )
-        self.length_pinball = gauge(
+        self.length_pinball = self._gauge(
             "length_forecast_pinball_tokens", "Mean pinball loss over the levels stated", ("class",)
         )
-        self.length_drift = gauge(
+        self.length_drift = self._gauge(
             "length_forecast_drift", "Log ratio of answer to forecast, lately minus on average", ("class",)
         )
-        self.widened = gauge(
+        self.widened = self._gauge(
             "length_forecast_widened", "1 while forecasts are out of coverage and widen", ("class",)
+        )
+
+    def _gauge(self, name: str, text: str, labels: tuple[str, ...]) -> Gauge:
+        return Gauge(f"tandem_{name}", text, labels, registry=self.registry)
+
+    def _add_sharing(self) -> None:
+        self.owned_bytes = self._gauge(
+            "owned_bytes", "Share of the pool before lending, where quotas move", ("owner",)
+        )
+        self.urgency = self._gauge("urgency", "Urgency that moves the quotas", ("owner",))
+        self.quota_moves = self._gauge("quota_moves", "Changes of the quotas so far", ("owner",))
+        self.reclaimed_bytes = self._gauge(
+            "reclaimed_bytes", "Bytes preempted so far for what the other side asked for", ("owner",)
+        )
+        self.forecast_tokens = self._gauge(
+            "embedding_forecast_tokens", "Embedding tokens forecast for the next window", ("level",)
+        )
+        self.forecast_coverage = self._gauge(
+            "embedding_forecast_coverage", "Share of windows within the forecast quantile", ("level",)
         )
 
     def decided(self, kind: Kind, decision: str, reason: str = "none") -> None:

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from backends.batch_time import embedding_line, in_turn, llm_only
-from backends.simulated import SimulatedEmbedder, SimulatedGenerator
+from backends.simulated import SimulatedGenerator
+from backends.simulated_embedder import SimulatedEmbedder
 from backends.step_time_models import affine
 from benchmark_control_plane.judge.experiment_parts import SimulatedDevice
 from benchmark_control_plane.judge.records import Answer

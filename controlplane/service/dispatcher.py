@@ -179,7 +179,7 @@ class Dispatcher:
         for waiting in self._room:
             self._room.leave(waiting.request.id)
             self._enter(self._tickets[waiting.request.id])
-        self._decide()
+        self.decide()
 
     def follow(self) -> None:
         """Brings the leases of an engine that orders by itself up to date."""
