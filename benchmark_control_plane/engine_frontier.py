@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from math import inf
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -26,6 +27,7 @@ from benchmark_control_plane.offered import Dataset, Prediction, dataset, poisso
 RESULTS = Path(__file__).parent / "results"
 TARGETS = (0.9, 0.6)
 METRICS = ("strict", "published")
+KEYS = tuple(f"{metric}-{target:.0%}" for target in TARGETS for metric in METRICS)
 
 _TANDEM: Mapping[str, Any] = {"ordering": "srmt"}
 CONTENDERS: Mapping[str, Contender] = {
@@ -39,7 +41,8 @@ CONTENDERS: Mapping[str, Contender] = {
         # What each ingredient earns.
         Contender("tandem-no-cut", {**_TANDEM, "size_cut_share": 0.0}),
         Contender("tandem-no-preemption", {**_TANDEM, "preempt_ratio": 1e9}),
-        Contender("tandem-no-aging", {**_TANDEM, "aged_slots": 0}),
+        Contender("tandem-no-settling", {**_TANDEM, "settle_steps": 0}),
+        Contender("tandem-no-aging", {**_TANDEM, "aged_share": 0.0}),
     )
 }
 PREDICTIONS: Mapping[str, Prediction] = {
@@ -51,7 +54,7 @@ PREDICTIONS: Mapping[str, Prediction] = {
 }
 
 _TOLERANCE = 1.08
-_WIDEN = 1.3
+_STEP = 1.06
 _LOWEST = 0.05
 
 Attain = Callable[[float], Outcome]
@@ -60,34 +63,33 @@ Attain = Callable[[float], Outcome]
 def highest_rate(
     attain: Attain, seen: dict[float, Outcome], metric: str, target: float, start: float
 ) -> float:
-    """Requests a second at which the metric crosses the target; every run is kept in `seen`."""
+    """Requests a second at which the metric crosses the target; every run is kept in `seen`. From `start`
+    on it steps towards the crossing, twice as far each time, and then halves."""
 
     def at(rate: float) -> float:
-        rate = round(rate, 3)
         if rate not in seen:
             seen[rate] = attain(rate)
         value: float = getattr(seen[rate], metric)
         return value
 
-    if not seen:
-        at(start)
+    step, last = _STEP, round(start, 3)
     while True:
-        kept = [rate for rate in seen if at(rate) >= target]
-        if not kept:
-            if min(seen) < _LOWEST:
-                return 0.0
-            at(min(seen) / _WIDEN)
-            continue
-        low = max(kept)
-        broken = [rate for rate in seen if rate > low]
-        if not broken:
-            at(low * _WIDEN)
-            continue
-        high = min(broken)
-        if high / low <= _TOLERANCE:
+        low = max((rate for rate in seen if at(rate) >= target), default=0.0)
+        high = min((rate for rate in seen if rate > low), default=inf)
+        if high <= _TOLERANCE * low:
             share = (at(low) - target) / max(1e-9, at(low) - at(high))
             return low + (high - low) * share
-        at((low * high) ** 0.5)
+        if high < _LOWEST:
+            return 0.0
+        last = min(max(last, low), high)
+        rate = last
+        if last in seen:
+            rate = last * step if last == low else last / step
+            step *= step
+        if not low < rate < high:
+            rate = (low * high) ** 0.5
+        last = round(rate, 3)
+        at(last)
 
 
 def fluid_bound(lengths: Sequence[tuple[int, int]], setup: Setup, served: float) -> float:
@@ -113,7 +115,7 @@ def study(
     prediction: str,
     seed: int,
     window: Window,
-    start: float,
+    starts: Mapping[str, float],
 ) -> dict[str, Any]:
     def attain(rate: float) -> Outcome:
         offers = poisson(data.lengths, rate, seed, PREDICTIONS[prediction])
@@ -127,7 +129,7 @@ def study(
 
     seen: dict[float, Outcome] = {}
     rates = {
-        f"{metric}-{target:.0%}": highest_rate(attain, seen, metric, target, start)
+        f"{metric}-{target:.0%}": highest_rate(attain, seen, metric, target, starts[f"{metric}-{target:.0%}"])
         for target in TARGETS
         for metric in METRICS
     }
@@ -142,6 +144,16 @@ def study(
     }
 
 
+def starts_like(
+    studies: Sequence[Mapping[str, Any]], data: str, policy: str, first: float
+) -> dict[str, float]:
+    """Where to look first: what the policy reached on this data before, the last study first."""
+    for one in reversed(studies):
+        if (one["dataset"], one["policy"]) == (data, policy):
+            return {key: one["rates"][key] for key in KEYS}
+    return dict.fromkeys(KEYS, first)
+
+
 def table(studies: Sequence[Mapping[str, Any]]) -> str:
     """Mean rates over seeds with their spread, and the ratio to stock FCFS on the same seeds."""
     groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
@@ -150,7 +162,7 @@ def table(studies: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for (data, prediction, policy), runs in sorted(groups.items()):
         cells = []
-        for key in (f"{metric}-{target:.0%}" for target in TARGETS for metric in METRICS):
+        for key in KEYS:
             rates = [run["rates"][key] for run in runs]
             stock = _stock(groups, data, {run["seed"] for run in runs}, key)
             spread = f" ± {stdev(rates):.2f}" if len(rates) > 1 else ""
@@ -232,7 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for policy in options.policies:
                     print(f"{name}, {prediction}, seed {seed}, {policy}", flush=True)
                     contender = replace(CONTENDERS[policy])
-                    one = study(engine, data, contender, prediction, seed, window, options.start)
+                    starts = starts_like(saved["studies"], name, policy, options.start)
+                    one = study(engine, data, contender, prediction, seed, window, starts)
                     key = (name, policy, prediction, seed)
                     kept = [s for s in saved["studies"] if _key(s) != key]
                     saved = {**saved, "setup": asdict(setup), "studies": [*kept, one]}

@@ -29,12 +29,13 @@ class EngineOptions:
     victim_tau_ms: float = 100.0
     victim_almost_done_steps: int = 8
     victim_thrash_penalty: float = 1.0
-    preempt_ratio: float = 1.5
+    preempt_ratio: float = 1.1
     urgency: float = 0.5
+    settle_steps: int = 12
     size_cut_share: float = 0.85
-    size_cut_window: int = 200
+    size_cut_window: int = 600
     starvation_ms: float = 300_000.0
-    aged_slots: int = 1
+    aged_share: float = 0.02
     missed_decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -66,10 +67,11 @@ class EngineOptions:
         return SrmtOptions(
             preempt_ratio=self.preempt_ratio,
             urgency=self.urgency,
+            settle=self.settle_steps,
             share=self.size_cut_share,
             window=self.size_cut_window,
             patience=milliseconds(self.starvation_ms),
-            aged_slots=self.aged_slots,
+            aged_share=self.aged_share,
         )
 
 

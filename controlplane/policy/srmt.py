@@ -4,15 +4,15 @@ Preemptive shortest remaining memory-time: with too much work for the memory, se
 end costs its remaining memory-time and earns one kept promise, so the smallest go first and the
 largest pay. Three lanes:
 
-- *hopeful* and within the size cut: start by remaining memory-time; once half its time to the first
-  token is gone, one may take the memory of a running request that still needs `preempt_ratio` times
-  as much, or of any running one of the two lanes below;
-- *hopeful* beyond the cut: start only in an idle engine. Room that is free now is needed again before
-  they end, and what they did until then is lost;
+- *hopeful* and within the size cut: start by remaining memory-time, while they still have time only
+  where nobody must give way in the next `settle` steps. Once half its time to the first token is gone,
+  one may take the memory of running requests that still need `preempt_ratio` times as much, or of any
+  of the two lanes below;
+- *hopeful* beyond the cut: start where much memory is free, beyond by as much as the free share says, or
+  in an idle engine. Otherwise the room is needed again before they end, and what they did is lost;
 - *lost* (the promise is broken): wait until there is no more work than memory, and then start when the
-  look-ahead says they stay. However much work there is, after `patience` the oldest starts before
-  all others and runs to its end, `aged_slots` at a time: lost ones leave in order of arrival, one
-  a stay and slot.
+  look-ahead says they stay. However much work there is, after `patience` they are served in order of
+  arrival on a share of the memory that is theirs (`aged_share`).
 
 Paused requests whose next token is not yet due resume first.
 """
@@ -25,6 +25,7 @@ from math import inf
 from typing import TypeVar
 
 from controlplane.core.clock import Duration, Instant, scaled, seconds
+from controlplane.policy.aged_share import AgedShare
 from controlplane.policy.engine_share import footprint_of, lease_table
 from controlplane.policy.engine_step import EngineView, StepPlan
 from controlplane.policy.lookahead import LookAhead
@@ -35,6 +36,7 @@ HOPEFUL, BEYOND, LOST = range(3)
 
 _NO_WORK = Duration(0)
 _ASK_LOST_EVERY = 4
+_LAST_CALL_STEPS = 3
 
 Key = tuple[float, int, str]
 Age = tuple[int, str]
@@ -49,21 +51,27 @@ _PATIENCE = seconds(300)
 class SrmtOptions:
     """`urgency` is the part of the time to the first token that must be gone before it is worth a
     preemption; `share` of the memory is planned for by the size cut over `window` arrivals (0: no
-    cut)."""
+    cut); `aged_share` of it goes to those lost for longer than `patience` (0: to nobody)."""
 
-    preempt_ratio: float = 1.5
+    preempt_ratio: float = 1.1
     urgency: float = 0.5
+    settle: int = 12
     share: float = 0.85
-    window: int = 200
+    window: int = 600
     patience: Duration = _PATIENCE
-    aged_slots: int = 1
+    aged_share: float = 0.02
 
     def __post_init__(self) -> None:
         if self.preempt_ratio < 1:
             raise ValueError(
                 f"preempt_ratio={self.preempt_ratio}: at least 1, or two would preempt each other"
             )
-        for name, low, high in (("urgency", 0, 1), ("share", 0, 2), ("aged_slots", 0, 1_000)):
+        for name, low, high in (
+            ("urgency", 0, 1),
+            ("share", 0, 2),
+            ("aged_share", 0, 1),
+            ("settle", 0, 1_000),
+        ):
             if not low <= (value := getattr(self, name)) <= high:
                 raise ValueError(f"{name}={value}: must be between {low} and {high}")
 
@@ -77,7 +85,7 @@ class ShortestRemaining:
         self._lost: list[tuple[Age, Progress]] = []
         self._due: list[tuple[int, str]] = []
         self._lanes: dict[str, int] = {}
-        self._aged: set[str] = set()
+        self._aged = AgedShare(options.aged_share)
         self._unripe: list[Progress] = []
         self._steps = 0
 
@@ -147,15 +155,16 @@ class ShortestRemaining:
 
     def plan(self, view: EngineView) -> StepPlan:
         self._sort_in(view)
-        self._aged &= view.held.keys()
+        self._aged.account(view)
         if self._cut is not None:
             self._cut.update(view.quota * view.block_tokens, view.pace.step, view.used / max(1, view.quota))
-        draft = _Draft(view, self._ranked)
+        draft = _Draft(view, self._ranked, self._options.settle)
         while draft.free < 0 and draft.give_way():
             pass
         self._start_aged(draft)
         for progress in sorted(self._paused.values(), key=_by_last_token):
-            draft.start(progress)
+            if draft.settles(progress) or self._is_last_call(progress, view):
+                draft.start(progress)
         self._start_fresh(draft)
         self._steps += 1
         has_room = self._cut is None or self._cut.size == inf
@@ -175,25 +184,25 @@ class ShortestRemaining:
         """The running ones; the first to give way last, those that may not at all left out."""
         ranked: list[Ranked] = []
         for progress in view.running:
-            if progress.request.id not in self._aged:
+            if progress.request.id not in self._aged.running:
                 size = progress.memory_time()
                 ranked.append((self._lane(progress, size, view.now), size, progress.request.id, progress))
         ranked.sort()
         return ranked
 
     def _start_aged(self, draft: "_Draft") -> None:
-        """The oldest beyond its patience takes what it needs and keeps it."""
+        """The oldest beyond its patience takes what it needs and keeps it, unless their share is spent."""
         options, view = self._options, draft.view
         for (arrival, request_id), progress in self._lost:
-            if len(self._aged) >= options.aged_slots or arrival + options.patience > view.now:
+            if not self._aged.has_credit or arrival + options.patience > view.now:
                 return
             if draft.need(progress) > view.quota:
                 continue
             while draft.free < draft.need(progress) and draft.give_way():
                 pass
-            if not draft.start(progress):
-                return
-            self._aged.add(request_id)
+            if draft.start(progress):
+                self._aged.running.add(request_id)
+            return
 
     def _start_fresh(self, draft: "_Draft") -> None:
         options, view = self._options, draft.view
@@ -201,11 +210,27 @@ class ShortestRemaining:
             if draft.slots <= 0:
                 return
             if self._is_beyond(progress, size):
-                if draft.is_idle:
-                    draft.start_to_stay(progress)
-            elif not draft.start(progress) and self._is_urgent(progress, view.now):
-                # One that fits may overtake: what is urgent takes its memory when it must.
+                self._start_beyond(draft, progress, size)
+                continue
+            if draft.settles(progress) and draft.start(progress):
+                continue
+            # One that fits may overtake: what is urgent takes its memory when it must.
+            if self._is_urgent(progress, view.now) and not draft.start(progress):
                 draft.take(progress, options.preempt_ratio * size)
+
+    def _start_beyond(self, draft: "_Draft", progress: Progress, size: float) -> None:
+        if draft.is_idle:
+            draft.start_to_stay(progress)
+        elif self._cut is not None and draft.settles(progress):
+            left = draft.left_when_settled - draft.need(progress)
+            if size <= self._cut.size * (1 + left / draft.view.quota):
+                draft.start(progress)
+
+    def _is_last_call(self, progress: Progress, view: EngineView) -> bool:
+        """Whether its next token will be late unless it resumes about now."""
+        deadline = progress.deadline()
+        work = progress.prefill(view.pace) + scaled(view.pace.step, _LAST_CALL_STEPS)
+        return deadline is not None and view.now + work > deadline
 
     def _is_urgent(self, progress: Progress, now: Instant) -> bool:
         deadline, arrival = progress.deadline(), progress.request.arrival
@@ -220,15 +245,18 @@ class ShortestRemaining:
 
 
 class _Draft:
-    """A plan in the making: what is left of blocks and slots. Ranks are asked for only if somebody must
-    give way."""
+    """A plan in the making: what is left of blocks and slots, now and `settle` steps later if nobody else
+    starts. Ranks are asked for only if somebody must give way."""
 
-    def __init__(self, view: EngineView, rank: Callable[[EngineView], list[Ranked]]) -> None:
+    def __init__(self, view: EngineView, rank: Callable[[EngineView], list[Ranked]], settle: int) -> None:
         self.view = view
         self.preempt: list[Progress] = []
         self.offer: list[Progress] = []
         self.free = view.free
         self.slots = view.free_slots
+        self._settle = settle
+        self._growth = settle / view.block_tokens
+        self._later: float | None = None
         self._rank = rank
         self._ranks: list[Ranked] | None = None
         self._offered: set[str] = set()
@@ -255,6 +283,8 @@ class _Draft:
         victim = ranking.pop()[-1]
         self.preempt.append(victim)
         self.free += self.view.held[victim.request.id]
+        if self._later is not None:
+            self._later += self._held_later(victim)
         self.slots += 1
         self._look = None
         return True
@@ -267,9 +297,33 @@ class _Draft:
         self._offered.add(request_id)
         self.offer.append(progress)
         self.free -= need
+        if self._later is not None:
+            self._later -= self._needed_later(progress)
         self.slots -= 1
         self._look = None
         return True
+
+    @property
+    def left_when_settled(self) -> float:
+        """Blocks free after `settle` steps; never more than now."""
+        if self._later is None:
+            gone = {progress.request.id for progress in self.preempt}
+            kept = sum(self._held_later(p) for p in self.view.running if p.request.id not in gone)
+            self._later = self.view.quota - kept - sum(map(self._needed_later, self.offer))
+        return min(self._later, self.free)
+
+    def settles(self, progress: Progress) -> bool:
+        """Whether nobody must give way for it within `settle` steps; or it is alone."""
+        if self._settle == 0 or self.is_idle:
+            return True
+        return self._needed_later(progress) <= self.left_when_settled
+
+    def _held_later(self, progress: Progress) -> float:
+        is_done = progress.remaining() <= self._settle
+        return 0.0 if is_done else self.view.held[progress.request.id] + self._growth
+
+    def _needed_later(self, progress: Progress) -> float:
+        return 0.0 if progress.remaining() <= self._settle else self.need(progress) + self._growth
 
     def take(self, progress: Progress, size: float) -> bool:
         """Starts it on the memory of those not hopeful, or that need more than `size`, if that suffices."""

@@ -198,20 +198,31 @@ def test_a_low_class_waits_for_a_higher_one_only_within_the_head_start(engine, o
     assert max(arrived[one] for one in overtakers) <= low_at + 2_000_000_000
 
 
-@pytest.mark.parametrize("slots", [0, 1])
-def test_only_aging_serves_the_large_beside_small_work_without_end(engine, slots):
-    tandem = {"ordering": "srmt", "starvation_ms": 3_000, "aged_slots": slots}
-    engine.restart(tandem=tandem)
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_only_their_share_serves_the_large_beside_small_work_without_end_and_it_bounds_their_wait(
+    engine, share
+):
+    patience_s, prompt, output = 3, 400, 100
+    engine.restart(tandem={"ordering": "srmt", "starvation_ms": patience_s * 1_000, "aged_share": share})
     said = {"ttft_ms": 500, "gap_ms": 500}
-    first, arrived = {}, {}
+    arrived: dict[str, int] = {}
+    ripe: dict[str, int] = {}
+    first: dict[str, int] = {}
     for number in range(1_200):
         if number % 6 == 0:
             engine.add(f"r{number}", 60, 60, extra={"tandem": {**said, "tokens": 60}})
-        if number in (300, 310):
+        if number in (300, 310, 320, 330):
             arrived[f"large{number}"] = engine.now_ns
-            engine.add(f"large{number}", 400, 100, extra={"tandem": {**said, "tokens": 100}})
+            engine.add(f"large{number}", prompt, output, extra={"tandem": {**said, "tokens": output}})
+        for one, at in arrived.items():
+            if engine.now_ns >= at + patience_s * 1_000_000_000:
+                ripe.setdefault(one, number)
         for one in step(engine):
-            first.setdefault(one, engine.now_ns)
-    waits = sorted((first[one] - at) / 1e9 for one, at in arrived.items() if one in first)
-    assert len(waits) == 2 * slots
-    assert all(wait <= 3.2 + 2 * 5 for wait in waits)
+            first.setdefault(one, number)
+    waited = [first[one] - ripe[one] for one in arrived if one in first]
+    assert len(waited) == (len(arrived) if share else 0)
+    # Each before it holds its blocks for its tokens, and the steps in which its prompt is read.
+    reading = prompt // 256 + 1
+    stay = -(-(prompt + output) // BLOCK_TOKENS) * (output + 2 * reading)
+    for before, wait in enumerate(waited):
+        assert wait <= before * stay / (share * BLOCKS) + 2 * reading + before

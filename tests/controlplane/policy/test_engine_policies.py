@@ -187,3 +187,20 @@ def test_after_its_patience_a_lost_request_starts_first_and_keeps_its_place():
     for one in young:
         assert one not in policy.plan(crowded).offer
         assert policy.plan(crowded).preempt == []
+
+
+def test_who_has_time_waits_where_somebody_would_soon_have_to_give_way_for_it():
+    base = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": 1_000, "predicted": 100, "prompt": 100}
+    running = [progress(f"r{i}", {**base, "ago_ms": 900, "done": 61}, is_running=True) for i in range(8)]
+    early = progress("early", {**base, "ago_ms": 10}, is_running=False)
+    urgent = progress("urgent", {**base, "ago_ms": 600}, is_running=False)
+    free = view_of(running, free=0).blocks(early.tokens + 1)
+    assert planned("srmt", running, [early], view_of(running, free=free + 1)).offer == []
+    assert planned("srmt", running, [early], view_of(running, free=free + 7)).offer == [early]
+    assert planned("srmt", running, [urgent], view_of(running, free=free + 1)).offer == [urgent]
+
+
+def test_one_that_fills_the_whole_memory_starts_alone():
+    life = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": None, "ago_ms": 10, "predicted": 100}
+    whole = progress("whole", {**life, "prompt": 159}, is_running=False)
+    assert planned("srmt", [], [whole], view_of([], free=10)).offer == [whole]

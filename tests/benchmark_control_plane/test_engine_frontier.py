@@ -1,0 +1,49 @@
+"""The search for the rate at which promises break, on curves whose crossing is known."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from benchmark_control_plane.engine_frontier import KEYS, highest_rate, starts_like
+
+
+def crossing(at: float, start: float, seen: dict) -> tuple[float, int]:
+    looks = 0
+
+    def attain(rate: float) -> SimpleNamespace:
+        nonlocal looks
+        looks += 1
+        return SimpleNamespace(strict=1 / (1 + (rate / at) ** 3))
+
+    return highest_rate(attain, seen, "strict", 0.5, start), looks
+
+
+@pytest.mark.parametrize("start", [0.3, 1.3, 2.4, 2.5, 2.6, 10.0, 60.0])
+def test_the_crossing_is_found_from_anywhere(start):
+    found, looks = crossing(2.5, start, {})
+    assert found == pytest.approx(2.5, rel=0.01)
+    assert looks <= 12
+
+
+def test_two_looks_suffice_beside_a_good_start():
+    assert crossing(2.5, 2.45, {})[1] == 2
+
+
+def test_what_was_seen_is_not_run_again():
+    seen: dict = {}
+    crossing(2.5, 2.45, seen)
+    assert crossing(2.5, 2.45, seen)[1] == 0
+
+
+def test_a_policy_that_keeps_no_promise_at_any_rate_reaches_none():
+    found = highest_rate(lambda _: SimpleNamespace(strict=0.0), {}, "strict", 0.9, 1.3)
+    assert found == 0.0
+
+
+def test_a_study_starts_where_the_last_one_of_its_policy_ended():
+    def one(policy: str, rate: float) -> dict:
+        return {"dataset": "d", "policy": policy, "rates": dict.fromkeys(KEYS, rate)}
+
+    studies = [one("a", 1.0), one("a", 2.0), one("b", 3.0)]
+    assert starts_like(studies, "d", "a", 9.0) == dict.fromkeys(KEYS, 2.0)
+    assert starts_like(studies, "other", "a", 9.0) == dict.fromkeys(KEYS, 9.0)
