@@ -96,6 +96,7 @@ class SimulatedGenerator:
         ample = geometry.bytes(max_model_tokens) * 2 * (max_running + _QUEUED_AHEAD)
         self.model = model
         self.orders = orders
+        self.on_step: Any = None
         self.geometry = geometry
         self.kv_bytes = ample if blocks is None else blocks * geometry.bytes_per_block
         self.max_model_tokens = max_model_tokens

@@ -52,9 +52,9 @@ def prior_of(known: Sequence[Sample]) -> dict[str, object]:
     residuals = np.zeros(len(table))
     for held in range(_FOLDS):
         out = fold == held
-        ridge = fit_ridge(table.numbers[~out], words[~out], table.log_tokens[~out], penalty=30.0)
+        ridge = fit_ridge(table.numbers[~out], words[~out], table.log_tokens[~out])
         residuals[out] = table.log_tokens[out] - ridge.predict(table.numbers[out], words[out])
-    ridge = fit_ridge(table.numbers, words, table.log_tokens, penalty=30.0)
+    ridge = fit_ridge(table.numbers, words, table.log_tokens)
     names = (*NUMBERS, "log_prompt_tokens")
     return {
         "base": round(ridge.base, 4),

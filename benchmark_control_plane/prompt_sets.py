@@ -42,17 +42,17 @@ class Sample:
     def fold(self, folds: int) -> int:
         return crc32(self.prompt.encode()) % folds
 
-    def request(self, *, service_class: str = "chat", max_tokens: int = CONTEXT) -> Request:
+    def request(self, *, model: str | None = None) -> Request:
         return Request(
             id=f"s{next(_serial)}",
             kind=Kind.GENERATE,
-            model=self.model,
+            model=model or self.model,
             tenant="benchmark",
-            service_class=ServiceClass(service_class, Slo(), priority=0, sheddable=False),
+            service_class=ServiceClass("chat", Slo(), priority=0, sheddable=False),
             slo=Slo(),
             arrival=Instant(0),
             prompt_tokens=self.prompt_tokens,
-            max_output_tokens=max_tokens,
+            max_output_tokens=CONTEXT,
             gist=self.gist,
         )
 

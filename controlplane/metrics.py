@@ -77,6 +77,12 @@ class Metrics:
         self.coverage = self._gauge(
             "length_forecast_coverage", "Share of answers within the forecast's 0.9 quantile", ("class",)
         )
+        self.ttft_coverage = self._gauge(
+            "ttft_forecast_coverage", "Share of first tokens within the forecast's 0.9 quantile", ("class",)
+        )
+        self.ttft_error = self._gauge(
+            "ttft_forecast_error_seconds", "Mean absolute error of the forecast median", ("class",)
+        )
         self.length_error = self._gauge(
             "length_forecast_error_tokens", "Mean absolute error of the forecast median", ("class",)
         )

@@ -16,7 +16,8 @@ from predictors.features import BUCKETS
 Words = npt.NDArray[np.uint16]
 """[rows, width] of buckets; unused places hold 0, and bucket 0 weighs nothing."""
 
-_PENALTY = 1.0
+# Numbers are few and each is in every row, so noise in them costs more.
+_WORD_PENALTY, _NUMBER_PENALTY = 1.0, 60.0
 _STEPS = 40
 _FURTHEST = 3.0
 
@@ -45,7 +46,7 @@ def _standard(numbers: Floats, center: Floats, scale: Floats) -> Floats:
     return found
 
 
-def fit_ridge(numbers: Floats, words: Words, target: Floats, *, penalty: float = _PENALTY) -> Ridge:
+def fit_ridge(numbers: Floats, words: Words, target: Floats) -> Ridge:
     count = np.bincount(words.ravel(), minlength=BUCKETS).astype(float)
     count[0] = 0.0
     # A word seen once cannot be told from noise.
@@ -67,7 +68,7 @@ def fit_ridge(numbers: Floats, words: Words, target: Floats, *, penalty: float =
         words_part: Floats = np.bincount(column, value * residual[row], BUCKETS).astype(float)
         return words_part, dense.T @ residual
 
-    sparse, slopes = _solved(forward, backward, target - base, penalty, dense.shape[1])
+    sparse, slopes = _solved(forward, backward, target - base, dense.shape[1])
     return Ridge(rarity, sparse.astype(np.float32), center, scale, slopes, base)
 
 
@@ -75,11 +76,11 @@ def _solved(
     forward: Callable[[Floats, Floats], Floats],
     backward: Callable[[Floats], tuple[Floats, Floats]],
     target: Floats,
-    penalty: float,
     width: int,
 ) -> tuple[Floats, Floats]:
     """Conjugate gradients on the normal equations."""
     found = np.zeros(BUCKETS + width)
+    penalty = np.repeat((_WORD_PENALTY, _NUMBER_PENALTY), (BUCKETS, width))
     residual = np.concatenate(backward(target))
     direction = residual.copy()
     size = float(residual @ residual)

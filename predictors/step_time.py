@@ -1,39 +1,164 @@
-"""How fast does an owner work now? One engine step, and one prompt token beside it, learned online.
+"""How fast does an owner work now? The time of one engine step, learned online from what steps report.
 
-Rule: exponentially weighted means that follow the load, with each observation clipped to a factor of
-four around the present value, so that one stall moves the estimate a little and a lasting change moves
-it soon. Prompt tokens are weighted by their number: a long prompt says more about their cost.
+Rule (`t = c0 + c1 decodes + c2 cells + c3 prompt tokens`): recursive least squares on relative errors, that
+forget, so that a lasting change is followed; an error far outside the usual ones counts no more than one
+at their edge, so that a stall moves little. It starts from a prior, which observations soon outweigh.
+An engine that reports no steps is timed by its tokens: exponentially weighted means of the gap between
+two tokens and of the time a prompt token takes, clipped to a factor of four around the present value.
 """
 
+from collections import deque
+from dataclasses import dataclass
+from math import sqrt
+from statistics import median
+
+import numpy as np
+
 from controlplane.core.clock import Duration
+from controlplane.core.memory import Floats
 from controlplane.core.view import Pace
 
 _CLIP = 4.0
+_FORGETS = 0.998
+# Natural sizes of the four terms, so that all coefficients are of a like size.
+_UNITS = np.array([1.0, 16.0, 8_192.0, 256.0])
+_UNSURE = 4.0
+# Errors beyond this many usual ones count as if they were there (Huber).
+_EDGE = 1.5
+_USUAL = 64
+_ENOUGH = 16
+_LATEST = 8
+_SHIFT, _SHIFTS = 0.15, 2.0
+_LEAST_ERROR = 0.02
+_LEAST_COEFFICIENT = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one engine step did: prompt tokens read, sequences that got a token, KV cells that they read."""
+
+    prefill_tokens: int
+    decodes: int
+    cells: int
+
+    def terms(self) -> Floats:
+        terms: Floats = np.array([1.0, self.decodes, self.cells, self.prefill_tokens]) / _UNITS
+        return terms
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrior:
+    """Seconds: of any step, and more for each decoding sequence, KV cell and prompt token."""
+
+    step: float = 0.01
+    decode: float = 1e-4
+    cell: float = 1e-7
+    prompt_token: float = 1e-4
+
+
+class StepTime:
+    """Coefficients of one engine, in seconds. Nothing is predicted below a tenth of the fixed cost."""
+
+    def __init__(self, prior: StepPrior | None = None) -> None:
+        known = prior or StepPrior()
+        self._coefficients = np.array([known.step, known.decode, known.cell, known.prompt_token]) * _UNITS
+        self._covariance = self._doubt()
+        self._most = float(np.trace(self._covariance))
+        self._errors: deque[float] = deque(maxlen=_USUAL)
+        self._usual = 0.2
+        self.seen = 0
+
+    def predict(self, work: StepWork) -> float:
+        terms = work.terms()
+        positive = np.maximum(self._coefficients, 0.0)
+        return max(float(terms @ positive), 0.1 * float(positive[0]), 1e-6)
+
+    def quantile(self, work: StepWork, level: float) -> float:
+        """By the relative errors of the last steps."""
+        if len(self._errors) < _ENOUGH:
+            return self.predict(work)
+        return self.predict(work) * (1 + float(np.quantile(self._errors, level)))
+
+    @property
+    def per_prompt_token(self) -> float:
+        return max(0.0, float(self._coefficients[3] / _UNITS[3]))
+
+    def observe(self, work: StepWork, took: float) -> None:
+        """`took` in seconds."""
+        predicted = self.predict(work)
+        error = (took - predicted) / predicted
+        self.seen += 1
+        self._errors.append(error)
+        if self.seen % _LATEST == 0:
+            self._look_back()
+        terms = work.terms() / predicted
+        gained = self._covariance @ terms
+        unsure = float(terms @ gained)
+        weight = min(1.0, _EDGE * sqrt(self._usual**2 + unsure) / max(abs(error), 1e-12))
+        gain = gained / (self._usual**2 / weight + unsure)
+        self._coefficients = self._coefficients + gain * (
+            took / predicted - float(terms @ self._coefficients)
+        )
+        self._covariance = self._covariance - np.outer(gain, gained)
+        # What is never excited must not become arbitrarily uncertain.
+        if float(np.trace(self._covariance)) < self._most:
+            self._covariance = self._covariance / _FORGETS
+
+    def _look_back(self) -> None:
+        """If the latest steps all went another way than was thought, little of what was learned holds."""
+        errors = list(self._errors)
+        middle = median(errors)
+        latest = median(errors[-_LATEST:])
+        if abs(latest) > _SHIFT + _SHIFTS * self._usual:
+            self._covariance = self._doubt()
+            self._most = float(np.trace(self._covariance))
+            self._errors.clear()
+        else:
+            self._usual = max(_LEAST_ERROR, 1.4826 * median(abs(error - middle) for error in errors))
+
+    def _doubt(self) -> Floats:
+        """A relative error of `_UNSURE` is one deviation."""
+        doubt: Floats = np.diag(np.square(_UNSURE * np.maximum(self._coefficients, _LEAST_COEFFICIENT)))
+        return doubt
 
 
 class ObservedPace:
-    """`memory` is how many observations the estimate looks back over."""
+    """`memory` is how many observations the token timing looks back over."""
 
-    def __init__(self, *, memory: int = 64) -> None:
+    def __init__(self, *, memory: int = 64, prior: StepPrior | None = None) -> None:
+        self.steps = StepTime(prior)
+        self._last: StepWork | None = None
         self._rate = 1.0 / memory
-        self._steps = 0
+        self._gaps = 0
         self._step = 0.0
         self._prefills = 0
         self._per_token = 0.0
         self._weight = 0.0
 
     @property
+    def reports_steps(self) -> bool:
+        return self.steps.seen >= _ENOUGH
+
+    @property
     def pace(self) -> Pace | None:
         """None until something was observed. What was never observed is taken to cost nothing."""
-        if self._steps == 0 and self._prefills == 0:
+        if self._last is not None and self.reports_steps:
+            decoding = StepWork(0, self._last.decodes, self._last.cells)
+            return Pace(_duration(self.steps.predict(decoding)), _duration(self.steps.per_prompt_token))
+        if self._gaps == 0 and self._prefills == 0:
             return None
         return Pace(Duration(round(self._step)), Duration(round(self._per_token)))
 
+    def observe_work(self, work: StepWork, took: Duration) -> None:
+        """A whole step as the engine reports it."""
+        self._last = work
+        self.steps.observe(work, took / 1e9)
+
     def observe_step(self, took: Duration) -> None:
         """The time between two tokens of one answer."""
-        self._steps += 1
+        self._gaps += 1
         # A plain mean at first, so that the first observation does not weigh for long.
-        rate = max(self._rate, 1.0 / self._steps)
+        rate = max(self._rate, 1.0 / self._gaps)
         self._step += rate * (_clipped(took, self._step) - self._step)
 
     def observe_prefill(self, prompt_tokens: int, took: Duration) -> None:
@@ -59,6 +184,13 @@ class ReportedPace:
 
     def observe_prefill(self, prompt_tokens: int, took: Duration) -> None:
         pass
+
+    def observe_work(self, work: StepWork, took: Duration) -> None:
+        pass
+
+
+def _duration(seconds: float) -> Duration:
+    return Duration(round(seconds * 1e9))
 
 
 def _clipped(value: float, present: float) -> float:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from controlplane.core.memory import Floats
 
 _BINS = 32
-_PRIOR_ROWS = 20.0
+_PRIOR_ROWS = 60.0
 _ROWS_A_TREE = 0.7
 
 
@@ -39,7 +39,7 @@ def fit_trees(
     start: Floats,
     levels: Floats,
     *,
-    trees: int = 100,
+    trees: int = 80,
     depth: int = 4,
     rate: float = 0.1,
     seed: int = 0,

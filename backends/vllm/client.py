@@ -9,7 +9,7 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,16 @@ from backends.vllm import conversation
 from backends.vllm.metadata import metadata_of
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
-from controlplane.core.ports import NEWCOMER, BackendDown, ChatPrompt, Delta, EngineState, Sampling, Standing
+from controlplane.core.ports import (
+    NEWCOMER,
+    BackendDown,
+    ChatPrompt,
+    Delta,
+    EngineState,
+    EngineStep,
+    Sampling,
+    Standing,
+)
 from controlplane.core.request import Request
 from controlplane.policy.engine_options import EngineOptions
 
@@ -60,6 +69,7 @@ class VllmGenerator:
         scheduling: EngineOptions | None = None,
     ) -> None:
         self.orders = scheduling is not None
+        self.on_step: Callable[[EngineStep], None] | None = None
         self.model = served_name or model
         self._source = model
         self._arguments = dict(engine_arguments or {})
@@ -89,6 +99,7 @@ class VllmGenerator:
         finally:
             self._construction = None
         self._engine = engine
+        engine.reported.on_step = self._heard_step
         self.geometry, self.kv_bytes = engine.geometry, engine.kv_bytes
         self.max_model_tokens, self.max_running = engine.max_model_tokens, engine.max_running
         try:
@@ -154,6 +165,10 @@ class VllmGenerator:
 
     def state(self) -> EngineState:
         return self._running().state()
+
+    def _heard_step(self, step: EngineStep) -> None:
+        if self.on_step is not None:
+            self.on_step(step)
 
     def _running(self) -> "Engine":
         if self._engine is None:

@@ -55,12 +55,12 @@ class Engine:
         if options is not None:
             arguments = scheduled(arguments, options)
         config = engine_args(model, served_name, arguments).create_engine_config(UsageContext.API_SERVER)
-        self._reported = StatBoard()
+        self.reported = StatBoard()
         with named_board() if options is not None else nullcontext() as board:
             self._llm = AsyncLLM.from_vllm_config(
                 config,
                 usage_context=UsageContext.API_SERVER,
-                stat_loggers=[self._reported.logger()],
+                stat_loggers=[self.reported.logger()],
                 disable_log_stats=bool(arguments.get("disable_log_stats", True)),
             )
         self.tokenizer = self._llm.get_tokenizer()
@@ -73,6 +73,7 @@ class Engine:
         # Each engine's first block is a placeholder that never holds a token.
         blocks = config.cache_config.num_gpu_blocks - config.parallel_config.data_parallel_size
         self.kv_bytes: int = blocks * self.geometry.bytes_per_block
+        self.reported.cells = blocks * self.geometry.block_tokens
         if options is not None and board is not None:
             size = self.geometry.bytes_per_block
             self.orders = Orders(self._llm, board, options, total=blocks, block_bytes=size)
@@ -151,7 +152,7 @@ class Engine:
         is_idle = not self._llm.output_processor.has_unfinished_requests()
         if self.orders is not None:
             return self.orders.state(is_idle=is_idle)
-        last = self._reported
+        last = self.reported
         if is_idle:
             return EngineState(0, self.kv_bytes, 0, 0, last.preemptions)
         used = round(last.kv_usage * self.kv_bytes)

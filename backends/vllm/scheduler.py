@@ -33,7 +33,7 @@ from controlplane.policy.catalogue import engine_policy
 from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.engine_step import EnginePolicy
 from controlplane.policy.progress import Progress
-from predictors.step_time import ObservedPace
+from predictors.step_time import ObservedPace, StepWork
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._board = Board.from_environment()
         self._keys: dict[str, int] = {}
         self._named: dict[str, list[str]] = {}
-        self._last_step: tuple[int, int] | None = None
+        self._last_step: tuple[int, StepWork] | None = None
         self._used_before = 0
         # vLLM then evicts the largest `priority`; its own queue of that kind is replaced.
         self.policy = SchedulingPolicy.PRIORITY
@@ -89,7 +89,8 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         began = time.perf_counter_ns()
         scheduled = output.num_scheduled_tokens
         prefill = output.total_num_scheduled_tokens - len(scheduled)
-        self._last_step = (now, prefill) if scheduled else None
+        work = StepWork(prefill, len(scheduled), self.balloon.used * self.block_size)
+        self._last_step = (now, work) if scheduled else None
         if self._board is not None:
             self._board.write(self.facts(now), self._rows())
         self._used_before = self.balloon.used
@@ -97,13 +98,10 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         return output
 
     def _observe_step(self, now: Instant) -> None:
-        if self._last_step is None:
-            return
-        before, prefill = self._last_step
-        if prefill:
-            self.observed.observe_prefill(prefill, Duration(now - before))
-        else:
-            self.observed.observe_step(Duration(now - before))
+        # Without anyone running the engine may have rested since.
+        if self._last_step is not None and self.running:
+            before, work = self._last_step
+            self.observed.observe_work(work, Duration(now - before))
 
     def _plan(self, now: Instant) -> None:
         self.balloon.leave(self.quota)

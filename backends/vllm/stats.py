@@ -3,20 +3,29 @@
 Statistics travel only with steps: an engine that just became idle by an abort reports nothing more.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
+from controlplane.core.clock import Duration
+from controlplane.core.ports import EngineStep
+
 
 @dataclass(slots=True)
 class StatBoard:
-    """`kv_usage` is the used share of the KV blocks; `preemptions` counts since the start."""
+    """`kv_usage` is the used share of the KV blocks, which hold `cells` tokens; `preemptions` counts since
+    the start. `on_step` hears of each step that came right after another: else the engine may have rested."""
 
     kv_usage: float = 0.0
     running: int = 0
     waiting: int = 0
     preemptions: int = 0
+    cells: int = 0
+    on_step: Callable[[EngineStep], None] | None = None
+    _last_ns: int | None = None
 
     def logger(self) -> type[PrometheusStatLogger]:
         """A class as `AsyncLLM(stat_loggers=[...])` wants it."""
@@ -47,9 +56,21 @@ class StatBoard:
         return BoardLogger
 
     def take(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        if scheduler_stats is not None and iteration_stats is not None:
+            self._note_step(scheduler_stats, iteration_stats)
         if scheduler_stats is not None:
             self.kv_usage = scheduler_stats.kv_cache_usage
             self.running = scheduler_stats.num_running_reqs
             self.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
         if iteration_stats is not None:
             self.preemptions += iteration_stats.num_preempted_reqs
+
+    def _note_step(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        """Before this step's figures are taken: `kv_usage` is still what the step read."""
+        now, before = time.monotonic_ns(), self._last_ns
+        tokens: int = iteration_stats.num_generation_tokens
+        self._last_ns = now if scheduler_stats.num_running_reqs else None
+        if before is not None and tokens and self.on_step is not None:
+            prompts: int = iteration_stats.prompt_token_stats.computed
+            cells = round(self.kv_usage * self.cells)
+            self.on_step(EngineStep(prompts, tokens, cells, Duration(now - before)))

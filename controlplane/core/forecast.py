@@ -67,6 +67,24 @@ class LengthForecast:
         levels = tuple((lv - passed) / (1 - passed) for lv, _ in kept)
         return LengthForecast(levels, tuple(max(1.0, tk - after) for _, tk in kept))
 
+    def expected_remaining(self, after: int) -> float:
+        """The mean of `remaining`, without building it: for every step of every request."""
+        passed = self.level_of(after)
+        if passed >= 1.0:
+            return (1.0 + max(1.0, after / 2)) / 2
+        at = bisect_right(self.levels, passed)
+        level, tokens = self._points[at]
+        here = (level - passed) * (self.quantile(passed) + tokens) / 2
+        return max(1.0, (here + self._tail_areas[at]) / (1 - passed) - after)
+
+    @cached_property
+    def _tail_areas(self) -> tuple[float, ...]:
+        """From each level up to 1: level times tokens, summed."""
+        areas = [0.0]
+        for (a, x), (b, y) in reversed(list(pairwise(self._points))):
+            areas.append(areas[-1] + (b - a) * (x + y) / 2)
+        return tuple(reversed(areas))
+
     @cached_property
     def _points(self) -> tuple[tuple[float, float], ...]:
         return tuple(zip(self.levels, self.tokens, strict=True))

@@ -134,14 +134,26 @@ class EngineState:
     pace: Pace | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """What one step of an LLM engine did, and the time since the step before it."""
+
+    prefill_tokens: int
+    decodes: int
+    cells: int
+    took: Duration
+
+
 class Generator(Protocol):
-    """An LLM engine. `start` returns when it really answers; `stop` may be called at any time.
+    """An LLM engine. `start` returns when it really answers; `stop` may be called at any time. `on_step`
+    hears of each step that followed another.
 
     One that `orders` by itself holds back, ranks and preempts before each of its steps; then requests may
     wait in it, and it takes the three `set_…`. Any other refuses `set_quota` and `set_options`.
     """
 
     model: str
+    on_step: Callable[[EngineStep], None] | None
     orders: bool
     geometry: KvGeometry
     kv_bytes: int

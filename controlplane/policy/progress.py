@@ -60,11 +60,15 @@ class Progress:
         self.done += tokens
 
     def remaining(self) -> int:
-        """Predicted tokens to come, at least 1. One that outran its prediction is given a quarter more of
-        what it has: it is known to be long, not that it is nearly over."""
-        left = self.predicted - self.done
-        if left < 1:
-            left = max(16, self.done // 4)
+        """Tokens expected to come, at least 1, given that the answer went on so far. Where only a number was
+        predicted, one that outran it is given a quarter more of what it has: it is known to be long, not
+        that it is nearly over."""
+        if self.forecast is not None:
+            left = round(self.forecast.expected_remaining(self.done))
+        else:
+            left = self.predicted - self.done
+            if left < 1:
+                left = max(16, self.done // 4)
         return max(1, min(left, self.request.max_output_tokens - self.done))
 
     def memory_time(self) -> float:

@@ -8,6 +8,7 @@ from controlplane.core.memory import MemoryLedger
 from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
+from controlplane.service.first_tokens import FirstTokens
 from controlplane.service.ticket import Ticket
 from predictors.step_time import ObservedPace, ReportedPace
 
@@ -21,11 +22,13 @@ class Accounting:
         metrics: Metrics,
         lengths: LengthPredictor,
         paces: Mapping[Owner, ObservedPace | ReportedPace],
+        first_tokens: FirstTokens,
     ) -> None:
         self._ledger = ledger
         self._metrics = metrics
         self._lengths = lengths
         self._paces = paces
+        self._first_tokens = first_tokens
 
     def release(self, ticket: Ticket) -> None:
         """Gives the memory back without ending the request."""
@@ -40,6 +43,7 @@ class Accounting:
             self._paces[Owner.LLM].observe_step(Duration(between(seen.last_token, now) // steps))
         elif ticket.phase is Phase.PREFILL:
             ticket.move(Phase.DECODE)
+            self._first_tokens.appeared(ticket, now)
             if seen.first_token is None and seen.dispatched is not None:
                 took = between(seen.dispatched, now)
                 self._paces[Owner.LLM].observe_prefill(ticket.request.prompt_tokens, took)

@@ -21,7 +21,7 @@ from controlplane.config import Config, ConfigError
 from controlplane.config.change import changeable, changed
 from controlplane.core.clock import Clock, milliseconds
 from controlplane.core.memory import MemoryLedger, Quota
-from controlplane.core.ports import BackendDown, Embedder, EmbeddingPass, EngineState, Generator
+from controlplane.core.ports import BackendDown, Embedder, EmbeddingPass, EngineState, EngineStep, Generator
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.policy.catalogue import goes_before
@@ -37,6 +37,7 @@ from controlplane.service.rates import Rates, TenantLimits
 from controlplane.service.ticks import ScheduledTicks, Ticks
 from predictors.learned import LearnedLengths
 from predictors.output_length import HistoryQuantiles, MaxTokens
+from predictors.step_time import StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,8 @@ class Service:
             self.metrics,
             Rates(limits),
         )
+        for generator in self._generators.values():
+            generator.on_step = self._note_step
         for embedder in self._embedders.values():
             embedder.on_pass = self._note_pass
             embedder.batch_limit = self.dispatcher.decode_slack
@@ -245,6 +248,10 @@ class Service:
         highest = max(priorities) if len(priorities) > 1 else None
         foresight = Foresight(milliseconds(forecast.window_ms), forecast.level, highest)
         return Quotas(self._clock, self.dispatcher, pool, foresight)
+
+    def _note_step(self, done: EngineStep) -> None:
+        work = StepWork(done.prefill_tokens, done.decodes, done.cells)
+        self.dispatcher.paces[Owner.LLM].observe_work(work, done.took)
 
     def _note_pass(self, done: EmbeddingPass) -> None:
         self.metrics.batch_tokens.observe(done.padded_tokens)
@@ -350,6 +357,7 @@ class Service:
                 m.engine_waiting: {owner: state.waiting for owner, state in engine.items()},
                 **self._calibration(),
                 **({} if self.quotas is None else self.quotas.gauges(m)),
+                **self.dispatcher.first_tokens.gauges(m),
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
             }
         )

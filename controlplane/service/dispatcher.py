@@ -24,6 +24,7 @@ from controlplane.policy.eviction import choose_victims
 from controlplane.policy.ordering import Ordering, work_before_deadline
 from controlplane.service.accounting import Accounting
 from controlplane.service.answer import Answer
+from controlplane.service.first_tokens import FirstTokens
 from controlplane.service.inside import GoesBefore, Inside
 from controlplane.service.intake import EmbedJob, GenerateJob
 from controlplane.service.rates import Rates
@@ -86,7 +87,8 @@ class Dispatcher:
         if policies.engine_goes_before is not None:
             self._inside = Inside(generators, ledger, self._tickets, policies.engine_goes_before)
             self.paces[Owner.LLM] = self._inside.pace
-        self.accounting = Accounting(ledger, metrics, lengths, self.paces)
+        self.first_tokens = FirstTokens(generators, self.paces)
+        self.accounting = Accounting(ledger, metrics, lengths, self.paces, self.first_tokens)
 
     async def generate(self, job: GenerateJob) -> Answer:
         """Returns once the request is admitted. Raises Rejected.
@@ -318,17 +320,25 @@ class Dispatcher:
         if ticket.timeline.dispatched is None:
             ticket.decision = "DEFER" if ticket.phase is Phase.DEFERRED else decision
             ticket.timeline.dispatched = now
-            if (pace := self.paces[request.kind.owner].pace) is not None:
-                work = work_before_deadline(request, admit.footprint, pace)
-                ticket.predicted_ttft = Duration(between(request.arrival, now) + admit.wait + work)
+            self._foretell(ticket, admit.wait, now)
         ticket.move(Phase.PREFILL)
         ticket.granted.set_result(None)
+
+    def _foretell(self, ticket: Ticket, wait: Duration, now: Instant) -> None:
+        request = ticket.request
+        if request.kind is Kind.GENERATE:
+            leases = self.ledger.table(Owner.LLM)
+            self.first_tokens.started(ticket, leases, self._tickets.values(), wait, now)
+        elif (pace := self.paces[Owner.EMBEDDING].pace) is not None:
+            work = work_before_deadline(request, ticket.footprint, pace)
+            ticket.predicted_ttft = Duration(between(request.arrival, now) + work)
 
     def _preempt(self, request_id: str) -> asyncio.Task[None]:
         """Takes the victim's lease and sends it back to the queue; the task ends when its blocks are free."""
         victim = self._tickets[request_id]
         self.accounting.release(victim)
         victim.move(Phase.PREEMPTED)
+        victim.starting = None
         victim.preemptions += 1
         victim.granted = asyncio.get_running_loop().create_future()
         victim.footprint = self._resumed_footprint(victim)

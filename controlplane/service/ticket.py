@@ -9,6 +9,7 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Footprint, Lease
 from controlplane.core.request import Phase, Request, Timeline, moved
 from controlplane.core.view import Pace, Running, Waiting
+from predictors.first_token import Ahead, FirstToken
 
 
 class Rejected(Exception):
@@ -18,6 +19,16 @@ class Rejected(Exception):
         super().__init__(f"{request.id}: rejected, {reject.reason}")
         self.request = request
         self.reject = reject
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """Sent to the engine at `at`, with so much ahead of it, at that pace; and what was said then."""
+
+    at: Instant
+    ahead: Ahead
+    pace: Pace
+    said: FirstToken
 
 
 @dataclass(eq=False, slots=True)
@@ -35,6 +46,7 @@ class Ticket:
     lease: Lease | None = None
     decision: str = "ADMIT"
     predicted_ttft: Duration | None = None
+    starting: Starting | None = None
     departures: tuple[asyncio.Task[None], ...] = ()
     """Victims on their way out of the engine; the request starts when they have left."""
     preemptions: int = 0

@@ -1,12 +1,14 @@
 """The pace follows lasting change and shrugs off single stalls."""
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, milliseconds, seconds
 from controlplane.core.view import Pace
-from predictors.step_time import ObservedPace
+from predictors.step_time import ObservedPace, StepPrior, StepTime, StepWork
 
 
 def test_nothing_observed_is_no_pace():
@@ -77,3 +79,91 @@ def test_the_estimate_stays_within_what_was_seen(observations):
     assert pace.pace is not None
     assert 0 <= pace.pace.step <= max(steps, default=0)
     assert 0 <= pace.pace.per_prompt_token <= max(rates, default=0) + 1
+
+
+TRUE = StepPrior(step=0.02, decode=2e-4, cell=4e-7, prompt_token=1.5e-4)
+
+
+def works(random, count):
+    for number in range(count):
+        decodes = random.randint(0, 60)
+        yield StepWork(
+            random.randint(1, 2_000) if number % 5 == 0 else 0, decodes, decodes * random.randint(100, 900)
+        )
+
+
+def seconds_of(work, truth):
+    return (
+        truth.step
+        + truth.decode * work.decodes
+        + truth.cell * work.cells
+        + truth.prompt_token * work.prefill_tokens
+    )
+
+
+def serve(steps, random, truth, count=400, noise=0.05, stalls=0.0):
+    for work in works(random, count):
+        took = seconds_of(work, truth) * random.lognormvariate(0, noise)
+        steps.observe(work, took + (2.0 if random.random() < stalls else 0.0))
+
+
+def worst_error(steps, random, truth):
+    """Relative, over the middle of what is served: the ninth decile."""
+    errors = sorted(abs(steps.predict(w) / seconds_of(w, truth) - 1) for w in works(random, 200))
+    return errors[180]
+
+
+@pytest.mark.parametrize("factor", [0.02, 1.0, 50.0])
+def test_a_prior_that_is_wrong_by_fifty_is_outweighed(factor):
+    random = Random(0)
+    prior = StepPrior(
+        TRUE.step * factor, TRUE.decode * factor, TRUE.cell * factor, TRUE.prompt_token * factor
+    )
+    steps = StepTime(prior)
+    serve(steps, random, TRUE)
+    assert worst_error(steps, random, TRUE) < 0.06
+    assert steps.per_prompt_token == pytest.approx(TRUE.prompt_token, rel=0.1)
+
+
+def test_stalls_move_little():
+    random, steps = Random(1), StepTime()
+    serve(steps, random, TRUE, stalls=0.03)
+    assert worst_error(steps, random, TRUE) < 0.15
+
+
+def test_a_lasting_change_is_followed():
+    random, steps = Random(2), StepTime()
+    serve(steps, random, TRUE, 2_000)
+    slower = StepPrior(0.06, 6e-4, 1.2e-6, 4.5e-4)
+    serve(steps, random, slower, 1_000)
+    assert worst_error(steps, random, slower) < 0.1
+
+
+def test_quantiles_cover():
+    random, steps = Random(3), StepTime()
+    serve(steps, random, TRUE, noise=0.2)
+    within = [
+        seconds_of(w, TRUE) * random.lognormvariate(0, 0.2) <= steps.quantile(w, 0.9)
+        for w in works(random, 500)
+    ]
+    assert sum(within) / 500 == pytest.approx(0.9, abs=0.06)
+
+
+def test_one_kind_of_step_alone_keeps_it_sane():
+    steps = StepTime()
+    for _ in range(20_000):
+        steps.observe(StepWork(0, 8, 1_000), 0.03)
+    assert steps.predict(StepWork(0, 8, 1_000)) == pytest.approx(0.03, rel=0.01)
+    assert 0.01 < steps.predict(StepWork(500, 8, 1_000)) < 1.0
+
+
+def test_reported_steps_make_the_pace_of_the_present_load():
+    pace = ObservedPace()
+    pace.observe_step(milliseconds(900))
+    random = Random(4)
+    for work in works(random, 300):
+        pace.observe_work(work, seconds(seconds_of(work, TRUE)))
+    pace.observe_work(StepWork(0, 10, 4_000), seconds(0.0236))
+    assert pace.pace is not None
+    assert pace.pace.step == pytest.approx(milliseconds(23.6), rel=0.05)
+    assert pace.pace.per_prompt_token == pytest.approx(milliseconds(0.15), rel=0.1)

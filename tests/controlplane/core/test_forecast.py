@@ -92,3 +92,12 @@ def test_a_certain_length() -> None:
 def test_what_is_no_distribution_is_refused(levels: tuple[float, ...], tokens: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="levels rise from 0 to 1"):
         LengthForecast(levels, tokens)
+
+
+@given(st.lists(st.floats(1, 5_000), min_size=4, max_size=4), st.integers(0, 6_000))
+def test_the_expected_rest_is_the_mean_of_what_remains(tokens: list[float], done: int) -> None:
+    forecast = LengthForecast((0.0, 0.3, 0.8, 1.0), tuple(sorted(tokens)))
+    left = forecast.remaining(after=done)
+    # What remains is at least a token, which only matters within a token of a level.
+    assert forecast.expected_remaining(done) == pytest.approx(left.mean, abs=1.0)
+    assert forecast.expected_remaining(0) == pytest.approx(forecast.mean)

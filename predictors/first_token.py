@@ -1,0 +1,85 @@
+"""When will the first token come? What is ahead in the engine at the present pace, times how wrong that was.
+
+Rule: the estimate is the work before the first token: prompts that are not read yet, the own one last,
+and the steps until a slot is free. It is stated times quantiles of the last ratios of truth to estimate,
+apart for those that find a slot and those that wait for one; the 0.9 quantile is moved by what happens
+(see `conformal`), so that it holds.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import exp, log
+
+import numpy as np
+
+from controlplane.core.clock import Duration, scaled
+from controlplane.core.view import Pace
+
+_WINDOW = 96
+_ENOUGH = 10
+_STEP = 0.06
+_FURTHEST = 2.0
+_UPPER = 0.9
+_SHORTEST = 1_000.0
+"""Nanoseconds: estimates and truths below it are taken as it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What an engine does before a request's first token: it reads prompts, and before that the request may
+    wait for a slot, or for its turn where the engine says how long."""
+
+    prompt_tokens: int
+    steps_until_slot: float = 0.0
+    turn: Duration = Duration(0)
+
+    def work(self, pace: Pace) -> Duration:
+        reading = pace.step + scaled(pace.per_prompt_token, self.prompt_tokens)
+        return Duration(self.turn + reading + scaled(pace.step, self.steps_until_slot))
+
+    @property
+    def waits(self) -> bool:
+        return self.steps_until_slot > 0.0 or self.turn > 0
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """From now on; as likely sooner as later than `median`."""
+
+    median: Duration
+    upper: Duration
+
+
+@dataclass(slots=True)
+class _Ratios:
+    """Logarithms of truth over estimate."""
+
+    seen: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    offset: float = 0.0
+
+    def at(self, level: float) -> float:
+        return float(np.quantile(self.seen, level)) if len(self.seen) >= _ENOUGH else 0.0
+
+    def upper(self) -> float:
+        return self.at(_UPPER) + self.offset
+
+
+class FirstTokenTime:
+    def __init__(self) -> None:
+        self._ratios = {False: _Ratios(), True: _Ratios()}
+
+    def predict(self, ahead: Ahead, pace: Pace) -> FirstToken:
+        work, ratios = max(_SHORTEST, ahead.work(pace)), self._ratios[ahead.waits]
+        return FirstToken(_duration(work * exp(ratios.at(0.5))), _duration(work * exp(ratios.upper())))
+
+    def observe(self, ahead: Ahead, pace: Pace, said: FirstToken, took: Duration) -> None:
+        """`pace` and `said` as they were when the request was sent to the engine."""
+        ratios = self._ratios[ahead.waits]
+        was_covered = took <= said.upper
+        moved = ratios.offset + _STEP * (_UPPER - was_covered)
+        ratios.offset = min(max(moved, -_FURTHEST), _FURTHEST)
+        ratios.seen.append(log(max(_SHORTEST, took) / max(_SHORTEST, ahead.work(pace))))
+
+
+def _duration(nanoseconds: float) -> Duration:
+    return Duration(round(nanoseconds))

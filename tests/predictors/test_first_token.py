@@ -1,0 +1,50 @@
+"""First tokens are foretold with the ratio learned, and the stated quantile holds."""
+
+from random import Random
+
+import pytest
+
+from controlplane.core.clock import Duration, milliseconds
+from controlplane.core.view import Pace
+from predictors.first_token import Ahead, FirstTokenTime
+
+PACE = Pace(milliseconds(10), milliseconds(0.1))
+
+
+def serve(time, random, ratio, count, *, waits=0.0):
+    """Share within the upper quantile, and the mean relative error of the median, over the last half."""
+    within, errors = [], []
+    for _ in range(count):
+        ahead = Ahead(random.randint(10, 2_000), waits * random.randint(1, 50))
+        said = time.predict(ahead, PACE)
+        took = Duration(round(ahead.work(PACE) * ratio * random.lognormvariate(0, 0.2)))
+        time.observe(ahead, PACE, said, took)
+        within.append(took <= said.upper)
+        errors.append(abs(said.median / took - 1))
+    half = count // 2
+    return sum(within[half:]) / half, sum(errors[half:]) / half
+
+
+def test_work_is_what_is_read_before_and_the_steps_until_a_slot():
+    assert Ahead(100).work(PACE) == milliseconds(20)
+    assert Ahead(100, 3.0).work(PACE) == milliseconds(50)
+
+
+def test_a_constant_error_is_learned_and_coverage_kept():
+    covered, error = serve(FirstTokenTime(), Random(0), 2.5, 600)
+    assert covered == pytest.approx(0.9, abs=0.035)
+    assert error < 0.2
+
+
+def test_those_that_wait_for_a_slot_are_judged_apart():
+    time, random = FirstTokenTime(), Random(1)
+    serve(time, random, 1.0, 200)
+    serve(time, random, 4.0, 200, waits=1.0)
+    assert time.predict(Ahead(900), PACE).median == pytest.approx(milliseconds(100), rel=0.15)
+    assert time.predict(Ahead(0, 9.0), PACE).median == pytest.approx(milliseconds(400), rel=0.15)
+
+
+def test_coverage_comes_back_after_a_change():
+    time, random = FirstTokenTime(), Random(2)
+    serve(time, random, 1.0, 300)
+    assert serve(time, random, 3.0, 600)[0] == pytest.approx(0.9, abs=0.04)
