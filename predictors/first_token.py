@@ -20,6 +20,7 @@ _ENOUGH = 10
 _STEP = 0.06
 _FURTHEST = 2.0
 _UPPER = 0.9
+_AT_ONCE = Duration(0)
 _SHORTEST = 1_000.0
 """Nanoseconds: estimates and truths below it are taken as it."""
 
@@ -31,7 +32,7 @@ class Ahead:
 
     prompt_tokens: int
     steps_until_slot: float = 0.0
-    turn: Duration = Duration(0)
+    turn: Duration = _AT_ONCE
 
     def work(self, pace: Pace) -> Duration:
         reading = pace.step + scaled(pace.per_prompt_token, self.prompt_tokens)

@@ -19,6 +19,7 @@ from controlplane.core.request import Request
 from predictors.calibration import Calibration
 from predictors.conformal import Conformal
 from predictors.examples import Asked, Examples, asked
+from predictors.features import NUMBERS
 from predictors.keeping import Kept
 from predictors.length_model import LEVELS, LengthModel, prior
 from predictors.output_length import HistoryQuantiles
@@ -96,6 +97,9 @@ class LearnedLengths:
     def forecast(self, request: Request) -> LengthForecast:
         recent = self._recent.get((request.service_class.name, request.model)) or _Recent()
         row = asked(request, recent.mean, recent.spread)
+        if request.gist is None and self._model is not None:
+            # Nothing is known of the prompt but its tokens: it is taken to be like all others.
+            row.numbers[: len(NUMBERS)] = self._model.ridge.center[: len(NUMBERS)]
         judged = self._classes.get(request.service_class.name) or _ByClass()
         by_model = None
         if self._model is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from controlplane.core.clock import Clock, Duration, Instant, between, seconds, to_seconds
+from controlplane.core.clock import Clock, Duration, Instant, seconds, to_seconds
 from controlplane.core.decision import Admit, Defer, Outcome, Reason, Reject
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Footprint, MemoryLedger, Quota, generate_footprint
@@ -21,7 +21,7 @@ from controlplane.policy.admission import Admission, wait_bound
 from controlplane.policy.cycle import run_cycle
 from controlplane.policy.decode_slack import Decoding, decode_slack
 from controlplane.policy.eviction import choose_victims
-from controlplane.policy.ordering import Ordering, work_before_deadline
+from controlplane.policy.ordering import Ordering
 from controlplane.service.accounting import Accounting
 from controlplane.service.answer import Answer
 from controlplane.service.first_tokens import FirstTokens
@@ -320,18 +320,10 @@ class Dispatcher:
         if ticket.timeline.dispatched is None:
             ticket.decision = "DEFER" if ticket.phase is Phase.DEFERRED else decision
             ticket.timeline.dispatched = now
-            self._foretell(ticket, admit.wait, now)
+            leases = self.ledger.table(request.kind.owner)
+            self.first_tokens.started(ticket, leases, self._tickets.values(), admit.wait, now)
         ticket.move(Phase.PREFILL)
         ticket.granted.set_result(None)
-
-    def _foretell(self, ticket: Ticket, wait: Duration, now: Instant) -> None:
-        request = ticket.request
-        if request.kind is Kind.GENERATE:
-            leases = self.ledger.table(Owner.LLM)
-            self.first_tokens.started(ticket, leases, self._tickets.values(), wait, now)
-        elif (pace := self.paces[Owner.EMBEDDING].pace) is not None:
-            work = work_before_deadline(request, ticket.footprint, pace)
-            ticket.predicted_ttft = Duration(between(request.arrival, now) + work)
 
     def _preempt(self, request_id: str) -> asyncio.Task[None]:
         """Takes the victim's lease and sends it back to the queue; the task ends when its blocks are free."""

@@ -12,8 +12,9 @@ from prometheus_client import Gauge
 from controlplane.core.clock import Duration, Instant, between, to_milliseconds
 from controlplane.core.memory import LeaseTable
 from controlplane.core.ports import Generator
-from controlplane.core.request import Owner, Phase
+from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
+from controlplane.policy.ordering import work_before_deadline
 from controlplane.service.ticket import Starting, Ticket
 from predictors.calibration import LEVEL, Calibration
 from predictors.first_token import Ahead, FirstTokenTime
@@ -34,10 +35,15 @@ class FirstTokens:
     def started(
         self, ticket: Ticket, leases: LeaseTable, others: Iterable[Ticket], wait: Duration, now: Instant
     ) -> None:
-        """The ticket is sent to the engine, where it waits so long if the engine orders by itself; `leases` are
+        """The ticket is sent to the engine, which makes it wait so long if it orders by itself; `leases` are
         those open, its own included."""
-        pace, request = self._paces[Owner.LLM].pace, ticket.request
+        request = ticket.request
+        pace = self._paces[request.kind.owner].pace
         if pace is None:
+            return
+        if request.kind is Kind.EMBED:
+            work = work_before_deadline(request, ticket.footprint, pace)
+            ticket.predicted_ttft = Duration(between(request.arrival, now) + work)
             return
         generator = self._generators[request.model]
         if generator.orders:
