@@ -65,7 +65,7 @@ class AptKv:
         if free < needs.min():
             return plan
         values = self._values(columns[_SINCE], needs, columns[_LOST_AFTER] < view.now, view)
-        for at in np.argsort(-values, kind="stable"):
+        for at in np.argsort(-values, kind="stable").tolist():
             need = int(needs[at])
             if need > view.quota:
                 continue
@@ -77,15 +77,12 @@ class AptKv:
 
     def _ranked(self, view: EngineView) -> list[Progress]:
         """The running ones, most value per block first."""
-        running = view.running
+        running = sorted(view.running, key=_key)
         since = np.array([_since(p) for p in running], np.int64)
         needs = (np.array([p.tokens for p in running], np.int64) + view.block_tokens) // view.block_tokens
         is_lost = np.array([p.is_hopeless(view.now, _NO_WORK) for p in running])
-        values = self._values(since, needs, is_lost, view).tolist()
-        order = sorted(
-            (-value, *_key(p), at) for at, (value, p) in enumerate(zip(values, running, strict=True))
-        )
-        return [running[at] for *_, at in order]
+        values = self._values(since, needs, is_lost, view)
+        return [running[at] for at in np.argsort(-values, kind="stable").tolist()]
 
     def _values(
         self,

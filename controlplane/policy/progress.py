@@ -95,14 +95,15 @@ class Progress:
         """Whether the promise is broken, or will be since the next token needs `work` more."""
         if self.is_missed:
             return True
-        first = self.first_token
-        if first is not None:
-            if self.first_due is not None and first > self.first_due:
-                return True
-            if self.gap is None:
-                return False
-        deadline = self.deadline()
-        return deadline is not None and now + work > deadline
+        first, due = self.first_token, self.first_due
+        if first is None:
+            return due is not None and now + work > due
+        if due is not None and first > due:
+            return True
+        # Being behind a mean can be made good; a pause that was too long cannot.
+        if self.gap is None or self.last_token is None:
+            return False
+        return now + work > self.last_token + self.gap
 
     def as_running(self, now: Instant, held: int, pace: Pace | None) -> Running:
         """As a possible victim that gives `held` back."""
