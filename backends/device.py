@@ -1,32 +1,164 @@
-"""How much memory does the device have? NVML where there is a GPU, physical memory otherwise."""
+"""How much memory does the device have, who uses it, and how much is free?
+
+NVML where there is a GPU: bytes on the device, by process. Otherwise the host: physical memory (or what the
+control group allows), and the resident pages of our processes. `read` is made to be called a
+hundred times a second: processes are looked for and others asked about only now and then.
+"""
 
 import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PROC = Path("/proc")
+_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+# Readings between two searches for new processes of ours; a worker may have been replaced.
+_SEARCH_EVERY = 100
+_MEMINFO_BYTES = 256
 
 
 def memory_bytes() -> int:
     """Of the first GPU that this process may see; without any, of the host."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible == "":
+    gpu = _first_gpu()
+    if gpu is None:
         return _host_bytes()
+    nvml, handle = gpu
     try:
-        import pynvml
-    except ImportError:
-        return _host_bytes()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return _host_bytes()
-    try:
-        first = (visible or "0").split(",")[0]
-        handle = (
-            pynvml.nvmlDeviceGetHandleByIndex(int(first))
-            if first.isdigit()
-            else pynvml.nvmlDeviceGetHandleByUUID(first)
-        )
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     finally:
-        pynvml.nvmlShutdown()
+        nvml.nvmlShutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """Bytes. `ours` are held by this process and those it started, `others` by everybody else."""
+
+    total: int
+    free: int
+    ours: int
+    others: int
+
+
+class DeviceProbe(Protocol):
+    def read(self) -> DeviceReading: ...
+
+    def close(self) -> None: ...
+
+
+def open_probe() -> DeviceProbe:
+    gpu = _first_gpu()
+    return HostProbe() if gpu is None else GpuProbe(*gpu)
+
+
+@dataclass(eq=False, slots=True)
+class HostProbe:
+    """`total` and `free` are the host's; a resident page that several of our processes share counts for
+    each of them."""
+
+    _files: dict[int, int] = field(init=False, default_factory=dict)
+    _meminfo: int = field(init=False)
+    _total: int = field(init=False)
+    _reads: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._meminfo = os.open(_PROC / "meminfo", os.O_RDONLY)
+        self._total = _host_bytes()
+
+    def read(self) -> DeviceReading:
+        if self._reads % _SEARCH_EVERY == 0:
+            self._search()
+        self._reads += 1
+        ours = sum([self._resident(pid) for pid in tuple(self._files)])
+        free = min(self._total, _available(os.pread(self._meminfo, _MEMINFO_BYTES, 0)))
+        return DeviceReading(self._total, free, ours, max(0, self._total - free - ours))
+
+    def close(self) -> None:
+        for descriptor in (self._meminfo, *self._files.values()):
+            os.close(descriptor)
+        self._files.clear()
+
+    def _search(self) -> None:
+        for pid in processes_of(os.getpid()):
+            if pid not in self._files:
+                try:
+                    self._files[pid] = os.open(_PROC / str(pid) / "statm", os.O_RDONLY)
+                except OSError:
+                    continue  # it has ended meanwhile
+
+    def _resident(self, pid: int) -> int:
+        try:
+            return int(os.pread(self._files[pid], 64, 0).split()[1]) * _PAGE
+        except (OSError, IndexError):
+            # It has ended: its file is readable no more.
+            os.close(self._files.pop(pid))
+            return 0
+
+
+@dataclass(eq=False, slots=True)
+class GpuProbe:
+    """Of NVML's `handle`. Which process holds what is asked as seldom as new ones are looked for."""
+
+    _nvml: Any
+    _handle: Any
+    _ours: int = field(init=False, default=0)
+    _reads: int = field(init=False, default=0)
+
+    def read(self) -> DeviceReading:
+        found = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        if self._reads % (_SEARCH_EVERY // 10) == 0:
+            family = processes_of(os.getpid())
+            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+            self._ours = sum(int(one.usedGpuMemory or 0) for one in running if one.pid in family)
+        self._reads += 1
+        used = int(found.total - found.free)
+        return DeviceReading(int(found.total), int(found.free), self._ours, max(0, used - self._ours))
+
+    def close(self) -> None:
+        self._nvml.nvmlShutdown()
+
+
+def processes_of(root: int) -> set[int]:
+    """`root` and all that it started, directly or not."""
+    found, open_ends = {root}, [root]
+    while open_ends:
+        tasks = _PROC / str(open_ends.pop()) / "task"
+        try:
+            listed = [(task / "children").read_text().split() for task in tasks.iterdir()]
+        except OSError:
+            continue  # it has ended meanwhile
+        children = {int(pid) for pids in listed for pid in pids} - found
+        open_ends += children
+        found |= children
+    return found
+
+
+def _available(meminfo: bytes) -> int:
+    at = meminfo.index(b"MemAvailable:") + len(b"MemAvailable:")
+    return int(meminfo[at : meminfo.index(b"kB", at)]) * 1_024
 
 
 def _host_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    physical = _PAGE * os.sysconf("SC_PHYS_PAGES")
+    if _GROUP_LIMIT.is_file() and (limit := _GROUP_LIMIT.read_text().strip()).isdigit():
+        return min(physical, int(limit))
+    return physical
+
+
+def _first_gpu() -> tuple[Any, Any] | None:
+    """NVML, initialised, and the handle of the first GPU that this process may see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "":
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    first = (visible or "0").split(",")[0]
+    by_index = first.isdigit()
+    find = pynvml.nvmlDeviceGetHandleByIndex if by_index else pynvml.nvmlDeviceGetHandleByUUID
+    return pynvml, find(int(first) if by_index else first)

@@ -58,7 +58,7 @@ Offered = Ask | Embed
 class Machine:
     """`kv_bytes` None: no memory limit. `workspace_batches` is the embedding quota in largest batches. With
     `pool_bytes` the cache and the workspace are parts of one elastic pool, which `quota` in the sections
-    shares out; `is_unshared` then lets both kinds take what they find."""
+    shares out if it is to move; else each kind takes what it finds, up to `kv_bytes` and a whole batch."""
 
     batch_time: BatchTime
     geometry: KvGeometry = _GEOMETRY
@@ -72,7 +72,6 @@ class Machine:
     embed_bytes_per_token: int = 1_024
     embed_input_tokens: int = 512
     pool_bytes: int | None = None
-    is_unshared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,6 @@ class Course:
     busy_seconds: float = 0.0
     engine_preemptions: int = 0
     memory: MemoryUse = field(default_factory=MemoryUse)
-    quotas: list[tuple[float, int, int]] = field(default_factory=list)
-    """(time, the LLM's, the embeddings') at each tick that found others than the one before."""
     reclaimed_bytes: int = 0
     trace_hash: str = ""
 

@@ -103,6 +103,9 @@ class Metrics:
         return Gauge(f"tandem_{name}", text, labels, registry=self.registry)
 
     def _add_sharing(self) -> None:
+        self.device_bytes = self._gauge(
+            "device_bytes", "Memory as the device says, and how far it disagrees with the ledger", ("what",)
+        )
         self.owned_bytes = self._gauge(
             "owned_bytes", "Share of the pool before lending, where quotas move", ("owner",)
         )

@@ -8,18 +8,12 @@ from typing import Any
 from prometheus_client import Gauge
 
 from backends import device
-from backends.device_memory import (
-    DeviceMemory,
-    KvcachedMemory,
-    StaticMemory,
-    kvcached_segment,
-    kvcached_unit,
-)
+from backends.device_memory import DeviceMemory
 from backends.embedding.client import WorkerEmbedder
 from backends.vllm.client import VllmGenerator
 from controlplane.config import Config, ConfigError
 from controlplane.config.change import changeable, changed
-from controlplane.core.clock import Clock, milliseconds
+from controlplane.core.clock import Clock
 from controlplane.core.memory import MemoryLedger, Quota
 from controlplane.core.ports import BackendDown, Embedder, EmbeddingPass, EngineState, EngineStep, Generator
 from controlplane.core.request import Owner
@@ -27,13 +21,14 @@ from controlplane.metrics import Metrics
 from controlplane.policy.catalogue import goes_before
 from controlplane.service.clocks import MonotonicClock
 from controlplane.service.dispatcher import Dispatcher, Policies
-from controlplane.service.foresight import Foresight
 from controlplane.service.intake import Intake
 from controlplane.service.learning import Learning
+from controlplane.service.memory_monitor import MemoryMonitor
 from controlplane.service.model_facts import facts_of
 from controlplane.service.plan import MemoryPlan, memory_plan
-from controlplane.service.quotas import Pool, Quotas
+from controlplane.service.quotas import Quotas
 from controlplane.service.rates import Rates, TenantLimits
+from controlplane.service.sharing_setup import kvcached_memory, monitor_of, pool_of, quotas_in
 from controlplane.service.ticks import ScheduledTicks, Ticks
 from predictors.learned import LearnedLengths
 from predictors.output_length import HistoryQuantiles, MaxTokens
@@ -91,17 +86,9 @@ def assemble(config: Config) -> "Service":
         generators,
         embedders,
         workspace_bytes=plan.workspace_bytes,
-        device_memory=None if config.pool.device_memory == "static" else lambda: _kvcached(plan),
+        device_memory=None if config.pool.device_memory == "static" else lambda: kvcached_memory(plan),
+        monitor=monitor_of(plan) if config.pool.monitor_ms else None,
     )
-
-
-def _kvcached(plan: MemoryPlan) -> DeviceMemory:
-    """Once the engine runs. Raises ConfigError."""
-    try:
-        segment = kvcached_segment()
-        return KvcachedMemory(segment, pool_bytes=plan.pool_bytes, unit_bytes=kvcached_unit(plan.chat_layers))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _lengths(config: Config) -> LearnedLengths | HistoryQuantiles | MaxTokens:
@@ -128,6 +115,7 @@ class Service:
         *,
         workspace_bytes: int,
         device_memory: Callable[[], DeviceMemory] | None = None,
+        monitor: Callable[[Callable[[int], None]], MemoryMonitor] | None = None,
         clock: Clock | None = None,
         ticks: Ticks | None = None,
     ) -> None:
@@ -135,6 +123,8 @@ class Service:
         self.config = config
         self._device_memory = device_memory
         self._ticks = ticks or ScheduledTicks()
+        self._make_monitor = monitor
+        self.monitor: MemoryMonitor | None = None
         self.quotas: Quotas | None = None
         self._clock = clock or MonotonicClock()
         self.metrics = Metrics()
@@ -168,6 +158,9 @@ class Service:
             raise
         if self._learning is not None:
             await self._learning.start()
+        if self._make_monitor is not None:
+            self.monitor = self._make_monitor(self._withhold)
+            self.monitor.start(self.config.pool.monitor_ms / 1_000)
         self._is_started = True
 
     def _backends(self) -> list[Generator | Embedder]:
@@ -178,6 +171,8 @@ class Service:
             return
         self._is_started = False
         self._ticks.stop()
+        if self.monitor is not None:
+            self.monitor.stop()
         await self.drain()
         if self._learning is not None:
             await self._learning.stop()
@@ -189,7 +184,7 @@ class Service:
 
     def _build(self) -> None:
         config, clock = self.config, self._clock
-        pool = self._pool()
+        pool = pool_of(config, self._generators, self._embedders, self._workspace_bytes, self._device_memory)
         shares = self._fixed_shares() if pool is None else pool.sharing.nominal
         ledger = MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
         limits = {
@@ -220,34 +215,16 @@ class Service:
             keeps_gists=isinstance(self._lengths, LearnedLengths),
         )
         if pool is not None:
-            self.quotas = self._quotas(pool)
+            self.quotas = quotas_in(pool, config, clock, self.dispatcher)
 
-    def _pool(self) -> Pool | None:
-        """What the quotas move in; None where they stay as they are. Raises ConfigError."""
-        section = self.config.quota
-        if not section.moves or not self._generators or not self._embedders:
-            return None
-        generator = next(iter(self._generators.values()))
-        memory: DeviceMemory = StaticMemory(generator.kv_bytes, self._workspace_bytes)
-        if self._device_memory is not None:
-            memory = self._device_memory()
-        try:
-            sharing = section.sharing(
-                pool_bytes=memory.pool_bytes,
-                most_llm_bytes=min(generator.kv_bytes, memory.most_llm_bytes),
-                most_embedding_bytes=sum(e.workspace_bytes for e in self._embedders.values()),
-                block_bytes=generator.geometry.bytes_per_block,
-            )
-            return Pool(generator, tuple(self._embedders.values()), memory, sharing)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-
-    def _quotas(self, pool: Pool) -> Quotas:
-        forecast = self.config.quota.forecast
-        priorities = {one.priority for one in self.config.classes.values()}
-        highest = max(priorities) if len(priorities) > 1 else None
-        foresight = Foresight(milliseconds(forecast.window_ms), forecast.level, highest)
-        return Quotas(self._clock, self.dispatcher, pool, foresight)
+    def _withhold(self, kept: int) -> None:
+        """The device has less than was planned: batches give way, the engine's cache cannot."""
+        if self.quotas is not None:
+            self.quotas.withheld = kept
+            return
+        for embedder in self._embedders.values():
+            least = embedder.batch_bytes([embedder.max_input_tokens])
+            embedder.set_budget_bytes(max(least, embedder.workspace_bytes - kept))
 
     def _note_step(self, done: EngineStep) -> None:
         work = StepWork(done.prefill_tokens, done.decodes, done.cells)
@@ -307,6 +284,7 @@ class Service:
         """What is held and who waits, for a person."""
         return {
             "owners": {owner.value: self._owner_state(owner) for owner in Owner},
+            "device": None if self.monitor is None else self.monitor.shown(),
             "sharing": None if self.quotas is None else self.quotas.shown(),
             "requests": [
                 {
@@ -358,6 +336,7 @@ class Service:
                 **self._calibration(),
                 **({} if self.quotas is None else self.quotas.gauges(m)),
                 **self.dispatcher.first_tokens.gauges(m),
+                **({} if self.monitor is None else {m.device_bytes: self.monitor.shown()}),
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
             }
         )

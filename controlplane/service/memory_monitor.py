@@ -1,0 +1,89 @@
+"""Does the device agree with the ledger? Sampled; what it holds too much is withheld from the pool.
+
+What our processes held when the backends had started (weights, contexts, what was allocated beforehand) is
+the base. On top of it they may hold what the ledger gives them. More than that, beyond a bound, is a
+disagreement: as much is withheld at once, so the margin stays whole, and let go little by little.
+So is what another process takes of the last bytes that are free.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from backends.device import DeviceProbe, DeviceReading
+
+_LETTING_GO = 1 / 16
+
+
+@dataclass(eq=False, slots=True)
+class MemoryMonitor:
+    """`granted` says what may be held on top of the base; `withhold` is told of every change. `bound` is the
+    disagreement, and the least free memory, that is still tolerated."""
+
+    probe: DeviceProbe
+    granted: Callable[[], int]
+    withhold: Callable[[int], None]
+    bound: int
+    last: DeviceReading | None = field(init=False, default=None)
+    least_free: int | None = field(init=False, default=None)
+    most_ours: int = field(init=False, default=0)
+    disagreement: int = field(init=False, default=0)
+    withheld: int = field(init=False, default=0)
+    alerts: int = field(init=False, default=0)
+    """How often a disagreement began."""
+    _base: int | None = field(init=False, default=None)
+    _timer: asyncio.TimerHandle | None = field(init=False, default=None)
+
+    def start(self, every: float) -> None:
+        """Takes the base now, and samples every so many seconds."""
+        self.sample()
+        self._schedule(every)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.probe.close()
+
+    def sample(self) -> None:
+        found = self.last = self.probe.read()
+        if self._base is None:
+            self._base = found.ours
+        self.most_ours = max(self.most_ours, found.ours)
+        self.least_free = found.free if self.least_free is None else min(self.least_free, found.free)
+        had = self.disagreement > self.bound
+        self.disagreement = max(0, found.ours - self._base - self.granted())
+        self.alerts += self.disagreement > self.bound and not had
+        self._keep(max(0, self.disagreement - self.bound, self.bound - found.free))
+
+    def shown(self) -> dict[str, float]:
+        """Bytes, but for `alerts`."""
+        found = self.last
+        seen = {} if found is None else asdict(found)
+        return seen | {
+            "least_free": self.least_free or 0,
+            "most_ours": self.most_ours,
+            "disagreement": self.disagreement,
+            "withheld": self.withheld,
+            "alerts": self.alerts,
+        }
+
+    def _keep(self, needed: int) -> None:
+        kept = needed
+        if needed < self.withheld:
+            kept = max(needed, int(self.withheld * (1 - _LETTING_GO)))
+        if kept != self.withheld:
+            self.withheld = kept
+            self.withhold(kept)
+
+    def _schedule(self, every: float) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + every
+
+        def again() -> None:
+            nonlocal due
+            self.sample()
+            # Samples that a busy loop has missed are not made up for.
+            due = max(due + every, loop.time())
+            self._timer = loop.call_at(due, again)
+
+        self._timer = loop.call_at(due, again)

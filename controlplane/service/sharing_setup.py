@@ -1,0 +1,73 @@
+"""How do a configuration's shares become quotas that move, and who watches the device? Built at the start."""
+
+from collections.abc import Callable, Mapping
+
+from backends.device import open_probe
+from backends.device_memory import (
+    DeviceMemory,
+    KvcachedMemory,
+    StaticMemory,
+    kvcached_segment,
+    kvcached_unit,
+)
+from controlplane.config import Config, ConfigError
+from controlplane.core.clock import Clock, milliseconds
+from controlplane.core.ports import Embedder, Generator
+from controlplane.service.dispatcher import Dispatcher
+from controlplane.service.foresight import Foresight
+from controlplane.service.memory_monitor import MemoryMonitor
+from controlplane.service.plan import MemoryPlan
+from controlplane.service.quotas import Pool, Quotas
+
+
+def kvcached_memory(plan: MemoryPlan) -> DeviceMemory:
+    """Once the engine runs. Raises ConfigError."""
+    try:
+        segment = kvcached_segment()
+        return KvcachedMemory(segment, pool_bytes=plan.pool_bytes, unit_bytes=kvcached_unit(plan.chat_layers))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def pool_of(
+    config: Config,
+    generators: Mapping[str, Generator],
+    embedders: Mapping[str, Embedder],
+    workspace_bytes: int,
+    device_memory: Callable[[], DeviceMemory] | None,
+) -> Pool | None:
+    """What the quotas move in; None where they stay as they are. Raises ConfigError."""
+    section = config.quota
+    if not section.moves or not generators or not embedders:
+        return None
+    generator = next(iter(generators.values()))
+    memory = StaticMemory(generator.kv_bytes, workspace_bytes) if device_memory is None else device_memory()
+    try:
+        sharing = section.sharing(
+            pool_bytes=memory.pool_bytes,
+            most_llm_bytes=min(generator.kv_bytes, memory.most_llm_bytes),
+            most_embedding_bytes=sum(embedder.workspace_bytes for embedder in embedders.values()),
+            block_bytes=generator.geometry.bytes_per_block,
+        )
+        return Pool(generator, tuple(embedders.values()), memory, sharing)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def quotas_in(pool: Pool, config: Config, clock: Clock, dispatcher: Dispatcher) -> Quotas:
+    forecast = config.quota.forecast
+    priorities = {one.priority for one in config.classes.values()}
+    highest = max(priorities) if len(priorities) > 1 else None
+    foresight = Foresight(milliseconds(forecast.window_ms), forecast.level, highest)
+    return Quotas(clock, dispatcher, pool, foresight)
+
+
+def monitor_of(plan: MemoryPlan) -> Callable[[Callable[[int], None]], MemoryMonitor]:
+    """Given whom to tell what is withheld. Our processes may come to hold the pool and one forward pass more
+    than at the start; half the margin is what nobody minds."""
+
+    def build(withhold: Callable[[int], None]) -> MemoryMonitor:
+        granted = plan.pool_bytes + plan.activation_bytes
+        return MemoryMonitor(open_probe(), lambda: granted, withhold, plan.margin_bytes // 2)
+
+    return build

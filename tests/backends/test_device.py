@@ -1,0 +1,57 @@
+"""The host's own numbers, read through real /proc files; a GPU is never needed."""
+
+import multiprocessing
+import os
+
+from backends.device import HostProbe, memory_bytes, open_probe, processes_of
+
+MIB = 2**20
+
+
+def _hold(holds, done):
+    block = bytearray(os.urandom(1)) * (64 * MIB)
+    holds.set()
+    done.wait(30)
+    assert block
+
+
+def test_what_a_child_takes_is_ours_and_given_back():
+    context = multiprocessing.get_context("spawn")
+    holds, done = context.Event(), context.Event()
+    child = context.Process(target=_hold, args=(holds, done))
+    child.start()
+    assert holds.wait(30)
+    probe = open_probe()
+    try:
+        assert child.pid in processes_of(os.getpid())
+        before = probe.read()
+        assert before.ours > 64 * MIB
+        assert before.free <= before.total == memory_bytes()
+        assert before.free + before.ours + before.others >= before.total
+        done.set()
+        child.join(30)
+        assert probe.read().ours <= before.ours - 60 * MIB
+    finally:
+        probe.close()
+
+
+def test_a_process_that_began_later_is_found():
+    probe = HostProbe()
+    try:
+        probe.read()
+        context = multiprocessing.get_context("spawn")
+        holds, done = context.Event(), context.Event()
+        child = context.Process(target=_hold, args=(holds, done))
+        child.start()
+        assert holds.wait(30)
+        readings = [probe.read().ours for _ in range(101)]
+        done.set()
+        child.join(30)
+        assert readings[-1] - readings[0] > 60 * MIB
+    finally:
+        probe.close()
+
+
+def test_an_empty_list_of_gpus_means_the_host(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert isinstance(open_probe(), HostProbe)

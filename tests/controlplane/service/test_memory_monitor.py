@@ -1,0 +1,93 @@
+"""Disagreement between ledger and device is seen, told once, withheld at once and let go slowly."""
+
+from dataclasses import dataclass, field
+
+from backends.device import DeviceReading, HostProbe
+from benchmark_control_plane.virtual_time import run
+from controlplane.service.memory_monitor import MemoryMonitor
+
+
+@dataclass
+class Readings:
+    """A probe that tells what the test says."""
+
+    ours: int = 100
+    free: int = 1_000
+    is_closed: bool = False
+
+    def read(self) -> DeviceReading:
+        return DeviceReading(2_000, self.free, self.ours, 2_000 - self.free - self.ours)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class Bench:
+    probe: Readings = field(default_factory=Readings)
+    told: list[int] = field(default_factory=list)
+
+    def monitor(self, *, granted: int = 500, bound: int = 50) -> MemoryMonitor:
+        return MemoryMonitor(self.probe, lambda: granted, self.told.append, bound)
+
+
+def test_what_the_ledger_gave_is_no_disagreement():
+    bench = Bench()
+    monitor = bench.monitor()
+    for ours in (100, 600, 650, 300):
+        bench.probe.ours = ours
+        monitor.sample()
+    assert (monitor.most_ours, monitor.alerts, bench.told) == (650, 0, [])
+
+
+def test_more_than_the_bound_is_withheld_at_once_and_let_go_slowly():
+    bench = Bench()
+    monitor = bench.monitor()
+    monitor.sample()
+    bench.probe.ours = 900
+    monitor.sample()
+    assert (monitor.disagreement, monitor.withheld, monitor.alerts) == (300, 250, 1)
+    bench.probe.ours = 100
+    monitor.sample()
+    assert (monitor.disagreement, monitor.withheld, monitor.alerts) == (0, 234, 1)
+    for _ in range(200):
+        monitor.sample()
+    assert monitor.withheld == bench.told[-1] == 0
+    assert bench.told == sorted(bench.told, reverse=True)
+
+
+def test_what_others_take_of_the_last_free_bytes_is_withheld_too():
+    bench = Bench()
+    monitor = bench.monitor()
+    bench.probe.free = 20
+    monitor.sample()
+    assert (monitor.withheld, monitor.least_free, monitor.alerts) == (30, 20, 0)
+
+
+def test_it_samples_as_often_as_asked_until_stopped():
+    bench = Bench()
+
+    async def main() -> int:
+        import asyncio
+
+        monitor = bench.monitor()
+        monitor.start(0.01)
+        bench.probe.ours = 900
+        await asyncio.sleep(0.1)
+        monitor.stop()
+        seen = monitor.alerts
+        bench.probe.ours = 5_000
+        await asyncio.sleep(0.1)
+        return seen, monitor.most_ours
+
+    assert run(main()) == (1, 900)
+    assert bench.probe.is_closed
+
+
+def test_a_reading_of_the_real_host_shows():
+    monitor = MemoryMonitor(HostProbe(), lambda: 2**30, lambda _: None, 2**20)
+    monitor.sample()
+    shown = monitor.shown()
+    monitor.stop()
+    assert shown["total"] >= shown["free"] > 0 < shown["ours"] == shown["most_ours"]
+    assert shown["disagreement"] == shown["alerts"] == 0
