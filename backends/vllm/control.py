@@ -16,8 +16,9 @@ METHOD = "tandem"
 _ORDERS = ("set_quota", "set_options", "set_forecast", "state")
 
 
-def obey(scheduler: Any, order: str, argument: Any = None) -> dict[str, Any]:
-    """The state after the order. Raises ValueError for an unknown order or what the order refuses."""
+def obey(scheduler: Any, order: str, argument: Any = None, *, is_quiet: bool = False) -> dict[str, Any]:
+    """The state after the order. `is_quiet` if no step is in flight: an idle engine takes none, so it obeys
+    at once. Raises ValueError for an unknown order or what the order refuses."""
     if order == "set_quota":
         scheduler.set_quota(int(argument))
     elif order == "set_options":
@@ -30,6 +31,8 @@ def obey(scheduler: Any, order: str, argument: Any = None) -> dict[str, Any]:
             scheduler.set_forecast(name, forecast)
     elif order != "state":
         raise ValueError(f"order {order!r}: unknown; known are {', '.join(_ORDERS)}")
+    if is_quiet:
+        scheduler.settle()
     state = asdict(scheduler.facts(Instant(scheduler.clock())))
     return state | {"options": asdict(scheduler.options), "malformed": scheduler.malformed}
 
@@ -38,6 +41,6 @@ def install() -> None:
     from vllm.v1.engine.core import EngineCore
 
     def tandem(core: Any, order: str, argument: Any = None) -> dict[str, Any]:
-        return obey(core.scheduler, order, argument)
+        return obey(core.scheduler, order, argument, is_quiet=not core.batch_queue)
 
     setattr(EngineCore, METHOD, tandem)

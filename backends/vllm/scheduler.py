@@ -91,8 +91,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         prefill = output.total_num_scheduled_tokens - len(scheduled)
         work = StepWork(prefill, len(scheduled), self.balloon.used * self.block_size)
         self._last_step = (now, work) if scheduled else None
-        if self._board is not None:
-            self._board.write(self.facts(now), self._rows())
+        self._publish(now)
         self._used_before = self.balloon.used
         self.hook_ns += time.perf_counter_ns() - began
         return output
@@ -200,6 +199,16 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
                 "a larger pool needs a restart of vLLM"
             )
         self.quota = blocks
+
+    def settle(self) -> None:
+        """Between steps, none in flight: the quota takes hold, and what nobody has is nobody's."""
+        self.balloon.leave(self.quota)
+        self._used_before = self.balloon.used
+        self._publish(Instant(self.clock()))
+
+    def _publish(self, now: Instant) -> None:
+        if self._board is not None:
+            self._board.write(self.facts(now), self._rows())
 
     def set_options(self, changes: Mapping[str, Any]) -> None:
         """What waits is handed over to a newly built policy. Raises ValueError."""

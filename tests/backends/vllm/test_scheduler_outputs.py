@@ -85,6 +85,8 @@ async def test_greedy_answers_survive_a_pool_that_is_far_too_small(generator):
 async def test_the_gate_sees_what_each_request_holds_and_what_may_be_lent(generator):
     size = generator.geometry.bytes_per_block
     await generator.set_quota(20 * size)
+    idle = generator.state()
+    assert (idle.quota_bytes, idle.ceded_bytes) == (20 * size, generator.kv_bytes - 20 * size)
     prompt = list(range(30, 70))
     request = a_request(prompt, GREEDY)
     async with aclosing(generator.generate(request, prompt, GREEDY, standing=Standing())) as deltas:
