@@ -4,6 +4,8 @@ from random import Random
 
 import pytest
 
+from benchmark_control_plane.engine_fairness import AGED_SHARE, HEAD_START_S, aged, overtaken, step
+
 pytestmark = pytest.mark.engine
 
 BLOCKS = 64
@@ -26,15 +28,6 @@ def engine(request):
             is_async=request.param,
         )
     )
-
-
-def step(engine) -> dict[str, int]:
-    """One step; time moves on even if nothing ran. New tokens by request."""
-    before = engine.now_ns
-    produced = engine.step()
-    if engine.now_ns == before:
-        engine.jump(before + 1_000_000)
-    return {request_id: tokens for request_id, tokens, _ in produced}
 
 
 def conserved(scheduler) -> bool:
@@ -172,57 +165,18 @@ def test_metadata_that_makes_no_sense_costs_its_request_only_the_class(engine):
 
 @pytest.mark.parametrize("ordering", ["fcfs", "edf"])
 def test_a_low_class_waits_for_a_higher_one_only_within_the_head_start(engine, ordering):
-    """Twice as much high-class work as the engine can do, for ever; ranks still bound who overtakes."""
-    scheduler = engine.restart(tandem={"ordering": ordering, "priority_head_start_ms": 2_000})
-    arrived, first = {}, {}
-    low_at = None
-    number = 0
-    while "low" not in first:
-        number += 1
-        assert number < 4_000
-        if number % 4 == 0:
-            arrived[f"r{number}"] = engine.now_ns
-            engine.add(
-                f"r{number}", 60, 100, extra={"tandem": {"priority": 1, "tokens": 100, "ttft_ms": 1_000}}
-            )
-        if number == 200:
-            low_at = engine.now_ns
-            engine.add("low", 60, 100, extra={"tandem": {"priority": 0, "tokens": 100, "ttft_ms": 1_000}})
-        for one in step(engine):
-            first.setdefault(one, engine.now_ns)
-    assert len(scheduler.waiting) > 50
-    overtakers = [
-        one for one, at in arrived.items() if at > low_at and first.get(one, 1 << 62) < first["low"]
-    ]
-    assert overtakers
-    assert max(arrived[one] for one in overtakers) <= low_at + 2_000_000_000
+    started = [wait for wait in overtaken(engine, ordering, 1_200) if wait.waited is not None]
+    assert len(started) >= 3
+    assert 0.5 * HEAD_START_S < max(wait.waited for wait in started) <= HEAD_START_S
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3])
-def test_only_their_share_serves_the_large_beside_small_work_without_end_and_it_bounds_their_wait(
-    engine, share
-):
-    patience_s, prompt, output = 3, 400, 100
-    engine.restart(tandem={"ordering": "srmt", "starvation_ms": patience_s * 1_000, "aged_share": share})
-    said = {"ttft_ms": 500, "gap_ms": 500}
-    arrived: dict[str, int] = {}
-    ripe: dict[str, int] = {}
-    first: dict[str, int] = {}
-    for number in range(1_200):
-        if number % 6 == 0:
-            engine.add(f"r{number}", 60, 60, extra={"tandem": {**said, "tokens": 60}})
-        if number in (300, 310, 320, 330):
-            arrived[f"large{number}"] = engine.now_ns
-            engine.add(f"large{number}", prompt, output, extra={"tandem": {**said, "tokens": output}})
-        for one, at in arrived.items():
-            if engine.now_ns >= at + patience_s * 1_000_000_000:
-                ripe.setdefault(one, number)
-        for one in step(engine):
-            first.setdefault(one, number)
-    waited = [first[one] - ripe[one] for one in arrived if one in first]
-    assert len(waited) == (len(arrived) if share else 0)
-    # Each before it holds its blocks for its tokens, and the steps in which its prompt is read.
-    reading = prompt // 256 + 1
-    stay = -(-(prompt + output) // BLOCK_TOKENS) * (output + 2 * reading)
-    for before, wait in enumerate(waited):
-        assert wait <= before * stay / (share * BLOCKS) + 2 * reading + before
+def test_those_that_lost_their_promise_start_within_their_bound_beside_small_work_without_end(engine):
+    waits = list(aged(engine, AGED_SHARE, 1_800))
+    assert len(waits) >= 5
+    assert all(wait.waited is not None and wait.waited <= wait.bound for wait in waits)
+
+
+def test_without_a_share_none_of_them_ever_starts(engine):
+    waits = list(aged(engine, 0.0, 1_200))
+    assert waits
+    assert all(wait.waited is None for wait in waits)
