@@ -20,13 +20,15 @@ _POLL_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`ready_path` answers 200 once requests are served."""
+    """`ready_path` answers 200 once requests are served. `threads` is what the arithmetic libraries may
+    use: on a shared machine two servers with a thread per core time the scheduler instead."""
 
     name: str
     command: Sequence[str]
     port: int
     ready_path: str
     process_id: int | None = None
+    threads: int = 1
 
     @property
     def url(self) -> str:
@@ -58,7 +60,7 @@ def serving(server: Server, log: Path) -> Iterator[Server]:
             server.command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env=_environment(server.threads),
             # A group of its own, so that a signal can be sent to all of it, as a terminal does.
             start_new_session=True,
         )
@@ -105,9 +107,9 @@ def bench_serve(
     )  # fmt: skip
 
 
-def _environment() -> dict[str, str]:
-    # One thread each: on a shared machine two servers with a thread per core time the scheduler instead.
-    return {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING", **os.environ, "OMP_NUM_THREADS": "1"}
+def _environment(threads: int = 1) -> dict[str, str]:
+    fixed = {"OMP_NUM_THREADS": str(threads)}
+    return {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING", **os.environ, **fixed}
 
 
 def _wait_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -20,6 +20,9 @@ from controlplane.core.clock import Instant
 
 Caller = TypeVar("Caller")
 
+# A smaller part than this many starts of a pass costs more than uneven lanes do.
+_LEAST_STARTS = 8
+
 _Key = tuple[bool, int, int]
 MostInputs = Callable[[int], int]
 """How many inputs a pass may hold, by the tokens of its longest."""
@@ -71,10 +74,12 @@ class Batch(Generic[Caller]):
 @dataclass(slots=True)
 class BatchQueue(Generic[Caller]):
     """`budget_tokens` bounds one pass in padded tokens; `pass_tokens` is what starting a pass costs,
-    counted in tokens computed in the same time."""
+    counted in tokens computed in the same time. Among `lanes` each takes its part of what the window
+    holds (guided self-scheduling, Polychronopoulos and Kuck 1987), so that they end together."""
 
     budget_tokens: int
     pass_tokens: int = 0
+    lanes: int = 1
     _calls: list[Call[Caller]] = field(default_factory=list)
     _first: deque[Batch[Caller]] = field(default_factory=deque)
     _arrivals: "count[int]" = field(default_factory=count)
@@ -136,6 +141,8 @@ class BatchQueue(Generic[Caller]):
     def _passes(self, window: list[Item[Caller]], most_inputs: MostInputs) -> list[list[Item[Caller]]]:
         passes: list[list[Item[Caller]]] = []
         longest = padding = most = 0
+        part = max(_LEAST_STARTS * self.pass_tokens, -(-sum(i.tokens for i in window) // self.lanes))
+        room = self.budget_tokens if self.lanes == 1 else min(self.budget_tokens, part)
         for item in sorted(window, key=lambda i: (-i.tokens, i.call.key, i.position)):
             padding += longest - item.tokens
             if passes and len(passes[-1]) < most and padding <= self.pass_tokens:
@@ -143,7 +150,7 @@ class BatchQueue(Generic[Caller]):
             else:
                 passes.append([item])
                 longest, padding = item.tokens, 0
-                most = min(most_inputs(longest), self.budget_tokens // longest)
+                most = min(most_inputs(longest), room // longest)
         return passes
 
     def _take(self, items: list[Item[Caller]]) -> None:

@@ -6,9 +6,12 @@ first replacement. Neither torch nor sentence-transformers is imported here.
 """
 
 import asyncio
+import contextlib
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -17,7 +20,7 @@ from backends.embedding.budget import PassBudget
 from backends.embedding.bundled import resolve
 from backends.embedding.contract import EncoderFacts, EncoderOptions
 from backends.embedding.deliveries import Caller, Deliveries
-from backends.embedding.framing import Computed, Frame, FrameKind, Ids, pack_inputs
+from backends.embedding.framing import Computed, Frame, FrameKind, Ids, pack_inputs, unpack_inputs
 from backends.embedding.link import WorkerLink
 from backends.embedding.time_model import ObservedTime
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
@@ -85,6 +88,8 @@ class WorkerEmbedder:
         self._shorter = tuple(sorted(set(dimensions)))
         self._check_seconds = check_seconds
         self._deliveries = Deliveries()
+        self._texts: dict[int, asyncio.Future[bytes]] = {}
+        self._text_numbers = count(1)
         self._answers = _Answers()
         self._facts: EncoderFacts | None = None
         self._tokenizer: Tokenizer | None = None
@@ -111,6 +116,7 @@ class WorkerEmbedder:
         self.ready.clear()
         if self._link is not None:
             await self._link.close()
+        self._texts_lost()
         self._deliveries.give_up(self._down)
 
     async def check(self) -> None:
@@ -186,7 +192,24 @@ class WorkerEmbedder:
             texts = [before + text for text in texts]
         if sum(map(len, texts)) <= _CHARACTERS_INLINE:
             return _token_ids(tokenizer, texts)
+        if self.facts.yields_cpu:
+            with contextlib.suppress(BackendDown):
+                # There nobody who has more urgent work waits for the core.
+                return await self._tokenized_by_worker(texts)
         return await asyncio.to_thread(_token_ids, tokenizer, texts)
+
+    async def _tokenized_by_worker(self, texts: Sequence[str]) -> list[list[int]]:
+        link, number = self._up(), next(self._text_numbers)
+        answer = self._texts[number] = asyncio.get_running_loop().create_future()
+        link.send(Frame(FrameKind.TEXTS, number, json.dumps(list(texts)).encode()))
+        try:
+            payload = await answer
+        finally:
+            del self._texts[number]
+        if not payload:
+            raise BackendDown(f"embedding worker {link.pid} could not tokenise")
+        lengths, ids = unpack_inputs(payload)
+        return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
     async def embed(
         self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
@@ -284,6 +307,7 @@ class WorkerEmbedder:
             self._answers.saw_one()
             _log.error("%s (exit status %d)", self._down, await link.close())
             self._deliveries.worker_died(self._down)
+            self._texts_lost()
             link = await self._replace()
 
     async def _replace(self) -> WorkerLink:
@@ -299,6 +323,11 @@ class WorkerEmbedder:
                 self._deliveries.give_up(self._down)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _texts_lost(self) -> None:
+        for waiting in self._texts.values():
+            if not waiting.done():
+                waiting.set_exception(BackendDown(self._down))
 
     def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
         """Only a defect of ours ends the keeper uncalled; then nothing waits on for ever."""
@@ -334,6 +363,10 @@ class WorkerEmbedder:
             told = frame.payload.decode()
             ran_out = frame.kind is FrameKind.OUT_OF_MEMORY
             self._deliveries.failed(frame.batch, told, is_out_of_memory=ran_out)
+        elif frame.kind is FrameKind.TOKENS:
+            waiting = self._texts.get(frame.batch)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(frame.payload)
         self._feed()
 
 

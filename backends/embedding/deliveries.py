@@ -57,6 +57,7 @@ class Deliveries:
         self.budget = budget
         self._queue.budget_tokens = _WINDOW_PASSES * budget.full_tokens
         self._queue.pass_tokens = budget.time.model.start_tokens
+        self._queue.lanes = budget.lanes
 
     def put(self, caller: Caller, *, deadline: Instant | None) -> Call[Caller]:
         return self._queue.put(caller, [len(ids) for ids in caller.inputs], deadline=deadline)

@@ -193,7 +193,7 @@ class Encoder:
             )
         return tokenizer
 
-    def _as_the_server(self) -> Tokenizer:
+    def as_the_server(self) -> Tokenizer:
         tokenizer = Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -215,7 +215,7 @@ class Encoder:
     def _check_against_encode(self) -> int:
         """The dimension. Raises Unsupported where ids alone do not give what encode gives."""
         expected = np.asarray(self._model.encode(_PROBES, prompt="", show_progress_bar=False))
-        inputs = [found.ids[: self.max_input_tokens] for found in self._as_the_server().encode_batch(_PROBES)]
+        inputs = [found.ids[: self.max_input_tokens] for found in self.as_the_server().encode_batch(_PROBES)]
         lengths = np.array([len(ids) for ids in inputs], dtype=np.uint32)
         found = self.vectors(lengths, np.concatenate([np.array(ids, dtype=np.uint32) for ids in inputs]))
         tolerance = _TOLERANCE.get(next(self._model.parameters()).dtype, _LOOSE_TOLERANCE)

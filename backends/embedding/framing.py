@@ -3,7 +3,8 @@
 A frame is a head (kind, batch number, payload bytes; little-endian) and its payload. Token ids travel
 as uint32 behind their lengths, vectors as raw float32 rows behind the nanoseconds and the peak bytes that
 they took (0: not measured), everything else as UTF-8 text or JSON. The worker's first frame is READY or
-LOAD_FAILED. Each BATCH is answered once, by VECTORS, OUT_OF_MEMORY or FAILED; each PING by PONG.
+LOAD_FAILED. Each BATCH is answered once, by VECTORS, OUT_OF_MEMORY or FAILED; each PING by PONG; each
+TEXTS (a JSON list) by TOKENS, packed like a batch, or empty when a text has no tokens to give.
 """
 
 import struct
@@ -30,6 +31,8 @@ class FrameKind(IntEnum):
     FAILED = 6
     PING = 7
     PONG = 8
+    TEXTS = 9
+    TOKENS = 10
 
 
 @dataclass(frozen=True, slots=True)

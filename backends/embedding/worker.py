@@ -6,6 +6,8 @@ socket closing, for whatever reason, ends this process at once. Signals meant fo
 group are ignored: the server decides when work ends.
 """
 
+import gc
+import json
 import os
 import signal
 import socket
@@ -15,11 +17,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from backends.embedding.contract import EncoderOptions
 from backends.embedding.framing import (
     HEAD,
     Frame,
     FrameKind,
+    pack_inputs,
     unpack_head,
     unpack_inputs,
 )
@@ -40,11 +45,12 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return bytes(received)
 
 
-def _read_ahead(connection: socket.socket, frames: "SimpleQueue[Frame]") -> None:
+def _read_ahead(connection: socket.socket, frames: "SimpleQueue[Frame]", texts: "SimpleQueue[Frame]") -> None:
     try:
         while True:
             kind, batch, size = unpack_head(_receive(connection, HEAD.size))
-            frames.put(Frame(kind, batch, _receive(connection, size)))
+            frame = Frame(kind, batch, _receive(connection, size))
+            (texts if kind is FrameKind.TEXTS else frames).put(frame)
     except (EOFError, ConnectionError):
         # Nobody is left to answer, so a batch in progress is not worth finishing.
         os._exit(0)
@@ -88,10 +94,28 @@ def _run_lane(
             os._exit(1)
 
 
+def _run_tokenizer(
+    encoder: "Encoder", connection: socket.socket, sending: threading.Lock, texts: "SimpleQueue[Frame]"
+) -> None:
+    tokenizer = encoder.as_the_server()
+    while True:
+        frame = texts.get()
+        try:
+            # One text at a time: a batch would wake a thread for every core.
+            found = [tokenizer.encode(text).ids for text in json.loads(frame.payload)]
+            payload = pack_inputs([np.array(ids, dtype=np.uint32) for ids in found])
+        except Exception:
+            # The server tries again by itself, and then tells its caller what is wrong with the text.
+            payload = b""
+        with sending:
+            connection.sendall(Frame(FrameKind.TOKENS, frame.batch, payload).pack())
+
+
 def _serve(connection: socket.socket, options: EncoderOptions) -> int:
     """Returns only when the model does not load."""
     frames: SimpleQueue[Frame] = SimpleQueue()
-    threading.Thread(target=_read_ahead, args=(connection, frames), daemon=True).start()
+    texts: SimpleQueue[Frame] = SimpleQueue()
+    threading.Thread(target=_read_ahead, args=(connection, frames, texts), daemon=True).start()
     try:
         # Imported here because it takes seconds, which the thread above already watches over.
         from backends.embedding.encoder import Encoder
@@ -106,10 +130,12 @@ def _serve(connection: socket.socket, options: EncoderOptions) -> int:
     if encoder.yields_cpu:
         yield_cpu()
     connection.sendall(ready.pack())
-    lane = (encoder, connection, threading.Lock(), frames)
+    gc.freeze()
+    sending = threading.Lock()
+    threading.Thread(target=_run_tokenizer, args=(encoder, connection, sending, texts), daemon=True).start()
     for _ in range(encoder.lanes - 1):
-        threading.Thread(target=_run_lane, args=lane, daemon=True).start()
-    _run_lane(*lane)
+        threading.Thread(target=_run_lane, args=(encoder, connection, sending, frames), daemon=True).start()
+    _run_lane(encoder, connection, sending, frames)
     return 0
 
 

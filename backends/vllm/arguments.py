@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
 
 from controlplane.policy.engine_options import EngineOptions
 
@@ -56,7 +57,14 @@ def engine_args(model: str, served_name: str, arguments: Mapping[str, Any]) -> A
         for name, value in arguments.items()
     }
     ours = {"model": model, "served_model_name": served_name, "disable_log_stats": True}
+    if current_platform.is_cpu() and has_one_rank(arguments):
+        ours["distributed_executor_backend"] = "backends.vllm.one_process.OneProcess"
     return AsyncEngineArgs(**(ours | given))
+
+
+def has_one_rank(arguments: Mapping[str, Any]) -> bool:
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return all(int(arguments.get(size) or 1) == 1 for size in sizes)
 
 
 def _sections() -> dict[str, type]:

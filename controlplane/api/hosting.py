@@ -5,6 +5,7 @@ on; what runs may finish within the drain time. A service that cannot start ends
 """
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable, Iterator
@@ -88,6 +89,10 @@ async def _host(service: Service, config: Config) -> int:
     except (BackendDown, ConfigError, ValueError) as error:
         _log.error("%s", error)
         return 1
+    # What lives as long as the service need not be looked through again: the engine's modules alone are
+    # so many objects that one full collection holds the loop for a tenth of a second.
+    gc.collect()
+    gc.freeze()
     options = uvicorn.Config(
         create_app(service, settings_of(config), owns_service=False),
         host=config.server.host,

@@ -133,6 +133,19 @@ def test_short_inputs_are_padded_to_a_long_one_only_while_it_pays():
     assert passes(pass_tokens=0) == [[100], [10, 10]]
 
 
+def test_lanes_share_what_waits_so_that_they_end_together():
+    def sizes(lanes):
+        queue: BatchQueue[str] = BatchQueue(budget_tokens=100, pass_tokens=1, lanes=lanes)
+        queue.put("one", [10] * 10, deadline=None)
+        found = []
+        while (batch := queue.next_batch()) is not None:
+            found.append(len(batch.items))
+        return found
+
+    assert sizes(1) == [10]
+    assert sizes(2) == [5, 2, 1, 1, 1]
+
+
 def test_draining_names_each_call_once_and_leaves_nothing():
     queue: BatchQueue[str] = BatchQueue(budget_tokens=10)
     first = queue.put("first", [10, 10, 10], deadline=None)

@@ -1,0 +1,304 @@
+"""What does an embedding tenant cost the chat tenant beside it? A naive pair of servers, and Tandem.
+
+The naive pair is vLLM's own server and `plain_embeddings`, each alone on the machine as far as it knows.
+Tandem serves the same two models behind one gate. Chat arrives open-loop (Poisson); a burst of passages
+arrives in one request at a fixed interval. Both stacks stay up; slices of the same arrivals go to
+them in turn, A B B A, and their requests are pooled. The deadline of a burst is three times what it
+takes when nothing else runs, on the faster of the two. Clients run at a raised priority where the system
+lets them: they stand for other machines.
+
+    python -m benchmark_control_plane.collocation [--rates 5 15] [--slices 4] [--seconds 14] > RESULT.json
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import uvloop
+import yaml
+
+from backends import tiny
+from benchmark_control_plane.door import ENGINE, KV_BYTES, MODEL
+from benchmark_control_plane.http_load import Connections
+from benchmark_control_plane.machine import look, others_cores
+from benchmark_control_plane.servers import Server, free_port, serving
+
+EMBEDDING_MODEL = "tandem/minilm"
+OUTPUT_TOKENS = 64
+PASSAGES = 32
+PASSAGE_WORDS = 200
+BURST_SECONDS = 1.5
+DEADLINE_FACTOR = 3.0
+_CHAT_WORDS = 40
+_CLIENT_NICE = -10
+# Each is one token for MiniLM, so a passage of 200 words is 202 tokens.
+_WORDS = (
+    "time", "people", "water", "house", "light", "paper", "music", "street", "garden", "river", "mountain",
+    "winter", "summer", "morning", "evening", "letter", "story", "window", "market", "bridge", "forest",
+    "animal", "engine", "number", "system", "memory", "group", "table", "school", "family",
+)  # fmt: skip
+
+
+@dataclass
+class Seen:
+    """Seconds, one entry a request; bursts as (latency or None if it failed)."""
+
+    ttft: list[float] = field(default_factory=list)
+    tpot: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    bursts: list[float | None] = field(default_factory=list)
+    chat_failed: int = 0
+    burst_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where the chat and the embeddings of one of the two are served."""
+
+    name: str
+    chat_port: int
+    embedding_port: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rates", type=float, nargs="+", default=[5.0, 15.0])
+    parser.add_argument("--slices", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=14.0)
+    parser.add_argument("--naive-threads", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args(arguments)
+    with _stacks(options.naive_threads) as stacks:
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, _CLIENT_NICE)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            report = runner.run(measure(stacks, options.rates, options.slices, options.seconds))
+    json.dump(report, sys.stdout, indent=2)
+    print()
+    return 0
+
+
+async def measure(
+    stacks: Sequence[Stack], rates: Sequence[float], slices: int, seconds: float
+) -> dict[str, object]:
+    alone = {stack.name: await _unloaded(stack) for stack in stacks}
+    deadline = DEADLINE_FACTOR * min(alone.values())
+    report: dict[str, object] = {
+        "workload": {
+            "output_tokens": OUTPUT_TOKENS, "passages": PASSAGES, "passage_words": PASSAGE_WORDS,
+            "burst_interval_s": BURST_SECONDS, "slices": slices, "slice_s": seconds,
+        },
+        "unloaded_burst_s": alone,
+        "burst_deadline_s": deadline,
+    }  # fmt: skip
+    for rate in rates:
+        before = look()
+        seen = {stack.name: Seen() for stack in stacks}
+        chat_alone = {stack.name: Seen() for stack in stacks}
+        for turn in range(slices):
+            for stack in stacks if turn % 2 == 0 else stacks[::-1]:
+                if turn == 0:
+                    await _slice(
+                        stack, chat_alone[stack.name], rate, seconds / 2, deadline, turn, bursts=False
+                    )
+                await _slice(stack, seen[stack.name], rate, seconds, deadline, turn, bursts=True)
+        found = {name: _figures(one, deadline) for name, one in seen.items()}
+        report[f"chat_{rate:g}_per_s"] = {
+            "alone": {name: _chat_figures(one) for name, one in chat_alone.items()},
+            **found,
+            "cores_busy_with_others": others_cores(before, look()),
+            "tandem_over_naive": {
+                key: found["tandem"][key] / found["naive"][key]
+                for key in ("p99_tpot_ms", "p99_ttft_ms", "p99_gap_ms", "passages_per_s")
+            },
+        }
+        print(json.dumps(report[f"chat_{rate:g}_per_s"], indent=1), file=sys.stderr)
+    return report
+
+
+async def _unloaded(stack: Stack) -> float:
+    """Also warms both models up."""
+    rng, seen = random.Random(1), Seen()
+    async with Connections(stack.chat_port) as chat, Connections(stack.embedding_port) as embedding:
+        for _ in range(8):
+            await _chat(chat, passage(rng, _CHAT_WORDS), seen, seed=0)
+        for _ in range(4):
+            await _burst(embedding, rng, seen, deadline=60.0)
+    if None in seen.bursts or seen.chat_failed:
+        raise RuntimeError(f"{stack.name} failed while nothing else ran")
+    return min(took for took in seen.bursts if took is not None)
+
+
+async def _slice(
+    stack: Stack, seen: Seen, rate: float, seconds: float, deadline: float, seed: int, *, bursts: bool
+) -> None:
+    """Arrivals depend on the seed alone; the slice ends when all were answered."""
+    rng, loop = random.Random(seed), asyncio.get_running_loop()
+    start = loop.time()
+    async with Connections(stack.chat_port) as chat, Connections(stack.embedding_port) as embedding:
+
+        async def at(moment: float, work: Any) -> None:
+            await asyncio.sleep(start + moment - loop.time())
+            await work
+
+        async with asyncio.TaskGroup() as group:
+            moment, number = rng.expovariate(rate), 0
+            while moment < seconds:
+                number += 1
+                group.create_task(at(moment, _chat(chat, passage(rng, _CHAT_WORDS), seen, number)))
+                moment += rng.expovariate(rate)
+            for number in range(int(seconds / BURST_SECONDS) if bursts else 0):
+                group.create_task(at(number * BURST_SECONDS, _burst(embedding, rng, seen, deadline)))
+    seen.burst_seconds += loop.time() - start
+
+
+async def _chat(connections: Connections, text: str, seen: Seen, seed: int) -> None:
+    """The model is random: a seed makes both stacks say the same, and not one token for ever."""
+    body = {
+        "model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": OUTPUT_TOKENS,
+        "stream": True, "ignore_eos": True, "temperature": 1, "seed": seed,
+    }  # fmt: skip
+    objectives = {"x-service-class": "interactive"}
+    start = time.perf_counter()
+    stamps: list[float] = []
+    try:
+        async with connections.one() as connection:
+            async for part in connection.stream(
+                "/v1/chat/completions", json.dumps(body).encode(), objectives
+            ):
+                if (b'"content":"' in part and b'"content":""' not in part) or b'"finish_reason":"' in part:
+                    stamps.append(time.perf_counter())  # noqa: PERF401
+    except (RuntimeError, OSError, asyncio.IncompleteReadError) as error:
+        print(f"chat failed: {error}", file=sys.stderr)
+        seen.chat_failed += 1
+        return
+    seen.ttft.append(stamps[0] - start)
+    seen.tpot.append((stamps[-1] - stamps[0]) / (OUTPUT_TOKENS - 1))
+    seen.gaps += [after - before for before, after in pairwise(stamps)]
+
+
+async def _burst(connections: Connections, rng: random.Random, seen: Seen, deadline: float) -> None:
+    body = {"model": EMBEDDING_MODEL, "input": [passage(rng, PASSAGE_WORDS) for _ in range(PASSAGES)]}
+    objectives = {"x-service-class": "indexing", "x-slo-e2e-ms": f"{deadline * 1_000:.0f}"}
+    sent = json.dumps(body).encode()
+    start = time.perf_counter()
+    try:
+        async with connections.one() as connection:
+            answer = await connection.post("/v1/embeddings", sent, objectives)
+    except (RuntimeError, OSError, asyncio.IncompleteReadError) as error:
+        print(f"burst failed: {error}", file=sys.stderr)
+        seen.bursts.append(None)
+        return
+    seen.bursts.append(time.perf_counter() - start)
+    if answer.count(b'"index"') != PASSAGES:
+        raise RuntimeError(f"{answer.count(b'index')} vectors for {PASSAGES} passages")
+
+
+def passage(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choices(_WORDS, k=words))
+
+
+def _figures(seen: Seen, deadline: float) -> dict[str, float]:
+    done = [took for took in seen.bursts if took is not None]
+    return {
+        **_chat_figures(seen),
+        "bursts": len(seen.bursts),
+        "burst_attainment": sum(took <= deadline for took in done) / len(seen.bursts),
+        "median_burst_s": statistics.median(done),
+        "p99_burst_s": _quantile(done, 0.99),
+        "passages_per_s": PASSAGES * len(done) / seen.burst_seconds,
+    }
+
+
+def _chat_figures(seen: Seen) -> dict[str, float]:
+    return {
+        "chats": len(seen.ttft),
+        "chats_failed": seen.chat_failed,
+        "p50_ttft_ms": 1_000 * statistics.median(seen.ttft),
+        "p99_ttft_ms": 1_000 * _quantile(seen.ttft, 0.99),
+        "p50_tpot_ms": 1_000 * statistics.median(seen.tpot),
+        "p99_tpot_ms": 1_000 * _quantile(seen.tpot, 0.99),
+        "p99_gap_ms": 1_000 * _quantile(seen.gaps, 0.99),
+    }
+
+
+def _quantile(values: Sequence[float], q: float) -> float:
+    """The smallest value that this share of the values does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+@contextmanager
+def _stacks(naive_threads: int) -> Iterator[list[Stack]]:
+    with ExitStack() as exits, ThreadPoolExecutor() as pool:
+        folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
+        servers = [_plain_chat(), _plain_embeddings(naive_threads), _tandem(folder)]
+        # Side by side: each takes most of a minute to start.
+        chat, embeddings, tandem = pool.map(
+            lambda server: exits.enter_context(serving(server, folder / f"{server.name}.log")), servers
+        )
+        yield [Stack("naive", chat.port, embeddings.port), Stack("tandem", tandem.port, tandem.port)]
+
+
+def _plain_chat() -> Server:
+    port = free_port()
+    flags = [
+        flag
+        for key, value in {**ENGINE, "kv_cache_memory_bytes": KV_BYTES}.items()
+        for flag in ([f"--{key.replace('_', '-')}"] + ([] if value is True else [str(value)]))
+    ]
+    command = [
+        str(Path(sys.executable).with_name("vllm")), "serve", tiny.resolve(f"tandem/{MODEL}"),
+        "--served-model-name", MODEL, "--port", str(port), "--disable-uvicorn-access-log", *flags,
+    ]  # fmt: skip
+    return Server("vllm", command, port, "/health")
+
+
+def _plain_embeddings(threads: int) -> Server:
+    port = free_port()
+    module = "benchmark_control_plane.plain_embeddings"
+    command = [sys.executable, "-m", module, EMBEDDING_MODEL, "--port", str(port)]
+    return Server("plain-embeddings", command, port, "/health", threads=threads)
+
+
+def _tandem(folder: Path) -> Server:
+    port = free_port()
+    engine = {**ENGINE, "kv_cache_memory_bytes": KV_BYTES}
+    config = {
+        "models": {
+            "chat": {"model": f"tandem/{MODEL}", "name": MODEL, "engine": engine},
+            "embeddings": [{"model": EMBEDDING_MODEL, "threads": os.cpu_count() or 1}],
+        },
+        "pool": {"memory": "2GiB"},
+        "quota": {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}},
+        "classes": {
+            "interactive": {
+                "priority": 1,
+                "ttft_ms": 1_000,
+                "tpot_ms": 50,
+                "sheddable": False,
+                "default": True,
+            },
+            "indexing": {"priority": 0, "sheddable": False},
+        },
+    }
+    path = folder / "tandem.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    command = [sys.executable, "-m", "controlplane.cli", "serve", str(path), "--port", str(port)]
+    return Server("tandem", command, port, "/ready")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

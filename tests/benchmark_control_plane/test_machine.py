@@ -1,0 +1,20 @@
+"""What is counted as ours is what this process does."""
+
+import time
+
+from benchmark_control_plane.machine import Moment, look, others_cores
+
+
+def test_our_own_work_is_ours():
+    before = look()
+    start = time.process_time()
+    while time.process_time() - start < 0.3:
+        pass
+    after = look()
+    assert after.ours - before.ours >= 0.25
+    assert after.ours - before.ours <= after.busy - before.busy + 0.1
+
+
+def test_the_rest_is_others():
+    assert others_cores(Moment(0.0, 10.0, 1.0), Moment(2.0, 14.0, 2.0)) == 1.5
+    assert others_cores(Moment(0.0, 10.0, 1.0), Moment(2.0, 11.0, 3.0)) == 0.0
