@@ -155,34 +155,56 @@ def starts_like(
 
 
 def table(studies: Sequence[Mapping[str, Any]]) -> str:
-    """Mean rates over seeds with their spread, and the ratio to stock FCFS on the same seeds."""
+    """Markdown. Mean rates over seeds with their deviation, and the ratio to stock FCFS on the same seeds and
+    window; pauses and waits are those at the highest rate seen that still reaches 90 %."""
     groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for one in studies:
         groups.setdefault((one["dataset"], one["prediction"], one["policy"]), []).append(one)
-    lines = []
+    heads = [
+        "data",
+        "lengths",
+        "policy",
+        "seeds",
+        *KEYS,
+        "longest pause, s",
+        "wait of those that lost, p95, s",
+    ]
+    lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
     for (data, prediction, policy), runs in sorted(groups.items()):
-        cells = []
+        cells = [data, prediction, policy, ", ".join(str(run["seed"]) for run in runs)]
         for key in KEYS:
             rates = [run["rates"][key] for run in runs]
-            stock = _stock(groups, data, {run["seed"] for run in runs}, key)
             spread = f" ± {stdev(rates):.2f}" if len(rates) > 1 else ""
+            stock = _stock(groups, data, runs, key)
             ratio = f" ({mean(rates) / stock:.2f}x)" if stock else ""
-            cells.append(f"{key} {mean(rates):.2f}{spread}{ratio}")
-        gap = max(point["longest_gap"] for run in runs for point in run["points"])
-        wait = max(point["lost_wait"]["p100"] for run in runs for point in run["points"])
-        lines.append(
-            f"{data:10} {prediction:17} {policy:21} "
-            + "  ".join(cells)
-            + f"  longest gap {gap:.0f} s, wait {wait:.0f} s, {len(runs)} seeds"
-        )
-    return "\n".join(lines)
+            cells.append(f"{mean(rates):.2f}{spread}{ratio}")
+        kept = [
+            max((p for p in run["points"] if p["strict"] >= 0.9), key=_rate, default=None) for run in runs
+        ]
+        known = [point for point in kept if point is not None]
+        cells.append(f"{max((p['longest_gap'] for p in known), default=0):.0f}")
+        cells.append(f"{max((p['lost_wait']['p95'] for p in known), default=0):.0f}")
+        lines.append(" | ".join(cells))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def _rate(point: Mapping[str, Any]) -> float:
+    rate: float = point["rate"]
+    return rate
 
 
 def _stock(
-    groups: Mapping[Any, list[Mapping[str, Any]]], data: str, seeds: set[int], key: str
+    groups: Mapping[Any, list[Mapping[str, Any]]], data: str, runs: Sequence[Mapping[str, Any]], key: str
 ) -> float | None:
-    runs = [run for run in groups.get((data, "oracle", "stock-fcfs"), []) if run["seed"] in seeds]
-    return mean(run["rates"][key] for run in runs) if runs else None
+    """None unless stock FCFS has run on all these seeds in the same window."""
+    stock = {
+        (one["seed"], *one["window"].values()): one for one in groups.get((data, "oracle", "stock-fcfs"), [])
+    }
+    alike = [(run["seed"], *run["window"].values()) for run in runs]
+    if any(one not in stock for one in alike):
+        return None
+    rates: list[float] = [stock[one]["rates"][key] for one in alike]
+    return mean(rates)
 
 
 def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path: Path) -> None:
@@ -213,6 +235,14 @@ def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def publish(saved: Mapping[str, Any], results: Path) -> None:
+    """The JSON file, the table and the pictures beside it."""
+    results.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
+    results.with_suffix(".md").write_text(table(saved["studies"]) + "\n", encoding="utf-8")
+    for data, prediction in sorted({(one["dataset"], one["prediction"]) for one in saved["studies"]}):
+        draw(saved["studies"], data, prediction, results.with_name(f"{results.stem}-{data}-{prediction}.png"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -249,13 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     key = (name, policy, prediction, seed)
                     kept = [s for s in saved["studies"] if _key(s) != key]
                     saved = {**saved, "setup": asdict(setup), "studies": [*kept, one]}
-                    options.results.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
-            draw(
-                saved["studies"],
-                name,
-                prediction,
-                options.results.with_name(f"engine-frontier-{name}-{prediction}.png"),
-            )
+                    publish(saved, options.results)
     print(table(saved["studies"]))
     return 0
 
