@@ -227,7 +227,8 @@ class Endpoints:
 @section(frozen=True, config=STRICT)
 class SimulatedDevice:
     """Seconds of a step: base, and for each prompt token, decoding request, KV cell read; of an embedding
-    pass: base and per padded token."""
+    pass: base and per padded token. With `pool` KV cache and embedding workspace share it, divided by the
+    `quota` section of each system; else each has its own."""
 
     step: tuple[float, float, float, float] = (0.0067, 2.0e-5, 7.6e-5, 1.0e-8)
     embedding: tuple[float, float] = (0.003, 4.0e-6)
@@ -237,6 +238,9 @@ class SimulatedDevice:
     max_running: Tokens = 256
     step_tokens: Tokens = 2_048
     embed_batch_tokens: Tokens = 16_384
+    embed_input_tokens: Tokens = 512
+    embed_bytes_per_token: Bytes = 1_024
+    pool: Bytes | None = None
     workspace_batches: Tokens = 2
 
 

@@ -119,10 +119,13 @@ def _machine(device: SimulatedDevice) -> Machine:
         geometry=KvGeometry(
             elements_per_token=elements, bytes_per_element=_BYTES_PER_ELEMENT, block_tokens=_BLOCK_TOKENS
         ),
-        kv_bytes=device.kv_memory,
+        kv_bytes=device.kv_memory or device.pool,
         max_model_tokens=device.max_model_tokens,
         max_running=device.max_running,
         step_tokens=device.step_tokens,
         embed_batch_tokens=device.embed_batch_tokens,
         workspace_batches=device.workspace_batches,
+        embed_bytes_per_token=device.embed_bytes_per_token,
+        embed_input_tokens=device.embed_input_tokens,
+        pool_bytes=device.pool,
     )
