@@ -17,12 +17,13 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from math import pi, sin
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from backends.batch_time import (
     read_grid,
     roofline,
 )
+from benchmark_control_plane.collocated_summary import draw, summary
 from benchmark_control_plane.inputs import BadInput, data_folder, exit_code
 from benchmark_control_plane.simulation import Ask, Course, Embed, Machine, Offered, simulate
 from controlplane.core.geometry import kv_geometry
@@ -260,18 +262,11 @@ def play(policy: Policy, offered: Sequence[Offered]) -> Outcome:
     return outcome_of(offered, course)
 
 
-def study(folder: Path, cells: Sequence[Cell], seconds: float, seed: int) -> dict[str, Any]:
-    time = batch_time(folder)
-    capacity = capacity_of(time)
-    rows: list[dict[str, Any]] = []
-    for cell in cells:
-        offered = cell.offered(capacity, seconds, seed)
-        found = [
-            {**asdict(cell), "policy": policy.name, **_plain(play(policy, offered))}
-            for policy in policies(time)
-        ]
-        print(_line(found), file=sys.stderr)
-        rows += found
+def study(folder: Path, cells: Sequence[Cell], seconds: float, seed: int, workers: int) -> dict[str, Any]:
+    capacity = capacity_of(batch_time(folder))
+    one = partial(_cell, folder, capacity, seconds, seed)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        rows = [row for found in pool.map(one, cells) for row in found]
     return {
         "capacity_rps": asdict(capacity),
         "seconds": seconds,
@@ -279,6 +274,16 @@ def study(folder: Path, cells: Sequence[Cell], seconds: float, seed: int) -> dic
         "summary": summary(rows),
         "rows": rows,
     }
+
+
+def _cell(folder: Path, capacity: Capacity, seconds: float, seed: int, cell: Cell) -> list[dict[str, Any]]:
+    offered = cell.offered(capacity, seconds, seed)
+    found = [
+        {**asdict(cell), "policy": policy.name, **_plain(play(policy, offered))}
+        for policy in policies(batch_time(folder))
+    ]
+    print(_line(found), file=sys.stderr, flush=True)
+    return found
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
@@ -291,77 +296,6 @@ def _line(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{first['mix']} {first['pattern']} {first['load']:g}: {each}"
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over the cells, by policy, overall and for each mix, pattern and load."""
-    names = list(dict.fromkeys(row["policy"] for row in rows))
-    table: dict[str, Any] = {}
-    for name in names:
-        own = [row for row in rows if row["policy"] == name]
-        table[name] = {
-            **{key: mean(row[key] for row in own) for key in ("both", "llm", "embedding", "mean_memory")},
-            "peak_memory": max(row["peak_memory"] for row in own),
-            **{key: sum(row[key] for row in own) for key in ("overflows", "failed_batches")},
-            **{
-                key: {
-                    str(value): mean(row["both"] for row in own if row[key] == value)
-                    for value in dict.fromkeys(row[key] for row in own)
-                }
-                for key in ("mix", "pattern", "load")
-            },
-        }
-    statics = [name for name in names if name.startswith("static")]
-    best = max(statics, key=lambda name: table[name]["both"])
-    pairs = {
-        other: [
-            mine["both"] - theirs["both"]
-            for mine in rows
-            for theirs in rows
-            if (mine["policy"], theirs["policy"]) == ("dynamic", other)
-            and all(mine[key] == theirs[key] for key in ("mix", "pattern", "load"))
-        ]
-        for other in names
-        if other != "dynamic"
-    }
-    against = {
-        other: {
-            "mean": mean(gains),
-            "worst": min(gains),
-            "best": max(gains),
-            "cells_lost_by_over_0.005": sum(gain < -0.005 for gain in gains),
-            "cells": len(gains),
-        }
-        for other, gains in pairs.items()
-    }
-    return {"best_static": best, "dynamic_less_other": against, "policies": table}
-
-
-def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(
-        len(PATTERNS), len(LOADS), figsize=(12, 9), sharex=True, sharey="col", layout="constrained"
-    )
-    for (pattern, load), axis in zip(product(PATTERNS, LOADS), axes.flat, strict=True):
-        for name in dict.fromkeys(row["policy"] for row in rows):
-            points = [
-                row["both"]
-                for row in rows
-                if (row["pattern"], row["load"], row["policy"]) == (pattern, load, name)
-            ]
-            if len(points) == len(MIXES):
-                style = "-" if name == "dynamic" else "--" if name.startswith("static") else ":"
-                axis.plot(list(MIXES), points, style, marker="o", markersize=3, label=name)
-        axis.set_title(f"{pattern}, {100 * load:.0f} % of capacity", fontsize=10)
-    axes[0][0].legend(fontsize=7)
-    axes[1][0].set_ylabel("attainment, mean of both kinds")
-    axes[-1][1].set_xlabel("LLM : embedding, share of the device's time")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="folder of public data; default TANDEM_DATA")
@@ -370,6 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--load", type=float, choices=LOADS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1, help="cells played side by side")
     parser.add_argument("--results", type=Path, help="where to keep JSON and drawing of a whole study")
     options = parser.parse_args(arguments)
     chosen = [
@@ -381,7 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def command() -> Mapping[str, Any]:
         if options.seconds <= 0:
             raise BadInput(f"--seconds {options.seconds}: arrivals need a time above 0")
-        found = study(data_folder(options.data, _PROFILE), chosen, options.seconds, options.seed)
+        folder = data_folder(options.data, _PROFILE)
+        found = study(folder, chosen, options.seconds, options.seed, options.workers)
         if options.results is not None:
             options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             draw(found["rows"], options.results.with_suffix(".png"))

@@ -43,15 +43,16 @@ class Foresight:
             return 0.0
         return forecast.tokens_within(self.level)
 
-    def reserve(self, now: Instant) -> Reserve | None:
-        """For what of the highest priority is still to come in this window, at the level asked for."""
+    def reserve(self, now: Instant, *, released_bytes: int) -> Reserve | None:
+        """For what of the highest priority is still to come in this window, at the level asked for, and will
+        not find memory that others give back in time."""
         if self.level is None or self.high_priority is None:
             return None
         self._close_until(now)
         if self.high.quantiles is None:
             return None
         expected = next(q for at, q in zip(LEVELS, self.high.quantiles, strict=True) if at >= self.level)
-        left = int(expected) - self._high_bytes
+        left = int(expected) - self._high_bytes - released_bytes
         return Reserve(left, self.high_priority) if left > 0 else None
 
     def _close_until(self, now: Instant) -> None:

@@ -138,7 +138,8 @@ class Quotas:
             needed = self._needed(now)
             usable = lent(self.owned, needed, self.pool.sharing)
             await self._apply(usable, now)
-            self.dispatcher.reserve(Owner.LLM, self.foresight.reserve(now))
+            released = self._released_bytes(self.foresight.window)
+            self.dispatcher.reserve(Owner.LLM, self.foresight.reserve(now, released_bytes=released))
         except BackendDown:
             # Its quota is set again when it is back; until then nobody can use what it held.
             return
@@ -166,6 +167,15 @@ class Quotas:
         leases = self.dispatcher.ledger.table(owner)
         peak = int((leases.base + leases.per_step * leases.steps).sum())
         return peak + sum(waiting.footprint.peak for waiting in self.dispatcher.queued(owner))
+
+    def _released_bytes(self, within: Duration) -> int:
+        """By answers that are predicted to end."""
+        pace = self.dispatcher.paces[Owner.LLM].pace
+        if pace is None or pace.step <= 0:
+            return 0
+        leases = self.dispatcher.ledger.table(Owner.LLM)
+        ends = leases.steps <= within / pace.step
+        return int((leases.base + leases.per_step * leases.steps)[ends].sum())
 
     async def _apply(self, usable: Mapping[Owner, int], now: Instant) -> None:
         before = self.dispatcher.ledger.quota(Owner.LLM).nominal

@@ -1,7 +1,9 @@
 """When is it time again? Repeated work on the event loop, one run at a time."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Protocol
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -23,8 +25,14 @@ class ScheduledTicks:
         self._scheduler = AsyncIOScheduler()
 
     def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        async def run() -> None:
+            # Only `stop` cancels a run.
+            with suppress(asyncio.CancelledError):
+                await work()
+
+        # What is no coroutine function itself, a lambda that returns one's call, it would hand to a thread.
         self._scheduler.add_job(
-            work, "interval", seconds=seconds, max_instances=1, coalesce=True, misfire_grace_time=None
+            run, "interval", seconds=seconds, max_instances=1, coalesce=True, misfire_grace_time=None
         )
         if not self._scheduler.running:
             self._scheduler.start()

@@ -13,8 +13,8 @@ from benchmark_control_plane.collocated_mix import (
     batch_time,
     play,
     policies,
-    summary,
 )
+from benchmark_control_plane.collocated_summary import summary
 from benchmark_control_plane.inputs import BadInput, data_folder
 from benchmark_control_plane.simulation import Ask, Embed
 

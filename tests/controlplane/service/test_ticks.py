@@ -6,13 +6,14 @@ from controlplane.service.ticks import ScheduledTicks
 async def test_work_is_done_again_and_again_until_stopped():
     done, runs, ticks = asyncio.Event(), 0, ScheduledTicks()
 
-    async def work():
+    async def work(step: int):
         nonlocal runs
-        runs += 1
+        runs += step
         if runs == 3:
             done.set()
 
-    ticks.every(0.002, work)
+    # As a caller with arguments does: no coroutine function, but one that returns a coroutine.
+    ticks.every(0.002, lambda: work(1))
     await asyncio.wait_for(done.wait(), 10)
     ticks.stop()
     ticks.stop()

@@ -1,0 +1,79 @@
+"""What did the study of moving quotas find? Means over its cells, pairs with `dynamic`, and a drawing."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over the cells, by policy, overall and for each mix, pattern and load."""
+    names = list(dict.fromkeys(row["policy"] for row in rows))
+    table: dict[str, Any] = {}
+    for name in names:
+        own = [row for row in rows if row["policy"] == name]
+        table[name] = {
+            **{key: mean(row[key] for row in own) for key in ("both", "llm", "embedding", "mean_memory")},
+            "peak_memory": max(row["peak_memory"] for row in own),
+            **{key: sum(row[key] for row in own) for key in ("overflows", "failed_batches")},
+            **{
+                key: {
+                    str(value): mean(row["both"] for row in own if row[key] == value)
+                    for value in dict.fromkeys(row[key] for row in own)
+                }
+                for key in ("mix", "pattern", "load")
+            },
+        }
+    statics = [name for name in names if name.startswith("static")]
+    best = max(statics, key=lambda name: table[name]["both"])
+    pairs = {
+        other: [
+            mine["both"] - theirs["both"]
+            for mine in rows
+            for theirs in rows
+            if (mine["policy"], theirs["policy"]) == ("dynamic", other)
+            and all(mine[key] == theirs[key] for key in ("mix", "pattern", "load"))
+        ]
+        for other in names
+        if other != "dynamic"
+    }
+    against = {
+        other: {
+            "mean": mean(gains),
+            "worst": min(gains),
+            "best": max(gains),
+            "cells_lost_by_over_0.005": sum(gain < -0.005 for gain in gains),
+            "cells": len(gains),
+        }
+        for other, gains in pairs.items()
+    }
+    return {"best_static": best, "dynamic_less_other": against, "policies": table}
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    mixes, patterns, loads = (
+        list(dict.fromkeys(row[key] for row in rows)) for key in ("mix", "pattern", "load")
+    )
+    figure, axes = pyplot.subplots(len(patterns), len(loads), sharex=True, sharey="col", **size)
+    for (pattern, load), axis in zip(product(patterns, loads), axes.flat, strict=True):
+        for name in dict.fromkeys(row["policy"] for row in rows):
+            points = [
+                row["both"]
+                for row in rows
+                if (row["pattern"], row["load"], row["policy"]) == (pattern, load, name)
+            ]
+            if points:
+                style = "-" if name == "dynamic" else "--" if name.startswith("static") else ":"
+                axis.plot(mixes, points, style, marker="o", markersize=3, label=name)
+        axis.set_title(f"{pattern}, {100 * load:.0f} % of capacity", fontsize=10)
+    axes[0][0].legend(fontsize=7)
+    axes[len(patterns) // 2][0].set_ylabel("attainment, mean of both kinds")
+    axes[-1][len(loads) // 2].set_xlabel("LLM : embedding, share of the device's time")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
