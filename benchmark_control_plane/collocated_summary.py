@@ -60,7 +60,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     mixes, patterns, loads = (
         list(dict.fromkeys(row[key] for row in rows)) for key in ("mix", "pattern", "load")
     )
-    figure, axes = pyplot.subplots(len(patterns), len(loads), sharex=True, sharey="col", **size)
+    layout: dict[str, Any] = {"sharex": True, "sharey": "col", "squeeze": False, "layout": "constrained"}
+    figure, axes = pyplot.subplots(len(patterns), len(loads), figsize=(12, 9), **layout)
     for (pattern, load), axis in zip(product(patterns, loads), axes.flat, strict=True):
         for name in dict.fromkeys(row["policy"] for row in rows):
             points = [
