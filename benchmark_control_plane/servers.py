@@ -53,16 +53,19 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(server: Server, log: Path) -> Iterator[Server]:
-    """The server, up. Raises RuntimeError with the log's end when it does not come up."""
+def serving(server: Server, log: Path, *, own_session: bool = True) -> Iterator[Server]:
+    """The server, up. Raises RuntimeError with the log's end when it does not come up.
+
+    With `own_session` a signal can be sent to all of its processes, as a terminal does. Linux may weigh
+    sessions against each other before it weighs processes, so servers that are to compete share one.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
             server.command,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=_environment(server.threads),
-            # A group of its own, so that a signal can be sent to all of it, as a terminal does.
-            start_new_session=True,
+            start_new_session=own_session,
         )
         try:
             _wait_ready(server, process, log)
