@@ -106,7 +106,13 @@ class LeaseTable:
 
     def without(self, request_ids: Iterable[str]) -> "LeaseTable":
         gone = set(request_ids)
-        keep = [i for i, name in enumerate(self.ids) if name not in gone]
+        return self._only([i for i, name in enumerate(self.ids) if name not in gone])
+
+    def at_least(self, priority: int) -> "LeaseTable":
+        """Those that a request of this priority cannot preempt."""
+        return self._only(np.flatnonzero(self.priority >= priority).tolist())
+
+    def _only(self, keep: list[int]) -> "LeaseTable":
         columns = (self.base, self.per_step, self.steps, self.variance, self.priority)
         return LeaseTable(tuple(self.ids[i] for i in keep), *(c[keep] for c in columns))
 

@@ -84,6 +84,10 @@ class Admission:
         """For an engine that holds back by itself."""
         if share.free_slots <= 0 or share.inside is None:
             return Reason.NO_SLOT
+        priority = waiting.request.service_class.priority
+        if len(share.leases) and share.leases.priority.min() < priority:
+            # The engine takes from these what it needs.
+            look = LookAhead(share.leases.at_least(priority), self.z)
         wait = predicted_wait(share, look, waiting, ahead=share.inside(waiting))
         may_reject = waiting.until is not None and waiting.request.service_class.sheddable
         if may_reject and self._is_late_after(wait, share, waiting, now):

@@ -71,6 +71,26 @@ def test_who_would_be_late_inside_is_told_so_at_once(bench):
     assert sorted(b.outcomes) == ["aborted", "late", *["met"] * 6, "rejected"]
 
 
+def test_memory_that_the_engine_can_take_from_others_makes_nobody_late(bench):
+    async def scenario(b):
+        b.generator.pace = Pace(milliseconds(100), milliseconds(1))
+        low = await b.ask("x" * 110, max_tokens=16, service_class="batch")
+        reading = asyncio.create_task(read(low))
+        await asyncio.sleep(0.15)
+        urgent = await b.ask("x" * 40, max_tokens=4, service_class="interactive", ttft_ms=900)
+        assert urgent.ticket.decision == "ADMIT"
+        assert urgent.ticket.predicted_ttft_ms < 900
+        await urgent.aclose()
+        with pytest.raises(Rejected):
+            b.generator.pace = Pace(milliseconds(1_000), milliseconds(1))
+            await b.ask("x" * 40, max_tokens=4, service_class="interactive", ttft_ms=900)
+        await reading
+
+    generator = ordering(kv_bytes=8 * BLOCK, max_running=2)
+    config = {**ORDERED, "admission": {"lengths": "max-tokens"}}
+    assert bench(scenario, generator=generator, **config).outcomes == ["aborted", "rejected", "met"]
+
+
 def test_what_the_quota_can_never_hold_is_refused(bench):
     async def scenario(b):
         b.service.dispatcher.set_quota(Owner.LLM, Quota(4 * BLOCK))
