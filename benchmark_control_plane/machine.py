@@ -30,7 +30,7 @@ def look() -> Moment:
 
 
 def others_cores(before: Moment, after: Moment) -> float:
-    """What else ran, in whole cores on average. A process that ended meanwhile counts as others'."""
+    """What else ran, in whole cores on average."""
     others = (after.busy - before.busy) - (after.ours - before.ours)
     return max(0.0, others) / (after.clock - before.clock)
 
@@ -55,7 +55,8 @@ def _seconds_of_descendants() -> float:
         # The name may hold spaces and brackets; the fields after it are numbers (proc(5)).
         fields = stat.rpartition(")")[2].split()
         parents[int(folder.name)] = int(fields[1])
-        seconds[int(folder.name)] = (int(fields[11]) + int(fields[12])) / _TICKS
+        # User and system, its own and of the children that ended.
+        seconds[int(folder.name)] = sum(map(int, fields[11:15])) / _TICKS
     return sum(took for pid, took in seconds.items() if _is_ours(pid, parents))
 
 

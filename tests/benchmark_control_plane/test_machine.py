@@ -1,5 +1,7 @@
 """What is counted as ours is what this process does."""
 
+import subprocess
+import sys
 import time
 
 from benchmark_control_plane.machine import Moment, look, others_cores
@@ -13,6 +15,12 @@ def test_our_own_work_is_ours():
     after = look()
     assert after.ours - before.ours >= 0.25
     assert after.ours - before.ours <= after.busy - before.busy + 0.1
+
+
+def test_what_a_child_did_stays_ours_when_it_has_ended():
+    before = look()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    assert look().ours - before.ours >= 0.25
 
 
 def test_the_rest_is_others():
