@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from backends.vllm.stepped import SteppedEngine
+from backends.vllm.stepped import HiddenStates, SteppedEngine
 from benchmark_control_plane.offered import Offer, Promise
 
 _NS = 1e9
@@ -29,6 +29,7 @@ class Contender:
     options: Mapping[str, Any] | None = None
     stock: str = "fcfs"
     knows_lengths: bool = True
+    hidden: HiddenStates | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def play(
     rate: float,
 ) -> Outcome:
     began = perf_counter()
-    scheduler = engine.restart(stock=contender.stock, tandem=contender.options)
+    scheduler = engine.restart(stock=contender.stock, tandem=contender.options, hidden=contender.hidden)
     records: dict[str, _Record] = {}
     last_at = math.inf
     upcoming = next(offers)

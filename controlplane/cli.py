@@ -86,9 +86,14 @@ def _predictor(options: argparse.Namespace) -> int:
 
 def _check(config: Config) -> int:
     from controlplane.service.assembly import plan_of
+    from controlplane.service.hybrid_cache import hybrid_described
+    from controlplane.service.model_facts import facts_of
     from controlplane.service.plan import described
 
-    print(described(plan_of(config)))
+    plan = plan_of(config)
+    print(described(plan))
+    if (told := hybrid_described(config, facts_of, plan)) is not None:
+        print(told)
     print("classes:")
     for name, service_class in config.service_classes().items():
         mark = " (default)" if name == config.default_class() else ""

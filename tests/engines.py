@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 from backends.vllm.client import VllmGenerator
+from backends.vllm.hybrid.support import HybridSetup
 from controlplane.core.clock import Instant
 from controlplane.core.ports import ChatPrompt, Delta, Sampling
 from controlplane.core.request import Kind, Request
@@ -36,6 +37,7 @@ async def running_vllm(
     *,
     tool_parser: str | None = None,
     scheduling: EngineOptions | None = None,
+    hybrid: HybridSetup | None = None,
     **arguments: Any,
 ) -> AsyncIterator[VllmGenerator]:
     """A started engine on the CPU; `arguments` replace single ones of TINY_ARGUMENTS."""
@@ -44,6 +46,7 @@ async def running_vllm(
         engine_arguments=TINY_ARGUMENTS | arguments,
         tool_parser=tool_parser,
         scheduling=scheduling,
+        hybrid=hybrid,
     )
     await generator.start()
     try:

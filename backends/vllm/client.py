@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends import tiny
 from backends.vllm import conversation
+from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.metadata import metadata_of
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
@@ -51,7 +52,7 @@ class VllmGenerator:
 
     `model` is a local folder, a Hugging Face name or a bundled `tandem/…` one; `engine_arguments` go to
     vLLM's AsyncEngineArgs as they are. With `scheduling` Tandem's scheduler orders its steps. Geometry
-    and limits are known once `start` has returned.
+    and limits are known once `start` has returned. `hybrid` needs `scheduling`.
     """
 
     geometry: KvGeometry
@@ -67,6 +68,7 @@ class VllmGenerator:
         engine_arguments: Mapping[str, Any] | None = None,
         tool_parser: str | None = None,
         scheduling: EngineOptions | None = None,
+        hybrid: HybridSetup | None = None,
     ) -> None:
         self.orders = scheduling is not None
         self.on_step: Callable[[EngineStep], None] | None = None
@@ -75,6 +77,7 @@ class VllmGenerator:
         self._arguments = dict(engine_arguments or {})
         self._tool_parser = tool_parser
         self._scheduling = scheduling
+        self._hybrid = hybrid
         self._engine: Engine | None = None
         self._construction: asyncio.Future[Engine] | None = None
         self._others: set[int] = set()
@@ -188,7 +191,7 @@ class VllmGenerator:
         # Python's resource tracker, started with the first process, would make the thread hear it again.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        return Engine(model, self.model, self._arguments, self._tool_parser, self._scheduling)
+        return Engine(model, self.model, self._arguments, self._tool_parser, self._scheduling, self._hybrid)
 
     async def _answer_once(self, engine: "Engine") -> None:
         first = await self.tokenize("Hello")

@@ -17,6 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from backends.vllm.arguments import engine_args, scheduled
 from backends.vllm.board import named_board
 from backends.vllm.compat import CALLER_MISTAKES, EngineDeadError, EngineGenerateError, check_release
+from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.metadata import KEY
 from backends.vllm.orders import Orders
 from backends.vllm.sampling import delta, sampling_params, structured_outputs
@@ -50,10 +51,17 @@ class Engine:
         arguments: Mapping[str, Any],
         tool_parser: str | None,
         options: EngineOptions | None,
+        hybrid: HybridSetup | None = None,
     ) -> None:
         check_release()
         if options is not None:
             arguments = scheduled(arguments, options)
+        if hybrid is not None:
+            arguments = hybrid.arguments(arguments)
+            # Its models, which takes loading vLLM's own.
+            from backends.vllm.hybrid import models
+
+            models.register()
         config = engine_args(model, served_name, arguments).create_engine_config(UsageContext.API_SERVER)
         self.reported = StatBoard()
         with named_board() if options is not None else nullcontext() as board:

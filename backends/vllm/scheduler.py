@@ -31,7 +31,7 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.view import Pace
 from controlplane.policy.catalogue import engine_policy
 from controlplane.policy.engine_options import EngineOptions
-from controlplane.policy.engine_step import EnginePolicy
+from controlplane.policy.engine_step import EnginePolicy, EngineView
 from controlplane.policy.progress import Progress
 from predictors.step_time import ObservedPace, StepWork
 
@@ -102,9 +102,8 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             before, work = self._last_step
             self.observed.observe_work(work, Duration(now - before))
 
-    def _plan(self, now: Instant) -> None:
-        self.balloon.leave(self.quota)
-        view = engine_view(
+    def view(self, now: Instant) -> EngineView:
+        return engine_view(
             self.running,
             self.progress,
             self.balloon,
@@ -115,7 +114,10 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             max_running=self.max_num_running_reqs,
             max_step_tokens=self.max_num_scheduled_tokens,
         )
-        plan = self.engine_policy.plan(view)
+
+    def _plan(self, now: Instant) -> None:
+        self.balloon.leave(self.quota)
+        plan = self.engine_policy.plan(self.view(now))
         for victim in plan.preempt:
             self.preempt(self.requests[victim.request.id])
         if plan.preempt:

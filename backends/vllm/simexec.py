@@ -5,11 +5,12 @@
 EngineCore, scheduler and KV manager are vLLM's own; only the forward pass is missing. It checks counts,
 order and timing, not the contents of the cache. `additional_config["tandem_sim"]` chooses
 `batch_time` (see backends.batch_times) and `clock`: `real` waits in a thread, for use behind a live
-server; `virtual` moves `now_ns` on and returns at once, for an engine stepped in this process.
+server; `virtual` moves `now_ns` on and returns at once, for an engine stepped in this process. With
+`hidden_seconds`, [a token, a request, a step with any], requests may keep hidden states at that extra cost.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -39,10 +40,12 @@ class SimExecutor(Executor):  # type: ignore[misc]
         self._is_virtual = chosen(
             "tandem_sim.clock", {"real": False, "virtual": True}, config.get("clock", "real")
         )
+        self.hidden_seconds: Sequence[float] | None = config.get("hidden_seconds")
         self.now_ns = 0
         self._known: dict[str, int] = {}
         self._computed: dict[str, int] = {}
         self._last: dict[str, int] = {}
+        self._first_block: dict[str, int] = {}
         self._thread = ThreadPoolExecutor(1)
         self._pending: Future[ModelRunnerOutput] | None = None
 
@@ -67,12 +70,18 @@ class SimExecutor(Executor):  # type: ignore[misc]
 
     def _kv_cache_spec(self) -> dict[str, FullAttentionSpec]:
         model, parallel = self.model_config, self.parallel_config
-        spec = FullAttentionSpec(
-            block_size=self.cache_config.block_size,
-            num_kv_heads=model.get_num_kv_heads(parallel),
-            head_size=model.get_head_size(),
-            dtype=torch.bfloat16,
-        )
+        shape = {
+            "block_size": self.cache_config.block_size,
+            "num_kv_heads": model.get_num_kv_heads(parallel),
+            "head_size": model.get_head_size(),
+            "dtype": torch.bfloat16,
+        }
+        if self.hidden_seconds is None:
+            spec = FullAttentionSpec(**shape)
+        else:
+            from backends.vllm.hybrid.cache import HybridSpec
+
+            spec = HybridSpec(**shape, hidden_size=model.get_hidden_size())
         return {f"layers.{i}.attn": spec for i in range(model.get_num_layers(parallel))}
 
     def initialize_from_config(self, kv_cache_configs: Any) -> None:
@@ -134,23 +143,37 @@ class SimExecutor(Executor):  # type: ignore[misc]
             known.pop(request_id, None)
             computed.pop(request_id, None)
             self._last.pop(request_id, None)
+            self._first_block.pop(request_id, None)
         if not ids:
             return EMPTY_MODEL_RUNNER_OUTPUT, 0.0
         index = {request_id: at for at, request_id in enumerate(ids)}
         output = ModelRunnerOutput(req_ids=ids, req_id_to_index=index, sampled_token_ids=tokens)
-        return output, self._batch_time(batch)
+        return output, self._batch_time(batch) + self._hidden_time(scheduled)
+
+    def _hidden_time(self, scheduled: Any) -> float:
+        hidden = scheduled.cache_forms.hidden if hasattr(scheduled, "cache_forms") else ()
+        if not hidden or self.hidden_seconds is None:
+            return 0.0
+        named = [name for name in scheduled.num_scheduled_tokens if self._first_block[name] in hidden]
+        token, request, step = self.hidden_seconds
+        return token * sum(self._computed.get(name, 0) for name in named) + request * len(named) + step
 
     def _note_positions(self, scheduled: Any) -> None:
         for new in scheduled.scheduled_new_reqs:
             tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
             self._known[new.req_id] = len(tokens)
             self._computed[new.req_id] = new.num_computed_tokens
+            self._first_block[new.req_id] = new.block_ids[0][0]
             ends = getattr(new.sampling_params, "extra_args", None) or {}
             if OUTPUT_TOKENS in ends:
                 self._last[new.req_id] = len(new.prompt_token_ids) + ends[OUTPUT_TOKENS]
         cached = scheduled.scheduled_cached_reqs
-        for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        for request_id, computed, blocks in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
+        ):
             self._computed[request_id] = computed
+            if request_id in cached.resumed_req_ids:
+                self._first_block[request_id] = blocks[0][0]
             if request_id in cached.all_token_ids:
                 self._known[request_id] = len(cached.all_token_ids[request_id])
 

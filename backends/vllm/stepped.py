@@ -35,6 +35,18 @@ class Setup:
     max_step_tokens: int = 2_048
     batch_time: str = "opt-13b-a100-40g"
     is_async: bool = False
+    hidden: bool = False
+    """Whether requests may keep hidden states; `restart` says what they cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """What a token and a request on hidden states add to a step, in seconds, and having any at all."""
+
+    token_seconds: float
+    request_seconds: float
+    step_seconds: float
+    forms: str = "auto"
 
 
 class SteppedEngine:
@@ -65,7 +77,13 @@ class SteppedEngine:
                 enable_prefix_caching=False,
                 load_format="dummy",
                 distributed_executor_backend="backends.vllm.simexec.SimExecutor",
-                additional_config={"tandem_sim": {"batch_time": setup.batch_time, "clock": "virtual"}},
+                additional_config={
+                    "tandem_sim": {
+                        "batch_time": setup.batch_time,
+                        "clock": "virtual",
+                        "hidden_seconds": (0.0, 0.0, 0.0) if setup.hidden else None,
+                    }
+                },
             ).create_engine_config()
             # vLLM's CPU build switches it off; without a model there is nothing that could not overlap.
             config.scheduler_config.async_scheduling = setup.is_async
@@ -81,15 +99,35 @@ class SteppedEngine:
     def jump(self, to_ns: int) -> None:
         self._executor.now_ns = max(to_ns, self._executor.now_ns)
 
-    def restart(self, *, stock: str = "fcfs", tandem: Mapping[str, Any] | None = None) -> Any:
-        """A new scheduler at time 0: vLLM's own under its policy `stock`, or Tandem's with these options."""
+    def restart(
+        self,
+        *,
+        stock: str = "fcfs",
+        tandem: Mapping[str, Any] | None = None,
+        hidden: HiddenStates | None = None,
+    ) -> Any:
+        """A new scheduler at time 0: vLLM's own under its policy `stock`, or Tandem's with these options,
+        whose requests may keep hidden states if `hidden` says what they cost."""
         from vllm.v1.core.sched.scheduler import Scheduler, SchedulingPolicy
 
-        from backends.vllm.scheduler import make
+        from backends.vllm import scheduler as plain
 
         old, config = self.core.scheduler, self.core.scheduler.vllm_config
         config.scheduler_config.policy = SchedulingPolicy(stock).value
         config.additional_config["tandem"] = dict(tandem or {})
+        make = plain.make
+        if hidden is not None:
+            from backends.vllm.hybrid import scheduling
+
+            make = scheduling.make
+            config.additional_config["tandem_hybrid"] = {
+                "forms": hidden.forms, "seconds_per_token": hidden.token_seconds
+            }  # fmt: skip
+            self._executor.hidden_seconds = (
+                hidden.token_seconds,
+                hidden.request_seconds,
+                hidden.step_seconds,
+            )
         self._executor.now_ns = 0
         if self.core.batch_queue is not None:
             # Steps of the last run that are still in flight.

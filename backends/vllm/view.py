@@ -44,9 +44,10 @@ def engine_view(
             stamp(request, one, now)
         computed = request.num_computed_tokens
         new = request.num_tokens_with_spec + request.num_output_placeholders - computed
-        blocks = -(-computed // block_tokens)
+        per_block = one.per_block or block_tokens
+        blocks = -(-computed // per_block)
         held[request_id] = blocks
-        growth += -(-(computed + min(new, max_step_tokens)) // block_tokens) - blocks
+        growth += -(-(computed + min(new, max_step_tokens)) // per_block) - blocks
         listed.append(one)
     return EngineView(
         now=now,

@@ -4,20 +4,27 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as section
 
 from controlplane.config.fields import STRICT, Name
 
 
+def _spelt(value: object) -> object:
+    """YAML reads a plain `off` as false and `on` as true."""
+    return ("off", "on")[value] if isinstance(value, bool) else value
+
+
 @section(frozen=True, config=STRICT)
 class ChatModel:
-    """`engine` is passed to vLLM as it stands (vLLM's own argument names)."""
+    """`engine` is passed to vLLM as it stands (vLLM's own argument names). `hybrid_cache` lets requests keep
+    hidden states instead of keys and values: `auto` where the model can and memory is short, `on` always."""
 
     model: Name
     name: Name | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
     tool_parser: str | None = None
+    hybrid_cache: Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelt)] = "off"
 
     def __post_init__(self) -> None:
         if "gpu_memory_utilization" in self.engine:

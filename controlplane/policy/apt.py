@@ -9,6 +9,7 @@ one vector operation values them all.
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +62,7 @@ class AptKv:
         if slots <= 0 or free <= 0 or not self._keys:
             return plan
         columns = self._columns[:, : len(self._keys)]
-        needs = (columns[_TOKENS] + view.block_tokens) // view.block_tokens
+        needs = _needs(columns[_TOKENS], self._waiting, view)
         if free < needs.min():
             return plan
         values = self._values(columns[_SINCE], needs, columns[_LOST_AFTER] < view.now, view)
@@ -79,7 +80,7 @@ class AptKv:
         """The running ones, most value per block first."""
         running = sorted(view.running, key=_key)
         since = np.array([_since(p) for p in running], np.int64)
-        needs = (np.array([p.tokens for p in running], np.int64) + view.block_tokens) // view.block_tokens
+        needs = _needs(np.array([p.tokens for p in running], np.int64), running, view)
         is_lost = np.array([p.is_hopeless(view.now, _NO_WORK) for p in running])
         values = self._values(since, needs, is_lost, view)
         return [running[at] for at in np.argsort(-values, kind="stable").tolist()]
@@ -95,6 +96,12 @@ class AptKv:
         pending = (view.now - since) / 1e9 * np.where(is_lost, self._decay, 1.0)
         found: npt.NDArray[np.float64] = (pending + _LEAST_SECONDS) / needs
         return found
+
+
+def _needs(tokens: npt.NDArray[np.int64], of: Sequence[Progress], view: EngineView) -> npt.NDArray[np.int64]:
+    """`view.need` of each."""
+    per_block = np.fromiter((p.per_block or view.block_tokens for p in of), np.int64, len(of))
+    return (tokens + per_block) // per_block
 
 
 def _key(progress: Progress) -> tuple[Instant, str]:

@@ -32,12 +32,13 @@ def footprint_of(progress: Progress, block_tokens: int) -> Footprint:
 
 def lease_table(alive: Iterable[Progress], block_tokens: int) -> LeaseTable:
     listed = list(alive)
-    count = len(listed)
-    base = np.array([p.tokens + block_tokens - 1 for p in listed], dtype=np.float64)
+    # A token of one that packs its blocks more densely takes less than a token of the cache.
+    slope = np.array([block_tokens / (p.per_block or block_tokens) for p in listed])
+    base = slope * np.array([p.tokens for p in listed], dtype=np.float64) + block_tokens - 1
     steps = np.array([p.remaining() for p in listed], dtype=np.float64)
     variance = np.array([0.0 if p.forecast is None else p.forecast.deviation**2 for p in listed])
     priority = np.array([p.request.service_class.priority for p in listed], dtype=np.float64)
-    return LeaseTable(tuple(p.request.id for p in listed), base, np.ones(count), steps, variance, priority)
+    return LeaseTable(tuple(p.request.id for p in listed), base, slope, steps, variance, priority)
 
 
 def share_of(view: EngineView) -> Share:

@@ -46,8 +46,9 @@ class EngineView:
             running=[p for p in self.running if p.request.id not in names],
         )
 
-    def blocks(self, tokens: int) -> int:
-        return -(-tokens // self.block_tokens)
+    def need(self, progress: Progress) -> int:
+        """Blocks that it takes to compute its next token."""
+        return -(-(progress.tokens + 1) // (progress.per_block or self.block_tokens))
 
 
 @dataclass(slots=True)

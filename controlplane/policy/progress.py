@@ -34,6 +34,8 @@ class Progress:
     """Nobody predicted its length: `predicted` is only the limit."""
     is_missed: bool = False
     """A gap was longer than promised."""
+    per_block: int | None = None
+    """Its tokens that a block holds; None for as many as of keys and values."""
     first_due: Instant | None = field(init=False)
     """When the first token must be out; asked for each running request in each step."""
 

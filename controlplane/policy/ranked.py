@@ -127,7 +127,7 @@ class RankedPolicy:
         self._blocked = None
         for place in self._line:
             progress, waiting = place.progress, place.waiting
-            if view.blocks(progress.tokens + 1) > view.quota:
+            if view.need(progress) > view.quota:
                 continue
             admission = self._admission(progress, view)
             look = look or admission.look(share)

@@ -268,7 +268,7 @@ class _Draft:
         return [] if self._ranks is None else [progress for *_, progress in self._ranks]
 
     def need(self, progress: Progress) -> int:
-        return self.view.blocks(progress.tokens + 1)
+        return self.view.need(progress)
 
     def _ranking(self) -> list[Ranked]:
         if self._ranks is None:

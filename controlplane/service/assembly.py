@@ -21,6 +21,7 @@ from controlplane.metrics import Metrics
 from controlplane.policy.catalogue import goes_before
 from controlplane.service.clocks import MonotonicClock
 from controlplane.service.dispatcher import Dispatcher, Policies
+from controlplane.service.hybrid_cache import hybrid_setup
 from controlplane.service.intake import Intake
 from controlplane.service.learning import Learning
 from controlplane.service.memory_monitor import MemoryMonitor
@@ -63,6 +64,7 @@ def assemble(config: Config) -> "Service":
                 engine_arguments=engine,
                 tool_parser=chat.tool_parser,
                 scheduling=scheduling,
+                hybrid=hybrid_setup(config, facts_of),
             )
         )
     embedders = [

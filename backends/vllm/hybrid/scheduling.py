@@ -1,38 +1,86 @@
 """When does a request keep hidden states? Decided here, before each step, around Tandem's scheduler.
 
 A request takes its form when it gets its first block and may leave hidden states while it runs; the way back
-leads through preemption. Importing this module imports vLLM.
+leads through preemption. What hidden states cost a step is measured at start-up on the kernels that serve
+(`calibrated`), then fitted. Importing this module imports vLLM.
+
+`additional_config["tandem_hybrid"]`: `forms` is `auto` for the greedy of `controlplane.policy.forms`, `on`
+for hidden states whenever a request starts; `seconds_per_token` replaces the measurement.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from hybridcache.calibration import Setting, measure
+from hybridcache.layout import BlockLayout
+from vllm.platforms import current_platform
 
 from backends.vllm import control
 from backends.vllm.hybrid.cache import HybridCache
 from backends.vllm.hybrid.forms import StepForms
 from backends.vllm.scheduler import AsyncTandemScheduler, TandemScheduler
+from controlplane.core.clock import Instant
+from controlplane.policy.catalogue import chosen
+from controlplane.policy.engine_step import EngineView
+from controlplane.policy.forms import FormChoice, choose_forms
+from controlplane.policy.progress import Progress
+from predictors.hidden_cost import HiddenCost
 
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Requests by id: of those waiting, who starts on hidden states; of those running, who leaves them."""
-
-    hidden: frozenset[str] = frozenset()
-    converted: frozenset[str] = frozenset()
+log = logging.getLogger(__name__)
 
 
 class Forms(Protocol):
-    def choose(self, waiting: Sequence[Any], running: Sequence[Any], hidden: set[str]) -> Choice:
-        """Of vLLM's requests; `hidden` are those of `running` on hidden states."""
+    def choose(
+        self, view: EngineView, waiting: Sequence[Progress], hidden: set[str], token_seconds: float
+    ) -> FormChoice:
+        """`hidden` are those of `view.running` on hidden states; `token_seconds` is what one token of
+        theirs adds to a step."""
         ...
 
 
 class AllHidden:
     """Who starts, starts on hidden states, and stays."""
 
-    def choose(self, waiting: Sequence[Any], running: Sequence[Any], hidden: set[str]) -> Choice:
-        return Choice(hidden=frozenset(request.request_id for request in waiting))
+    def __init__(self, layout: BlockLayout) -> None:
+        pass
+
+    def choose(
+        self, view: EngineView, waiting: Sequence[Progress], hidden: set[str], token_seconds: float
+    ) -> FormChoice:
+        return FormChoice(hidden=frozenset(progress.request.id for progress in waiting))
+
+
+class Greedy:
+    def __init__(self, layout: BlockLayout) -> None:
+        self._rows_per_block = layout.rows_per_block
+
+    def choose(
+        self, view: EngineView, waiting: Sequence[Progress], hidden: set[str], token_seconds: float
+    ) -> FormChoice:
+        return choose_forms(
+            view,
+            waiting,
+            hidden,
+            rows_per_block=self._rows_per_block,
+            block_seconds=token_seconds * view.block_tokens,
+        )
+
+
+FORMS: Mapping[str, type[AllHidden] | type[Greedy]] = {"auto": Greedy, "on": AllHidden}
+
+
+def calibrated(layout: BlockLayout, layers: int, dtype: torch.dtype, *, rotary: bool) -> float:
+    """Seconds that a token on hidden states adds to a step, beside one on keys and values: about a second
+    of measuring on the device that serves."""
+    device = torch.device(current_platform.device_type)
+    setting = Setting(layout, dtype, device, 4, range(64, 513, 64), repeats=5, rotary=rotary)
+    costs = measure(setting)
+    hidden = costs["m1" if rotary else "m2"]
+    more = layers * (hidden.seconds_per_token - costs["kv"].seconds_per_token)
+    log.info("hidden states: %+.3f ms a step for 1,000 tokens, measured on %s", 1e6 * more, device)
+    return max(0.0, more)
 
 
 if TYPE_CHECKING:
@@ -47,27 +95,86 @@ class HybridScheduling(_Base):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.hybrid_cache: HybridCache = self.kv_cache_manager.coordinator.single_type_managers[0]
-        self.forms: Forms = AllHidden()
+        config = self.vllm_config.additional_config.get("tandem_hybrid", {})
+        spec = self.hybrid_cache.kv_cache_spec
+        self.layout: BlockLayout = spec.layout
+        self.forms: Forms = chosen("tandem_hybrid.forms", FORMS, config.get("forms", "auto"))(self.layout)
+        seconds = config.get("seconds_per_token")
+        if seconds is None:
+            model = self.vllm_config.model_config
+            layers = model.get_num_layers(self.vllm_config.parallel_config)
+            rotary = model.hf_config.model_type != "opt"
+            seconds = calibrated(self.layout, layers, spec.dtype, rotary=rotary)
+        self.hidden_cost = HiddenCost(seconds)
+        self._decoded: tuple[int, int, int, int] | None = None
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        held, hidden = self.hybrid_cache.req_to_blocks, self.hybrid_cache.hidden
-        # Who gave its blocks back chooses anew.
-        hidden.intersection_update([name for name in hidden if held.get(name)])
-        fresh = [request for request in self.waiting if not held.get(request.request_id)]
-        choice = self.forms.choose(fresh, self.running, hidden)
-        leaving = {name: self.requests[name].num_computed_tokens for name in choice.converted & hidden}
-        first = {name: self.hybrid_cache.first_block(name) for name in leaving}
-        hidden |= choice.hidden
-        hidden.difference_update(leaving)
+        now = Instant(self.clock())
+        self._learn(now)
+        leaving = self._choose(now)
         output = super().schedule(*args, **kwargs)
-        scheduled = output.num_scheduled_tokens
-        # Who was passed over took no blocks, so it stays what it was.
-        hidden.update(name for name in leaving if name not in scheduled and held.get(name))
+        held, hidden, scheduled = self._held, self.hybrid_cache.hidden, output.num_scheduled_tokens
+        for name in leaving.keys() - scheduled.keys():
+            # Who was passed over took no blocks, so it stays what it was.
+            if held.get(name):
+                hidden.add(name)
+                self._note(name)
         output.cache_forms = StepForms(
             hidden=frozenset(self.hybrid_cache.first_block(name) for name in scheduled if name in hidden),
-            converted={first[name]: tokens for name, tokens in leaving.items() if name in scheduled},
+            converted={
+                self.hybrid_cache.first_block(name): tokens
+                for name, tokens in leaving.items()
+                if name in scheduled
+            },
         )
+        self._remember(now, output)
         return output
+
+    @property
+    def _held(self) -> Mapping[str, Sequence[Any]]:
+        blocks: Mapping[str, Sequence[Any]] = self.hybrid_cache.req_to_blocks
+        return blocks
+
+    def _choose(self, now: Instant) -> dict[str, int]:
+        """Those that leave hidden states in this step, with the tokens that they hold."""
+        held, hidden = self._held, self.hybrid_cache.hidden
+        # Who gave its blocks back chooses anew.
+        hidden.intersection_update([name for name in hidden if held.get(name)])
+        waiting = [
+            self.progress[request.request_id] for request in self.waiting if not held.get(request.request_id)
+        ]
+        seconds = self.hidden_cost.seconds_per_token
+        choice = self.forms.choose(self.view(now), waiting, hidden, seconds)
+        leaving = {name: self.requests[name].num_computed_tokens for name in choice.leaving & hidden}
+        hidden.update(choice.hidden)
+        hidden.difference_update(leaving)
+        for name in [*(progress.request.id for progress in waiting), *leaving]:
+            self._note(name)
+        return leaving
+
+    def _note(self, name: str) -> None:
+        """The policy counts the blocks of a request by its form."""
+        on_hidden = name in self.hybrid_cache.hidden
+        self.progress[name].per_block = self.layout.rows_per_block if on_hidden else None
+
+    # --- what hidden states cost ---------------------------------------------------------------
+
+    def _remember(self, now: Instant, output: Any) -> None:
+        """A step that only decodes says what its cells cost."""
+        scheduled = output.num_scheduled_tokens
+        if not scheduled or output.total_num_scheduled_tokens != len(scheduled):
+            self._decoded = None
+            return
+        tokens = {name: self.requests[name].num_computed_tokens for name in scheduled}
+        on_hidden = sum(tokens[name] for name in scheduled if name in self.hybrid_cache.hidden)
+        self._decoded = (now, sum(tokens.values()), on_hidden, len(scheduled))
+
+    def _learn(self, now: Instant) -> None:
+        if self._decoded is not None:
+            before, tokens, hidden_tokens, requests = self._decoded
+            self.hidden_cost.observe(
+                tokens=tokens, hidden_tokens=hidden_tokens, requests=requests, seconds=(now - before) / 1e9
+            )
 
 
 class HybridScheduler(HybridScheduling, TandemScheduler):

@@ -4,6 +4,7 @@ Read from the model's config and the engine's arguments; needs neither torch nor
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "TandemHybrid"
@@ -66,12 +67,22 @@ def _kv_heads(config: Mapping[str, Any]) -> int:
     return int(config.get("num_key_value_heads") or config["num_attention_heads"])
 
 
-def hybrid_arguments(architecture: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine arguments that put the hybrid cache into the engine."""
-    return {
-        **arguments,
-        "hf_overrides": {**arguments.get("hf_overrides", {}), "architectures": [PREFIX + architecture]},
-        "worker_cls": "backends.vllm.hybrid.worker.HybridWorker",
-        "scheduler_cls": "backends.vllm.hybrid.scheduling.make",
-        "enable_prefix_caching": False,
-    }
+@dataclass(frozen=True, slots=True)
+class HybridSetup:
+    """`forms` as in `scheduling.FORMS`."""
+
+    architecture: str
+    forms: str
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The engine arguments that put the hybrid cache into the engine."""
+        additional = {**given.get("additional_config", {}), "tandem_hybrid": {"forms": self.forms}}
+        overrides = {**given.get("hf_overrides", {}), "architectures": [PREFIX + self.architecture]}
+        return {
+            **given,
+            "hf_overrides": overrides,
+            "additional_config": additional,
+            "worker_cls": "backends.vllm.hybrid.worker.HybridWorker",
+            "scheduler_cls": "backends.vllm.hybrid.scheduling.make",
+            "enable_prefix_caching": False,
+        }

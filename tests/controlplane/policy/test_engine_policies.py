@@ -81,7 +81,7 @@ def test_what_is_offered_fits_beside_what_runs_on(ordering, crowd):
     view = view_of(running, free=crowd[2])
     plan = planned(ordering, running, waiting, view)
     freed = sum(view.held[p.request.id] for p in plan.preempt)
-    needed = sum(view.blocks(p.tokens + 1) for p in plan.offer)
+    needed = sum(view.need(p) for p in plan.offer)
     # A ranked policy counts a victim as the line that bounds its blocks, which is less than one block off.
     slack = len(plan.preempt) if ordering != "srmt" else 0
     assert needed <= max(0, view.free + freed) + slack
@@ -150,7 +150,7 @@ def test_the_gate_and_the_engine_decide_alike(ordering, crowd):
     plan = policy.plan(view)
     line = [waiting_of(p, BLOCK, policy.rank_of(p)) for p in policy.order()]
     # In the engine who exceeds the quota stands aside; the gate never lets one in.
-    fitting = [w for w in line if view.blocks(w.request.prompt_tokens + 1) <= view.quota]
+    fitting = [w for w in line if -(-(w.request.prompt_tokens + 1) // BLOCK) <= view.quota]
     gate = run_cycle(pool_view(view, fitting), NOW, policy.ahead)
     victims = [victim.request_id for _, admit in gate.dispatches for victim in admit.victims]
     assert [p.request.id for p in plan.offer] == [request_id for request_id, _ in gate.dispatches]
@@ -194,7 +194,7 @@ def test_who_has_time_waits_where_somebody_would_soon_have_to_give_way_for_it():
     running = [progress(f"r{i}", {**base, "ago_ms": 900, "done": 61}, is_running=True) for i in range(8)]
     early = progress("early", {**base, "ago_ms": 10}, is_running=False)
     urgent = progress("urgent", {**base, "ago_ms": 600}, is_running=False)
-    free = view_of(running, free=0).blocks(early.tokens + 1)
+    free = view_of(running, free=0).need(early)
     assert planned("srmt", running, [early], view_of(running, free=free + 1)).offer == []
     assert planned("srmt", running, [early], view_of(running, free=free + 7)).offer == [early]
     assert planned("srmt", running, [urgent], view_of(running, free=free + 1)).offer == [urgent]

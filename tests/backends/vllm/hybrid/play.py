@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends.tiny import resolve
-from backends.vllm.hybrid.support import hybrid_arguments
+from backends.vllm.hybrid.support import HybridSetup
+from controlplane.policy.forms import FormChoice
 
 BLOCK_TOKENS = 32
 AMPLE, SCARCE = 128, 8
@@ -35,14 +36,10 @@ class RandomForms:
     def __init__(self, seed, *, hidden, leave):
         self.coin, self.hidden, self.leave = random.Random(seed), hidden, leave
 
-    def choose(self, waiting, running, hidden):
-        from backends.vllm.hybrid.scheduling import Choice
-
-        started = frozenset(r.request_id for r in waiting if self.coin.random() < self.hidden)
-        left = frozenset(
-            r.request_id for r in running if r.request_id in hidden and self.coin.random() < self.leave
-        )
-        return Choice(started, left)
+    def choose(self, view, waiting, hidden, token_seconds):
+        started = frozenset(p.request.id for p in waiting if self.coin.random() < self.hidden)
+        left = frozenset(name for name in sorted(hidden) if self.coin.random() < self.leave)
+        return FormChoice(started, left)
 
 
 @dataclass
@@ -69,7 +66,7 @@ class Engine:
             architecture = json.loads(Path(folder, "config.json").read_text())["architectures"][0]
             # Whatever fits starts, so that blocks run short.
             arguments["additional_config"] = {"tandem": {"ordering": "fcfs", "look_ahead": "nobody"}}
-            arguments = hybrid_arguments(architecture, arguments)
+            arguments = HybridSetup(architecture, "on").arguments(arguments)
         config = EngineArgs(model=folder, **arguments).create_engine_config()
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
 
