@@ -253,6 +253,10 @@ class ScriptedEmbedder(ScriptedEngine):
         self._token_seconds = token_seconds
 
     @property
+    def is_computing(self) -> bool:
+        return bool(self.live)
+
+    @property
     def workspace_bytes(self) -> int:
         return max(self._batch_tokens, self.max_input_tokens) * self._bytes_per_token
 

@@ -14,6 +14,7 @@ from backends.batch_time import StepLoad
 from backends.simulated_device import SimulatedDevice
 from backends.simulated_engine import Engine
 from backends.simulated_engine import Sequence as EngineSequence
+from controlplane.core.clock import seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import (
@@ -22,6 +23,7 @@ from controlplane.core.ports import (
     ChatPrompt,
     Delta,
     EngineState,
+    EngineStep,
     Refused,
     Sampling,
     Standing,
@@ -96,7 +98,7 @@ class SimulatedGenerator:
         ample = geometry.bytes(max_model_tokens) * 2 * (max_running + _QUEUED_AHEAD)
         self.model = model
         self.orders = orders
-        self.on_step: Any = None
+        self.on_step: Callable[[EngineStep], None] | None = None
         self.geometry = geometry
         self.kv_bytes = ample if blocks is None else blocks * geometry.bytes_per_block
         self.max_model_tokens = max_model_tokens
@@ -112,6 +114,7 @@ class SimulatedGenerator:
         )
         self._answers: dict[str, _Answer] = {}
         self._tokens: dict[int, Delta] = {}
+        self._work = (0, 0, 0)
         self._gate_preemptions = 0
         device.attach(self)
 
@@ -220,9 +223,13 @@ class SimulatedGenerator:
         return (self._engine.quota - self._engine.free_blocks) * self.geometry.bytes_per_block
 
     def plan(self, load: StepLoad) -> bool:
-        return self._engine.plan(load)
+        has_work = self._engine.plan(load)
+        self._work = (load.prefill_tokens, load.decodes, load.cells)
+        return has_work
 
     def complete(self, duration: float) -> None:
+        if self.on_step is not None:
+            self.on_step(EngineStep(*self._work, seconds(duration)))
         for sample in self._engine.complete():
             sample.answer.push(self._token(sample.index) if not sample.is_gone else _last(sample))
 

@@ -74,6 +74,10 @@ class SimulatedEmbedder:
         device.attach(self)
 
     @property
+    def is_computing(self) -> bool:
+        return bool(self._batch)
+
+    @property
     def workspace_bytes(self) -> int:
         return self._batch_tokens * self._bytes_per_token
 

@@ -3,8 +3,9 @@
 Rule (`t = c0 + c1 decodes + c2 cells + c3 prompt tokens`): recursive least squares on relative errors, that
 forget, so that a lasting change is followed; an error far outside the usual ones counts no more than one
 at their edge, so that a stall moves little. It starts from a prior, which observations soon outweigh.
-An engine that reports no steps is timed by its tokens: exponentially weighted means of the gap between
-two tokens and of the time a prompt token takes, clipped to a factor of four around the present value.
+Steps beside which embeddings were computed tell nothing of the engine; they tell how much longer a step
+then is. An engine that reports no steps is timed by its tokens: exponentially weighted means of the gap
+between two tokens and of the time a prompt token takes, clipped to a factor of four around the present one.
 """
 
 from collections import deque
@@ -31,6 +32,8 @@ _LATEST = 8
 _SHIFT, _SHIFTS = 0.15, 2.0
 _LEAST_ERROR = 0.02
 _LEAST_COEFFICIENT = 1e-4
+# How many steps the usual stretch looks back over.
+_STRETCH_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +125,41 @@ class StepTime:
         return doubt
 
 
-class ObservedPace:
+class StepReports:
+    """What an engine's reports of its steps tell, seen from the gate."""
+
+    def __init__(self, prior: StepPrior | None = None) -> None:
+        self.steps = StepTime(prior)
+        self._last = StepWork(0, 0, 0)
+        self._stretch = 1.0
+
+    @property
+    def reports_steps(self) -> bool:
+        return self.steps.seen >= _ENOUGH
+
+    @property
+    def own_step(self) -> Duration | None:
+        """The next step without prompts, and with nothing embedded beside it. None until enough steps were
+        reported."""
+        return _duration(self._decoding()) if self.reports_steps else None
+
+    def observe_work(self, work: StepWork, took: Duration, *, is_alone: bool = True) -> None:
+        """A whole step as the engine reports it; not `is_alone` if embeddings were computed meanwhile."""
+        self._last = work
+        if is_alone:
+            self.steps.observe(work, took / 1e9)
+        stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))
+        self._stretch += (_clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
+
+    def _decoding(self) -> float:
+        return self.steps.predict(StepWork(0, self._last.decodes, self._last.cells))
+
+
+class ObservedPace(StepReports):
     """`memory` is how many observations the token timing looks back over."""
 
     def __init__(self, *, memory: int = 64, prior: StepPrior | None = None) -> None:
-        self.steps = StepTime(prior)
-        self._last: StepWork | None = None
+        super().__init__(prior)
         self._rate = 1.0 / memory
         self._gaps = 0
         self._step = 0.0
@@ -136,23 +168,14 @@ class ObservedPace:
         self._weight = 0.0
 
     @property
-    def reports_steps(self) -> bool:
-        return self.steps.seen >= _ENOUGH
-
-    @property
     def pace(self) -> Pace | None:
         """None until something was observed. What was never observed is taken to cost nothing."""
-        if self._last is not None and self.reports_steps:
-            decoding = StepWork(0, self._last.decodes, self._last.cells)
-            return Pace(_duration(self.steps.predict(decoding)), _duration(self.steps.per_prompt_token))
+        if self.reports_steps:
+            step, token = self._decoding(), self.steps.per_prompt_token
+            return Pace(_duration(step * self._stretch), _duration(token * self._stretch))
         if self._gaps == 0 and self._prefills == 0:
             return None
         return Pace(Duration(round(self._step)), Duration(round(self._per_token)))
-
-    def observe_work(self, work: StepWork, took: Duration) -> None:
-        """A whole step as the engine reports it."""
-        self._last = work
-        self.steps.observe(work, took / 1e9)
 
     def observe_step(self, took: Duration) -> None:
         """The time between two tokens of one answer."""
@@ -173,19 +196,17 @@ class ObservedPace:
         self._per_token += share * (_clipped(seen, self._per_token) - self._per_token)
 
 
-class ReportedPace:
+class ReportedPace(StepReports):
     """For an engine that measures itself: seen from outside, a request's start is not known."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.pace: Pace | None = None
 
     def observe_step(self, took: Duration) -> None:
         pass
 
     def observe_prefill(self, prompt_tokens: int, took: Duration) -> None:
-        pass
-
-    def observe_work(self, work: StepWork, took: Duration) -> None:
         pass
 
 

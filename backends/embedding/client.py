@@ -157,6 +157,10 @@ class WorkerEmbedder:
         return self.facts.prompts
 
     @property
+    def is_computing(self) -> bool:
+        return self._deliveries.are_under_way
+
+    @property
     def workspace_bytes(self) -> int:
         facts = self.facts
         tokens = facts.time.full_speed_tokens(self._options.batch_tokens)

@@ -50,6 +50,10 @@ class Deliveries:
     _under_way: dict[int, _UnderWay] = field(default_factory=dict)
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
 
+    @property
+    def are_under_way(self) -> bool:
+        return bool(self._under_way)
+
     def begin(self, budget: PassBudget) -> None:
         """A worker is there. What it was measured to be holds from now on."""
         if self.budget is not None:

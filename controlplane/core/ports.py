@@ -231,6 +231,11 @@ class Embedder(Protocol):
     batch_limit: Callable[[], Duration | None] | None
 
     @property
+    def is_computing(self) -> bool:
+        """A pass is under way."""
+        ...
+
+    @property
     def dimension(self) -> int: ...
 
     @property

@@ -61,7 +61,8 @@ class Share:
     `pace` is None until something was observed; a serial owner works its leases off one after
     another, any other all at once. `preemptible` lists possible victims when asked: only a
     request that would preempt pays for the list. `inside` is given where the engine itself holds requests
-    back: the work of those that wait in it and go before this one."""
+    back: the work of those that wait in it and go before this one. `before` is a serial owner's: the work
+    that it holds and does before this one, in tokens."""
 
     ceiling: int
     held: int
@@ -74,6 +75,7 @@ class Share:
     reserve: Reserve | None = None
     preemptible: Callable[[], tuple[Running, ...]] = _nobody
     inside: Callable[[Waiting], float] | None = None
+    before: Callable[[Waiting], float] | None = None
 
     def as_seen_by(self, request: Request) -> "Share":
         """Without what is reserved for a higher priority."""

@@ -67,6 +67,17 @@ class Admission:
         )
         return Reject(Reason.NEVER_FITS, None, detail)
 
+    def too_late_inside(self, share: Share, waiting: Waiting, now: Instant) -> Reject | None:
+        """A serial owner has work to do for those it let in: there is room, and yet no time."""
+        if share.before is None or share.pace is None or not waiting.request.service_class.sheddable:
+            return None
+        wait = scaled(share.pace.per_prompt_token, share.before(waiting))
+        return (
+            Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
+            if self._is_late_after(wait, share, waiting, now)
+            else None
+        )
+
     def try_admit(self, share: Share, look: LookAhead, waiting: Waiting) -> Admit | Reason:
         """The reason is why not. Where nobody runs, nothing is reserved: that would keep the pool idle."""
         if share.free_slots <= 0:
@@ -180,7 +191,8 @@ def wait_bound(
 def predicted_wait(share: Share, look: LookAhead, waiting: Waiting, *, ahead: float) -> Duration | None:
     """Time until the request could start; None before anything was observed.
 
-    A serial owner gives memory back as it works off what it holds, and then what is ahead. Any other
+    A serial owner gives memory back as it works off what it holds, and then what is ahead; what it holds and
+    does first must be done in any case. Any other
     frees memory and slots at its predicted completions, after which the queue ahead drains as a fluid
     through the whole share.
     """
@@ -193,7 +205,9 @@ def predicted_wait(share: Share, look: LookAhead, waiting: Waiting, *, ahead: fl
         part = min(1.0, max(0.0, short / max(1, share.held)))
         if share.free_slots <= 0 and held:
             part = max(part, 1 / held)
-        return scaled(pace.per_prompt_token, part * float(share.leases.steps.sum()) + ahead)
+        done = part * float(share.leases.steps.sum())
+        before = 0.0 if share.before is None else share.before(waiting)
+        return scaled(pace.per_prompt_token, max(done, before) + ahead)
     memory = look.steps_until_free(waiting.footprint.base, share.ceiling)
     slot = float(look.steps[0]) if share.free_slots <= 0 and held else 0.0
     queue = ahead / max(1, share.ceiling)

@@ -82,8 +82,11 @@ def _admit_from_head(
     """How many were taken, the share after them, and why the next one was not."""
     look = admission.look(share)
     for taken, waiting in enumerate(queue):
-        if share.inside is None:
-            verdict: Admit | Reason | Reject = admission.try_admit(share, look, waiting)
+        verdict: Admit | Reason | Reject
+        if (late := admission.too_late_inside(share, waiting, now)) is not None:
+            verdict = late
+        elif share.inside is None:
+            verdict = admission.try_admit(share, look, waiting)
         else:
             verdict = admission.try_forward(share, look, waiting, now)
         if isinstance(verdict, Reject):

@@ -230,7 +230,8 @@ class Service:
 
     def _note_step(self, done: EngineStep) -> None:
         work = StepWork(done.prefill_tokens, done.decodes, done.cells)
-        self.dispatcher.paces[Owner.LLM].observe_work(work, done.took)
+        is_alone = not any(embedder.is_computing for embedder in self._embedders.values())
+        self.dispatcher.paces[Owner.LLM].observe_work(work, done.took, is_alone=is_alone)
 
     def _note_pass(self, done: EmbeddingPass) -> None:
         self.metrics.batch_tokens.observe(done.padded_tokens)

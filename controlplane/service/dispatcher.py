@@ -25,6 +25,7 @@ from controlplane.policy.ordering import Ordering
 from controlplane.service.accounting import Accounting
 from controlplane.service.answer import Answer
 from controlplane.service.first_tokens import FirstTokens
+from controlplane.service.in_turn import tokens_before
 from controlplane.service.inside import GoesBefore, Inside
 from controlplane.service.intake import EmbedJob, GenerateJob
 from controlplane.service.rates import Rates
@@ -165,13 +166,15 @@ class Dispatcher:
 
     def decode_slack(self) -> Duration | None:
         """How long an embedding batch may keep the device now."""
-        now, pace = self._clock.now(), self.paces[Owner.LLM].pace
+        now, pace = self._clock.now(), self.paces[Owner.LLM]
         running = (
             Decoding(ticket.slack(now), ticket.request.slo.tpot)
             for ticket in self._tickets.values()
             if ticket.lease is not None and ticket.request.kind is Kind.GENERATE
         )
-        return decode_slack(running, Duration(0) if pace is None else pace.step)
+        usual = Duration(0) if pace.pace is None else pace.pace.step
+        # What an embedding batch adds to a step is not to be taken off what it may add.
+        return decode_slack(running, usual if pace.own_step is None else pace.own_step)
 
     def use(self, policies: Policies) -> None:
         """Decides by these from now on; what waits is ranked anew."""
@@ -373,6 +376,8 @@ class Dispatcher:
         )
         if owner is Owner.LLM and self._inside is not None:
             return replace(share, preemptible=tuple, inside=self._inside.work_before)
+        if owner is Owner.EMBEDDING:
+            return replace(share, before=lambda waiting: tokens_before(waiting, self._tickets.values()))
         return share
 
     def _preemptible(self, owner: Owner, now: Instant) -> tuple[Running, ...]:

@@ -167,3 +167,13 @@ def test_reported_steps_make_the_pace_of_the_present_load():
     assert pace.pace is not None
     assert pace.pace.step == pytest.approx(milliseconds(23.6), rel=0.05)
     assert pace.pace.per_prompt_token == pytest.approx(milliseconds(0.15), rel=0.1)
+
+
+def test_what_is_embedded_beside_a_step_is_not_the_engines_own():
+    pace = ObservedPace()
+    for _ in range(400):
+        pace.observe_work(StepWork(0, 8, 1_000), milliseconds(10))
+        pace.observe_work(StepWork(0, 8, 1_000), milliseconds(30), is_alone=False)
+    assert pace.own_step == pytest.approx(milliseconds(10), rel=0.01)
+    assert pace.pace is not None
+    assert pace.pace.step == pytest.approx(milliseconds(20), rel=0.1)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from backends.scripted import Script, ScriptedGenerator
-from controlplane.core.clock import to_seconds
+from backends.scripted import Script, ScriptedEmbedder, ScriptedGenerator
+from controlplane.core.clock import seconds, to_seconds
 from controlplane.core.decision import Reason
 from controlplane.core.memory import Quota
 from controlplane.core.ports import BackendDown, BackendFailed, Refused
@@ -347,3 +347,27 @@ def test_a_tenant_over_its_rate_is_rejected_with_the_refill(bench):
 
     tenants = {"web": {"api_keys_sha256": ["0" * 64], "requests_per_minute": 1}}
     bench(scenario, tenants=tenants)
+
+
+def test_an_embedding_is_refused_for_the_work_before_it_only(bench):
+    async def scenario(b):
+        async def embed(inputs: int, e2e_ms: float):
+            hints = Hints(service_class="quick", e2e_ms=e2e_ms)
+            job = await b.service.intake.embeddings(
+                "test", Caller("tests"), b.embedder.model, ["x" * 100] * inputs, hints
+            )
+            return await b.service.dispatcher.embed(job)
+
+        b.service.dispatcher.paces[Owner.EMBEDDING].observe_prefill(1_000, seconds(1))
+        first = asyncio.create_task(embed(20, 2_500))
+        await b.embedder.until_runs(1)
+        # 2 s of work are inside; these need 0.8 s and have 2.6 or 2.4 s.
+        with pytest.raises(Rejected) as refused:
+            await embed(8, 2_600)
+        assert refused.value.reject.reason == Reason.SLO_UNATTAINABLE
+        await embed(8, 2_400)
+        await first
+
+    classes = {"quick": {"priority": 1, "e2e_ms": 60_000, "default": True}}
+    embedder = ScriptedEmbedder(call_seconds=1.0, batch_tokens=100_000)
+    assert bench(scenario, embedder=embedder, classes=classes).outcomes == ["rejected", "met", "met"]
