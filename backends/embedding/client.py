@@ -20,7 +20,8 @@ from backends.embedding.budget import PassBudget
 from backends.embedding.bundled import resolve
 from backends.embedding.contract import EncoderFacts, EncoderOptions
 from backends.embedding.deliveries import Caller, Deliveries
-from backends.embedding.framing import Computed, Frame, FrameKind, Ids, pack_inputs, unpack_inputs
+from backends.embedding.framing import Computed, Frame, FrameKind, pack_inputs, unpack_inputs
+from backends.embedding.inputs import checked
 from backends.embedding.link import WorkerLink
 from backends.embedding.time_model import ObservedTime
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
@@ -222,12 +223,12 @@ class WorkerEmbedder:
         self._up()
         facts = self.facts
         if sum(map(len, inputs)) <= _TOKENS_INLINE:
-            checked = _checked(inputs, facts)
+            ids = checked(inputs, facts)
         else:
-            checked = await asyncio.to_thread(_checked, inputs, facts)
+            ids = await asyncio.to_thread(checked, inputs, facts)
             self._up()
         answer: asyncio.Future[Vectors] = asyncio.get_running_loop().create_future()
-        rows = np.empty((len(checked), facts.dimension), dtype=np.float32)
+        rows = np.empty((len(ids), facts.dimension), dtype=np.float32)
 
         def settle(error: Exception | None) -> None:
             if answer.done():
@@ -237,7 +238,7 @@ class WorkerEmbedder:
             else:
                 answer.set_exception(error)
 
-        call = self._deliveries.put(Caller(checked, rows, len(checked), settle), deadline=deadline)
+        call = self._deliveries.put(Caller(ids, rows, len(ids), settle), deadline=deadline)
         self._feed()
         try:
             return await answer
@@ -376,27 +377,3 @@ class WorkerEmbedder:
 
 def _token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [found.ids for found in tokenizer.encode_batch_fast(list(texts))]
-
-
-def _checked(inputs: Sequence[Sequence[int]], facts: EncoderFacts) -> list[Ids]:
-    if not inputs:
-        raise Refused("input is empty: give at least one text or token array", param="input")
-    return [_checked_input(position, ids, facts) for position, ids in enumerate(inputs)]
-
-
-def _checked_input(position: int, ids: Sequence[int], facts: EncoderFacts) -> Ids:
-    found = np.asarray(ids, dtype=np.int64)
-    if not 1 <= len(found) <= facts.max_input_tokens:
-        raise Refused(
-            f"input {position} has {len(found)} tokens: the model takes 1 to {facts.max_input_tokens}; "
-            "split the text",
-            param="input",
-            code="context_length_exceeded" if len(found) else None,
-        )
-    if found.min() < 0 or found.max() >= facts.vocabulary:
-        raise Refused(
-            f"input {position} has token id {found.min() if found.min() < 0 else found.max()}: the model's "
-            f"ids run from 0 to {facts.vocabulary - 1}; tokenise with its own tokenizer",
-            param="input",
-        )
-    return found.astype(np.uint32)
