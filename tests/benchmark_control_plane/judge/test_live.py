@@ -1,0 +1,38 @@
+"""A whole experiment on real engines: vLLM's own server beside the embedding server, and Tandem."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from controlplane.cli import main
+
+HEAD_TO_HEAD = Path(__file__).parents[3] / "configs" / "bench" / "head-to-head.yaml"
+
+
+@pytest.mark.engine
+def test_both_systems_are_started_asked_and_judged(tmp_path):
+    content = yaml.safe_load(HEAD_TO_HEAD.read_text(encoding="utf-8"))
+    content |= {
+        "loads": [1.0],
+        "capacity": {"rps": 4},
+        "window": {"warmup_s": 0.5, "measured_s": 4, "drain_s": 30, "lateness_limit_ms": 60_000},
+        "together": 2,
+    }
+    path = tmp_path / "live.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert main(["bench", "run", str(path), "--out", str(tmp_path / "out"), "--quick"]) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    assert not results["partial"]
+    assert set(results["unloaded_ms"]) == {"interactive", "documents", "batch"}
+    for entry in results["runs"]:
+        assert entry["rates"]["fail"] == 0
+        assert entry["memory"]["by_owner"]["llm"]
+    tandem, plain = results["runs"]
+    assert set(tandem["memory"]["by_owner"]) == {"embedding", "llm"}
+    assert tandem["decisions"]["admit"] > 0 and plain["decisions"] is None
+    lines = (tmp_path / "out" / "requests.jsonl").read_text(encoding="utf-8").splitlines()
+    kept = [r for r in map(json.loads, lines) if r["outcome"] in ("MET", "LATE") and r["kind"] == "generate"]
+    assert kept and all(1 <= len(r["token_s"]) <= r["output_tokens"] for r in kept)
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
