@@ -163,6 +163,8 @@ def _send(
     priority = 0
     if contender.knows_lengths and offer.predicted is not None:
         said["tokens"] = offer.predicted
+        if offer.forecast is not None:
+            said |= {"levels": list(offer.forecast.levels), "quantiles": list(offer.forecast.tokens)}
         priority = offer.predicted if contender.stock == "priority" else 0
     limit = engine.setup.max_model_tokens - offer.prompt
     engine.add(request_id, offer.prompt, offer.output, extra={"tandem": said}, priority=priority, limit=limit)

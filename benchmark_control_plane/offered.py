@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 
 from benchmark_control_plane.tables import rows
+from controlplane.core.forecast import LengthForecast
 
 Lengths = tuple[int, int]
 
@@ -50,10 +51,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
+    """`forecast` is what `predicted` is the mean of, where a whole distribution is known."""
+
     at: float
     prompt: int
     output: int
     predicted: int | None
+    forecast: LengthForecast | None = None
 
 
 def dataset(name: str, folder: Path, context: int) -> Dataset:

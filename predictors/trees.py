@@ -47,6 +47,7 @@ def fit_trees(
     """`start` [rows, levels] is what the trees add to."""
     rng = np.random.default_rng(seed)
     edges = [np.unique(np.quantile(column, np.linspace(0, 1, _BINS + 1)[1:-1])) for column in rows.T]
+    cuts = np.array([len(e) for e in edges])
     binned = np.stack([np.searchsorted(e, column) for e, column in zip(edges, rows.T, strict=True)], 1)
     now = start.copy()
     whole, spread = np.ones(len(levels)), np.sign(levels - 0.5)
@@ -58,9 +59,9 @@ def fit_trees(
         some = np.flatnonzero(rng.random(len(rows)) < _ROWS_A_TREE)
         leaf = np.zeros(len(rows), int)
         for level in range(depth):
-            feature, cut = _best_cut(binned[some], leaf[some], gradient[some], 1 << level, rng)
+            feature, cut = _best_cut(binned[some], leaf[some], gradient[some], cuts, 1 << level, rng)
             features[at, level] = feature
-            thresholds[at, level] = edges[feature][cut] if len(edges[feature]) else np.inf
+            thresholds[at, level] = edges[feature][cut]
             leaf += (binned[:, feature] > cut).astype(int) << level
         for index in range(1 << depth):
             inside = leaf == index
@@ -76,19 +77,21 @@ def _best_cut(
     binned: npt.NDArray[np.int64],
     leaf: npt.NDArray[np.int64],
     gradient: Floats,
+    cuts: npt.NDArray[np.int64],
     leaves: int,
     rng: np.random.Generator,
 ) -> tuple[int, int]:
-    """(feature, last bin on the left) that splits all leaves best, of a random half of the features."""
-    best, found = -1.0, (0, 0)
-    for feature in rng.permutation(binned.shape[1])[: max(1, (binned.shape[1] + 1) // 2)]:
+    """(feature, last bin on the left) that splits all leaves best, of a random half of those that vary."""
+    varying = np.flatnonzero(cuts)
+    best, found = -1.0, (int(varying[0]), 0)
+    for feature in rng.permutation(varying)[: (len(varying) + 1) // 2]:
         place = leaf * _BINS + binned[:, feature]
         size = leaves * _BINS
         left = np.bincount(place, gradient, size).reshape(leaves, _BINS).cumsum(1)
         count = np.bincount(place, minlength=size).reshape(leaves, _BINS).cumsum(1)
         right, others = left[:, -1:] - left, count[:, -1:] - count
         gain = (left**2 / (count + _PRIOR_ROWS) + right**2 / (others + _PRIOR_ROWS)).sum(0)
-        cut = int(gain[:-1].argmax())
+        cut = int(gain[: cuts[feature]].argmax())
         if gain[cut] > best:
             best, found = float(gain[cut]), (int(feature), cut)
     return found

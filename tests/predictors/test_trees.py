@@ -23,3 +23,13 @@ def test_a_feature_that_never_varies_is_no_question():
     rows, target = np.ones((100, 1)), np.arange(100.0)
     start = np.tile(np.quantile(target, LEVELS), (100, 1))
     assert np.abs(fit_trees(rows, target, start, LEVELS, trees=10).predict(np.ones(1))).max() < 2.0
+
+
+def test_features_of_few_values_are_cut_between_them():
+    """A cut beyond the last value would be none."""
+    rng = np.random.default_rng(3)
+    rows = np.column_stack([rng.integers(0, n, 500) for n in (2, 3, 4)]).astype(float)
+    rows[:480, 1] = 0.0
+    target = rng.normal(size=500)
+    trees = fit_trees(rows, target, np.tile(np.quantile(target, LEVELS), (500, 1)), LEVELS, depth=5)
+    assert (trees.thresholds <= rows.max(0)[trees.features]).all()
