@@ -74,7 +74,10 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
         cells.setdefault(run["told"], {}).setdefault(run["rate"], []).append(run["rate"] * run["strict"])
     lines = []
     for way, by_rate in cells.items():
-        kept = [f"{rate:g}/s: {mean(g):.2f} ± {stdev(g):.2f}" for rate, g in sorted(by_rate.items())]
+        kept = [
+            f"{rate:g}/s: {mean(g):.2f} ± {stdev(g) if len(g) > 1 else 0:.2f}"
+            for rate, g in sorted(by_rate.items())
+        ]
         lines.append(f"{way:12} " + "  ".join(kept))
     return "\n".join(lines)
 
@@ -82,7 +85,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.prediction_goodput", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--rates", type=float, nargs="+", default=[9.0, 12.0])
+    parser.add_argument("--rates", type=float, nargs="+", default=[9.0, 11.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--requests", type=int, default=1_500)
     parser.add_argument("--warm-up", type=int, default=500)
@@ -96,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]  # fmt: skip
     ways = [("stock-fcfs", "none"), *(("tandem", way) for way in known[0][1])]
     runs: list[dict[str, Any]] = []
+    report = {"setup": asdict(setup), "window": asdict(window), "promise": asdict(PROMISE), "runs": runs}
     for rate in options.rates:
         for seed in options.seeds:
             for policy, way in ways:
@@ -104,8 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 name = way if policy == "tandem" else "vLLM's own"
                 runs.append({"told": name, "policy": policy, "seed": seed, **asdict(outcome)})
                 print(f"{rate:g}/s, seed {seed}, {name}: strict {outcome.strict:.3f}", flush=True)
-    report = {"setup": asdict(setup), "window": asdict(window), "promise": asdict(PROMISE), "runs": runs}
-    options.results.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+                options.results.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(table(runs))
     return 0
 

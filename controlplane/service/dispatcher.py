@@ -29,6 +29,7 @@ from controlplane.service.in_turn import tokens_before
 from controlplane.service.inside import GoesBefore, Inside
 from controlplane.service.intake import EmbedJob, GenerateJob
 from controlplane.service.rates import Rates
+from controlplane.service.returns import Returns
 from controlplane.service.ticket import Rejected, Ticket
 from controlplane.service.waiting import WaitingRoom
 from predictors.step_time import ObservedPace, ReportedPace
@@ -88,7 +89,8 @@ class Dispatcher:
         if policies.engine_goes_before is not None:
             self._inside = Inside(generators, ledger, self._tickets, policies.engine_goes_before)
             self.paces[Owner.LLM] = self._inside.pace
-        self.first_tokens = FirstTokens(generators, self.paces)
+        self._returns = Returns(ledger, self.paces)
+        self.first_tokens = FirstTokens(generators, self.paces, ledger, self._tickets)
         self.accounting = Accounting(ledger, metrics, lengths, self.paces, self.first_tokens)
 
     async def generate(self, job: GenerateJob) -> Answer:
@@ -297,8 +299,9 @@ class Dispatcher:
                 ticket.move(Phase.DEFERRED)
                 self._metrics.decided(ticket.request.kind, "DEFER", defer.reason)
                 self._tell(ticket.request, defer)
-        for request_id, reject in plan.rejections:
+        for request_id, said in plan.rejections:
             ticket = self._tickets[request_id]
+            reject = self._returns.spaced(said, ticket, now)
             self._refuse(ticket, reject, Outcome.REJECTED)
             self._tell(ticket.request, reject)
         self._set_timer()
@@ -323,8 +326,7 @@ class Dispatcher:
         if ticket.timeline.dispatched is None:
             ticket.decision = "DEFER" if ticket.phase is Phase.DEFERRED else decision
             ticket.timeline.dispatched = now
-            leases = self.ledger.table(request.kind.owner)
-            self.first_tokens.started(ticket, leases, self._tickets.values(), admit.wait, now)
+            self.first_tokens.started(ticket, admit.wait, now)
         ticket.move(Phase.PREFILL)
         ticket.granted.set_result(None)
 

@@ -10,7 +10,7 @@ import numpy as np
 from prometheus_client import Gauge
 
 from controlplane.core.clock import Duration, Instant, between, to_milliseconds
-from controlplane.core.memory import LeaseTable
+from controlplane.core.memory import LeaseTable, MemoryLedger
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
@@ -25,18 +25,21 @@ class FirstTokens:
     """`calibration` is in milliseconds, from arrival, by class."""
 
     def __init__(
-        self, generators: Mapping[str, Generator], paces: Mapping[Owner, ObservedPace | ReportedPace]
+        self,
+        generators: Mapping[str, Generator],
+        paces: Mapping[Owner, ObservedPace | ReportedPace],
+        ledger: MemoryLedger,
+        tickets: Mapping[str, Ticket],
     ) -> None:
+        self._ledger = ledger
+        self._tickets = tickets
         self._generators = generators
         self._paces = paces
         self._time = FirstTokenTime()
         self.calibration = Calibration()
 
-    def started(
-        self, ticket: Ticket, leases: LeaseTable, others: Iterable[Ticket], wait: Duration, now: Instant
-    ) -> None:
-        """The ticket is sent to the engine, which makes it wait so long if it orders by itself; `leases` are
-        those open, its own included."""
+    def started(self, ticket: Ticket, wait: Duration, now: Instant) -> None:
+        """The ticket, which has its lease, goes to the engine, which makes it wait so long if it orders."""
         request = ticket.request
         pace = self._paces[request.kind.owner].pace
         if pace is None:
@@ -49,7 +52,9 @@ class FirstTokens:
         if generator.orders:
             ahead = Ahead(request.prompt_tokens, turn=wait)
         else:
-            ahead = _ahead(ticket, leases, others, generator.max_running)
+            ahead = _ahead(
+                ticket, self._ledger.table(Owner.LLM), self._tickets.values(), generator.max_running
+            )
         said = self._time.predict(ahead, pace)
         ticket.starting = Starting(now, ahead, pace, said)
         waited = between(request.arrival, now)
