@@ -3,7 +3,7 @@
 One plain vLLM server; random prompts of fixed length, Poisson arrivals. The two clients ask A B B A; the
 medians of TTFT and TPOT are compared over all rounds. Besides, what a request costs this client in CPU.
 
-    python -m benchmark_control_plane.judge.against_vllm_bench [--rounds 4] [--requests 150] [--rate 20]
+    python -m benchmark_control_plane.judge.against_vllm_bench [--rounds 4] [--requests 120] [--rate 10]
 """
 
 import argparse
@@ -17,9 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from tokenizers import Tokenizer
+
+from backends import tiny
 from benchmark_control_plane.judge.analysis import lateness
 from benchmark_control_plane.judge.bench import LiveStage
-from benchmark_control_plane.judge.endpoints import HttpTarget
+from benchmark_control_plane.judge.endpoints import Dialect, HttpTarget
 from benchmark_control_plane.judge.experiment import Experiment, read_experiment
 from benchmark_control_plane.judge.experiment_parts import Lengths, Stream
 from benchmark_control_plane.judge.memory import Read
@@ -30,17 +33,12 @@ from benchmark_control_plane.judge.workload import planned
 from benchmark_control_plane.servers import Server, bench_serve
 
 _EXPERIMENT = Path(__file__).parents[2] / "configs" / "bench" / "head-to-head.yaml"
-_TOKENS = 64
-_STREAM = Stream(
-    kind="generate",
-    service_class="interactive",
-    share=1,
-    prompt_tokens=Lengths(fixed=_TOKENS),
-    output_tokens=Lengths(fixed=_TOKENS),
-)
+_OUTPUT_TOKENS = 64
 
 
-def compared(experiment: Experiment, rounds: int, requests: int, rate: float) -> dict[str, object]:
+def compared(
+    experiment: Experiment, rounds: int, requests: int, rate: float, prompt_tokens: int
+) -> dict[str, object]:
     """Milliseconds; `ratio` is ours to theirs."""
     theirs: dict[str, list[float]] = {"ttft_ms": [], "tpot_ms": []}
     records: list[Record] = []
@@ -50,19 +48,24 @@ def compared(experiment: Experiment, rounds: int, requests: int, rate: float) ->
         system = experiment.plan.reference_system
         system = replace(system, split=next(iter(system.variants.values())), variants={})
         running = stack.enter_context(up(experiment.plan, system, {}, folder))
-        assert running.chat is not None
-        server = Server("vllm", (), int(running.chat.url.rpartition(":")[2]), "/health")
-        model = running.chat.model
-        bench_serve(server, model, requests, str(rate), seed=0)
-        _ours(running, requests, rate, seed=0)
+        assert running.chat is not None and experiment.plan.live is not None
+        model, url = running.chat.model, running.chat.url
+        tokenizer = Tokenizer.from_file(f"{tiny.resolve(experiment.plan.live.chat.model)}/tokenizer.json")
+        # Their prompts are text, which the server tokenises within what is measured.
+        running = replace(running, dialect=Dialect(written=tokenizer.decode))
+        server = Server("vllm", (), int(url.rpartition(":")[2]), "/health")
+        bench_serve(server, model, requests, str(rate), seed=0, input_tokens=prompt_tokens)
+        _ours(running, requests, rate, prompt_tokens, seed=0)
         for turn in range(1, rounds + 1):
             for is_ours in (False, True) if turn % 2 else (True, False):
                 if is_ours:
                     start = time.process_time()
-                    records += _ours(running, requests, rate, seed=turn)
+                    records += _ours(running, requests, rate, prompt_tokens, seed=turn)
                     seconds += time.process_time() - start
                 else:
-                    run = bench_serve(server, model, requests, str(rate), seed=turn)
+                    run = bench_serve(
+                        server, model, requests, str(rate), seed=turn, input_tokens=prompt_tokens
+                    )
                     theirs["ttft_ms"].append(run.median_ttft_ms)
                     theirs["tpot_ms"].append(run.median_tpot_ms)
     ours = {
@@ -85,10 +88,17 @@ def compared(experiment: Experiment, rounds: int, requests: int, rate: float) ->
     }
 
 
-def _ours(running: Up, requests: int, rate: float, seed: int) -> list[Record]:
+def _ours(running: Up, requests: int, rate: float, prompt_tokens: int, seed: int) -> list[Record]:
     """So many records, in the order planned."""
+    stream = Stream(
+        kind="generate",
+        service_class="interactive",
+        share=1,
+        prompt_tokens=Lengths(fixed=prompt_tokens),
+        output_tokens=Lengths(fixed=_OUTPUT_TOKENS),
+    )
     plan = planned(
-        {"chat": _STREAM}, rate=rate, seed=seed, warmup=0.0, measured=3 * requests / rate, data=Path()
+        {"chat": stream}, rate=rate, seed=seed, warmup=0.0, measured=3 * requests / rate, data=Path()
     )[:requests]
 
     async def act(target: Target, clock: Clock, read: Read | None) -> Played:
@@ -105,11 +115,17 @@ def _ours(running: Up, requests: int, rate: float, seed: int) -> list[Record]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="against_vllm_bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--requests", type=int, default=150)
-    parser.add_argument("--rate", type=float, default=20.0)
+    parser.add_argument("--requests", type=int, default=120)
+    parser.add_argument("--rate", type=float, default=10.0)
+    parser.add_argument("--prompt-tokens", type=int, default=512)
     options = parser.parse_args(arguments)
     experiment = read_experiment(_EXPERIMENT, Path())
-    print(json.dumps(compared(experiment, options.rounds, options.requests, options.rate), indent=1))
+    print(
+        json.dumps(
+            compared(experiment, options.rounds, options.requests, options.rate, options.prompt_tokens),
+            indent=1,
+        )
+    )
     return 0
 
 

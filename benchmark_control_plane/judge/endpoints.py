@@ -36,11 +36,12 @@ _WORD = "word "
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """What this server wants to be told of a request's class: our header, vLLM's `priority` by class (the
-    lower the sooner), or nothing."""
+    lower the sooner), or nothing. `written` turns token ids into text, for a server that is to tokenise."""
 
     names_classes: bool = False
     priorities: Mapping[str, int] | None = None
     tenant_keys: Mapping[str, str] = field(default_factory=dict)
+    written: Callable[[list[int]], str] | None = None
 
 
 @dataclass(slots=True)
@@ -129,6 +130,8 @@ class HttpTarget:
             path = _EMBEDDINGS
         else:
             body, path = _generation(planned, endpoint, draw), _PATHS[endpoint.api]
+            if self._dialect.written is not None and "prompt" in body:
+                body["prompt"] = self._dialect.written(body["prompt"])
             if self._dialect.priorities is not None:
                 body["priority"] = self._dialect.priorities.get(planned.service_class, 0)
         return request_bytes(Address.of(endpoint.url), "POST", path, orjson.dumps(body), headers)
