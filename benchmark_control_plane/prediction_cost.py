@@ -11,8 +11,9 @@ from benchmark_control_plane.prediction_methods import taught
 from benchmark_control_plane.prompt_sets import Sample
 from controlplane.service.learning import Learning
 from predictors.features import gist_of
+from predictors.keeping import Kept
 from predictors.learned import LearnedLengths
-from predictors.length_model import fit
+from predictors.training import trained_elsewhere
 
 _PAGE = 4_096
 _TICK_SECONDS = 0.002
@@ -23,7 +24,7 @@ def cost(samples: Sequence[Sample]) -> dict[str, Any]:
     before = _resident()
     lengths = LearnedLengths()
     taught(lengths, samples)
-    lengths.swap(fit(lengths.examples.table()))
+    lengths.swap(trained_elsewhere(Kept(lengths.examples.table())))
     grown = _resident() - before
     features, forecasts = [], []
     for sample in samples:
