@@ -196,12 +196,64 @@ def _mcsf_synthetic(content: Mapping[str, Any]) -> Quotes:
     )
 
 
+def _collocation(content: Mapping[str, Any]) -> Quotes:
+    for key, cell in content.items():
+        if not key.startswith("chat_"):
+            continue
+        ratio, rate = cell["tandem_over_naive"], key.split("_")[1]
+        ours, theirs = (wording.share(cell[who]["burst_attainment"]) for who in ("tandem", "naive"))
+        yield (
+            f"How do chat at {rate}/s and bursts of passages share two cores, beside two servers "
+            "that know nothing of each other?",
+            f"P99 TTFT {wording.times(ratio['p99_ttft_ms'])}, TPOT {wording.times(ratio['p99_tpot_ms'])}, "
+            f"passages/s {wording.times(ratio['passages_per_s'])} of theirs; bursts in time {ours} "
+            f"(theirs {theirs})",
+        )
+
+
+def _embedding_throughput(content: Mapping[str, Any]) -> Quotes:
+    for texts in ("queries", "passages"):
+        ratios = content[texts]["ratios"]
+        yield (
+            f"How fast does the embedding engine compute {texts}?",
+            f"{wording.times(ratios['engine_over_encode'])} of `encode` fed all at once; over HTTP "
+            f"{wording.times(ratios['tandem_http_over_encode'])} of it and "
+            f"{wording.times(ratios['tandem_http_over_infinity_http'])} of infinity-emb's",
+        )
+
+
+def _prediction(content: Mapping[str, Any]) -> Quotes:
+    mixed = content["mixed"]
+    learned, others = mixed["learned"], {name: one for name, one in mixed.items() if name != "learned"}
+    best = min(others, key=lambda name: float(others[name]["pinball"]))
+    to_best = learned["pinball"] / others[best]["pinball"]
+    yield (
+        f"How well are answer lengths foretold from the prompt ({content['samples']:,} answers, five folds)?",
+        f"pinball loss {learned['pinball']:.1f} tokens, {wording.times(to_best)} of the next best ({best}); "
+        f"{wording.share(learned['coverage_90'])} of the answers stay within their 0.9 quantile",
+    )
+
+
+def _collocated_mix(content: Mapping[str, Any]) -> Quotes:
+    summary = content["summary"]
+    policies, best = summary["policies"], summary["best_static"]
+    yield (
+        "What do moving quotas keep, over 45 mixes and loads on a simulated H100?",
+        f"{wording.share(policies['dynamic']['both'])} of both kinds' promises; the best of the fixed splits "
+        f"{wording.share(policies[best]['both'])}",
+    )
+
+
 def _ratio(spread: Mapping[str, float]) -> str:
     return f"{wording.times(spread['median'])} ({spread['min']:.2f} to {spread['max']:.2f})"
 
 
 FIGURES: Mapping[str, Callable[[Mapping[str, Any]], Quotes]] = {
     "door.json": _door,
+    "collocation.json": _collocation,
+    "embedding-throughput.json": _embedding_throughput,
+    "prediction.json": _prediction,
+    "collocated-mix.json": _collocated_mix,
     "engine-frontier.json": _engine_frontier,
     "mcsf-table.json": _mcsf_table,
     "mcsf-synthetic.json": _mcsf_synthetic,

@@ -32,11 +32,10 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Gist:
     """What is kept of a prompt for forecasts: `numbers` and `words` as `predictors.features` names and
-    hashes them, and its embedding where one was computed anyway. Never the text."""
+    hashes them. Never the text."""
 
     numbers: tuple[float, ...]
     words: tuple[int, ...]
-    vector: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
