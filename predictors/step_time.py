@@ -96,6 +96,10 @@ class StepTime:
             self._look_back()
         terms = work.terms() / predicted
         gained = self._covariance @ terms
+        if float(terms @ gained) < 0.0:
+            # Rounding, after many steps all alike: no variance is negative, so nothing more is known of it.
+            self._covariance = self._doubt()
+            gained = self._covariance @ terms
         unsure = float(terms @ gained)
         weight = min(1.0, _EDGE * sqrt(self._usual**2 + unsure) / max(abs(error), 1e-12))
         gain = gained / (self._usual**2 / weight + unsure)
