@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from backends.vllm.client import VllmGenerator
 from backends.vllm.control import METHOD
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.ports import Refused, Sampling, Standing
+from controlplane.core.ports import Delta, Refused, Sampling, Standing
 from controlplane.core.slo import Slo
 from controlplane.policy.engine_options import EngineOptions
 from tests.engines import a_request, running_vllm, tokens_of
@@ -63,6 +64,13 @@ async def answers(generator: VllmGenerator) -> list[list[int]]:
     return await asyncio.wait_for(asyncio.gather(*(answer(generator, prompt) for prompt in prompts)), 300)
 
 
+async def after(tokens: int, deltas: AsyncIterator[Delta]) -> None:
+    """Reads on by so many tokens; a delta brings several when the reader was slower than the engine."""
+    read = 0
+    while read < tokens:
+        read += len((await anext(deltas)).token_ids)
+
+
 async def test_greedy_answers_survive_a_pool_that_is_far_too_small(generator):
     size = generator.geometry.bytes_per_block
     undisturbed = await answers(generator)
@@ -90,16 +98,15 @@ async def test_the_gate_sees_what_each_request_holds_and_what_may_be_lent(genera
     prompt = list(range(30, 70))
     request = a_request(prompt, GREEDY)
     async with aclosing(generator.generate(request, prompt, GREEDY, standing=Standing())) as deltas:
-        seen = [await anext(deltas) for _ in range(20)]
+        await after(20, deltas)
         generator.set_forecast(request.id, EXPECTED)
-        seen += [await anext(deltas) for _ in range(20)]
+        await after(20, deltas)
         state = generator.state()
-        # 40 of the prompt and 40 of the answer in blocks of 32; a step may be under way.
+        # 40 of the prompt and a little over 40 of the answer in blocks of 32.
         assert state.held_bytes == {request.id: 3 * size}
         assert (state.used_bytes, state.running) == (3 * size, 1)
         assert state.ceded_bytes == generator.kv_bytes - 20 * size
         assert state.pace is not None and state.pace.step > 0
-    assert len(tokens_of(seen)) == 40
     assert generator.state().held_bytes == {}
     await generator.set_quota(generator.kv_bytes)
 
