@@ -6,6 +6,7 @@ socket closing, for whatever reason, ends this process at once. Signals meant fo
 group are ignored: the server decides when work ends.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -56,12 +57,21 @@ def _read_ahead(connection: socket.socket, frames: "SimpleQueue[Frame]", texts: 
         os._exit(0)
 
 
+_SESSION_NICENESS = Path("/proc/self/autogroup")
+
+
 def yield_cpu() -> None:
     """From here on this process runs only on cores that nothing else wants; whoever wakes up on such a
     core takes it at once. That is Linux; elsewhere the lowest priority comes close."""
     if not hasattr(os, "SCHED_IDLE"):
         os.nice(19)
         return
+    # Linux may share each core between sessions before it shares it between threads, and a session weighs
+    # there what its threads weigh: whoever shared this one with idle threads would be kept waiting with them.
+    os.setsid()
+    with contextlib.suppress(OSError):
+        # Refused where a container mounts it read-only; then this session only weighs as much as another.
+        _SESSION_NICENESS.write_text("19")
     # Of each thread by itself, and inherited: torch has some already.
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))

@@ -113,12 +113,14 @@ async def test_prompts_two_lanes_and_yielding_change_no_vector(prompted_model):
     passages = await embed(embedder, await embedder.tokenize(texts))
     with pytest.raises(Refused, match=r"'poem': .* has passage, query"):
         await embedder.tokenize(texts, prompt="poem")
-    policies = scheduling_of(embedder)
+    policies, session = scheduling_of(embedder), os.getsid(embedder.worker_pid)
     await embedder.stop()
     assert np.abs(queries - reference.encode(texts, prompt_name="query")).max() < 1e-5
     assert np.abs(passages - reference.encode(texts)).max() < 1e-5
     assert np.abs(queries - passages).max() > 1e-3
     assert policies == {os.SCHED_IDLE}
+    # Its idleness must not weigh on the threads of the server's session.
+    assert session != os.getsid(0)
 
 
 @pytest.mark.engine
