@@ -40,7 +40,7 @@ from backends.batch_time import (
 )
 from benchmark_control_plane.collocated_summary import draw, summary
 from benchmark_control_plane.inputs import BadInput, data_folder, exit_code
-from benchmark_control_plane.simulation import Ask, Course, Embed, Machine, Offered, simulate
+from benchmark_control_plane.simulation import Ask, Course, Embed, Machine, Offered, divided, simulate
 from controlplane.core.geometry import kv_geometry
 
 LLAMA_3_8B = {
@@ -153,7 +153,7 @@ class Cell:
         return asks(rng, chat) + embeds(rng, index)
 
 
-def machine(time: BatchTime, kv_bytes: int, *, batch_tokens: int = BATCH_TOKENS) -> Machine:
+def machine(time: BatchTime, kv_bytes: int) -> Machine:
     return Machine(
         time,
         geometry=GEOMETRY,
@@ -161,7 +161,7 @@ def machine(time: BatchTime, kv_bytes: int, *, batch_tokens: int = BATCH_TOKENS)
         max_model_tokens=8_192,
         max_running=256,
         step_tokens=2_048,
-        embed_batch_tokens=batch_tokens,
+        embed_batch_tokens=BATCH_TOKENS,
         embed_max_running=512,
         embed_bytes_per_token=EMBED_BYTES_PER_TOKEN,
         pool_bytes=POOL_BYTES,
@@ -207,10 +207,8 @@ def policies(time: BatchTime) -> list[Policy]:
 
 
 def _static(time: BatchTime, share: float) -> Policy:
-    kv_bytes = int(POOL_BYTES * share) // GEOMETRY.bytes_per_block * GEOMETRY.bytes_per_block
-    tokens = min(BATCH_TOKENS, (POOL_BYTES - kv_bytes) // EMBED_BYTES_PER_TOKEN)
     quota = {"llm": {"nominal": share}, "embedding": {"nominal": round(1 - share, 6)}}
-    return Policy(f"static {share:g}", machine(time, kv_bytes, batch_tokens=tokens), {"quota": quota})
+    return Policy(f"static {share:g}", divided(machine(time, POOL_BYTES), share), {"quota": quota})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from backends.simulated import SimulatedGenerator
 from backends.simulated_device import OnStep, SimulatedDevice
 from backends.simulated_embedder import SimulatedEmbedder
 from benchmark_control_plane.virtual_time import run
-from controlplane.config import parse
+from controlplane.config import Config, parse
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import Sampling
 from controlplane.core.request import Request
@@ -72,6 +72,15 @@ class Machine:
     embed_bytes_per_token: int = 1_024
     embed_input_tokens: int = 512
     pool_bytes: int | None = None
+
+
+def divided(machine: Machine, llm_share: float) -> Machine:
+    """The same pool in two parts, once and for all: whole blocks for the cache, the rest for batches."""
+    assert machine.pool_bytes is not None
+    block = machine.geometry.bytes_per_block
+    kv_bytes = int(machine.pool_bytes * llm_share) // block * block
+    tokens = (machine.pool_bytes - kv_bytes) // machine.embed_bytes_per_token
+    return replace(machine, kv_bytes=kv_bytes, embed_batch_tokens=min(machine.embed_batch_tokens, tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +238,11 @@ class _LoopTicks:
             task.cancel()
 
 
+def config_of(sections: Mapping[str, Any]) -> Config:
+    """Raises ConfigError."""
+    return parse({"models": {"chat": {"model": "simulated"}}, **sections})
+
+
 @asynccontextmanager
 async def started(
     generator: SimulatedGenerator,
@@ -237,7 +251,7 @@ async def started(
     sections: Mapping[str, Any],
 ) -> AsyncIterator[Service]:
     """The gate over these engines, drained and stopped on leaving."""
-    config = parse({"models": {"chat": {"model": generator.model}}, **sections})
+    config = config_of(sections)
     pool = machine.pool_bytes
     workspace = machine.workspace_batches * embedder.workspace_bytes
     service = Service(

@@ -183,6 +183,12 @@ def _system_problems(plan: Plan, system: System) -> Iterator[str]:
         any_objective = {name: {"ttft_ms": _ANY_OBJECTIVE_MS} for name in plan.classes}
         content = {"models": {"chat": {"model": "any"}}, "classes": classes_section(plan, any_objective)}
         try:
-            parse(merged(content, sections), source=f"system {system.name!r}")
+            config = parse(merged(content, sections), source=f"system {system.name!r}")
         except ConfigError as error:
             yield str(error)
+            return
+        if system.simulated is not None and config.scheduling.engine is not None:
+            yield (
+                f"system {system.name!r}: scheduling.engine: the simulated engine orders nothing, it serves "
+                "first come; leave it out"
+            )

@@ -16,7 +16,7 @@ from backends.step_time_models import affine
 from benchmark_control_plane.judge.experiment_parts import SimulatedDevice
 from benchmark_control_plane.judge.records import Answer
 from benchmark_control_plane.judge.workload import Planned
-from benchmark_control_plane.simulation import Machine, engines, started
+from benchmark_control_plane.simulation import Machine, config_of, divided, engines, started
 from controlplane.core.decision import Outcome
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import Delta, Sampling
@@ -106,6 +106,10 @@ async def simulated_target(
         return output_tokens[request.id.rpartition("-")[0]]
 
     machine = _machine(device)
+    if machine.pool_bytes is not None and "quota" in sections:
+        quota = config_of(sections).quota
+        if not quota.moves:
+            machine = divided(machine, quota.llm.nominal)
     generator, embedder = engines(machine, length)
     async with started(generator, embedder, machine, sections) as service:
         yield SimulatedTarget(service, generator, embedder, output_tokens, has_gate=has_gate)

@@ -1,9 +1,12 @@
 """How long may an embedding batch keep the device from the LLM?
 
-Rule: for each running request, until its next token is due, but never longer than one TPOT objective,
-so that time gained earlier is not spent in one visible pause; the engine's own step comes off. The least
-over all requests; `None` when none has an objective to miss. A request that is late already leaves no
-slack, and then embeddings go on one input at a time: they are never stopped.
+Rule: each answer that can still keep its promises bears a gap between two steps of the engine: the time left,
+spread over the steps until then, so that lateness is made good over the rest of the answer and not in one
+pause of the embeddings; and never more than one TPOT objective, so that time gained earlier is not spent in
+one visible pause. The least gap counts, less the engine's own step. An answer that is lost whatever the
+embeddings do is still paced, by its objective, or by half of the engine's speed if that is slower: it no
+longer holds them to nothing. `None` when nobody has a promise to miss. Even without slack embeddings go on
+one input at a time: they are never stopped.
 """
 
 from collections.abc import Iterable
@@ -13,15 +16,29 @@ from controlplane.core.clock import Duration
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
-    """`slack` is the time left to the next token's deadline (None: it has none)."""
+class Pledge:
+    """One promise: the time left to its deadline, and the engine's steps until it is kept, at least one."""
 
-    slack: Duration | None
+    left: Duration
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What one answer has still to keep."""
+
+    pledges: tuple[Pledge, ...]
     tpot: Duration | None
 
 
 def decode_slack(running: Iterable[Decoding], step: Duration) -> Duration | None:
-    gaps = [
-        min(d for d in (one.slack, one.tpot) if d is not None) for one in running if one.slack is not None
-    ]
+    gaps = [_bearable(one, step) for one in running if one.pledges]
     return Duration(max(0, min(gaps) - step)) if gaps else None
+
+
+def _bearable(one: Decoding, step: Duration) -> int:
+    """From the start of one step to the start of the next."""
+    gap = min(pledge.left // pledge.steps for pledge in one.pledges)
+    if gap < step:
+        return max(one.tpot or 0, 2 * step)
+    return gap if one.tpot is None else min(gap, one.tpot)

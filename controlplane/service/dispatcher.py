@@ -19,11 +19,11 @@ from controlplane.core.view import PoolView, Reserve, Running, Share, Waiting
 from controlplane.metrics import Metrics
 from controlplane.policy.admission import Admission, wait_bound
 from controlplane.policy.cycle import run_cycle
-from controlplane.policy.decode_slack import Decoding, decode_slack
 from controlplane.policy.eviction import choose_victims
 from controlplane.policy.ordering import Ordering
 from controlplane.service.accounting import Accounting
 from controlplane.service.answer import Answer
+from controlplane.service.beside import slack_beside
 from controlplane.service.first_tokens import FirstTokens
 from controlplane.service.in_turn import tokens_before
 from controlplane.service.inside import GoesBefore, Inside
@@ -168,15 +168,8 @@ class Dispatcher:
 
     def decode_slack(self) -> Duration | None:
         """How long an embedding batch may keep the device now."""
-        now, pace = self._clock.now(), self.paces[Owner.LLM]
-        running = (
-            Decoding(ticket.slack(now), ticket.request.slo.tpot)
-            for ticket in self._tickets.values()
-            if ticket.lease is not None and ticket.request.kind is Kind.GENERATE
-        )
-        usual = Duration(0) if pace.pace is None else pace.pace.step
-        # What an embedding batch adds to a step is not to be taken off what it may add.
-        return decode_slack(running, usual if pace.own_step is None else pace.own_step)
+        tickets, paces = self._tickets.values(), self.paces[Owner.LLM]
+        return slack_beside(tickets, self.ledger, paces, self._clock.now())
 
     def use(self, policies: Policies) -> None:
         """Decides by these from now on; what waits is ranked anew."""

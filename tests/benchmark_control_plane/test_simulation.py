@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from backends.batch_time import embedding_line, in_turn, llm_only
 from backends.step_time_models import affine
-from benchmark_control_plane.simulation import Ask, Embed, Machine, arrival_times, simulate
+from benchmark_control_plane.simulation import Ask, Embed, Machine, arrival_times, divided, simulate
 
 ROOT = Path(__file__).parents[2]
 BATCH_TIME = in_turn(llm_only(affine(0.02, 1e-4, 1e-4, 1e-7)), embedding_line(0.005, 1e-5))
@@ -98,3 +99,13 @@ def test_a_sweep_of_load_fills_the_device():
     light = simulate([Ask(at, 50, 20) for at in (0.0, 10.0, 20.0)], Machine(llm_only(affine(0.05, 0, 0, 0))))
     assert light.steps == 60
     assert light.busy_seconds == pytest.approx(3.0)
+
+
+def test_a_pool_in_two_parts_holds_both_and_no_more():
+    pool = 64 * tight().geometry.bytes_per_block
+    whole = replace(tight(), pool_bytes=pool, kv_bytes=pool)
+    for share in (0.3, 0.5, 0.77):
+        parts = divided(whole, share)
+        assert parts.kv_bytes % whole.geometry.bytes_per_block == 0
+        assert parts.kv_bytes <= share * pool
+        assert parts.kv_bytes + parts.embed_batch_tokens * parts.embed_bytes_per_token <= pool

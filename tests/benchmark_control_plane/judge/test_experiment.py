@@ -70,6 +70,7 @@ def test_the_experiments_that_are_shipped_can_be_read(path):
         ("systems.0.simulated", None, "exactly one of tandem, split"),
         ("systems.0.simulated", {"admission": {"policy": "magic"}}, "admission.policy"),
         ("systems.0.simulated", {"admision": {}}, "did you mean 'admission'"),
+        ("systems.0.simulated", {"scheduling": {"engine": {}}}, "serves first come; leave it out"),
         ("systems.0.arrivals", {"other": {"cv": 2}}, "'other', which is not in streams"),
         ("reference", "nobody", "no such system; choose one of tandem"),
         ("systems", [{"name": "a", "kind": "tandem", "tandem": {}}], "give the models under live"),
