@@ -40,10 +40,24 @@ def test_a_policy_that_keeps_no_promise_at_any_rate_reaches_none():
     assert found == 0.0
 
 
-def test_a_study_starts_where_the_last_one_of_its_policy_ended():
-    def one(policy: str, rate: float) -> dict:
-        return {"dataset": "d", "policy": policy, "rates": dict.fromkeys(KEYS, rate)}
+def test_a_study_starts_where_its_likes_ended_scaled_to_its_data():
+    def one(data: str, policy: str, prediction: str, rate: float) -> dict:
+        return {
+            "dataset": data, "policy": policy, "prediction": prediction, "rates": dict.fromkeys(KEYS, rate)
+        }  # fmt: skip
 
-    studies = [one("a", 1.0), one("a", 2.0), one("b", 3.0)]
-    assert starts_like(studies, "d", "a", 9.0) == dict.fromkeys(KEYS, 2.0)
-    assert starts_like(studies, "other", "a", 9.0) == dict.fromkeys(KEYS, 9.0)
+    studies = [
+        one("d", "a", "known", 1.0),
+        one("d", "a", "known", 3.0),
+        one("d", "a", "noisy", 7.0),
+        one("d", "b", "known", 9.0),
+    ]
+    bounds = {"d": {"90%": 2.0, "60%": 2.0}, "e": {"90%": 4.0, "60%": 6.0}}
+
+    def start(*sought: str) -> dict[str, float]:
+        return starts_like(studies, bounds, sought, 8.0)
+
+    assert start("d", "a", "known") == start("d", "a-variant", "known") == dict.fromkeys(KEYS, 2.0)
+    assert start("d", "a", "noisy") == dict.fromkeys(KEYS, 7.0)
+    assert start("d", "other", "known") == dict.fromkeys(KEYS, 8.0)
+    assert start("e", "a", "known") == {key: 4.0 if key.endswith("90%") else 6.0 for key in KEYS}
