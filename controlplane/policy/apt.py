@@ -33,6 +33,7 @@ class AptKv:
         self._keys: list[tuple[Instant, str]] = []
         self._waiting: list[Progress] = []
         self._columns = np.zeros((3, 64), np.int64)
+        self._running: list[Progress] = []
 
     def joined(self, progress: Progress, now: Instant) -> None:
         count = len(self._keys)
@@ -66,7 +67,10 @@ class AptKv:
         if free < needs.min():
             return plan
         values = self._values(columns[_SINCE], needs, columns[_LOST_AFTER] < view.now, view)
-        for at in np.argsort(-values, kind="stable").tolist():
+        # Nobody starts after the first that does not fit, so only the better ones need sorting.
+        blocking = values[(needs > free) & (needs <= view.quota)]
+        better = np.flatnonzero(values >= blocking.max(initial=-np.inf))
+        for at in better[np.argsort(-values[better], kind="stable")].tolist():
             need = int(needs[at])
             if need > view.quota:
                 continue
@@ -78,12 +82,21 @@ class AptKv:
 
     def _ranked(self, view: EngineView) -> list[Progress]:
         """The running ones, most value per block first."""
-        running = sorted(view.running, key=_key)
+        running = self._by_age(view.running)
         since = np.array([_since(p) for p in running], np.int64)
         needs = _needs(np.array([p.tokens for p in running], np.int64), running, view)
         is_lost = np.array([p.is_hopeless(view.now, _NO_WORK) for p in running])
         values = self._values(since, needs, is_lost, view)
         return [running[at] for at in np.argsort(-values, kind="stable").tolist()]
+
+    def _by_age(self, running: Sequence[Progress]) -> list[Progress]:
+        """Sorted by key. Nearly all ran before the last step too, and stand in order already."""
+        present = set(running)
+        kept = [p for p in self._running if p in present]
+        if len(kept) < len(present):
+            kept = sorted([*kept, *present.difference(kept)], key=_key)
+        self._running = kept
+        return kept
 
     def _values(
         self,
@@ -100,7 +113,11 @@ class AptKv:
 
 def _needs(tokens: npt.NDArray[np.int64], of: Sequence[Progress], view: EngineView) -> npt.NDArray[np.int64]:
     """`view.need` of each."""
-    per_block = np.fromiter((p.per_block or view.block_tokens for p in of), np.int64, len(of))
+    packed = [p.per_block for p in of]
+    # Mostly nobody keeps hidden states.
+    if not any(packed):
+        return (tokens + view.block_tokens) // view.block_tokens
+    per_block = np.array([size or view.block_tokens for size in packed], np.int64)
     return (tokens + per_block) // per_block
 
 
