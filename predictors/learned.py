@@ -106,7 +106,8 @@ class LearnedLengths:
             by_model = judged.conformal[_MODEL].adjusted(self._model.predict(row.numbers, row.words))
         if (known := self._history.log_quantiles(request, LEVELS)) is not None:
             known = judged.conformal[_HISTORY].adjusted(known)
-        self._open[request.id] = _Stated(row, (by_model, known), self._generation)
+        # A request is judged by what was first said of it.
+        self._open.setdefault(request.id, _Stated(row, (by_model, known), self._generation))
         if len(self._open) > _OPEN_FORECASTS:
             self._open.popitem(last=False)
         prefers_history = by_model is None or judged.best() == _HISTORY

@@ -4,13 +4,19 @@ from collections.abc import Mapping
 
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.decision import Outcome
+from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import MemoryLedger
-from controlplane.core.ports import LengthPredictor
+from controlplane.core.ports import Generator, LengthPredictor
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
 from controlplane.service.first_tokens import FirstTokens
 from controlplane.service.ticket import Ticket
 from predictors.step_time import ObservedPace, ReportedPace
+
+# A forecast is worth telling the engine when it moves what remains by so much of it.
+_MATERIAL = 0.25
+# Before, little can have been learned since it was forecast.
+_LATEST_FROM_TOKENS = 32
 
 
 class Accounting:
@@ -23,12 +29,14 @@ class Accounting:
         lengths: LengthPredictor,
         paces: Mapping[Owner, ObservedPace | ReportedPace],
         first_tokens: FirstTokens,
+        generators: Mapping[str, Generator],
     ) -> None:
         self._ledger = ledger
         self._metrics = metrics
         self._lengths = lengths
         self._paces = paces
         self._first_tokens = first_tokens
+        self._generators = generators
 
     def release(self, ticket: Ticket) -> None:
         """Gives the memory back without ending the request."""
@@ -73,9 +81,22 @@ class Accounting:
         if ticket.forecast is None or ticket.lease is None:
             return
         done = ticket.timeline.output_tokens
+        ticket.forecast = self._latest(ticket, ticket.forecast, done)
         left = ticket.forecast.remaining(after=done)
         cap = ticket.request.max_output_tokens - done
         per_token = ticket.footprint.per_step / ticket.request.sequences**0.5
         self._ledger.reforecast(
             ticket.lease, steps=min(round(left.mean), max(1, cap)), spread=left.deviation * per_token
         )
+
+    def _latest(self, ticket: Ticket, said: LengthForecast, done: int) -> LengthForecast:
+        """What answers that ended meanwhile have taught. The engine, which looks at the tokens so far by
+        itself, hears of it only if it matters."""
+        if done < _LATEST_FROM_TOKENS:
+            return said
+        found = self._lengths.forecast(ticket.request)
+        before = said.expected_remaining(done)
+        if abs(found.expected_remaining(done) - before) <= _MATERIAL * before:
+            return said
+        self._generators[ticket.request.model].set_forecast(ticket.request.id, found)
+        return found

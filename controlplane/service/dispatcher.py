@@ -91,7 +91,7 @@ class Dispatcher:
             self.paces[Owner.LLM] = self._inside.pace
         self._returns = Returns(ledger, self.paces)
         self.first_tokens = FirstTokens(generators, self.paces, ledger, self._tickets)
-        self.accounting = Accounting(ledger, metrics, lengths, self.paces, self.first_tokens)
+        self.accounting = Accounting(ledger, metrics, lengths, self.paces, self.first_tokens, generators)
 
     async def generate(self, job: GenerateJob) -> Answer:
         """Returns once the request is admitted. Raises Rejected.

@@ -136,3 +136,20 @@ def test_a_full_engine_queue_holds_at_the_gate(bench):
 
     b = bench(scenario, generator=ordering(), **ORDERED, admission={"engine_queue": 1})
     assert b.outcomes == ["met"] * 3
+
+
+def test_what_answers_that_ended_teach_reaches_the_engine_while_a_long_one_runs(bench):
+    async def scenario(b):
+        long = await b.ask("x", max_tokens=200)
+        at_first = long.ticket.forecast
+        reading = asyncio.create_task(read(long))
+        for answered in range(25):
+            assert answered > 10 or b.generator.forecasts == {}
+            await read(await b.ask("x", max_tokens=4))
+        await reading
+        assert b.generator.forecasts == {long.ticket.request.id: long.ticket.forecast}
+        assert long.ticket.forecast.mean < at_first.mean
+
+    history = {**ORDERED, "admission": {"lengths": "history"}}
+    b = bench(scenario, generator=ordering(max_running=2, token_seconds=0.8), **history)
+    assert len(b.outcomes) == 26
