@@ -65,6 +65,7 @@ class ScriptedGenerator(ScriptedEngine):
         self.quota_bytes = kv_bytes
         self.options: dict[str, Any] = {}
         self.forecasts: dict[str, LengthForecast] = {}
+        self.is_sharing = False
         self.pace: Pace | None = None
         self.geometry = geometry
         self.kv_bytes = kv_bytes
@@ -138,6 +139,9 @@ class ScriptedGenerator(ScriptedEngine):
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
         if self.orders:
             self.forecasts[request_id] = forecast
+
+    def share_device(self, *, is_shared: bool) -> None:
+        self.is_sharing = is_shared
 
     def _require_orders(self) -> None:
         if not self.orders:

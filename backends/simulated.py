@@ -197,6 +197,9 @@ class SimulatedGenerator:
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
         pass
 
+    def share_device(self, *, is_shared: bool) -> None:
+        pass
+
     def state(self) -> EngineState:
         self._device.require_up()
         size, engine = self.geometry.bytes_per_block, self._engine

@@ -4,6 +4,7 @@ One writer, any number of readers, no lock. The writer fills two halves in turn,
 number and a checksum over all of it; a reader takes the newer half that is whole. Only a writer that
 laps the reader spoils both, so one that stands still or has died in the middle delays nobody. The file
 is named by the environment, since vLLM's own configuration is hashed into the key of compiled graphs.
+Behind the halves stands one byte for the other direction: whether somebody else wants the device.
 """
 
 import mmap
@@ -25,6 +26,8 @@ _FACTS = struct.Struct("<qQQQIIIIIIII")
 _ROW = struct.Struct("<QII")
 _ROWS = 4_096
 _HALF = _HEAD.size + _FACTS.size + _ROWS * _ROW.size
+_IS_SHARED = 2 * _HALF
+_SIZE = _IS_SHARED + 1
 _SUMMED = 4
 _TRIES = 100
 _naming = Lock()
@@ -95,12 +98,12 @@ class Board:
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 2 * _HALF)
+            self._memory = mmap.mmap(file.fileno(), _SIZE)
         self._sequence = 0
 
     @classmethod
     def create(cls, path: Path) -> "Board":
-        path.write_bytes(bytes(2 * _HALF))
+        path.write_bytes(bytes(_SIZE))
         return cls(path)
 
     @classmethod
@@ -124,6 +127,15 @@ class Board:
         half = crc32(half[_SUMMED:]).to_bytes(_SUMMED, "little") + half[_SUMMED:]
         start = self._sequence % 2 * _HALF
         self._memory[start : start + len(half)] = half
+
+    @property
+    def is_shared(self) -> bool:
+        """Somebody else wants the device; set by the gate."""
+        return self._memory[_IS_SHARED] != 0
+
+    @is_shared.setter
+    def is_shared(self, value: bool) -> None:
+        self._memory[_IS_SHARED] = int(value)
 
     def newest(self) -> int:
         """The sequence number of the last write; 0 before the first."""

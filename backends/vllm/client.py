@@ -107,6 +107,8 @@ class VllmGenerator:
         self.max_model_tokens, self.max_running = engine.max_model_tokens, engine.max_running
         try:
             await self._answer_once(engine)
+            if engine.orders is not None:
+                await engine.orders.introduce()
         except BaseException:
             await self.stop()
             raise
@@ -165,6 +167,10 @@ class VllmGenerator:
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
         if self._engine is not None and self._engine.orders is not None:
             self._engine.orders.set_forecast(request_id, forecast)
+
+    def share_device(self, *, is_shared: bool) -> None:
+        if self._engine is not None and self._engine.orders is not None:
+            self._engine.orders.share_device(is_shared=is_shared)
 
     def state(self) -> EngineState:
         return self._running().state()

@@ -41,6 +41,8 @@ def install() -> None:
     from vllm.v1.engine.core import EngineCore
 
     def tandem(core: Any, order: str, argument: Any = None) -> dict[str, Any]:
+        # Where the engine runs in its caller's process, it has none.
+        core.scheduler.inputs = getattr(core, "input_queue", None)
         return obey(core.scheduler, order, argument, is_quiet=not core.batch_queue)
 
     setattr(EngineCore, METHOD, tandem)

@@ -50,6 +50,10 @@ class Orders:
 
     # --- orders ------------------------------------------------------------------------------
 
+    async def introduce(self) -> None:
+        """Until its engine was told something, a scheduler does not know where messages arrive."""
+        await self._call("state", None)
+
     async def set_quota(self, quota_bytes: int) -> None:
         blocks = quota_bytes // self._block_bytes
         if not 1 <= blocks <= self._total:
@@ -72,6 +76,9 @@ class Orders:
         self._forecasts[request_id] = forecast
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self._send_forecasts())
+
+    def share_device(self, *, is_shared: bool) -> None:
+        self._board.is_shared = is_shared
 
     async def _send_forecasts(self) -> None:
         while self._forecasts:

@@ -2,8 +2,9 @@
 
     vllm serve MODEL --scheduler-cls backends.vllm.scheduler.make
 
-Before each step: tokens that appeared are stamped, the quota is enforced (`balloon`), the policy says who
-gives way and who may start, and vLLM then schedules as ever, seeing only what was offered
+Before each step: while somebody else wants the device, the part of the promised time that nobody misses is
+left to it (`decode_pace`); tokens that appeared are stamped, the quota is enforced (`balloon`), the policy
+says who gives way and who may start, and vLLM then schedules as ever, seeing only what was offered
 (`offer_queue`). Should blocks run short all the same, vLLM preempts whom the policy ranked last: it
 evicts the largest `priority`, which no one else reads. Nothing of `schedule()` is copied.
 
@@ -14,6 +15,7 @@ say nothing); all can be changed while the engine runs (`control`). Importing th
 import logging
 import time
 from collections.abc import Callable, Mapping
+from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -25,11 +27,13 @@ from backends.vllm.balloon import Balloon
 from backends.vllm.board import Board, EngineFacts, Row, key_of
 from backends.vllm.metadata import Defaults, defaults_of, progress_of, stated
 from backends.vllm.offer_queue import OfferQueue
+from backends.vllm.pacing import wait_for_input
 from backends.vllm.view import engine_view, stamp
-from controlplane.core.clock import Duration, Instant
+from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.view import Pace
 from controlplane.policy.catalogue import engine_policy
+from controlplane.policy.decode_pace import next_step
 from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.engine_step import EnginePolicy, EngineView
 from controlplane.policy.progress import Progress
@@ -64,6 +68,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.steps = 0
         self.hook_ns = 0
         self.observed = ObservedPace()
+        self.inputs: Queue[Any] | None = None
         self._board = Board.from_environment()
         self._keys: dict[str, int] = {}
         self._named: dict[str, list[str]] = {}
@@ -76,9 +81,10 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     # --- one step ----------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        waited = self._keep_pace()
         began = time.perf_counter_ns()
         now = Instant(self.clock())
-        self._observe_step(now)
+        self._observe_step(now, waited)
         self._plan(now)
         self.steps += 1
         self.hook_ns = time.perf_counter_ns() - began
@@ -96,11 +102,24 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.hook_ns += time.perf_counter_ns() - began
         return output
 
-    def _observe_step(self, now: Instant) -> None:
+    def _keep_pace(self) -> Duration:
+        """Leaves the device to who else wants it as long as nobody misses anything. Returns how long."""
+        if self._board is None or not self._board.is_shared or self._last_step is None or len(self.waiting):
+            return Duration(0)
+        now = Instant(self.clock())
+        for request in self.running:
+            stamp(request, self.progress[request.request_id], now)
+        running = (self.progress[request.request_id] for request in self.running)
+        begin = next_step(running, Instant(self._last_step[0]), now, self.options.decode_pace)
+        if begin > now:
+            wait_for_input(self.inputs, between(now, begin))
+        return between(now, Instant(self.clock()))
+
+    def _observe_step(self, now: Instant, waited: Duration) -> None:
         # Without anyone running the engine may have rested since.
         if self._last_step is not None and self.running:
             before, work = self._last_step
-            self.observed.observe_work(work, Duration(now - before))
+            self.observed.observe_work(work, Duration(now - before - waited))
 
     def view(self, now: Instant) -> EngineView:
         return engine_view(

@@ -207,6 +207,10 @@ class Generator(Protocol):
         """The whole answer is now thought to be so long. Takes effect soon; for a request that has left,
         or an engine that does not order, not at all."""
 
+    def share_device(self, *, is_shared: bool) -> None:
+        """Whether somebody else wants the device now. An engine that `orders` then goes on no faster than
+        promised, so that its steps cost less; any other takes no notice."""
+
     def state(self) -> EngineState: ...
 
 

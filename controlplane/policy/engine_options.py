@@ -18,11 +18,13 @@ from controlplane.policy.srmt import SrmtOptions
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """The names are those of the sections `scheduling` and `admission`. `look_ahead` says whom the
-    admission's look-ahead asks; it is for the ranked orderings, and the last are for `srmt` and `apt`."""
+    admission's look-ahead asks; it is for the ranked orderings, and the last are for `srmt` and `apt`.
+    `decode_pace` is the share of its promise that a step may last while embeddings want the device."""
 
     ordering: str = "edf"
     policy: str = "look-ahead"
     look_ahead: LookAheadFor = "background"
+    decode_pace: float = 0.8
     overflow_probability: float = 0.05
     priority_head_start_ms: float = 1_000.0
     patience_ms: float = 10_000.0
@@ -43,6 +45,8 @@ class EngineOptions:
             raise ValueError(f"look_ahead={self.look_ahead!r}: choose all, background or nobody")
         if not 0 < self.overflow_probability < 1:
             raise ValueError(f"overflow_probability={self.overflow_probability}: between 0 and 1")
+        if not 0 <= self.decode_pace < 1:
+            raise ValueError(f"decode_pace={self.decode_pace}: at least 0 (as fast as can be) and below 1")
         # A part that cannot be is told whichever ordering reads it.
         self.order(), self.eviction(), self.srmt()
 

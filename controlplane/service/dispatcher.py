@@ -5,7 +5,7 @@ The dispatcher opens leases; every path out closes them through `Accounting.end`
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -30,6 +30,7 @@ from controlplane.service.inside import GoesBefore, Inside
 from controlplane.service.intake import EmbedJob, GenerateJob
 from controlplane.service.rates import Rates
 from controlplane.service.returns import Returns
+from controlplane.service.shared_device import SharedDevice
 from controlplane.service.ticket import Rejected, Ticket
 from controlplane.service.waiting import WaitingRoom
 from predictors.step_time import ObservedPace, ReportedPace
@@ -89,6 +90,7 @@ class Dispatcher:
         if policies.engine_goes_before is not None:
             self._inside = Inside(generators, ledger, self._tickets, policies.engine_goes_before)
             self.paces[Owner.LLM] = self._inside.pace
+        self._device = SharedDevice(generators.values())
         self._returns = Returns(ledger, self.paces)
         self.first_tokens = FirstTokens(generators, self.paces, ledger, self._tickets)
         self.accounting = Accounting(ledger, metrics, lengths, self.paces, self.first_tokens, generators)
@@ -123,7 +125,8 @@ class Dispatcher:
         outcome: Outcome | None = Outcome.FAILED
         try:
             deadline = request.slo.first_token_deadline(request.arrival)
-            vectors = await embedder.embed(request, job.inputs, deadline=deadline)
+            with self._device.wanted():
+                vectors = await embedder.embed(request, job.inputs, deadline=deadline)
             outcome = None
         except asyncio.CancelledError:
             outcome = Outcome.ABORTED
@@ -157,7 +160,7 @@ class Dispatcher:
             incoming_priority=priority,
             options=self._policies.admission.eviction,
         )
-        # Like a departure that makes room for a request; here nobody waits for it to be complete.
+        # Here nobody waits for these departures to be complete.
         self._departures |= (tasks := {self._preempt(victim.request_id) for victim in victims})
         for task in tasks:
             task.add_done_callback(self._departures.discard)
@@ -353,9 +356,8 @@ class Dispatcher:
         ledger, quota = self.ledger, self.ledger.quota(owner)
         leases = ledger.table(owner)
         ceiling = ledger.ceiling(owner)
-        backends: list[Generator | Embedder] = [
-            *(self._generators if owner is Owner.LLM else self._embedders).values()
-        ]
+        backends: Collection[Generator | Embedder]
+        backends = (self._generators if owner is Owner.LLM else self._embedders).values()
         extra = self._policies.engine_queue if owner is Owner.LLM else 0
         share = Share(
             ceiling=ceiling,
@@ -387,6 +389,5 @@ class Dispatcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        bound = self._room.next_bound()
-        if bound is not None:
+        if (bound := self._room.next_bound()) is not None:
             self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(bound)), self.decide)

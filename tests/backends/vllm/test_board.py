@@ -42,6 +42,18 @@ def test_what_is_written_is_read(tmp_path):
     assert board.newest() == 1
 
 
+def test_the_other_side_says_whether_the_device_is_shared(tmp_path):
+    board = Board.create(tmp_path / "board")
+    writer = Board(tmp_path / "board")
+    assert not board.is_shared
+    writer.is_shared = True
+    board.write(facts(1), [(1, 1, 1)] * 4_096)
+    assert board.is_shared
+    writer.is_shared = False
+    assert not board.is_shared
+    assert board.read().facts == facts(1)
+
+
 def test_a_reader_in_another_process_never_sees_half_a_step(tmp_path):
     board = Board.create(tmp_path / "board")
     steps = 20_000

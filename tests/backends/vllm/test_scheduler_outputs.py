@@ -111,6 +111,21 @@ async def test_the_gate_sees_what_each_request_holds_and_what_may_be_lent(genera
     await generator.set_quota(generator.kv_bytes)
 
 
+async def test_an_answer_beside_embeddings_takes_of_its_promise_and_loses_no_token(generator):
+    prompt, promised = list(range(40, 80)), milliseconds(20)
+    request = replace(a_request(prompt, GREEDY), slo=Slo(tpot=promised))
+    alone = await answer(generator, prompt)
+    generator.share_device(is_shared=True)
+    began = time.monotonic_ns()
+    async with aclosing(generator.generate(request, prompt, GREEDY, standing=Standing())) as deltas:
+        beside = tokens_of([delta async for delta in deltas])
+    took = time.monotonic_ns() - began
+    generator.share_device(is_shared=False)
+    assert beside == alone
+    # Nothing is waited for before the first token is known.
+    assert took >= (len(beside) - 5) * promised * EngineOptions().decode_pace
+
+
 async def test_an_order_that_makes_no_sense_is_refused_and_leaves_the_engine_alive(generator):
     with pytest.raises(Refused, match="at least one block of"):
         await generator.set_quota(generator.geometry.bytes_per_block - 1)

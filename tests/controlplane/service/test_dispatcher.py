@@ -279,8 +279,10 @@ def test_embeddings_are_leased_and_released(bench):
         embedding = asyncio.create_task(dispatcher.embed(job))
         await b.embedder.until_runs(1)
         assert dispatcher.ledger.held(Owner.EMBEDDING) == b.embedder.batch_bytes([3, 7]) // 2
+        assert b.generator.is_sharing, "answers may go as slowly as promised meanwhile"
         embedded = await embedding
         assert embedded.vectors.shape == (2, 8)
+        assert not b.generator.is_sharing
         assert embedded.ticket.decision == "ADMIT"
 
     assert bench(scenario).outcomes == ["met"]

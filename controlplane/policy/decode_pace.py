@@ -1,0 +1,37 @@
+"""When may the next decode step begin, if the device has something else to do meanwhile?
+
+Rule: a reader who was promised 20 ms a token is served no better with 4, and fewer steps with more answers
+in each cost less. While embeddings want the device, steps follow each other at a share of the shortest
+promise of those that run; the rest of it absorbs what was guessed wrongly. What has a promise for its whole
+answer counts with the time left for each token that it may still ask for. Who waits for a first token, or
+is late, is not made to wait for anybody: then the next step begins at once.
+"""
+
+from collections.abc import Iterable
+
+from controlplane.core.clock import Duration, Instant, after, between, scaled
+from controlplane.policy.progress import Progress
+
+
+def next_step(running: Iterable[Progress], last: Instant, now: Instant, share: float) -> Instant:
+    """The earliest begin of the next step where the last began at `last`. 0 <= `share` < 1."""
+    shortest: Duration | None = None
+    for one in running:
+        if one.first_token is None:
+            return last
+        allowed = _allowed(one, now)
+        if allowed is not None and (shortest is None or allowed < shortest):
+            shortest = allowed
+    return last if shortest is None else after(last, scaled(shortest, share))
+
+
+def _allowed(one: Progress, now: Instant) -> Duration | None:
+    """For its next token; None if nothing is promised."""
+    slo, deadline = one.request.slo, one.deadline()
+    if deadline is not None and deadline < now:
+        return Duration(0)
+    promised = [gap for gap in (one.gap, slo.tpot) if gap is not None]
+    if slo.e2e is not None:
+        left = between(now, after(one.request.arrival, slo.e2e))
+        promised.append(Duration(max(0, left) // max(1, one.request.max_output_tokens - one.done)))
+    return min(promised, default=None)
