@@ -4,7 +4,8 @@ The live gate, with its own quotas, forecasts and admission, on virtual time. Ll
 the H100, BGE-M3 after kernel times measured on one; a step of the device does both kinds one after the
 other, and KV blocks and batches take their bytes from one pool. Chat and retrieval prompts; queries of one
 short text and indexing calls of many passages. Shares of the load, LLM to embedding, are shares of the
-device's time; the load is a multiple of what the device can do, measured first for each kind alone.
+device's time, by what it does of each kind alone. 100 % of a mix's load is the Poisson rate at which the best
+fixed split for this mix still keeps 90 % of both kinds' promises, searched first.
 
 `static` gives each kind a fixed part, swept; `dynamic` moves quotas and lends; `no forecast` is dynamic
 without reserving for what is expected; `no quota` lets both kinds take what they find. A request that
@@ -59,8 +60,11 @@ MIXES = {"9:1": 0.9, "7:3": 0.7, "5:5": 0.5, "3:7": 0.3, "1:9": 0.1}
 PATTERNS = ("poisson", "bursty", "periodic")
 LOADS = (0.5, 1.0, 1.5)
 SHARES = (0.8, 0.875, 0.925, 0.975)
-SECONDS = 12.0
+SECONDS = 20.0
 _PERIOD = 10.0
+FULL_LOAD_KEEPS = 0.9
+_SEARCH_SEED = 1_000
+_SEARCH_BETWEEN, _SEARCH_STEPS = (1.0, 4.0), 5
 
 CLASSES = {
     "interactive": {"priority": 2, "ttft_ms": 1_500, "tpot_ms": 75},
@@ -130,10 +134,13 @@ def arrivals(
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Requests a second of one kind alone."""
+    """Requests a second of one kind alone, all at once."""
 
     llm: float
     embedding: float
+
+    def times(self, factor: float) -> "Capacity":
+        return Capacity(factor * self.llm, factor * self.embedding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +213,17 @@ def policies(time: BatchTime) -> list[Policy]:
     return found
 
 
+def full_load(time: BatchTime, capacity: Capacity, mix: str, seconds: float) -> float:
+    """As a multiple of the capacity: the most at which a fixed split keeps enough, by halving."""
+    low, high = _SEARCH_BETWEEN
+    for _ in range(_SEARCH_STEPS):
+        middle = (low + high) / 2
+        offered = Cell(mix, "poisson", middle).offered(capacity, seconds, _SEARCH_SEED)
+        kept = any(play(_static(time, share), offered).both >= FULL_LOAD_KEEPS for share in SHARES)
+        low, high = (middle, high) if kept else (low, middle)
+    return low
+
+
 def _static(time: BatchTime, share: float) -> Policy:
     quota = {"llm": {"nominal": share}, "embedding": {"nominal": round(1 - share, 6)}}
     return Policy(f"static {share:g}", divided(machine(time, POOL_BYTES), share), {"quota": quota})
@@ -260,24 +278,37 @@ def play(policy: Policy, offered: Sequence[Offered]) -> Outcome:
     return outcome_of(offered, course)
 
 
-def study(folder: Path, cells: Sequence[Cell], seconds: float, seed: int, workers: int) -> dict[str, Any]:
+def study(
+    folder: Path, cells: Sequence[Cell], seconds: float, seeds: Sequence[int], workers: int
+) -> dict[str, Any]:
     capacity = capacity_of(batch_time(folder))
-    one = partial(_cell, folder, capacity, seconds, seed)
+    mixes = list(dict.fromkeys(cell.mix for cell in cells))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        rows = [row for found in pool.map(one, cells) for row in found]
+        full = dict(zip(mixes, pool.map(partial(_full_load, folder, capacity, seconds), mixes), strict=True))
+        print(f"100 % load, as multiples of {capacity}: {full}", file=sys.stderr, flush=True)
+        one = partial(_cell, folder, {mix: capacity.times(full[mix]) for mix in mixes}, seconds)
+        rows = [row for found in pool.map(one, *zip(*product(seeds, cells), strict=True)) for row in found]
     return {
         "capacity_rps": asdict(capacity),
+        "full_load": full,
+        "full_load_keeps": FULL_LOAD_KEEPS,
         "seconds": seconds,
-        "seed": seed,
+        "seeds": list(seeds),
         "summary": summary(rows),
         "rows": rows,
     }
 
 
-def _cell(folder: Path, capacity: Capacity, seconds: float, seed: int, cell: Cell) -> list[dict[str, Any]]:
-    offered = cell.offered(capacity, seconds, seed)
+def _full_load(folder: Path, capacity: Capacity, seconds: float, mix: str) -> float:
+    return full_load(batch_time(folder), capacity, mix, seconds)
+
+
+def _cell(
+    folder: Path, full: Mapping[str, Capacity], seconds: float, seed: int, cell: Cell
+) -> list[dict[str, Any]]:
+    offered = cell.offered(full[cell.mix], seconds, seed)
     found = [
-        {**asdict(cell), "policy": policy.name, **_plain(play(policy, offered))}
+        {**asdict(cell), "seed": seed, "policy": policy.name, **_plain(play(policy, offered))}
         for policy in policies(batch_time(folder))
     ]
     print(_line(found), file=sys.stderr, flush=True)
@@ -291,7 +322,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
 def _line(rows: Sequence[Mapping[str, Any]]) -> str:
     first = rows[0]
     each = "  ".join(f"{row['policy']} {row['both']:.3f}" for row in rows)
-    return f"{first['mix']} {first['pattern']} {first['load']:g}: {each}"
+    return f"{first['mix']} {first['pattern']} {first['load']:g} seed {first['seed']}: {each}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -301,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pattern", choices=PATTERNS)
     parser.add_argument("--load", type=float, choices=LOADS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--workers", type=int, default=1, help="cells played side by side")
     parser.add_argument("--results", type=Path, help="where to keep JSON and drawing of a whole study")
     options = parser.parse_args(arguments)
@@ -315,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.seconds <= 0:
             raise BadInput(f"--seconds {options.seconds}: arrivals need a time above 0")
         folder = data_folder(options.data, _PROFILE)
-        found = study(folder, chosen, options.seconds, options.seed, options.workers)
+        found = study(folder, chosen, options.seconds, options.seeds, options.workers)
         if options.results is not None:
             options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             draw(found["rows"], options.results.with_suffix(".png"))

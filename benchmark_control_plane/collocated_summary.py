@@ -6,9 +6,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+_CELL = ("mix", "pattern", "load", "seed")
+
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over the cells, by policy, overall and for each mix, pattern and load."""
+    """Means over the cells, by policy, overall and for each mix, pattern, load and seed."""
     names = list(dict.fromkeys(row["policy"] for row in rows))
     table: dict[str, Any] = {}
     for name in names:
@@ -17,12 +19,16 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             **{key: mean(row[key] for row in own) for key in ("both", "llm", "embedding", "mean_memory")},
             "peak_memory": max(row["peak_memory"] for row in own),
             **{key: sum(row[key] for row in own) for key in ("overflows", "failed_batches")},
+            "by_class": {
+                one: mean(row["by_class"][one] for row in own if one in row["by_class"])
+                for one in sorted({one for row in own for one in row["by_class"]})
+            },
             **{
                 key: {
                     str(value): mean(row["both"] for row in own if row[key] == value)
                     for value in dict.fromkeys(row[key] for row in own)
                 }
-                for key in ("mix", "pattern", "load")
+                for key in _CELL
             },
         }
     statics = [name for name in names if name.startswith("static")]
@@ -33,7 +39,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for mine in rows
             for theirs in rows
             if (mine["policy"], theirs["policy"]) == ("dynamic", other)
-            and all(mine[key] == theirs[key] for key in ("mix", "pattern", "load"))
+            and all(mine[key] == theirs[key] for key in _CELL)
         ]
         for other in names
         if other != "dynamic"
@@ -65,14 +71,16 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     for (pattern, load), axis in zip(product(patterns, loads), axes.flat, strict=True):
         for name in dict.fromkeys(row["policy"] for row in rows):
             points = [
-                row["both"]
-                for row in rows
-                if (row["pattern"], row["load"], row["policy"]) == (pattern, load, name)
+                mean(
+                    row["both"]
+                    for row in rows
+                    if (row["mix"], row["pattern"], row["load"], row["policy"]) == (mix, pattern, load, name)
+                )
+                for mix in mixes
             ]
-            if points:
-                style = "-" if name == "dynamic" else "--" if name.startswith("static") else ":"
-                axis.plot(mixes, points, style, marker="o", markersize=3, label=name)
-        axis.set_title(f"{pattern}, {100 * load:.0f} % of capacity", fontsize=10)
+            style = "-" if name == "dynamic" else "--" if name.startswith("static") else ":"
+            axis.plot(mixes, points, style, marker="o", markersize=3, label=name)
+        axis.set_title(f"{pattern}, {100 * load:.0f} % load", fontsize=10)
     axes[0][0].legend(fontsize=7)
     axes[len(patterns) // 2][0].set_ylabel("attainment, mean of both kinds")
     axes[-1][len(loads) // 2].set_xlabel("LLM : embedding, share of the device's time")

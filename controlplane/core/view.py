@@ -77,10 +77,14 @@ class Share:
     inside: Callable[[Waiting], float] | None = None
     before: Callable[[Waiting], float] | None = None
 
+    def is_kept_for(self, request: Request) -> bool:
+        """Whether what is reserved, is reserved for it."""
+        return self.reserve is not None and request.service_class.priority >= self.reserve.priority
+
     def as_seen_by(self, request: Request) -> "Share":
         """Without what is reserved for a higher priority."""
         kept = self.reserve
-        if kept is None or request.service_class.priority >= kept.priority:
+        if kept is None or self.is_kept_for(request):
             return self
         return replace(self, ceiling=max(0, self.ceiling - kept.held_back))
 

@@ -13,7 +13,7 @@ or is not sheddable, goes on to it at once while its queue has places.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 
@@ -88,6 +88,12 @@ class Admission:
             return Admit(waiting.footprint)
         share = share.as_seen_by(waiting.request)
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
+
+    def is_held_by_reserve(self, share: Share, look: LookAhead, waiting: Waiting) -> bool:
+        """Whether nothing else keeps it from starting."""
+        if share.reserve is None or share.is_kept_for(waiting.request):
+            return False
+        return isinstance(self.try_admit(replace(share, reserve=None), look, waiting), Admit)
 
     def try_forward(
         self, share: Share, look: LookAhead, waiting: Waiting, now: Instant

@@ -10,7 +10,8 @@ For each owner, with the queue sorted by rank:
 5. defer or reject the newcomers left: they are told at once, not when their time runs out;
 6. decide those whose wait is up, finally.
 
-Nobody overtakes the blocked head within an owner, so a large request is not starved by small ones.
+Nobody overtakes the blocked head within an owner, so a large request is not starved by small ones. But those
+for whom memory is reserved pass one that would have started had it not been.
 """
 
 from bisect import bisect_left
@@ -47,15 +48,14 @@ def _decide_owner(share: Share, queue: Queue, now: Instant, admission: Admission
         draft.rejections += impossible.items()
         waiting = [w for w in waiting if w.request.id not in impossible]
 
-    taken, share, look, why = _admit_from_head(share, waiting, now, admission, draft)
+    left, share, look, why = _admit_from_head(share, waiting, now, admission, draft)
     if why is None:
         return
-    left = waiting[taken:]
     for one in undecided:
         request_id = one.request.id
-        if one.rank < left[0].rank or request_id in impossible:
-            continue
         at = bisect_left(left, one.rank, key=_by_rank)
+        if at == len(left) or left[at] is not one:
+            continue
         ahead = sum([w.work for w in left[:at]])
         if share.inside is not None:
             ahead += share.inside(one)
@@ -78,10 +78,15 @@ def _by_rank(waiting: Waiting) -> tuple[int, int, str]:
 
 def _admit_from_head(
     share: Share, queue: Sequence[Waiting], now: Instant, admission: Admission, draft: _Draft
-) -> tuple[int, Share, LookAhead, Reason | None]:
-    """How many were taken, the share after them, and why the next one was not."""
+) -> tuple[list[Waiting], Share, LookAhead, Reason | None]:
+    """Who is left, the share after those taken, and why the first of those left was not."""
     look = admission.look(share)
-    for taken, waiting in enumerate(queue):
+    left: list[Waiting] = []
+    why: Reason | None = None
+    for place, waiting in enumerate(queue):
+        if left and not share.is_kept_for(waiting.request):
+            left.append(waiting)
+            continue
         verdict: Admit | Reason | Reject
         if (late := admission.too_late_inside(share, waiting, now)) is not None:
             verdict = late
@@ -95,11 +100,15 @@ def _admit_from_head(
         if not isinstance(verdict, Admit):
             forced = admission.try_preempt(share, look, waiting, now)
             if forced is None:
-                return taken, share, look, verdict
+                why = why or verdict
+                if not admission.is_held_by_reserve(share, look, waiting):
+                    return [*left, *queue[place:]], share, look, why
+                left.append(waiting)
+                continue
             share = share.without([victim.request_id for victim in forced.victims])
             verdict = forced
         draft.dispatches.append((waiting.request.id, verdict))
-        if taken + 1 < len(queue):
+        if place + 1 < len(queue):
             share = share.with_lease(waiting)
             look = admission.look(share)
-    return len(queue), share, look, None
+    return left, share, look, why

@@ -47,7 +47,8 @@ def test_a_cell_is_the_same_each_time_and_shared_out_by_its_mix():
 
 def row(policy: str, mix: str, both: float) -> dict[str, object]:
     return {
-        "policy": policy, "mix": mix, "pattern": "poisson", "load": 1.0, "both": both, "llm": both,
+        "policy": policy, "mix": mix, "pattern": "poisson", "load": 1.0, "seed": 0, "both": both, "llm": both,
+        "by_class": {"query": both},
         "embedding": both, "mean_memory": 0.5, "peak_memory": 0.9, "overflows": 0, "failed_batches": 1,
     }  # fmt: skip
 

@@ -262,6 +262,17 @@ def test_memory_reserved_for_a_higher_priority_is_there_for_it_alone():
     )
 
 
+@pytest.mark.parametrize(("base", "passes"), [(400, True), (950, False)])
+def test_those_for_whom_memory_is_reserved_pass_one_that_only_the_reserve_keeps_waiting(base, passes):
+    share = replace(share_of([Footprint(100, steps=10)]), reserve=Reserve(held_back=600, priority=2))
+    first = {"ago_ms": 20_000, "at": 0, "footprint": Footprint(base, steps=5, worst=base), "accepted": False}
+    second = {"ago_ms": 0, "at": 2, "footprint": Footprint(300, steps=5, worst=300), "accepted": False}
+    wishes = [{**wish, "undecided": True} for wish in (first, second)]
+    plan = run_cycle(view_of(share, wishes), NOW, admission())
+    assert [name for name, _ in plan.dispatches] == (["w1"] if passes else [])
+    assert "w0" in dict(plan.deferrals)
+
+
 def test_a_serial_owner_frees_memory_as_it_works():
     ledger = MemoryLedger({Owner.EMBEDDING: Quota(1_000)})
     for name in "abcd":
