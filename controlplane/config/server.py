@@ -21,7 +21,10 @@ class ServerSection:
 
 @section(frozen=True, config=STRICT)
 class TenantSection:
+    """Where any tenant states a `weight`, those that have work share each engine by it at the gate."""
+
     api_keys_sha256: Annotated[tuple[Sha256, ...], Field(min_length=1)]
     classes: tuple[str, ...] | None = None
+    weight: Annotated[float, Field(gt=0, le=1_000)] | None = None
     requests_per_minute: Annotated[float, Field(gt=0)] | None = None
     tokens_per_minute: Annotated[float, Field(gt=0)] | None = None

@@ -31,6 +31,7 @@ from controlplane.service.quotas import Quotas
 from controlplane.service.rates import Rates, TenantLimits
 from controlplane.service.sharing_setup import kvcached_memory, monitor_of, pool_of, quotas_in
 from controlplane.service.ticks import ScheduledTicks, Ticks
+from controlplane.service.turns import Tenants
 from predictors.learned import LearnedLengths
 from predictors.output_length import HistoryQuantiles, MaxTokens
 from predictors.step_time import StepWork
@@ -202,6 +203,7 @@ class Service:
             self._lengths,
             self.metrics,
             Rates(limits),
+            Tenants(_weights(config)),
         )
         for generator in self._generators.values():
             generator.on_step = self._note_step
@@ -366,6 +368,13 @@ class Service:
             return {Owner.LLM.value: states[0]} if states else {}
         except BackendDown:
             return {}
+
+
+def _weights(config: Config) -> dict[str, float]:
+    """Of every tenant as soon as one states any."""
+    stated = {name: tenant.weight for name, tenant in config.tenants.items()}
+    is_any = any(weight is not None for weight in stated.values())
+    return {name: weight or 1.0 for name, weight in stated.items()} if is_any else {}
 
 
 def _policies(config: Config) -> Policies:

@@ -32,6 +32,7 @@ from controlplane.service.rates import Rates
 from controlplane.service.returns import Returns
 from controlplane.service.shared_device import SharedDevice
 from controlplane.service.ticket import Rejected, Ticket
+from controlplane.service.turns import Tenants
 from controlplane.service.waiting import WaitingRoom
 from predictors.step_time import ObservedPace, ReportedPace
 
@@ -64,6 +65,7 @@ class Dispatcher:
         lengths: LengthPredictor,
         metrics: Metrics,
         rates: Rates,
+        tenants: Tenants,
     ) -> None:
         self._clock = clock
         self._policies = policies
@@ -72,6 +74,7 @@ class Dispatcher:
         self._lengths = lengths
         self._metrics = metrics
         self._rates = rates
+        self._tenants = tenants
         self._room = WaitingRoom()
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -221,17 +224,17 @@ class Dispatcher:
         return ticket
 
     async def _admitted(self, ticket: Ticket) -> None:
+        request, now = ticket.request, self._clock.now()
         if self._is_closed:
             self._refuse(ticket, Reject(Reason.SHUTTING_DOWN, seconds(1)), Outcome.REJECTED)
-        elif (wait := self._over_rate(ticket.request)) is not None:
+        elif (wait := self._rates.wait(request.tenant, now, request.prompt_tokens)) is not None:
             self._refuse(ticket, Reject(Reason.RATE_LIMITED, wait), Outcome.REJECTED)
         else:
+            owner = request.kind.owner
+            self._tenants.take_turn(ticket, self.paces[owner].pace, self.ledger.ceiling(owner), now)
             self._enter(ticket)
             self.decide()
         await self.wait_for_grant(ticket)
-
-    def _over_rate(self, request: Request) -> Duration | None:
-        return self._rates.wait(request.tenant, self._clock.now(), request.prompt_tokens)
 
     async def wait_for_grant(self, ticket: Ticket) -> None:
         """Raises Rejected."""
@@ -250,7 +253,8 @@ class Dispatcher:
         was_accepted = ticket.phase is Phase.PREEMPTED
         until = None if was_accepted else wait_bound(request, footprint, pace, admission.options)
         work = float(footprint.steps) if request.kind is Kind.EMBED else footprint.area
-        rank = self._policies.ordering.rank(request, footprint, pace)
+        first, arrival, name = self._policies.ordering.rank(request, footprint, pace)
+        rank = (first + ticket.turn, arrival, name)
         ticket.place = Waiting(request, footprint, until, rank, work)
         self._room.enter(ticket.place)
 
@@ -275,6 +279,7 @@ class Dispatcher:
 
     def _refuse(self, ticket: Ticket, reject: Reject, outcome: Outcome) -> None:
         self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
+        self._tenants.refused(ticket)
         self.end(ticket, outcome)
         if not ticket.granted.done():
             ticket.granted.set_exception(Rejected(ticket.request, reject))

@@ -11,6 +11,8 @@ from controlplane.core.request import Phase, Request, Timeline, moved
 from controlplane.core.view import Pace, Running, Waiting
 from predictors.first_token import Ahead, FirstToken
 
+_NONE = Duration(0)
+
 
 class Rejected(Exception):
     """The gate said no. `reject` says why and when to come back."""
@@ -49,6 +51,9 @@ class Ticket:
     starting: Starting | None = None
     departures: tuple[asyncio.Task[None], ...] = ()
     """Victims on their way out of the engine; the request starts when they have left."""
+    work: Duration = _NONE
+    """What its owner does for it alone; `turn` is how far its tenant's other work moved it back."""
+    turn: Duration = _NONE
     preemptions: int = 0
     is_resumable: bool = False
     """Whether it can be preempted and resumed without the client noticing."""
