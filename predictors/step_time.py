@@ -16,13 +16,15 @@ from statistics import median
 import numpy as np
 
 from controlplane.core.clock import Duration
-from controlplane.core.memory import Floats
 from controlplane.core.view import Pace
+
+# Plain floats: once between two steps of an engine, numpy takes four times as long for so few numbers.
+Four = list[float]
 
 _CLIP = 4.0
 _FORGETS = 0.998
 # Natural sizes of the four terms, so that all coefficients are of a like size.
-_UNITS = np.array([1.0, 16.0, 8_192.0, 256.0])
+_UNITS = (1.0, 16.0, 8_192.0, 256.0)
 _UNSURE = 4.0
 # Errors beyond this many usual ones count as if they were there (Huber).
 _EDGE = 1.5
@@ -44,9 +46,9 @@ class StepWork:
     decodes: int
     cells: int
 
-    def terms(self) -> Floats:
-        terms: Floats = np.array([1.0, self.decodes, self.cells, self.prefill_tokens]) / _UNITS
-        return terms
+    def terms(self) -> Four:
+        counts = (1.0, self.decodes, self.cells, self.prefill_tokens)
+        return [count / unit for count, unit in zip(counts, _UNITS, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +66,17 @@ class StepTime:
 
     def __init__(self, prior: StepPrior | None = None) -> None:
         known = prior or StepPrior()
-        self._coefficients = np.array([known.step, known.decode, known.cell, known.prompt_token]) * _UNITS
+        seconds = (known.step, known.decode, known.cell, known.prompt_token)
+        self._coefficients: Four = [s * unit for s, unit in zip(seconds, _UNITS, strict=True)]
         self._covariance = self._doubt()
-        self._most = float(np.trace(self._covariance))
+        self._most = self._trace()
         self._errors: deque[float] = deque(maxlen=_USUAL)
         self._usual = 0.2
         self.seen = 0
 
     def predict(self, work: StepWork) -> float:
-        terms = work.terms()
-        positive = np.maximum(self._coefficients, 0.0)
-        return max(float(terms @ positive), 0.1 * float(positive[0]), 1e-6)
+        positive = [max(one, 0.0) for one in self._coefficients]
+        return max(_dot(work.terms(), positive), 0.1 * positive[0], 1e-6)
 
     def quantile(self, work: StepWork, level: float) -> float:
         """By the relative errors of the last steps."""
@@ -84,7 +86,7 @@ class StepTime:
 
     @property
     def per_prompt_token(self) -> float:
-        return max(0.0, float(self._coefficients[3] / _UNITS[3]))
+        return max(0.0, self._coefficients[3] / _UNITS[3])
 
     def observe(self, work: StepWork, took: float) -> None:
         """`took` in seconds."""
@@ -94,22 +96,25 @@ class StepTime:
         self._errors.append(error)
         if self.seen % _LATEST == 0:
             self._look_back()
-        terms = work.terms() / predicted
-        gained = self._covariance @ terms
-        if float(terms @ gained) < 0.0:
+        terms = [term / predicted for term in work.terms()]
+        gained = [_dot(row, terms) for row in self._covariance]
+        if _dot(terms, gained) < 0.0:
             # Rounding, after many steps all alike: no variance is negative, so nothing more is known of it.
             self._covariance = self._doubt()
-            gained = self._covariance @ terms
-        unsure = float(terms @ gained)
+            gained = [_dot(row, terms) for row in self._covariance]
+        unsure = _dot(terms, gained)
         weight = min(1.0, _EDGE * sqrt(self._usual**2 + unsure) / max(abs(error), 1e-12))
-        gain = gained / (self._usual**2 / weight + unsure)
-        self._coefficients = self._coefficients + gain * (
-            took / predicted - float(terms @ self._coefficients)
-        )
-        self._covariance = self._covariance - np.outer(gain, gained)
+        noise = self._usual**2 / weight + unsure
+        gain = [one / noise for one in gained]
+        missed = took / predicted - _dot(terms, self._coefficients)
+        self._coefficients = [c + g * missed for c, g in zip(self._coefficients, gain, strict=True)]
         # What is never excited must not become arbitrarily uncertain.
-        if float(np.trace(self._covariance)) < self._most:
-            self._covariance = self._covariance / _FORGETS
+        after = self._trace() - _dot(gain, gained)
+        forgets = _FORGETS if after < self._most else 1.0
+        self._covariance = [
+            [(value - g * other) / forgets for value, other in zip(row, gained, strict=True)]
+            for row, g in zip(self._covariance, gain, strict=True)
+        ]
 
     def _look_back(self) -> None:
         """If the latest steps all went another way than was thought, little of what was learned holds."""
@@ -118,15 +123,22 @@ class StepTime:
         latest = median(errors[-_LATEST:])
         if abs(latest) > _SHIFT + _SHIFTS * self._usual:
             self._covariance = self._doubt()
-            self._most = float(np.trace(self._covariance))
+            self._most = self._trace()
             self._errors.clear()
         else:
             self._usual = max(_LEAST_ERROR, 1.4826 * median(abs(error - middle) for error in errors))
 
-    def _doubt(self) -> Floats:
+    def _doubt(self) -> list[Four]:
         """A relative error of `_UNSURE` is one deviation."""
-        doubt: Floats = np.diag(np.square(_UNSURE * np.maximum(self._coefficients, _LEAST_COEFFICIENT)))
-        return doubt
+        spread = [(_UNSURE * max(one, _LEAST_COEFFICIENT)) ** 2 for one in self._coefficients]
+        return [[one if at == row else 0.0 for at in range(4)] for row, one in enumerate(spread)]
+
+    def _trace(self) -> float:
+        return sum(self._covariance[at][at] for at in range(4))
+
+
+def _dot(a: Four, b: Four) -> float:
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
 
 
 class StepReports:

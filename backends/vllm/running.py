@@ -16,7 +16,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from backends.vllm.arguments import engine_args, scheduled
 from backends.vllm.board import named_board
-from backends.vllm.compat import CALLER_MISTAKES, EngineDeadError, EngineGenerateError, check_release
+from backends.vllm.compat import (
+    CALLER_MISTAKES,
+    EngineDeadError,
+    EngineGenerateError,
+    check_release,
+    most_running,
+)
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.metadata import KEY
 from backends.vllm.orders import Orders
@@ -77,7 +83,7 @@ class Engine:
         self.geometry = _geometry(config)
         self._has_priorities = config.scheduler_config.policy == "priority"
         self.max_model_tokens: int = config.model_config.max_model_len
-        self.max_running: int = config.scheduler_config.max_num_seqs
+        self.max_running: int = most_running(config.scheduler_config)
         # Each engine's first block is a placeholder that never holds a token.
         blocks = config.cache_config.num_gpu_blocks - config.parallel_config.data_parallel_size
         self.kv_bytes: int = blocks * self.geometry.bytes_per_block

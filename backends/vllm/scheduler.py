@@ -25,6 +25,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from backends.vllm import control
 from backends.vllm.balloon import Balloon
 from backends.vllm.board import Board, EngineFacts, Row, key_of
+from backends.vllm.compat import most_running
 from backends.vllm.metadata import Defaults, defaults_of, progress_of, stated
 from backends.vllm.offer_queue import OfferQueue
 from backends.vllm.pacing import wait_for_input
@@ -53,6 +54,9 @@ else:
 
 class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     """Mixed in before one of vLLM's schedulers."""
+
+    has_packed = False
+    """Whether blocks may hold more tokens of some requests than of others."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -130,8 +134,9 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             pace=self.observed.pace or _UNKNOWN_PACE,
             block_tokens=self.block_size,
             quota=self.quota,
-            max_running=self.max_num_running_reqs,
+            max_running=most_running(self.scheduler_config),
             max_step_tokens=self.max_num_scheduled_tokens,
+            has_packed=self.has_packed,
         )
 
     def _plan(self, now: Instant) -> None:

@@ -33,6 +33,7 @@ def engine_view(
     quota: int,
     max_running: int,
     max_step_tokens: int,
+    has_packed: bool = False,
 ) -> EngineView:
     listed: list[Progress] = []
     held: dict[str, int] = {}
@@ -62,4 +63,5 @@ def engine_view(
         free_slots=max_running - len(listed),
         running=listed,
         held=held,
+        has_packed=has_packed,
     )

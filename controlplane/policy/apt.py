@@ -113,11 +113,9 @@ class AptKv:
 
 def _needs(tokens: npt.NDArray[np.int64], of: Sequence[Progress], view: EngineView) -> npt.NDArray[np.int64]:
     """`view.need` of each."""
-    packed = [p.per_block for p in of]
-    # Mostly nobody keeps hidden states.
-    if not any(packed):
+    if not view.has_packed:
         return (tokens + view.block_tokens) // view.block_tokens
-    per_block = np.array([size or view.block_tokens for size in packed], np.int64)
+    per_block = np.array([p.per_block or view.block_tokens for p in of], np.int64)
     return (tokens + per_block) // per_block
 
 

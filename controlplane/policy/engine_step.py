@@ -17,7 +17,8 @@ from controlplane.policy.progress import Progress
 @dataclass(frozen=True, slots=True)
 class EngineView:
     """`quota` blocks may be used, `used` are. `growth` is what the running requests need for this step
-    if nobody leaves, `held` what each of them has. `free_slots` more requests may run."""
+    if nobody leaves, `held` what each of them has. `free_slots` more requests may run. Unless `has_packed`,
+    nobody's `per_block` differs from `block_tokens`."""
 
     now: Instant
     pace: Pace
@@ -28,6 +29,7 @@ class EngineView:
     free_slots: int
     running: Sequence[Progress]
     held: Mapping[str, int]
+    has_packed: bool = True
 
     @property
     def free(self) -> int:

@@ -92,6 +92,8 @@ else:
 class HybridScheduling(_Base):
     """Mixed in before one of Tandem's schedulers."""
 
+    has_packed = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.hybrid_cache: HybridCache = self.kv_cache_manager.coordinator.single_type_managers[0]
