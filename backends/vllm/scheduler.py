@@ -77,6 +77,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._keys: dict[str, int] = {}
         self._named: dict[str, list[str]] = {}
         self._last_step: tuple[int, StepWork] | None = None
+        self._is_shared = False
         self._used_before = 0
         # vLLM then evicts the largest `priority`; its own queue of that kind is replaced.
         self.policy = SchedulingPolicy.PRIORITY
@@ -85,10 +86,11 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     # --- one step ----------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        was_shared, self._is_shared = self._is_shared, self._board is not None and self._board.is_shared
         waited = self._keep_pace()
         began = time.perf_counter_ns()
         now = Instant(self.clock())
-        self._observe_step(now, waited)
+        self._observe_step(now, waited, is_alone=not (was_shared or self._is_shared))
         self._plan(now)
         self.steps += 1
         self.hook_ns = time.perf_counter_ns() - began
@@ -108,7 +110,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def _keep_pace(self) -> Duration:
         """Leaves the device to who else wants it as long as nobody misses anything. Returns how long."""
-        if self._board is None or not self._board.is_shared or self._last_step is None or len(self.waiting):
+        if not self._is_shared or self._last_step is None or len(self.waiting):
             return Duration(0)
         now = Instant(self.clock())
         for request in self.running:
@@ -119,11 +121,11 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             wait_for_input(self.inputs, between(now, begin))
         return between(now, Instant(self.clock()))
 
-    def _observe_step(self, now: Instant, waited: Duration) -> None:
+    def _observe_step(self, now: Instant, waited: Duration, *, is_alone: bool) -> None:
         # Without anyone running the engine may have rested since.
         if self._last_step is not None and self.running:
             before, work = self._last_step
-            self.observed.observe_work(work, Duration(now - before - waited))
+            self.observed.observe_work(work, Duration(now - before - waited), is_alone=is_alone)
 
     def view(self, now: Instant) -> EngineView:
         return engine_view(
