@@ -38,14 +38,16 @@ def costs(device: Device, layers: int, heads: int, head_dim: int) -> dict[str, H
     """In 16 bits. M0 multiplies each token by both projections again, which arithmetic bounds; that it then
     reads half the bytes is left out. M2 passes twice over rows of half the size, as many bytes as keys and
     values; but each step reads both projections once more, and each request moves its queries and sums, one
-    hidden state a head, out and in again."""
+    hidden state a head, out and in again. Leaving hidden states and reading a prompt in chunks restore, as
+    M0 does at every step."""
     width = heads * head_dim
     projections = layers * 2 * width * width
     moved = layers * 4 * heads * width * 2
+    restored = 2 * projections / device.operations
     return {
         "KV": None,
-        "M0": HiddenStates(2 * projections / device.operations, 0.0, 0.0),
-        "M2": HiddenStates(0.0, moved / device.bandwidth, 2 * projections / device.bandwidth),
+        "M0": HiddenStates(restored, 0.0, 0.0, restored),
+        "M2": HiddenStates(0.0, moved / device.bandwidth, 2 * projections / device.bandwidth, restored),
     }
 
 

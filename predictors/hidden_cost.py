@@ -1,38 +1,41 @@
-"""What does a token on hidden states add to a step, beside one on keys and values? Fitted as steps go by.
+"""What do hidden states add to a step, beside keys and values? Fitted as steps go by.
 
-Rule: recursive least squares of a decode step's time on (1, tokens held, tokens on hidden states, requests),
-starting from what was measured at start-up and forgetting slowly. What is asked is the third coefficient; it
-is never below zero: a form that costs less than nothing need not be paid for.
+Rule: recursive least squares of a decode step's time on what it decodes (in all: 1, tokens held, requests; of
+those on hidden states: tokens, requests, 1 if any), starting from what was measured at start-up and
+forgetting slowly. What is asked are the last three; none is below zero: a form that costs less than nothing
+need not be paid for.
 """
 
 import numpy as np
 
+from controlplane.core.view import HiddenPrice
+
 _FORGETTING = 0.999
-# In these units all four coefficients are of the order of a step.
-_SCALE = np.array([1.0, 1e4, 1e4, 1e2])
-# How wrong the start may be over how much a step's time scatters, squared: a second, but 30 ms for what was
-# measured; 3 ms from step to step.
-_DOUBT = (1.0 / 0.003) ** 2
-_MEASURED_DOUBT = (0.03 / 0.003) ** 2
+# In these units all coefficients are of the order of a step.
+_SCALE = np.array([1.0, 1e4, 1e2, 1e4, 1e2, 1.0])
+# How wrong the start may be over how much a step's time scatters, both in seconds, squared.
+_DOUBT = (np.array([1.0, 1.0, 1.0, 0.03, 0.01, 0.01]) / 0.003) ** 2
 
 
 class HiddenCost:
-    """`seconds_per_token` is what was measured before the first step."""
+    """`price` was measured before the first step."""
 
-    def __init__(self, seconds_per_token: float) -> None:
-        self._weights = np.array([0.0, 0.0, seconds_per_token, 0.0]) * _SCALE
-        self._spread = np.eye(4) * _DOUBT
-        self._spread[2, 2] = _MEASURED_DOUBT
+    def __init__(self, price: HiddenPrice) -> None:
+        self._weights = np.array([0.0, 0.0, 0.0, price.token, price.request, price.step]) * _SCALE
+        self._spread = np.diag(_DOUBT)
 
     @property
-    def seconds_per_token(self) -> float:
-        return max(0.0, float(self._weights[2] / _SCALE[2]))
+    def price(self) -> HiddenPrice:
+        return HiddenPrice(*(self._weights / _SCALE)[3:].clip(0.0).tolist())
 
-    def observe(self, *, tokens: int, hidden_tokens: int, requests: int, seconds: float) -> None:
-        """A step that only decoded; `tokens` counts those on hidden states too."""
-        seen = np.array([1.0, tokens, hidden_tokens, requests]) / _SCALE
+    def observe(
+        self, *, tokens: int, requests: int, hidden_tokens: int, hidden_requests: int, seconds: float
+    ) -> None:
+        """A step that only decoded; `tokens` and `requests` count those on hidden states too."""
+        load = [1.0, tokens, requests, hidden_tokens, hidden_requests, float(hidden_requests > 0)]
+        seen = np.array(load) / _SCALE
         gain = self._spread @ seen / (_FORGETTING + seen @ self._spread @ seen)
         self._weights = self._weights + gain * (seconds - self._weights @ seen)
         spread = (self._spread - np.outer(gain, seen @ self._spread)) / _FORGETTING
         # Directions that the load never takes are forgotten without bound otherwise.
-        self._spread = spread * min(1.0, 4 * _DOUBT / max(np.trace(spread), 1e-12))
+        self._spread = spread * min(1.0, 4 * _DOUBT.max() / max(np.trace(spread), 1e-12))

@@ -277,10 +277,12 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         )
 
     def _rows(self) -> list[Row]:
-        size = self.block_size
-        return [
-            (self._keys[r.request_id], r.num_tokens, -(-r.num_computed_tokens // size)) for r in self.running
-        ]
+        rows = []
+        for request in self.running:
+            per_block = self.progress[request.request_id].per_block or self.block_size
+            blocks = -(-request.num_computed_tokens // per_block)
+            rows.append((self._keys[request.request_id], request.num_tokens, blocks))
+        return rows
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[EngineOptions, Defaults]:

@@ -6,7 +6,8 @@ EngineCore, scheduler and KV manager are vLLM's own; only the forward pass is mi
 order and timing, not the contents of the cache. `additional_config["tandem_sim"]` chooses
 `batch_time` (see backends.batch_times) and `clock`: `real` waits in a thread, for use behind a live
 server; `virtual` moves `now_ns` on and returns at once, for an engine stepped in this process. With
-`hidden_seconds`, [a token, a request, a step with any], requests may keep hidden states at that extra cost.
+`hidden_seconds`, [a token, a request, a step with any, a token restored] requests may keep hidden states at
+that extra cost.
 """
 
 import time
@@ -151,12 +152,18 @@ class SimExecutor(Executor):  # type: ignore[misc]
         return output, self._batch_time(batch) + self._hidden_time(scheduled)
 
     def _hidden_time(self, scheduled: Any) -> float:
-        hidden = scheduled.cache_forms.hidden if hasattr(scheduled, "cache_forms") else ()
-        if not hidden or self.hidden_seconds is None:
+        forms = getattr(scheduled, "cache_forms", None)
+        if forms is None or self.hidden_seconds is None:
             return 0.0
-        named = [name for name in scheduled.num_scheduled_tokens if self._first_block[name] in hidden]
-        token, request, step = self.hidden_seconds
-        return token * sum(self._computed.get(name, 0) for name in named) + request * len(named) + step
+        token, request, step, restored = self.hidden_seconds
+        named = scheduled.num_scheduled_tokens.items()
+        hidden = [(name, new) for name, new in named if self._first_block[name] in forms.hidden]
+        # Who has finished is forgotten; it decoded.
+        decoding = [self._computed.get(name, 0) for name, new in hidden if new == 1]
+        read = sum(self._computed.get(name, new) - new for name, new in hidden if new > 1)
+        moved = read + sum(forms.converted.values())
+        took: float = token * sum(decoding) + request * len(decoding) + restored * moved
+        return took + step if decoding else took
 
     def _note_positions(self, scheduled: Any) -> None:
         for new in scheduled.scheduled_new_reqs:

@@ -41,12 +41,19 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """What a token and a request on hidden states add to a step, in seconds, and having any at all."""
+    """What a token and a request on hidden states add to a decode step, in seconds, and having any at all.
+    A token of theirs is restored in `restore_seconds`: once when its request leaves them, and for every
+    further chunk of a prompt."""
 
     token_seconds: float
     request_seconds: float
     step_seconds: float
+    restore_seconds: float = 0.0
     forms: str = "auto"
+
+    @property
+    def price(self) -> tuple[float, float, float]:
+        return (self.token_seconds, self.request_seconds, self.step_seconds)
 
 
 class SteppedEngine:
@@ -81,7 +88,7 @@ class SteppedEngine:
                     "tandem_sim": {
                         "batch_time": setup.batch_time,
                         "clock": "virtual",
-                        "hidden_seconds": (0.0, 0.0, 0.0) if setup.hidden else None,
+                        "hidden_seconds": (0.0, 0.0, 0.0, 0.0) if setup.hidden else None,
                     }
                 },
             ).create_engine_config()
@@ -120,14 +127,8 @@ class SteppedEngine:
             from backends.vllm.hybrid import scheduling
 
             make = scheduling.make
-            config.additional_config["tandem_hybrid"] = {
-                "forms": hidden.forms, "seconds_per_token": hidden.token_seconds
-            }  # fmt: skip
-            self._executor.hidden_seconds = (
-                hidden.token_seconds,
-                hidden.request_seconds,
-                hidden.step_seconds,
-            )
+            config.additional_config["tandem_hybrid"] = {"forms": hidden.forms, "price": hidden.price}
+            self._executor.hidden_seconds = (*hidden.price, hidden.restore_seconds)
         self._executor.now_ns = 0
         if self.core.batch_queue is not None:
             # Steps of the last run that are still in flight.

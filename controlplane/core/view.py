@@ -44,6 +44,16 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
+class HiddenPrice:
+    """Seconds that hidden states add to an engine step, beside keys and values: each token on them, each
+    request, and that there are any."""
+
+    token: float
+    request: float = 0.0
+    step: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Reserve:
     """Bytes kept for requests of at least this priority that are expected soon."""
 

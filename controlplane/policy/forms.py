@@ -1,14 +1,18 @@
 """Who that starts now keeps hidden states, and who that runs leaves them? By the greedy of `hybrid`.
 
-Those that wait are offered the free blocks, as keys and values or as hidden states. Where all fit as keys and
-values, all get them. Where not, a hidden state is worth its request's pending time less what it costs
-everybody until it ends: seconds per block and step, times all requests present, times the tokens to come.
-Pending counts a tenth where the promise is broken anyhow: at a low price memory is better spared all the
-same. Who is left out by the greedy but started by the engine's own order takes hidden states where they are
-worth what they cost.
+Memory is ample while all that are present take no more than half of it as keys and values, each as long as it
+is predicted to become: then all that start get them. Else the greedy hands out what that half has left.
+A request with memory is worth a step's time for every token to come, since that is what it waits without.
+On hidden states it costs what they delay a step by, for every token to come, times everybody in memory. So
+hidden states pay while a cell of memory gains more that way than as keys and values. What having any costs
+is shared by all in memory, who may all come to keep them.
 
-Who runs on hidden states leaves them, one a step, when they cost something, nobody waits, and a quarter of
-the memory stays free: the one with the most tokens to come.
+Half, and not all, because the way from hidden states to keys and values is short and the way back is not:
+memory that keys and values hold stays taken to their end. How long a request has waited already does not
+count: that is lost in either form, and weighed by the order in which requests start.
+
+Who runs on hidden states leaves them, one a step, when they cost something, nobody waits, and all present
+take at most a quarter: the one with the most tokens to come.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,14 +20,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from controlplane.core.clock import Duration, between, to_seconds
+from controlplane.core.clock import to_seconds
+from controlplane.core.view import HiddenPrice
 from controlplane.policy.engine_step import EngineView
 from controlplane.policy.hybrid import hybrid_offers, plan_tiers
 from controlplane.policy.progress import Progress
 
+FREE_OF_CHARGE = HiddenPrice(0.0)
+NOBODY: frozenset[str] = frozenset()
+
 _PLAIN = 2
-_KEPT_FREE = 0.25
-_BROKEN = 0.1
+_AMPLE = 0.5
+_IDLE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,50 +48,55 @@ def choose_forms(
     hidden: Collection[str],
     *,
     rows_per_block: int,
-    block_seconds: float,
+    price: HiddenPrice,
 ) -> FormChoice:
-    """`hidden` are those of `view.running` on hidden states; `block_seconds` is what a block's worth of
-    tokens on hidden states adds to every step."""
+    """`hidden` are those of `view.running` on hidden states."""
+    taken = sum(_blocks(p, view) for p in view.running)
     if not waiting:
-        return FormChoice(leaving=_leaving(view, hidden, block_seconds))
+        is_idle = taken <= _IDLE * view.quota and price != FREE_OF_CHARGE
+        return FormChoice(leaving=_leaving(view, hidden) if is_idle else NOBODY)
     listed = sorted(waiting, key=lambda progress: progress.request.id)
-    cells = np.array([-(-(p.tokens + 1) // view.block_tokens) for p in listed], dtype=np.float64)
-    if cells.sum() <= view.free:
+    cells = np.array([_blocks(p, view) for p in listed], dtype=np.float64)
+    room = max(0.0, _AMPLE * view.quota - taken)
+    if cells.sum() <= room:
         return FormChoice()
-    if block_seconds <= 0:
+    if price == FREE_OF_CHARGE:
         # Keys and values would gain nothing for the memory that they take.
         return FormChoice(frozenset(p.request.id for p in listed))
-    pending = np.array([_pending(p, view) for p in listed])
+    ratio = view.block_tokens / rows_per_block
     to_come = np.array([p.remaining() for p in listed], dtype=np.float64)
+    tokens = np.array([p.tokens for p in listed]) + to_come / 2
+    everybody = len(view.running) + max(1.0, min(len(listed), view.free / (ratio * cells.mean())))
+    delay = price.token * tokens + price.request + price.step / everybody
     offers = hybrid_offers(
-        pending,
+        to_come * to_seconds(view.pace.step),
         cells,
-        ratio=view.block_tokens / rows_per_block,
-        cell_penalty=block_seconds * (len(view.running) + len(listed)) * to_come,
+        ratio=ratio,
+        cell_penalty=everybody * delay * to_come / cells,
         whole_blocks=True,
     )
-    tiers = plan_tiers(offers, max(0, view.free)).tiers
-    is_worthwhile = offers.values()[0] > 0
+    tiers = plan_tiers(offers, room).tiers
+    hidden_gain, plain_gain = offers.values() / offers.sizes()
     return FormChoice(
         frozenset(
             p.request.id
-            for p, tier, worth in zip(listed, tiers, is_worthwhile, strict=True)
-            if tier != _PLAIN and worth
+            for p, tier, pays in zip(listed, tiers, hidden_gain > plain_gain, strict=True)
+            if tier != _PLAIN and pays
         )
     )
 
 
-def _pending(progress: Progress, view: EngineView) -> float:
-    since = progress.request.arrival if progress.last_token is None else progress.last_token
-    is_broken = progress.is_hopeless(view.now, Duration(0))
-    return to_seconds(between(since, view.now)) * (_BROKEN if is_broken else 1.0)
+def _blocks(progress: Progress, view: EngineView) -> int:
+    """Of keys and values, at its predicted end."""
+    tokens = max(progress.tokens + 1, progress.request.prompt_tokens + progress.predicted)
+    return -(-tokens // view.block_tokens)
 
 
-def _leaving(view: EngineView, hidden: Collection[str], block_seconds: float) -> frozenset[str]:
+def _leaving(view: EngineView, hidden: Collection[str]) -> frozenset[str]:
+    """Whoever has most to come, if the blocks that it lacks are there."""
     on_hidden = [p for p in view.running if p.request.id in hidden]
-    if block_seconds <= 0 or not on_hidden:
-        return frozenset()
+    if not on_hidden:
+        return NOBODY
     longest = max(on_hidden, key=lambda p: (p.remaining(), p.request.id))
     more = -(-(longest.tokens + 1) // view.block_tokens) - view.held[longest.request.id]
-    fits = view.free - more >= _KEPT_FREE * view.quota
-    return frozenset({longest.request.id}) if fits else frozenset()
+    return frozenset({longest.request.id}) if more <= view.free else NOBODY

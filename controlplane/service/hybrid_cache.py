@@ -1,8 +1,11 @@
 """May requests of the chat model keep hidden states, and what would that save?"""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
+from backends.vllm.fallback import fallbacks
 from backends.vllm.hybrid.support import HybridSetup, memory_ratio, refusal
 from controlplane.config import Config, ConfigError
 from controlplane.service.plan import MemoryPlan, ModelFacts
@@ -42,7 +45,8 @@ def hybrid_described(config: Config, facts: Facts, plan: MemoryPlan) -> str | No
     title = f"hybrid cache: {chat.hybrid_cache}"
     reason = _refusal(config, facts)
     if reason is not None:
-        return f"{title}; not for this model and engine ({reason})"
+        told = [f"{title}; not for this model and engine ({reason})"]
+        return "\n".join([*told, *_instead(chat.engine, plan)])
     ratio = memory_ratio(facts(chat.model).config)
     tokens = plan.max_model_tokens
     rows = int(geometry.block_tokens / ratio)
@@ -52,6 +56,21 @@ def hybrid_described(config: Config, facts: Facts, plan: MemoryPlan) -> str | No
         f"{title}; hidden states {verb} {ratio:g} of the memory: {hidden:,} instead of "
         f"{plan.concurrent(tokens):,} requests of {tokens:,} tokens side by side; without prefix caching"
     )
+
+
+def _instead(engine: Mapping[str, Any], plan: MemoryPlan) -> Iterator[str]:
+    """What the operator may choose in the place of hidden states."""
+    if plan.geometry is None:
+        return
+    tokens, size = plan.max_model_tokens, plan.geometry.bytes_per_element
+    for fallback in fallbacks(engine, size):
+        smaller = replace(plan, geometry=replace(plan.geometry, bytes_per_element=fallback.element_bytes))
+        stated = ", ".join(f"{name}: {value}" for name, value in fallback.arguments.items())
+        yield (
+            f"  instead, models.chat.engine {{{stated}}}: {fallback.name} take "
+            f"{fallback.element_bytes / size:g} of the memory, {smaller.concurrent(tokens):,} instead of "
+            f"{plan.concurrent(tokens):,} requests of {tokens:,} tokens; {fallback.loss}"
+        )
 
 
 def _refusal(config: Config, facts: Facts) -> str | None:

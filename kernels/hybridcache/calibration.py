@@ -4,8 +4,8 @@ The forms of the cache are taken in turn at several context lengths, so that a d
 of them alike; a line through the medians separates the cost of a token from that of a request.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 
@@ -40,9 +40,12 @@ class Cost:
 Way = Callable[[int], torch.Tensor]
 
 
-def measure(setting: Setting) -> dict[str, Cost]:
+FORMS = ("kv", "m0", "m1", "m2")
+
+
+def measure(setting: Setting, forms: Collection[str] = FORMS) -> dict[str, Cost]:
     """By form: `kv` is the plain cache; `m0`, `m1`, `m2` restore hidden states, half of them, nothing."""
-    ways = decoding_ways(setting)
+    ways = {name: way for name, way in decoding_ways(setting).items() if name in forms}
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for context in setting.contexts:
         for way in ways.values():
@@ -54,6 +57,21 @@ def measure(setting: Setting) -> dict[str, Cost]:
         for name, medians in taken.items():
             medians.append(median(one[name] for one in rounds))
     return {name: _line(setting, medians) for name, medians in taken.items()}
+
+
+def added(setting: Setting, form: str, many: int) -> tuple[float, float, float]:
+    """Seconds that a token, a request and having any add to one layer's step in `form` rather than as keys
+    and values. What is paid once a step shows between `setting.requests` and `many`."""
+    few = measure(setting, [form])[form]
+    both = measure(replace(setting, requests=many), ["kv", form])
+    return parts(setting.requests, few, many, both[form], both["kv"])
+
+
+def parts(few: int, of_few: Cost, many: int, of_many: Cost, plain: Cost) -> tuple[float, float, float]:
+    """As `added`, of costs in the form at two counts of requests, and of the plain cache at the second."""
+    step = (of_few.seconds_per_request - of_many.seconds_per_request) / (1 / few - 1 / many)
+    request = of_many.seconds_per_request - step / many - plain.seconds_per_request
+    return of_many.seconds_per_token - plain.seconds_per_token, request, step
 
 
 def decoding_ways(setting: Setting) -> Mapping[str, Way]:

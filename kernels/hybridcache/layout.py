@@ -38,13 +38,15 @@ class BlockLayout:
             )
 
     def hidden_rows(self, blocks: torch.Tensor) -> torch.Tensor:
-        """The memory of `[blocks, ...]` as `[blocks, rows_per_block, hidden_size]`.
-        Raises ValueError for blocks of other elements or with gaps."""
+        """The memory of `[blocks, ...]`, in whatever order its dimensions lie, as `[blocks, rows_per_block,
+        hidden_size]`. Raises ValueError for blocks of other elements or with gaps."""
         elements = 2 * self.block_tokens * self.kv_heads * self.head_dim
-        if blocks[0].numel() != elements or not blocks[0].is_contiguous():
+        block = blocks[0]
+        as_it_lies = sorted(range(block.dim()), key=block.stride, reverse=True)
+        if block.numel() != elements or not block.permute(as_it_lies).is_contiguous():
             raise ValueError(
                 f"blocks of shape {tuple(blocks.shape)} and strides {blocks.stride()}: each must be "
-                f"{elements} contiguous elements; give the cache of one layer, its first dimension the block"
+                f"{elements} elements without gaps; give one layer's cache, its first dimension the block"
             )
         return blocks.as_strided(
             (blocks.shape[0], self.rows_per_block, self.hidden_size),

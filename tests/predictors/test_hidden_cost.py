@@ -1,29 +1,50 @@
 import numpy as np
 import pytest
 
+from controlplane.core.view import HiddenPrice
 from predictors.hidden_cost import HiddenCost
 
+MEASURED = HiddenPrice(1e-5, 1e-5, 1e-3)
 
-def _observed(cost, *, per_hidden_token, steps=2_000, share=None):
+
+def _observed(cost, truth, *, steps=2_000, share=None):
     draw = np.random.default_rng(3)
     for _ in range(steps):
-        tokens = int(draw.integers(1_000, 12_000))
-        hidden = int(tokens * (draw.random() if share is None else share))
         requests = int(draw.integers(4, 100))
-        took = 0.03 + 7.8e-7 * tokens + per_hidden_token * hidden + 8e-5 * requests
-        noise = float(draw.normal(0, 5e-4))
-        cost.observe(tokens=tokens, hidden_tokens=hidden, requests=requests, seconds=took + noise)
-    return cost.seconds_per_token
+        hidden = int(requests * (draw.random() if share is None else share))
+        tokens, hidden_tokens = (int(count * draw.integers(50, 300)) for count in (requests - hidden, hidden))
+        took = 0.03 + 7.8e-7 * (tokens + hidden_tokens) + 8e-5 * requests + float(draw.normal(0, 5e-4))
+        took += truth.token * hidden_tokens + truth.request * hidden + truth.step * (hidden > 0)
+        cost.observe(
+            tokens=tokens + hidden_tokens,
+            requests=requests,
+            hidden_tokens=hidden_tokens,
+            hidden_requests=hidden,
+            seconds=took,
+        )
+    return cost.price
 
 
-@pytest.mark.parametrize("truth", [0.0, 2e-6, 2e-5])
+@pytest.mark.parametrize(
+    "truth",
+    [HiddenPrice(0.0), HiddenPrice(2e-5), HiddenPrice(0.0, 5e-5, 3e-3)],
+    ids=["nothing", "restoring", "absorbing"],
+)
 def test_steps_correct_a_wrong_measurement(truth):
-    assert _observed(HiddenCost(1e-5), per_hidden_token=truth) == pytest.approx(truth, abs=3e-7)
+    found = _observed(HiddenCost(MEASURED), truth)
+    # Of a step with 50 requests of 200 tokens.
+    added, true = (price.step + 50 * (price.request + 200 * price.token) for price in (found, truth))
+    assert added == pytest.approx(true, abs=6e-4)
+    assert found.step == pytest.approx(truth.step, abs=6e-4)
 
 
 def test_the_measurement_stands_while_nobody_keeps_hidden_states():
-    assert _observed(HiddenCost(1e-5), per_hidden_token=0.0, share=0.0) == pytest.approx(1e-5, rel=1e-3)
+    found = _observed(HiddenCost(MEASURED), HiddenPrice(0.0), share=0.0)
+    for name in ("token", "request", "step"):
+        assert getattr(found, name) == pytest.approx(getattr(MEASURED, name), rel=1e-3)
 
 
 def test_what_saves_time_costs_nothing():
-    assert _observed(HiddenCost(1e-5), per_hidden_token=-5e-7) == 0.0
+    found = _observed(HiddenCost(MEASURED), HiddenPrice(-5e-7))
+    assert found.token == 0.0
+    assert min(found.request, found.step) >= 0.0

@@ -20,6 +20,9 @@ from vllm.utils.torch_utils import direct_register_custom_op
 from backends.vllm.hybrid.batch import Chunk, HiddenBatch, sorting_backend
 from backends.vllm.hybrid.cache import HybridSpec
 
+# Asks Python who attends how, so no captured graph may hold it.
+OPERATION = "tandem_hybrid_attention"
+
 
 class HybridAttention(Attention):  # type: ignore[misc]
     """Takes the place of `plain`, an attention layer of vLLM that has no weights of its own."""
@@ -47,7 +50,7 @@ class HybridAttention(Attention):  # type: ignore[misc]
     def forward(self, query: Any, key: Any, value: Any, hidden: Any) -> torch.Tensor:
         output = torch.empty_like(query)
         per_head = [part.view(-1, self.num_heads, self.head_size) for part in (query, key, value, output)]
-        torch.ops.vllm.tandem_hybrid_attention(*per_head[:3], hidden, per_head[3], self.layer_name)
+        getattr(torch.ops.vllm, OPERATION)(*per_head[:3], hidden, per_head[3], self.layer_name)
         return output
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
@@ -182,6 +185,4 @@ def _nothing(
     """What compilers trace."""
 
 
-direct_register_custom_op(
-    "tandem_hybrid_attention", _hybrid_attention, mutates_args=["output"], fake_impl=_nothing
-)
+direct_register_custom_op(OPERATION, _hybrid_attention, mutates_args=["output"], fake_impl=_nothing)

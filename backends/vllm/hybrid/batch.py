@@ -4,14 +4,19 @@ The backend that vLLM chose for the platform describes the requests on keys and 
 others; the rest is described by `HiddenBatch`.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from hybridcache.layout import Held
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from backends.vllm.hybrid import forms
+
+# Of a backend that states none; vLLM prefers the first as well.
+_LAYOUTS = (KVCacheLayout.LBNHC, KVCacheLayout.LBHNC, KVCacheLayout.BLNHC, KVCacheLayout.BLHNC)
 
 _PER_REQUEST = ("seq_lens", "block_table_tensor", "is_prefilling", "seq_lens_cpu_upper_bound")
 _PER_TOKEN = ("slot_mapping", "positions")
@@ -56,15 +61,32 @@ class HiddenBatch:
 
 @cache
 def sorting_backend(base: Any) -> Any:
-    """The platform's attention backend, with a builder that sorts."""
+    """The platform's attention backend, with a builder that sorts, and only such caches as have a block's
+    elements side by side."""
     builder = type("SortingBuilder", (Sorting, base.get_builder_cls()), {})
-    return type(f"Hybrid{base.__name__}", (base,), {"get_builder_cls": staticmethod(lambda: builder)})
+    layouts = tuple(one for one in base.supported_kv_cache_layouts() or _LAYOUTS if one.is_block_compact)
+    own = {"get_builder_cls": lambda: builder, "supported_kv_cache_layouts": lambda: layouts}
+    return type(f"Hybrid{base.__name__}", (base,), {name: staticmethod(made) for name, made in own.items()})
 
 
 class Sorting:
     """Mixed in before a metadata builder of vLLM."""
 
     kv_cache_spec: Any
+
+    def __init__(self, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, *args: Any, **kw: Any) -> None:
+        cut, whole = kv_cache_spec.block_size, vllm_config.cache_config.block_size
+        if cut != whole:
+            raise ValueError(
+                f"engine.block_size={whole}: attention here cuts blocks to {cut} tokens, but requests on "
+                f"hidden states are named by whole blocks; set it to {cut}"
+            )
+        super().__init__(kv_cache_spec, layer_names, vllm_config, *args, **kw)  # type: ignore[call-arg]
+
+    @classmethod
+    def get_cudagraph_support(cls, *args: Any, **kwargs: Any) -> AttentionCGSupport:
+        """Never as part of a graph; vLLM captures what lies between the attention layers."""
+        return AttentionCGSupport.NEVER
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         common, step = common_attn_metadata, forms.current()
@@ -122,10 +144,9 @@ class _Step:
         tokens = self._tokens(self.plain_rows)
         queries = [self._queries(row) for row in self.plain_rows]
         starts = torch.tensor([0, *queries], dtype=common.query_start_loc.dtype).cumsum(0, dtype=torch.int32)
-        known = {field.name for field in fields(common)}
-        changes = {name: getattr(common, name)[rows] for name in _PER_REQUEST if self._present(name)}
-        changes |= {name: getattr(common, name)[tokens] for name in _PER_TOKEN if self._present(name)}
-        changes |= {name: None for name in _COMPUTED_LATER if name in known}
+        changes = {name: self._part(name, rows) for name in _PER_REQUEST}
+        changes |= {name: self._part(name, tokens) for name in _PER_TOKEN}
+        changes |= dict.fromkeys(_COMPUTED_LATER)
         return common.replace(
             num_reqs=len(queries),
             num_actual_tokens=len(tokens),
@@ -136,8 +157,10 @@ class _Step:
             **changes,
         )
 
-    def _present(self, name: str) -> bool:
-        return getattr(self.common, name, None) is not None
+    def _part(self, name: str, chosen: torch.Tensor) -> torch.Tensor | None:
+        whole = getattr(self.common, name)
+        # Some of them lie on the host.
+        return None if whole is None else whole[chosen.to(whole.device)]
 
     def _index(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.device)

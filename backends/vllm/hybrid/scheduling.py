@@ -5,7 +5,8 @@ leads through preemption. What hidden states cost a step is measured at start-up
 (`calibrated`), then fitted. Importing this module imports vLLM.
 
 `additional_config["tandem_hybrid"]`: `forms` is `auto` for the greedy of `controlplane.policy.forms`, `on`
-for hidden states whenever a request starts; `seconds_per_token` replaces the measurement.
+for hidden states whenever a request starts; `price`, seconds of a token, a request and a step, replaces the
+measurement.
 """
 
 import logging
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from hybridcache.calibration import Setting, measure
+from hybridcache.calibration import Setting, added
 from hybridcache.layout import BlockLayout
 from vllm.platforms import current_platform
 
@@ -22,6 +23,7 @@ from backends.vllm.hybrid.cache import HybridCache
 from backends.vllm.hybrid.forms import StepForms
 from backends.vllm.scheduler import AsyncTandemScheduler, TandemScheduler
 from controlplane.core.clock import Instant
+from controlplane.core.view import HiddenPrice
 from controlplane.policy.catalogue import chosen
 from controlplane.policy.engine_step import EngineView
 from controlplane.policy.forms import FormChoice, choose_forms
@@ -33,10 +35,9 @@ log = logging.getLogger(__name__)
 
 class Forms(Protocol):
     def choose(
-        self, view: EngineView, waiting: Sequence[Progress], hidden: set[str], token_seconds: float
+        self, view: EngineView, waiting: Sequence[Progress], hidden: set[str], price: HiddenPrice
     ) -> FormChoice:
-        """`hidden` are those of `view.running` on hidden states; `token_seconds` is what one token of
-        theirs adds to a step."""
+        """`hidden` are those of `view.running` on hidden states."""
         ...
 
 
@@ -47,7 +48,7 @@ class AllHidden:
         pass
 
     def choose(
-        self, view: EngineView, waiting: Sequence[Progress], hidden: set[str], token_seconds: float
+        self, view: EngineView, waiting: Sequence[Progress], hidden: set[str], price: HiddenPrice
     ) -> FormChoice:
         return FormChoice(hidden=frozenset(progress.request.id for progress in waiting))
 
@@ -57,30 +58,25 @@ class Greedy:
         self._rows_per_block = layout.rows_per_block
 
     def choose(
-        self, view: EngineView, waiting: Sequence[Progress], hidden: set[str], token_seconds: float
+        self, view: EngineView, waiting: Sequence[Progress], hidden: set[str], price: HiddenPrice
     ) -> FormChoice:
-        return choose_forms(
-            view,
-            waiting,
-            hidden,
-            rows_per_block=self._rows_per_block,
-            block_seconds=token_seconds * view.block_tokens,
-        )
+        return choose_forms(view, waiting, hidden, rows_per_block=self._rows_per_block, price=price)
 
 
 FORMS: Mapping[str, type[AllHidden] | type[Greedy]] = {"auto": Greedy, "on": AllHidden}
 
 
-def calibrated(layout: BlockLayout, layers: int, dtype: torch.dtype, *, rotary: bool) -> float:
-    """Seconds that a token on hidden states adds to a step, beside one on keys and values: about a second
-    of measuring on the device that serves."""
+def calibrated(layout: BlockLayout, layers: int, dtype: torch.dtype, *, rotary: bool) -> HiddenPrice:
+    """About a second of measuring on the device that serves."""
     device = torch.device(current_platform.device_type)
-    setting = Setting(layout, dtype, device, 4, range(64, 513, 64), repeats=5, rotary=rotary)
-    costs = measure(setting)
-    hidden = costs["m1" if rotary else "m2"]
-    more = layers * (hidden.seconds_per_token - costs["kv"].seconds_per_token)
-    log.info("hidden states: %+.3f ms a step for 1,000 tokens, measured on %s", 1e6 * more, device)
-    return max(0.0, more)
+    setting = Setting(layout, dtype, device, 2, range(64, 513, 64), repeats=5, rotary=rotary)
+    layer = added(setting, "m1" if rotary else "m2", many=8)
+    price = HiddenPrice(*(max(0.0, layers * seconds) for seconds in layer))
+    log.info(
+        "hidden states add to a step %.3f ms, %.3f for a request and %.3f for 1,000 tokens, measured on %s",
+        1e3 * price.step, 1e3 * price.request, 1e6 * price.token, device,
+    )  # fmt: skip
+    return price
 
 
 if TYPE_CHECKING:
@@ -101,14 +97,16 @@ class HybridScheduling(_Base):
         spec = self.hybrid_cache.kv_cache_spec
         self.layout: BlockLayout = spec.layout
         self.forms: Forms = chosen("tandem_hybrid.forms", FORMS, config.get("forms", "auto"))(self.layout)
-        seconds = config.get("seconds_per_token")
-        if seconds is None:
+        price = config.get("price")
+        if price is None:
             model = self.vllm_config.model_config
             layers = model.get_num_layers(self.vllm_config.parallel_config)
             rotary = model.hf_config.model_type != "opt"
-            seconds = calibrated(self.layout, layers, spec.dtype, rotary=rotary)
-        self.hidden_cost = HiddenCost(seconds)
-        self._decoded: tuple[int, int, int, int] | None = None
+            measured = calibrated(self.layout, layers, spec.dtype, rotary=rotary)
+        else:
+            measured = HiddenPrice(*price)
+        self.hidden_cost = HiddenCost(measured)
+        self._decoded: tuple[int, int, int, int, int] | None = None
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         now = Instant(self.clock())
@@ -145,8 +143,7 @@ class HybridScheduling(_Base):
         waiting = [
             self.progress[request.request_id] for request in self.waiting if not held.get(request.request_id)
         ]
-        seconds = self.hidden_cost.seconds_per_token
-        choice = self.forms.choose(self.view(now), waiting, hidden, seconds)
+        choice = self.forms.choose(self.view(now), waiting, hidden, self.hidden_cost.price)
         leaving = {name: self.requests[name].num_computed_tokens for name in choice.leaving & hidden}
         hidden.update(choice.hidden)
         hidden.difference_update(leaving)
@@ -168,14 +165,18 @@ class HybridScheduling(_Base):
             self._decoded = None
             return
         tokens = {name: self.requests[name].num_computed_tokens for name in scheduled}
-        on_hidden = sum(tokens[name] for name in scheduled if name in self.hybrid_cache.hidden)
-        self._decoded = (now, sum(tokens.values()), on_hidden, len(scheduled))
+        on_hidden = [tokens[name] for name in scheduled if name in self.hybrid_cache.hidden]
+        self._decoded = (now, sum(tokens.values()), len(tokens), sum(on_hidden), len(on_hidden))
 
     def _learn(self, now: Instant) -> None:
         if self._decoded is not None:
-            before, tokens, hidden_tokens, requests = self._decoded
+            before, tokens, requests, hidden_tokens, hidden_requests = self._decoded
             self.hidden_cost.observe(
-                tokens=tokens, hidden_tokens=hidden_tokens, requests=requests, seconds=(now - before) / 1e9
+                tokens=tokens,
+                requests=requests,
+                hidden_tokens=hidden_tokens,
+                hidden_requests=hidden_requests,
+                seconds=(now - before) / 1e9,
             )
 
 

@@ -65,6 +65,21 @@ def test_check_says_what_it_saves(tmp_path, said, verb):
     assert f"{hidden:,} instead of {plain:,} requests of 2,048 tokens" in told
 
 
+def test_check_names_what_heads_that_share_keys_may_have_instead(tmp_path):
+    config = _config(tmp_path, "auto")
+    plan = memory_plan(config, _facts(GROUPED), lambda: 1 << 30)
+    eight = _config(tmp_path, "auto", model_engine="{kv_cache_dtype: fp8}")
+    chosen = memory_plan(eight, _facts(GROUPED), lambda: 1 << 30)
+    told = hybrid_described(config, _facts(GROUPED), plan)
+    assert "h=2" in told
+    assert "engine {kv_cache_dtype: fp8}: keys and values in 8 bits take 0.5 of the memory" in told
+    # What it promises is what the plan then gives.
+    assert chosen.kv_blocks == 2 * plan.kv_blocks
+    assert f"{chosen.concurrent(2048)} instead of {plan.concurrent(2048)} requests of 2,048 tokens" in told
+    assert "lossy" in told
+    assert "instead" not in hybrid_described(eight, _facts(GROUPED), chosen)
+
+
 def test_check_says_why_not(tmp_path):
     config = _config(tmp_path, "auto", model_engine="{tensor_parallel_size: 2}")
     plan = memory_plan(config, _facts(OPT), lambda: 1 << 30)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hybridcache.calibration import Setting, copy_bandwidth, decoding_ways, measure
+from hybridcache.calibration import Cost, Setting, copy_bandwidth, decoding_ways, measure, parts
 from hybridcache.layout import BlockLayout
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -18,6 +18,16 @@ def test_all_ways_that_are_timed_give_the_same_answer(device, rotary):
     expected = ways["m0"](17)
     for name in set(ways) - {"kv"}:
         torch.testing.assert_close(ways[name](17), expected, atol=1e-4, rtol=0, msg=name)
+
+
+def test_what_is_paid_once_a_step_shows_between_two_counts():
+    # A token costs 1 and 3 seconds, a request 10 and 14, a step of hidden states 100.
+    few, many = (Cost(3.0, 14.0 + 100.0 / count, ()) for count in (2, 8))
+    assert parts(2, few, 8, many, Cost(1.0, 10.0, ())) == pytest.approx((2.0, 4.0, 100.0))
+
+
+def test_only_what_is_asked_for_is_timed():
+    assert set(measure(_setting(), ["kv", "m1"])) == {"kv", "m1"}
 
 
 def test_rotary_models_are_not_timed_absorbing():

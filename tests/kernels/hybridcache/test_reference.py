@@ -70,10 +70,18 @@ def test_hidden_rows_are_the_same_memory():
     assert blocks.sum((1, 2, 3)).tolist() == [0, 128, 0]
 
 
+def test_hidden_rows_lie_in_blocks_of_either_order():
+    """Tokens before heads is what FlashAttention's cache looks like, heads before tokens the CPU's."""
+    layout = BlockLayout(block_tokens=4, kv_heads=2, head_dim=8, hidden_size=16)
+    turned = torch.zeros(3, 4, 2, 16).transpose(1, 2)
+    layout.hidden_rows(turned)[1, 7] = 1.0
+    assert turned.sum((2, 3)).tolist() == [[0, 0], [0, 16], [0, 0]]
+
+
 def test_blocks_with_gaps_cannot_hold_rows():
     layout = BlockLayout(block_tokens=4, kv_heads=2, head_dim=8, hidden_size=16)
-    with pytest.raises(ValueError, match="128 contiguous elements"):
-        layout.hidden_rows(torch.zeros(3, 4, 2, 16).transpose(1, 2))
+    with pytest.raises(ValueError, match="128 elements without gaps"):
+        layout.hidden_rows(torch.zeros(2, 3, 4, 16).transpose(0, 1))
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class RandomForms:
     def __init__(self, seed, *, hidden, leave):
         self.coin, self.hidden, self.leave = random.Random(seed), hidden, leave
 
-    def choose(self, view, waiting, hidden, token_seconds):
+    def choose(self, view, waiting, hidden, price):
         started = frozenset(p.request.id for p in waiting if self.coin.random() < self.hidden)
         left = frozenset(name for name in sorted(hidden) if self.coin.random() < self.leave)
         return FormChoice(started, left)
@@ -70,15 +70,17 @@ class Engine:
         config = EngineArgs(model=folder, **arguments).create_engine_config()
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
 
-    def play(self, requests, *, forms=None, blocks=AMPLE):
-        """Greedy answers to `requests` of (prompt, tokens), with all but `blocks` of the pool withheld."""
+    def _add(self, at, prompt, tokens):
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
-        scheduler = self.core.scheduler
-        for at, (prompt, tokens) in enumerate(requests):
-            sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-            scheduler.add_request(Request(f"r{at}", prompt, sampling, None, arrival_time=float(at)))
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        self.core.scheduler.add_request(Request(f"r{at}", prompt, sampling, None, arrival_time=float(at)))
+
+    def play(self, requests, *, forms=None, blocks=AMPLE, joins=None, aborts=None):
+        """Greedy answers to `requests` of (prompt, tokens), with all but `blocks` of the pool withheld; by
+        number, who joins after so many steps, and who is aborted then."""
+        scheduler, joins, aborts = self.core.scheduler, joins or {}, aborts or {}
         if forms is not None:
             scheduler.forms = forms
             scheduler.set_quota(blocks)
@@ -97,7 +99,13 @@ class Engine:
             return output
 
         scheduler.schedule = watched
-        while scheduler.has_requests():
+        step = 0
+        while scheduler.has_requests() or step <= max(joins.values(), default=0):
+            for at, (prompt, tokens) in enumerate(requests):
+                if joins.get(at, 0) == step:
+                    self._add(at, prompt, tokens)
+            self.core.abort_requests([f"r{at}" for at, end in aborts.items() if end == step])
+            step += 1
             for group in (self.core.step_fn()[0] or {}).values():
                 for one in group.outputs:
                     answers[one.request_id] += one.new_token_ids
@@ -128,9 +136,13 @@ def main(model, schedules):
     requests = _requests(1, 10)
     found = {}
 
-    def tell(name, played, expected):
-        same = sum(one == two for one, two in zip(played.tokens, expected, strict=True))
-        found[name] = {**vars(played), "tokens": None, "same": same, "of": len(expected)}
+    def tell(name, played, expected, cut=()):
+        """Who was cut short says the beginning of what is expected."""
+        pairs = enumerate(zip(played.tokens, expected, strict=True))
+        same = sum(one == (two[: len(one)] if at in cut else two) for at, (one, two) in pairs)
+        ended = sum(len(one) < len(two) for one, two in zip(played.tokens, expected, strict=True))
+        told = {"tokens": None, "same": same, "of": len(expected), "cut": ended}
+        found[name] = {**vars(played), **told}
 
     expected = plain.play(requests).tokens
     found["lengths"] = [len(prompt) + tokens for prompt, tokens in requests]
@@ -149,8 +161,16 @@ def main(model, schedules):
         draw = random.Random(seed)
         chosen = draw.sample(range(len(requests)), 5)
         forms = RandomForms(seed, hidden=draw.random(), leave=draw.choice([0, 0.05, 0.3]))
-        played = engine.play([requests[i] for i in chosen], forms=forms, blocks=draw.choice([7, 9, 12]))
-        tell(f"schedule {seed}", played, [expected[i] for i in chosen])
+        joins = {at: draw.randrange(12) for at in range(1, len(chosen))}
+        aborts = {at: draw.randrange(12, 40) for at in range(len(chosen)) if draw.random() < 0.2}
+        played = engine.play(
+            [requests[i] for i in chosen],
+            forms=forms,
+            blocks=draw.choice([6, 7, 9]),
+            joins=joins,
+            aborts=aborts,
+        )
+        tell(f"schedule {seed}", played, [expected[i] for i in chosen], aborts)
     json.dump(found, sys.stdout)
 
 
