@@ -3,8 +3,8 @@
     python -m benchmark_control_plane.prediction
 
 Writes results/prediction.json and results/prediction.png. Alike prompts are always in one fold. The
-predictor starts without its shipped priors, which were learned from these very prompts. Needs the `bench`
-extra. `--only cost` on a quiet machine.
+predictor starts without its shipped priors, which were learned from these very prompts. Needs the extras
+`bench` and `embeddings`. `--only cost` on a quiet machine.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from benchmark_control_plane.prediction_cost import cost
 from benchmark_control_plane.prediction_methods import METHODS, pinball_losses
 from benchmark_control_plane.prediction_streams import conditional, coverage, switches
 from benchmark_control_plane.prompt_sets import Sample, samples
+from benchmark_control_plane.prompt_vectors import with_vectors
 from controlplane.core.memory import Floats
 from predictors.length_model import ENOUGH, LEVELS, MEDIAN, UPPER
 
@@ -60,6 +61,7 @@ def _judged(quantiles: Floats, tokens: Floats, asked: Sequence[Sample]) -> dict[
 
 def _separate(known: Sequence[Sample]) -> dict[str, Any]:
     found = {}
+    known = with_vectors(known)
     for source in dict.fromkeys(sample.source for sample in known):
         own = [sample for sample in known if sample.source == source]
         # Less than this teaches no model; history then decides, as it does when served.
@@ -75,7 +77,7 @@ def _line(name: str, judged: dict[str, Any]) -> str:
 
 
 def _mixed(known: Sequence[Sample]) -> dict[str, Any]:
-    judged = crossed(known, FOLDS)
+    judged = crossed(with_vectors(known), FOLDS)
     print(_line(MIXED, judged), flush=True)
     return judged
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmark_control_plane.prompt_sets import Sample
+from benchmark_control_plane.prompt_vectors import without_vectors
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Floats
 from controlplane.core.ports import LengthPredictor
@@ -41,6 +42,11 @@ def history(known: Sequence[Sample], asked: Sequence[Sample]) -> Floats:
 
 def learned(known: Sequence[Sample], asked: Sequence[Sample]) -> Floats:
     """As served, but for learning no other model on the way."""
+    return stated(learned_predictor(without_vectors(known)), without_vectors(asked))
+
+
+def encoded(known: Sequence[Sample], asked: Sequence[Sample]) -> Floats:
+    """The same, with every prompt's vector."""
     return stated(learned_predictor(known), asked)
 
 
@@ -79,6 +85,7 @@ METHODS: dict[str, Method] = {
     "tf-idf ridge": partial(ridge, logarithm=False),
     "tf-idf ridge, log": partial(ridge, logarithm=True),
     "learned": learned,
+    "learned, encoder": encoded,
 }
 
 

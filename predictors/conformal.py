@@ -3,7 +3,8 @@
 Rule (adaptive conformal inference, Gibbs and Candès 2021, on quantiles as in Angelopoulos et al. 2023):
 an answer above a level moves it up by `step * level`, one below moves it down by `step * (1 - level)`.
 Over any long stretch the share below a level then is that level, whatever the forecasts were. Moves are in
-units of each forecast's own spread. While many answers fall outside, outward moves are larger.
+units of each forecast's own spread, and small while the levels hold: a move that nothing asked for is noise.
+While many answers fall outside, outward moves are larger.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from controlplane.core.memory import Floats
 from predictors.length_model import LEVELS, MEDIAN, UPPER
 
 _LEVELS = np.array(LEVELS)
-_STEP, _FIRST_STEP, _SETTLES = 0.06, 0.4, 20.0
+_CALM_STEP, _STEP, _FIRST_STEP, _SETTLES = 0.04, 0.06, 0.4, 20.0
+_CALM = 0.06
 _LEAST_SPREAD = 0.1
 _FURTHEST = 12.0
 _MEMORY = 50
@@ -42,7 +44,8 @@ class Conformal:
         self.seen += 1
         # An answer cut at the limit says nothing of levels beyond it.
         below = (log_tokens <= adjusted + 1e-9) | (adjusted >= top)
-        step = max(_STEP, _FIRST_STEP / (1 + self.seen / _SETTLES))
+        is_calm = abs(self.covered - LEVELS[UPPER]) < _CALM
+        step = max(_CALM_STEP if is_calm else _STEP, _FIRST_STEP / (1 + self.seen / _SETTLES))
         move = step * (_LEVELS - below)
         if self.is_out:
             outward = (move > 0) == (LEVELS[MEDIAN] <= _LEVELS)

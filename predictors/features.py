@@ -89,6 +89,12 @@ def gist_of_chat(messages: Sequence[Mapping[str, Any]]) -> Gist:
     )
 
 
+def asked_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The last user turn of OpenAI's message objects."""
+    said = [message.get("content") for message in messages if message.get("role") == "user"]
+    return _text(said[-1]) if said else ""
+
+
 def bucket(term: str) -> int:
     """The same in every process, unlike `hash`."""
     return crc32(term.encode("utf-8", "replace")) % BUCKETS

@@ -7,7 +7,9 @@ apart for those that find a slot and those that wait for one; the 0.9 quantile i
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import heapreplace
 from math import exp, log
 
 import numpy as np
@@ -41,6 +43,15 @@ class Ahead:
     @property
     def waits(self) -> bool:
         return self.steps_until_slot > 0.0 or self.turn > 0
+
+
+def steps_until_slot(running: Iterable[float], waiting: Iterable[float], slots: int) -> float:
+    """Until one comes free behind those that wait, in their order; each is told by its steps to go."""
+    ends = sorted(running)[-slots:]
+    ends = [0.0] * (slots - len(ends)) + ends
+    for steps in waiting:
+        heapreplace(ends, ends[0] + steps)
+    return ends[0]
 
 
 @dataclass(frozen=True, slots=True)

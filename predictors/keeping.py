@@ -19,7 +19,7 @@ from predictors.length_model import LengthModel, of_arrays
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ _LOSS_MEMORY = 128
 _MEAN_MEMORY = 64
 # Forecasts by history need this many answers of their class and model, or of their model.
 _ENOUGH_HISTORY = 20
+# A learned model's levels are those of prompts that it had not seen, so they start out right.
+_SETTLED = 300
 
 
 @dataclass(slots=True)
@@ -95,6 +97,8 @@ class LearnedLengths:
         return self._model
 
     def forecast(self, request: Request) -> LengthForecast:
+        if request.runs_to_limit:
+            return self._history.forecast(request)
         recent = self._recent.get((request.service_class.name, request.model)) or _Recent()
         row = asked(request, recent.mean, recent.spread)
         if request.gist is None and self._model is not None:
@@ -103,7 +107,7 @@ class LearnedLengths:
         judged = self._classes.get(request.service_class.name) or _ByClass()
         by_model = None
         if self._model is not None:
-            by_model = judged.conformal[_MODEL].adjusted(self._model.predict(row.numbers, row.words))
+            by_model = judged.conformal[_MODEL].adjusted(self._model.predict(row))
         if (known := self._history.log_quantiles(request, LEVELS)) is not None:
             known = judged.conformal[_HISTORY].adjusted(known)
         # A request is judged by what was first said of it.
@@ -119,6 +123,8 @@ class LearnedLengths:
         return found
 
     def observe(self, request: Request, output_tokens: int) -> None:
+        if request.runs_to_limit:
+            return
         name = request.service_class.name
         self.calibration.happened(request.id, name, output_tokens)
         self._history.observe(request, output_tokens)
@@ -151,7 +157,7 @@ class LearnedLengths:
         self._model = model
         self._generation += 1
         for judged in self._classes.values():
-            judged.conformal[_MODEL] = Conformal()
+            judged.conformal[_MODEL] = Conformal(seen=_SETTLED)
             judged.judged = 0
 
     def standing(self) -> dict[str, Any]:

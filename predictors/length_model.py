@@ -1,12 +1,13 @@
 """What does a prompt say of its answer's length? A ridge for the middle, trees for the whole distribution.
 
-Rule: everything is learned on the logarithm of tokens. The ridge's part in training the trees comes from
-ridges that had not seen the row, nor any like it; so the spread that the trees learn is the spread of
-new prompts.
+Rule: everything is learned on the logarithm of tokens. Where vectors of prompts are known, the answers to
+prompts like it give a second guess, and the middle is between the two. The guesses that train the trees
+come from models that had not seen the row, nor any like it; so the spread that the trees learn is the
+spread of new prompts.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
@@ -16,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.core.memory import Floats
-from predictors.examples import ROW, Table
+from predictors.examples import ROW, Asked, Table
 from predictors.features import BUCKETS
+from predictors.likeness import Likeness, fit_likeness
 from predictors.ridge import Ridge, fit_ridge
 from predictors.trees import Trees, fit_trees
 
@@ -31,21 +33,30 @@ _FOLDS = 5
 
 @dataclass(frozen=True, slots=True)
 class LengthModel:
-    """`offsets` [levels] is how answers lie around the ridge's guess; `trees` say how that varies."""
+    """`offsets` [levels] is how answers lie around the middle of the guesses; `trees` say how that varies.
+    Without `likeness` the ridge's guess is the only one."""
 
     ridge: Ridge
     offsets: Floats
     trees: Trees | None
+    likeness: Likeness | None = None
 
-    def predict(self, numbers: Floats, words: npt.NDArray[np.uint16]) -> Floats:
-        """Log tokens at LEVELS, for one row; they may still cross."""
-        guess = float(self.ridge.predict(numbers, words))
-        found = guess + self.offsets
-        return found if self.trees is None else found + self.trees.predict(np.append(numbers, guess))
+    def predict(self, row: Asked) -> Floats:
+        """Log tokens at LEVELS; they may still cross."""
+        guesses = [float(self.ridge.predict(row.numbers, row.words))]
+        if self.likeness is not None:
+            is_known = row.vector.size == self.likeness.dimensions
+            alike = self.likeness.predict(self.ridge, row.as_rows())[0] if is_known else guesses[0]
+            guesses.append(float(alike))
+        middle = sum(guesses) / len(guesses)
+        found = middle + self.offsets
+        if self.trees is None:
+            return found
+        return found + self.trees.predict(_told(row.numbers[None], middle, guesses)[0])
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Everything, by name, for `of_arrays`."""
-        parts: dict[str, Any] = {"ridge": self.ridge, "trees": self.trees}
+        parts: dict[str, Any] = {"ridge": self.ridge, "trees": self.trees, "likeness": self.likeness}
         found = {
             f"{name}.{field.name}": np.asarray(getattr(part, field.name))
             for name, part in parts.items()
@@ -62,7 +73,11 @@ def of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> LengthModel:
     trees = None
     if "trees.leaves" in arrays:
         trees = Trees(**{f.name: arrays[f"trees.{f.name}"] for f in fields(Trees)})
-    model = LengthModel(ridge, arrays["offsets"], trees)
+    likeness = None
+    if "likeness.points" in arrays:
+        parts = {f.name: arrays[f"likeness.{f.name}"] for f in fields(Likeness)}
+        likeness = Likeness(**{**parts, "base": float(parts["base"])})
+    model = LengthModel(ridge, arrays["offsets"], trees, likeness)
     if ridge.slopes.shape != (len(ROW),) or model.offsets.shape != (len(LEVELS),):
         raise ValueError(
             f"a model of {ridge.slopes.shape} numbers and {model.offsets.shape} levels; this version has "
@@ -82,10 +97,25 @@ def fit(table: Table) -> LengthModel:
         out, rest = fold == held, fold != held
         if out.any() and rest.sum() > 1:
             guess[out] = fit_ridge(numbers[rest], words[rest], target[rest]).predict(numbers[out], words[out])
-    offsets = np.quantile(target - guess, LEVELS)
-    rows = np.column_stack([numbers, guess])
-    trees = fit_trees(rows, target, guess[:, None] + offsets, np.array(LEVELS))
-    return LengthModel(fit_ridge(numbers, words, target), offsets, trees)
+    ridge = fit_ridge(numbers, words, target)
+    guesses, likeness = [guess], None
+    known = np.flatnonzero(table.vectors.any(1))
+    if len(known) >= ENOUGH:
+        alike = guess.copy()
+        likeness, alike[known] = fit_likeness(ridge, table.only(known), target[known], fold[known], _FOLDS)
+        guesses.append(alike)
+    middle = np.mean(guesses, 0)
+    offsets = np.quantile(target - middle, LEVELS)
+    rows = _told(numbers, middle, guesses)
+    trees = fit_trees(rows, target, middle[:, None] + offsets, np.array(LEVELS))
+    return LengthModel(ridge, offsets, trees, likeness)
+
+
+def _told(numbers: Floats, middle: Floats | float, guesses: Sequence[Floats | float]) -> Floats:
+    """What the trees see; the middle of one guess is that guess."""
+    seen = guesses if len(guesses) == 1 else [*guesses, middle]
+    found: Floats = np.hstack([numbers, *(np.reshape(one, (len(numbers), 1)) for one in seen)])
+    return found
 
 
 @cache

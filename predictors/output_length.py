@@ -2,7 +2,8 @@
 
 Rule: quantiles of the last `window` answers of the (class, model); with fewer than `enough` of them,
 those of the model over all classes; with fewer of these too, anything from one token to `max_tokens` is
-equally likely. No forecast exceeds the request's `max_output_tokens`.
+equally likely. No forecast exceeds the request's `max_output_tokens`. An answer that nothing can end before
+is as long as that, and teaches nothing.
 """
 
 from bisect import bisect_left, insort
@@ -106,6 +107,8 @@ class HistoryQuantiles:
         self._by_model: dict[str, _History] = {}
 
     def forecast(self, request: Request) -> LengthForecast:
+        if request.runs_to_limit:
+            return MaxTokens().forecast(request)
         history = self._history(request)
         if history is None:
             found = _anything(request.max_output_tokens)
@@ -122,6 +125,8 @@ class HistoryQuantiles:
         return None if history is None else history.log_quantiles(levels)
 
     def observe(self, request: Request, output_tokens: int) -> None:
+        if request.runs_to_limit:
+            return
         name = request.service_class.name
         self.calibration.happened(request.id, name, output_tokens)
         by_class = self._by_class.setdefault((name, request.model), _History(self._window))

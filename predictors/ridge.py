@@ -36,11 +36,11 @@ class Ridge:
         rarity = self.rarity[words]
         length = np.sqrt(np.square(rarity).sum(-1))
         said = (rarity * self.weights[words]).sum(-1) / np.maximum(length, 1e-9)
-        found: Floats = self.base + said + _standard(numbers, self.center, self.scale) @ self.slopes
+        found: Floats = self.base + said + standard(numbers, self.center, self.scale) @ self.slopes
         return found
 
 
-def _standard(numbers: Floats, center: Floats, scale: Floats) -> Floats:
+def standard(numbers: Floats, center: Floats, scale: Floats) -> Floats:
     """Clipped: what was rare in training must not rule a forecast."""
     found: Floats = np.clip((numbers - center) / scale, -_FURTHEST, _FURTHEST)
     return found
@@ -53,7 +53,7 @@ def fit_ridge(numbers: Floats, words: Words, target: Floats) -> Ridge:
     rarity = np.where(count > 1, np.log((1 + len(words)) / (1 + count)) + 1, 0.0).astype(np.float32)
     center, scale = numbers.mean(0), numbers.std(0)
     scale = np.where(scale > 1e-9, scale, 1.0)
-    dense = _standard(numbers, center, scale)
+    dense = standard(numbers, center, scale)
     values = rarity[words]
     values /= np.maximum(np.sqrt(np.square(values).sum(1, keepdims=True)), 1e-9)
     row, _ = np.nonzero(values)

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from benchmark_control_plane.inputs import BadInput, read_object
@@ -224,14 +224,35 @@ def _embedding_throughput(content: Mapping[str, Any]) -> Quotes:
 
 def _prediction(content: Mapping[str, Any]) -> Quotes:
     mixed = content["mixed"]
-    learned, others = mixed["learned"], {name: one for name, one in mixed.items() if name != "learned"}
-    best = min(others, key=lambda name: float(others[name]["pinball"]))
-    to_best = learned["pinball"] / others[best]["pinball"]
+    losses = {name: float(one["pinball"]) for name, one in mixed.items()}
+    others = {name: loss for name, loss in losses.items() if not name.startswith("learned")}
+    best = min(others, key=others.__getitem__)
+    learned = losses["learned"]
+    told = f"pinball loss {learned:.1f} tokens, {wording.times(learned / others[best])} of {best}'s"
+    told += f" and {wording.times(learned / others['tf-idf ridge'])} of a plain tf-idf ridge's"
+    if (encoded := losses.get("learned, encoder")) is not None:
+        told += f"; {wording.times(encoded / others[best])} and "
+        told += f"{wording.times(encoded / others['tf-idf ridge'])} where prompts were embedded before"
     yield (
         f"How well are answer lengths foretold from the prompt ({content['samples']:,} answers, five folds)?",
-        f"pinball loss {learned['pinball']:.1f} tokens, {wording.times(to_best)} of the next best ({best}); "
-        f"{wording.share(learned['coverage_90'])} of the answers stay within their 0.9 quantile",
+        f"{told}; {wording.share(mixed['learned']['coverage_90'])} of the answers stay within their 0.9 "
+        "quantile",
     )
+
+
+def _prediction_goodput(content: Mapping[str, Any]) -> Quotes:
+    runs = content["runs"]
+    for rate in sorted({run["rate"] for run in runs}):
+        kept: dict[str, list[float]] = {}
+        for run in runs:
+            if run["rate"] == rate:
+                kept.setdefault(run["told"], []).append(rate * run["strict"])
+        yield (
+            f"What do length forecasts buy on vLLM's real scheduler at {rate:g} requests/s (virtual time)?",
+            "requests kept a second: "
+            + ", ".join(f"{name} {fmean(rates):.1f}" for name, rates in kept.items())
+            + f" ({len(next(iter(kept.values())))} seeds)",
+        )
 
 
 def _collocated_mix(content: Mapping[str, Any]) -> Quotes:
@@ -253,6 +274,7 @@ FIGURES: Mapping[str, Callable[[Mapping[str, Any]], Quotes]] = {
     "collocation.json": _collocation,
     "embedding-throughput.json": _embedding_throughput,
     "prediction.json": _prediction,
+    "prediction-goodput.json": _prediction_goodput,
     "collocated-mix.json": _collocated_mix,
     "engine-frontier.json": _engine_frontier,
     "mcsf-table.json": _mcsf_table,

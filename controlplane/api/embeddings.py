@@ -48,6 +48,7 @@ async def _answer(service: Service, ask: Ask[EmbeddingRequest], send: Send) -> N
         _check_dimensions(service, body.model, body.dimensions)
     embedded = await service.dispatcher.embed(job)
     vectors = embedded.vectors
+    service.intake.embedded(job, vectors)
     if body.dimensions not in (None, vectors.shape[1]):
         vectors = shortened(vectors, body.dimensions)
     rows = await _encoded(vectors, is_base64=body.encoding_format == "base64")

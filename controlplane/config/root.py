@@ -51,6 +51,12 @@ class Config:
                     f"tenants.{tenant}.classes={unknown[0]!r}: no such class; "
                     f"known are {', '.join(sorted(self.classes))}"
                 )
+        known = [model.served_name for model in self.models.embeddings]
+        if self.predictors.encoder not in (None, *known):
+            raise ValueError(
+                f"predictors.encoder={self.predictors.encoder!r}: no such embedding model; "
+                f"models.embeddings has {', '.join(known) or 'none'}"
+            )
         self.admission_policy()
         self.ordering_policy()
         self.engine_options()

@@ -32,10 +32,11 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Gist:
     """What is kept of a prompt for forecasts: `numbers` and `words` as `predictors.features` names and
-    hashes them. Never the text."""
+    hashes them. Never the text. `vector` is the prompt's embedding as float16, empty if none was computed."""
 
     numbers: tuple[float, ...]
     words: tuple[int, ...]
+    vector: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Request:
     max_output_tokens: int
     sequences: int = 1
     gist: Gist | None = None
+    runs_to_limit: bool = False
+    """Nothing ends the answer before `max_output_tokens`."""
 
 
 class Phase(StrEnum):

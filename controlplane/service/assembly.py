@@ -29,6 +29,7 @@ from controlplane.service.model_facts import facts_of
 from controlplane.service.plan import MemoryPlan, memory_plan
 from controlplane.service.quotas import Quotas
 from controlplane.service.rates import Rates, TenantLimits
+from controlplane.service.seen_vectors import SeenVectors
 from controlplane.service.sharing_setup import kvcached_memory, monitor_of, pool_of, quotas_in
 from controlplane.service.ticks import ScheduledTicks, Ticks
 from controlplane.service.turns import Tenants
@@ -217,6 +218,7 @@ class Service:
             config.service_classes(),
             config.default_class(),
             keeps_gists=isinstance(self._lengths, LearnedLengths),
+            seen_vectors=SeenVectors(config.predictors.encoder) if config.predictors.encoder else None,
         )
         if pool is not None:
             self.quotas = quotas_in(pool, config, clock, self.dispatcher)

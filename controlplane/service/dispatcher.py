@@ -95,7 +95,7 @@ class Dispatcher:
             self.paces[Owner.LLM] = self._inside.pace
         self._device = SharedDevice(generators.values())
         self._returns = Returns(ledger, self.paces)
-        self.first_tokens = FirstTokens(generators, self.paces, ledger, self._tickets)
+        self.first_tokens = FirstTokens(generators, self.paces, self._tickets)
         self.accounting = Accounting(ledger, metrics, lengths, self.paces, self.first_tokens, generators)
 
     async def generate(self, job: GenerateJob) -> Answer:

@@ -5,19 +5,19 @@ undisturbed first start teaches: one that was preempted before its first token s
 """
 
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 
-import numpy as np
 from prometheus_client import Gauge
 
 from controlplane.core.clock import Duration, Instant, between, to_milliseconds
-from controlplane.core.memory import LeaseTable, MemoryLedger
+from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
 from controlplane.policy.ordering import work_before_deadline
 from controlplane.service.ticket import Starting, Ticket
 from predictors.calibration import LEVEL, Calibration
-from predictors.first_token import Ahead, FirstTokenTime
+from predictors.first_token import Ahead, FirstTokenTime, steps_until_slot
 from predictors.step_time import ObservedPace, ReportedPace
 
 
@@ -28,10 +28,8 @@ class FirstTokens:
         self,
         generators: Mapping[str, Generator],
         paces: Mapping[Owner, ObservedPace | ReportedPace],
-        ledger: MemoryLedger,
         tickets: Mapping[str, Ticket],
     ) -> None:
-        self._ledger = ledger
         self._tickets = tickets
         self._generators = generators
         self._paces = paces
@@ -52,9 +50,7 @@ class FirstTokens:
         if generator.orders:
             ahead = Ahead(request.prompt_tokens, turn=wait)
         else:
-            ahead = _ahead(
-                ticket, self._ledger.table(Owner.LLM), self._tickets.values(), generator.max_running
-            )
+            ahead = _ahead(ticket, self._tickets.values(), generator.max_running)
         said = self._time.predict(ahead, pace)
         ticket.starting = Starting(now, ahead, pace, said)
         waited = between(request.arrival, now)
@@ -81,19 +77,31 @@ class FirstTokens:
         }
 
 
-def _ahead(ticket: Ticket, leases: LeaseTable, others: Iterable[Ticket], slots: int) -> Ahead:
+def _ahead(ticket: Ticket, others: Iterable[Ticket], slots: int) -> Ahead:
     """Those that have no first token yet are read before it; those that go by rank first start first."""
-    unread, decoding, earlier = ticket.request.prompt_tokens, 0, 0
-    for other in others:
-        if other is ticket or other.lease is None or other.footprint.per_step == 0:
+    decoding: list[float] = []
+    earlier: list[tuple[int, float]] = []
+    unread = ticket.request.prompt_tokens
+    for number, other in enumerate(others):
+        if other is ticket or other.lease is None or other.forecast is None:
             continue
+        steps = _steps_to_go(other.forecast, other.timeline.output_tokens, _spread_out(number))
         if other.phase is Phase.DECODE:
-            decoding += 1
+            decoding.append(steps)
         elif other.phase is Phase.PREFILL and other.rank <= ticket.rank:
-            earlier += 1
+            earlier.append((other.rank, steps))
             unread += other.request.prompt_tokens
-    place = decoding + earlier - slots
-    if place < 0 or not len(leases):
-        return Ahead(unread)
-    steps = np.partition(leases.steps, min(place, len(leases) - 1))
-    return Ahead(unread, float(steps[min(place, len(leases) - 1)]))
+    in_turn = [steps for _, steps in sorted(earlier, key=itemgetter(0))]
+    return Ahead(unread, steps_until_slot(decoding, in_turn, slots))
+
+
+def _steps_to_go(forecast: LengthForecast, done: int, level: float) -> float:
+    """At this level of what is thought possible after so many tokens."""
+    gone = forecast.level_of(done) if done else 0.0
+    return max(1.0, forecast.quantile(gone + level * (1.0 - gone)) - done)
+
+
+def _spread_out(number: int) -> float:
+    """Levels that fill the span from 0 to 1 evenly, whichever few in a row are taken (golden ratio): of many
+    answers of which the same is known, the first to end is short."""
+    return (0.5 + number * 0.618034) % 1.0

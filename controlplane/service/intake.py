@@ -6,10 +6,11 @@ from itertools import count
 from typing import TypeVar
 
 from controlplane.core.clock import Clock, Instant, milliseconds
-from controlplane.core.ports import ChatPrompt, Embedder, Generator, Refused, Sampling
+from controlplane.core.ports import ChatPrompt, Embedder, Generator, Refused, Sampling, Vectors
 from controlplane.core.request import Gist, Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from predictors.features import gist_of, gist_of_chat
+from controlplane.service.seen_vectors import SeenVectors
+from predictors.features import asked_text, gist_of, gist_of_chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,11 @@ class GenerateJob:
 
 @dataclass(frozen=True, slots=True)
 class EmbedJob:
+    """`texts` are the inputs as they came, empty if they came as token ids or go behind a prompt."""
+
     request: Request
     inputs: Sequence[Sequence[int]]
+    texts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +69,17 @@ class Intake:
         default_class: str,
         *,
         keeps_gists: bool = False,
+        seen_vectors: SeenVectors | None = None,
     ) -> None:
-        """`keeps_gists`: requests carry what the length predictor reads of a prompt."""
+        """`keeps_gists`: requests carry what the length predictor reads of a prompt, and the vector of its
+        last turn if it is among those seen."""
         self._clock = clock
         self._generators = generators
         self._embedders = embedders
         self._classes = classes
         self._default_class = default_class
         self._keeps_gists = keeps_gists
+        self._seen_vectors = seen_vectors
         self._serial = count(1)
 
     async def chat(
@@ -90,6 +97,8 @@ class Intake:
         generator = self._generator(model)
         token_ids = await generator.render_chat(prompt)
         gist = gist_of_chat(prompt.messages) if self._keeps_gists else None
+        if gist is not None and self._seen_vectors is not None:
+            gist = self._seen_vectors.beside(gist, asked_text(prompt.messages))
         draft = _Draft(request_id, caller, hints, arrival, gist)
         return self._generate(draft, generator, token_ids, max_tokens, sampling, prompt)
 
@@ -108,6 +117,8 @@ class Intake:
         generator = self._generator(model)
         token_ids = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
         gist = gist_of(prompt) if self._keeps_gists and isinstance(prompt, str) else None
+        if gist is not None and self._seen_vectors is not None and isinstance(prompt, str):
+            gist = self._seen_vectors.beside(gist, prompt)
         draft = _Draft(request_id, caller, hints, arrival, gist)
         return self._generate(draft, generator, token_ids, max_tokens, sampling, None)
 
@@ -147,7 +158,13 @@ class Intake:
                 )
         draft = _Draft(request_id, caller, hints, arrival)
         tokens = sum(map(len, token_ids))
-        return EmbedJob(self._request(draft, Kind.EMBED, model, tokens, 0, len(token_ids)), token_ids)
+        request = self._request(draft, Kind.EMBED, model, tokens, 0, len(token_ids))
+        return EmbedJob(request, token_ids, texts if prompt is None else ())
+
+    def embedded(self, job: EmbedJob, vectors: Vectors) -> None:
+        """A prompt that was embedded is better foretold."""
+        if self._seen_vectors is not None and job.texts:
+            self._seen_vectors.computed(job.request.model, job.texts, vectors)
 
     def _generate(
         self,
@@ -174,6 +191,8 @@ class Intake:
             )
         limit = room if max_tokens is None else max_tokens
         request = self._request(draft, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)
+        can_stop = sampling.stop or sampling.stop_token_ids or sampling.structure is not None
+        request = replace(request, runs_to_limit=sampling.ignore_eos and not can_stop)
         return GenerateJob(request, prompt, replace(sampling, max_tokens=limit), chat)
 
     def _request(

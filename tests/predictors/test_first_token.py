@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.core.clock import Duration, milliseconds
 from controlplane.core.view import Pace
-from predictors.first_token import Ahead, FirstTokenTime
+from predictors.first_token import Ahead, FirstTokenTime, steps_until_slot
 
 PACE = Pace(milliseconds(10), milliseconds(0.1))
 
@@ -48,3 +48,11 @@ def test_coverage_comes_back_after_a_change():
     time, random = FirstTokenTime(), Random(2)
     serve(time, random, 1.0, 300)
     assert serve(time, random, 3.0, 600)[0] == pytest.approx(0.9, abs=0.04)
+
+
+def test_a_slot_comes_free_when_those_in_turn_have_had_theirs():
+    assert steps_until_slot([5.0], [], 2) == 0.0
+    assert steps_until_slot([5.0, 9.0], [], 2) == 5.0
+    assert steps_until_slot([5.0, 9.0], [3.0], 2) == 8.0
+    assert steps_until_slot([5.0, 9.0], [3.0, 10.0], 2) == 9.0
+    assert steps_until_slot([], [4.0, 6.0, 1.0], 2) == 5.0

@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from predictors.examples import Asked
 from predictors.keeping import Kept, read, read_or_set_aside, save
 from predictors.learned import LearnedLengths
 from predictors.training import trained_elsewhere
@@ -27,9 +28,10 @@ def test_another_process_learns_a_model_that_survives_the_file(tmp_path, learned
     kept = read_or_set_aside(path)
     assert kept is not None and kept.model is not None
     table = learned.examples.table()
-    before = model.predict(table.numbers[3], table.words[3])
-    assert kept.model.predict(table.numbers[3], table.words[3]) == pytest.approx(before)
-    assert before[5] != pytest.approx(learned.model.predict(table.numbers[3], table.words[3])[5])
+    row = Asked(table.numbers[3], table.words[3], 0)
+    before = model.predict(row)
+    assert kept.model.predict(row) == pytest.approx(before)
+    assert before[5] != pytest.approx(learned.model.predict(row)[5])
     assert kept.standing == learned.standing()
     assert path.stat().st_size < 5_000_000
 

@@ -1,5 +1,6 @@
 """The model is used where it is better than history, and coverage is kept through both."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -78,3 +79,13 @@ def test_a_restart_goes_on_where_it_ended(traffic, a_request):
         lengths.forecast(asked).quantile(0.5), rel=0.02
     )
     assert len(again.examples) == 300
+
+
+def test_an_answer_that_nothing_can_end_is_as_long_as_allowed_and_teaches_nothing(traffic, a_request):
+    lengths = LearnedLengths()
+    serve(lengths, traffic(Random(4), 50))
+    forced = replace(a_request(prompt="list topic 1", max_tokens=700), runs_to_limit=True)
+    seen = lengths.examples.seen
+    assert lengths.forecast(forced).quantile(0.01) == lengths.forecast(forced).quantile(0.99) == 700
+    lengths.observe(forced, 700)
+    assert lengths.examples.seen == seen

@@ -39,6 +39,10 @@ CASES = [
         {"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["0" * 64], "classes": ["gold"]}}},
         "tenants.t.classes='gold': no such class; known are standard",
     ),
+    (
+        {"models": MODELS, "predictors": {"encoder": "minilm"}},
+        "predictors.encoder='minilm': no such embedding model",
+    ),
     ({"models": {"chat": {"model": "m", "engine": {"gpu_memory_utilization": 0.9}}}}, "remove it"),
     (
         {"models": {"chat": {"model": "m"}, "embeddings": [{"model": "m"}]}},

@@ -1,0 +1,67 @@
+"""Vectors tell what words cannot; what was learned without a row does not know it."""
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from predictors.keeping import Kept, read, save
+from predictors.learned import LearnedLengths
+from predictors.length_model import MEDIAN, fit
+from predictors.likeness import _solved
+
+DIMENSIONS = 12
+
+
+def vector_of(rng, topic):
+    center = np.random.default_rng(topic).normal(size=DIMENSIONS)
+    found = center + 0.1 * rng.normal(size=DIMENSIONS)
+    return found / np.linalg.norm(found)
+
+
+@pytest.fixture
+def asked(a_request):
+    """The prompt says nothing; its vector tells the topic, of five, and so how long the answer is."""
+
+    def build(rng, topic, *, with_vector=True):
+        request = a_request(prompt="tell me", max_tokens=8_000)
+        vector = vector_of(rng, topic).astype(np.float16).tobytes() if with_vector else b""
+        gist = replace(request.gist, vector=vector, words=(*request.gist.words, int(rng.integers(1, 30_000))))
+        return replace(request, gist=gist)
+
+    return build
+
+
+def test_a_vector_tells_the_topic_and_its_absence_costs_no_more_than_before(asked, tmp_path):
+    rng, random = np.random.default_rng(0), Random(0)
+    lengths = LearnedLengths(use_prior=False)
+    for _ in range(400):
+        topic = random.randrange(5)
+        request = asked(rng, topic)
+        lengths.forecast(request)
+        lengths.observe(request, round(30 * 2**topic * random.lognormvariate(0, 0.2)))
+    lengths.swap(fit(lengths.examples.table()))
+    short, long = (lengths.forecast(asked(rng, topic)).quantile(0.5) for topic in (0, 4))
+    assert (short, long) == (pytest.approx(30, rel=0.35), pytest.approx(480, rel=0.35))
+    unknown = lengths.forecast(asked(rng, 0, with_vector=False)).quantile(0.5)
+    assert short < unknown < long
+
+    save(tmp_path / "kept.npz", Kept(lengths.examples.table(), lengths.model, lengths.standing()))
+    kept = read(tmp_path / "kept.npz").model
+    row = lengths._open[next(reversed(lengths._open))].row
+    assert kept is not None and kept.predict(row)[MEDIAN] == pytest.approx(lengths.model.predict(row)[MEDIAN])
+
+
+def test_each_column_solves_its_own_rows():
+    rng = np.random.default_rng(1)
+    points = rng.normal(size=(40, 3))
+    near = np.exp(-((points[:, None] - points) ** 2).sum(2)).astype(np.float32)
+    used = rng.random((40, 2)) < 0.7
+    target = rng.normal(size=40).astype(np.float32)
+    weights = _solved(near, used, used * target[:, None])
+    for column in (0, 1):
+        rows = used[:, column]
+        exact = np.linalg.solve(near[np.ix_(rows, rows)] + 0.3 * np.eye(rows.sum()), target[rows])
+        assert weights[rows, column] == pytest.approx(exact, abs=1e-3)
+        assert not weights[~rows, column].any()
