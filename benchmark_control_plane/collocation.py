@@ -31,13 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-import yaml
 
-from backends import tiny
-from benchmark_control_plane.door import ENGINE, KV_BYTES, MODEL
+from benchmark_control_plane.door import ENGINE, MODEL
 from benchmark_control_plane.http_load import Connections
 from benchmark_control_plane.machine import look, others_cores, raise_session
-from benchmark_control_plane.servers import Server, free_port, serving
+from benchmark_control_plane.servers import Server, free_port, serving, tandem_server, vllm_server
 
 EMBEDDING_MODEL = "tandem/minilm"
 OUTPUT_TOKENS = 64
@@ -276,7 +274,11 @@ def _quantile(values: Sequence[float], q: float) -> float:
 def _stacks(naive_threads: int) -> Iterator[list[Stack]]:
     with ExitStack() as exits, ThreadPoolExecutor() as pool:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
-        servers = [_plain_chat(), _plain_embeddings(naive_threads), _tandem(folder)]
+        servers = [
+            vllm_server(f"tandem/{MODEL}", MODEL, ENGINE),
+            _plain_embeddings(naive_threads),
+            _tandem(folder),
+        ]
         # Side by side: each takes most of a minute to start.
         chat, embeddings, tandem = pool.map(
             lambda server: exits.enter_context(
@@ -287,20 +289,6 @@ def _stacks(naive_threads: int) -> Iterator[list[Stack]]:
         yield [Stack("naive", chat.port, embeddings.port), Stack("tandem", tandem.port, tandem.port)]
 
 
-def _plain_chat() -> Server:
-    port = free_port()
-    flags = [
-        flag
-        for key, value in {**ENGINE, "kv_cache_memory_bytes": KV_BYTES}.items()
-        for flag in ([f"--{key.replace('_', '-')}"] + ([] if value is True else [str(value)]))
-    ]
-    command = [
-        str(Path(sys.executable).with_name("vllm")), "serve", tiny.resolve(f"tandem/{MODEL}"),
-        "--served-model-name", MODEL, "--port", str(port), "--disable-uvicorn-access-log", *flags,
-    ]  # fmt: skip
-    return Server("vllm", command, port, "/health")
-
-
 def _plain_embeddings(threads: int) -> Server:
     port = free_port()
     module = "benchmark_control_plane.plain_embeddings"
@@ -309,11 +297,9 @@ def _plain_embeddings(threads: int) -> Server:
 
 
 def _tandem(folder: Path) -> Server:
-    port = free_port()
-    engine = {**ENGINE, "kv_cache_memory_bytes": KV_BYTES}
     config = {
         "models": {
-            "chat": {"model": f"tandem/{MODEL}", "name": MODEL, "engine": engine},
+            "chat": {"model": f"tandem/{MODEL}", "name": MODEL, "engine": ENGINE},
             "embeddings": [{"model": EMBEDDING_MODEL, "threads": os.cpu_count() or 1}],
         },
         "pool": {"memory": "2GiB"},
@@ -330,10 +316,7 @@ def _tandem(folder: Path) -> Server:
             "indexing": {"priority": 0, "sheddable": False},
         },
     }
-    path = folder / "tandem.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    command = [sys.executable, "-m", "controlplane.cli", "serve", str(path), "--port", str(port)]
-    return Server("tandem", command, port, "/ready")
+    return tandem_server(config, folder / "tandem.yaml")
 
 
 if __name__ == "__main__":

@@ -18,10 +18,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import yaml
-
-from backends import tiny
-from benchmark_control_plane.servers import BenchRun, Server, bench_serve, free_port, serving
+from benchmark_control_plane.servers import (
+    BenchRun,
+    Server,
+    bench_serve,
+    serving,
+    tandem_server,
+    vllm_server,
+)
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.memory import Footprint, MemoryLedger, Quota
 from controlplane.core.request import Kind, Owner, Request
@@ -38,8 +42,8 @@ ENGINE: dict[str, object] = {
     "block_size": 32,
     "dtype": "bfloat16",
     "enforce_eager": True,
+    "kv_cache_memory_bytes": 512 * 2**20,
 }
-KV_BYTES = 512 * 2**20
 MODEL = "tiny-llama"
 _DECISIONS = 500
 
@@ -61,8 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def door_costs(rounds: int, requests: int) -> dict[str, object]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        plain = stack.enter_context(serving(_plain(), folder / "plain.log"))
-        tandem = stack.enter_context(serving(_tandem(folder), folder / "tandem.log"))
+        model = f"tandem/{MODEL}"
+        chat = {"model": model, "name": MODEL, "engine": ENGINE}
+        config = {"models": {"chat": chat}, "pool": {"memory": "2GiB"}}
+        servers = (
+            vllm_server(model, MODEL, ENGINE, name="plain"),
+            tandem_server(config, folder / "tandem.yaml"),
+        )
+        plain, tandem = (stack.enter_context(serving(s, folder / f"{s.name}.log")) for s in servers)
         pair = (plain, tandem)
         for server in pair:
             bench_serve(server, MODEL, requests, "inf", seed=0)
@@ -98,38 +108,6 @@ def _runs(
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
-
-
-def _plain() -> Server:
-    port = free_port()
-    flags = [
-        flag
-        for key, value in {**ENGINE, "kv_cache_memory_bytes": KV_BYTES}.items()
-        for flag in ([f"--{key.replace('_', '-')}"] + ([] if value is True else [str(value)]))
-    ]
-    command = [
-        str(Path(sys.executable).with_name("vllm")), "serve", tiny.resolve(f"tandem/{MODEL}"),
-        "--served-model-name", MODEL, "--port", str(port), "--disable-uvicorn-access-log", *flags,
-    ]  # fmt: skip
-    return Server("plain", command, port, "/health")
-
-
-def _tandem(folder: Path) -> Server:
-    port = free_port()
-    config = {
-        "models": {
-            "chat": {
-                "model": f"tandem/{MODEL}",
-                "name": MODEL,
-                "engine": {**ENGINE, "kv_cache_memory_bytes": KV_BYTES},
-            }
-        },
-        "pool": {"memory": "2GiB"},
-    }
-    path = folder / "door.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    command = [sys.executable, "-m", "controlplane.cli", "serve", str(path), "--port", str(port)]
-    return Server("tandem", command, port, "/ready")
 
 
 def decision_costs() -> dict[str, float]:

@@ -25,14 +25,13 @@ from typing import Any
 
 import numpy as np
 import uvloop
-import yaml
 
 from backends.embedding.bundled import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
 from benchmark_control_plane.collocation import passage
 from benchmark_control_plane.http_load import Connections
 from benchmark_control_plane.machine import look, others_cores
-from benchmark_control_plane.servers import Server, free_port, serving
+from benchmark_control_plane.servers import Server, free_port, serving, tandem_server
 from controlplane.core.clock import Instant
 from controlplane.core.ports import Vectors
 from controlplane.core.request import Kind, Request
@@ -149,16 +148,12 @@ def _vectors(found: Vectors | list[bytes]) -> Vectors:
 
 
 def _tandem(folder: Path, threads: int) -> Server:
-    port = free_port()
     config = {
         "models": {"embeddings": [{"model": MINILM, "threads": threads}]},
         "pool": {"memory": "2GiB"},
         "quota": {"llm": {"nominal": 0}, "embedding": {"nominal": 1}},
     }
-    path = folder / "embeddings.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    command = [sys.executable, "-m", "controlplane.cli", "serve", str(path), "--port", str(port)]
-    return Server("tandem", command, port, "/ready")
+    return tandem_server(config, folder / "tandem.yaml")
 
 
 def _infinity(program: Path, threads: int) -> Server:

@@ -15,14 +15,14 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
-from benchmark_control_plane.servers import Server, free_port, serving
+from benchmark_control_plane.servers import serving, tandem_server
 
 CONFIG: dict[str, Any] = {
     "models": {
@@ -68,13 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "overload.yaml"
-        path.write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
-        port = free_port()
-        command = [sys.executable, "-m", "controlplane.cli", "serve", str(path), "--port", str(port)]
-        with serving(Server("tandem", command, port, "/ready"), Path(folder) / "log") as server:
-            report = asyncio.run(overload(server.url, options.factor, options.seconds, options.seed))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(serving(tandem_server(CONFIG, folder / "tandem.yaml"), folder / "log"))
+        report = asyncio.run(overload(server.url, options.factor, options.seconds, options.seed))
     json.dump(report, sys.stdout, indent=2)
     print()
     return 0

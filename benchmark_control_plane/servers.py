@@ -9,10 +9,15 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import yaml
+
+from backends import tiny
 
 _START_SECONDS = 240.0
 _POLL_SECONDS = 0.25
@@ -52,6 +57,41 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def tandem_server(config: Mapping[str, Any], file: Path, *, name: str = "tandem") -> Server:
+    """Tandem's own server; `file` is where its configuration is written."""
+    file.write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
+    port = free_port()
+    command = [sys.executable, "-m", "controlplane.cli", "serve", str(file), "--port", str(port)]
+    return Server(name, command, port, "/ready")
+
+
+def vllm_server(
+    model: str,
+    served_name: str,
+    arguments: Mapping[str, Any],
+    *,
+    name: str = "vllm",
+    prefix: Sequence[str] = (),
+) -> Server:
+    """vLLM's own server, its arguments named as in Python; `prefix` goes before the command."""
+    port = free_port()
+    command = [
+        *prefix, str(Path(sys.executable).with_name("vllm")), "serve", tiny.resolve(model),
+        "--served-model-name", served_name, "--port", str(port), "--disable-uvicorn-access-log",
+        *_flags(arguments),
+    ]  # fmt: skip
+    return Server(name, command, port, "/health")
+
+
+def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in arguments.items():
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+        elif value is not None:
+            yield from (f"--{name}", str(value))
+
+
 @contextmanager
 def serving(server: Server, log: Path, *, own_session: bool = True) -> Iterator[Server]:
     """The server, up. Raises RuntimeError with the log's end when it does not come up.
@@ -88,8 +128,6 @@ def bench_serve(
     output_tokens: int = 64,
 ) -> BenchRun:
     """One run of `vllm bench serve` with random prompts of fixed length. Raises RuntimeError."""
-    from backends import tiny
-
     with tempfile.TemporaryDirectory() as folder:
         command = [
             str(Path(sys.executable).with_name("vllm")), "bench", "serve", "--backend", backend,

@@ -12,14 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from backends import tiny
 from benchmark_control_plane.judge.endpoints import Dialect, HttpTarget, http_target
 from benchmark_control_plane.judge.experiment import Plan, classes_section, merged
 from benchmark_control_plane.judge.experiment_parts import Endpoint, Live, Pinned, Split, System
 from benchmark_control_plane.judge.http_client import Address
-from benchmark_control_plane.servers import Server, free_port, serving
+from benchmark_control_plane.servers import Server, free_port, serving, tandem_server, vllm_server
 
 Objectives = Mapping[str, Mapping[str, float]]
 
@@ -61,13 +58,9 @@ def _tandem(
 ) -> Up:
     keys = {stream.tenant: f"key-{stream.tenant}" for stream in plan.streams.values()}
     keys = keys if set(keys) != {"default"} else {}
-    path = folder / f"{_file(system.name)}.yaml"
-    path.write_text(yaml.safe_dump(tandem_config(plan, live, system, objectives, keys)), encoding="utf-8")
-    port = free_port()
-    command = [sys.executable, "-m", "controlplane.cli", "serve", str(path), "--port", str(port)]
-    server = stack.enter_context(
-        serving(Server(system.name, command, port, "/ready"), path.with_suffix(".log"))
-    )
+    file = folder / f"{_file(system.name)}.yaml"
+    described = tandem_server(tandem_config(plan, live, system, objectives, keys), file, name=system.name)
+    server = stack.enter_context(serving(described, file.with_suffix(".log")))
     return Up(
         Endpoint(server.url, live.chat.served_name),
         Endpoint(server.url, live.embedding.served_name),
@@ -93,33 +86,24 @@ def tandem_config(
 
 
 def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) -> Up:
-    chat_port, embed_port = free_port(), free_port()
     model = live.chat
     kv_bytes = split.kv_cache or model.engine.get("kv_cache_memory_bytes")
-    flags = {**model.engine, "kv_cache_memory_bytes": kv_bytes, **split.flags}
-    vllm = [
-        str(Path(sys.executable).with_name("vllm")), "serve", tiny.resolve(model.model),
-        "--served-model-name", model.served_name, "--port", str(chat_port),
-        "--disable-uvicorn-access-log", *_flags(flags),
-    ]  # fmt: skip
+    arguments = {**model.engine, "kv_cache_memory_bytes": kv_bytes, **split.flags}
     if split.priorities:
-        vllm += ["--scheduling-policy", "priority"]
+        arguments["scheduling_policy"] = "priority"
+    vllm = vllm_server(model.model, model.served_name, arguments, prefix=_pinned(split.llm))
+    chat = stack.enter_context(serving(vllm, log.with_suffix(".vllm.log")))
     embedding = live.embedding
     batch_tokens = split.embed_batch_tokens or embedding.batch_tokens
-    embedder = [
-        sys.executable, "-m", "benchmark_control_plane.judge.embedding_server", "--port", str(embed_port),
+    port = free_port()
+    command = [
+        *_pinned(split.embedder), sys.executable,
+        "-m", "benchmark_control_plane.judge.embedding_server", "--port", str(port),
         "--model", embedding.model, "--name", embedding.served_name,
         "--batch-tokens", str(batch_tokens), "--threads", str(split.embedder.threads),
     ]  # fmt: skip
-    chat = stack.enter_context(
-        serving(Server("vllm", _pinned(split.llm, vllm), chat_port, "/health"), log.with_suffix(".vllm.log"))
-    )
-    embed = stack.enter_context(
-        serving(
-            Server("embedding server", _pinned(split.embedder, embedder), embed_port, "/health"),
-            log.with_suffix(".embedder.log"),
-        )
-    )
+    embedder = Server("embedding server", command, port, "/health")
+    embed = stack.enter_context(serving(embedder, log.with_suffix(".embedder.log")))
     most = max(promise.priority for promise in plan.classes.values())
     priorities = {name: most - promise.priority for name, promise in plan.classes.items()}
     return Up(
@@ -131,25 +115,9 @@ def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) ->
     )
 
 
-def _pinned(pinned: Pinned, command: list[str]) -> list[str]:
-    cores = ",".join(map(str, pinned.cores))
-    return ["taskset", "--cpu-list", cores, *command] if cores else command
-
-
-def _flags(flags: Mapping[str, Any]) -> list[str]:
-    """vLLM's arguments as its command line takes them."""
-    found: list[str] = []
-    for key, value in flags.items():
-        name = f"--{key.replace('_', '-')}"
-        if value is False:
-            found.append(name.replace("--", "--no-", 1))
-        elif value is True:
-            found.append(name)
-        elif value is None:
-            continue
-        else:
-            found += [name, str(value)]
-    return found
+def _pinned(pinned: Pinned) -> list[str]:
+    """What goes before a command that is to stay on these cores."""
+    return ["taskset", "--cpu-list", ",".join(map(str, pinned.cores))] if pinned.cores else []
 
 
 def _stated(section: Any) -> dict[str, Any]:
