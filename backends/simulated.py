@@ -116,6 +116,7 @@ class SimulatedGenerator:
         self._tokens: dict[int, Delta] = {}
         self._work = (0, 0, 0)
         self._gate_preemptions = 0
+        self._gate_recompute_tokens = 0
         device.attach(self)
 
     async def start(self) -> None:
@@ -178,6 +179,7 @@ class SimulatedGenerator:
         answer = self._answers.get(request_id)
         if answer is None:
             return
+        self._gate_recompute_tokens += sum(sample.computed for sample in answer.samples)
         for sample in self._drop(answer):
             self._gate_preemptions += 1
             answer.push(Delta(sample.index, "", (), finish_reason="preempted"))
@@ -218,6 +220,7 @@ class SimulatedGenerator:
             quota_bytes=quota if self.orders else None,
             ceded_bytes=self.kv_bytes - max(quota, used),
             held_bytes={name: size for name, size in held.items() if size} if self.orders else None,
+            recompute_tokens=engine.recompute_tokens + self._gate_recompute_tokens,
         )
 
     @property

@@ -53,6 +53,7 @@ class Engine(Generic[S]):
         self.max_running = max_running
         self.step_tokens = step_tokens
         self.preemptions = 0
+        self.recompute_tokens = 0
         self._batch: list[S] = []
         self._chunks: list[int] = []
 
@@ -133,6 +134,7 @@ class Engine(Generic[S]):
     def preempt(self, victim: S) -> None:
         """Back to the head of those that wait, without its blocks."""
         self.running.remove(victim)
+        self.recompute_tokens += victim.computed
         self._release(victim)
         victim.preemptions += 1
         self.preemptions += 1

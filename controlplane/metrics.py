@@ -65,6 +65,11 @@ class Metrics:
         self.engine_preemptions = self._gauge(
             "engine_preemptions", "Preemptions that the engine reports", ("owner",)
         )
+        self.engine_recompute_tokens = self._gauge(
+            "engine_recompute_tokens",
+            "Tokens whose cache was lost to them, where the engine says",
+            ("owner",),
+        )
         self.running = self._gauge("requests_running", "Requests with an open lease", ("owner",))
         self.waiting = self._gauge("requests_waiting", "Requests deferred at the gate", ("owner",))
         self._forecasts()

@@ -132,6 +132,7 @@ async def test_the_engine_makes_room_for_the_urgent_and_every_block_comes_back(u
         urgent = [asyncio.create_task(complete(http, "interactive", 20, **patient)) for _ in range(4)]
         assert set(await asyncio.gather(*urgent, *background)) == {200}
     assert metric(url, "tandem_engine_preemptions") > preempted
+    assert metric(url, "tandem_engine_recompute_tokens") > 0
     for left in ("held_bytes", "engine_used_bytes", "requests_running", "engine_requests_waiting"):
         assert metric(url, f"tandem_{left}") == 0, left
     assert (finished(url, "interactive"), finished(url, "batch")) == (before[0] + 4, before[1] + 40)

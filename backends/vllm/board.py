@@ -22,7 +22,7 @@ from zlib import crc32
 ENVIRONMENT = "TANDEM_BOARD"
 
 _HEAD = struct.Struct("<IQ")  # checksum over all that follows it, sequence
-_FACTS = struct.Struct("<qQQQIIIIIIII")
+_FACTS = struct.Struct("<qQQQIIIIIIIQI")
 _ROW = struct.Struct("<QII")
 _ROWS = 4_096
 _HALF = _HEAD.size + _FACTS.size + _ROWS * _ROW.size
@@ -53,6 +53,7 @@ class EngineFacts:
     running: int
     waiting: int
     preemptions: int
+    recompute_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class Board:
         body = _FACTS.pack(
             facts.at_ns, facts.step, facts.step_ns, facts.prompt_token_ns,
             facts.total, facts.quota, facts.used, facts.ceded,
-            facts.running, facts.waiting, facts.preemptions, len(kept),
+            facts.running, facts.waiting, facts.preemptions, facts.recompute_tokens, len(kept),
         ) + b"".join([_ROW.pack(*row) for row in kept])  # fmt: skip
         self._sequence += 1
         half = _HEAD.pack(0, self._sequence) + body

@@ -68,6 +68,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.quota: int = self.balloon.total
         self.progress: dict[str, Progress] = {}
         self.preempted = 0
+        self.recompute_tokens = 0
         self.malformed = 0
         self.steps = 0
         self.hook_ns = 0
@@ -159,6 +160,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self.preempted += 1
+        self.recompute_tokens += request.num_computed_tokens
         self.progress[request.request_id].preemptions += 1
         super()._preempt_request(request, *args, **kwargs)
 
@@ -274,6 +276,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             running=len(self.running),
             waiting=len(self.waiting),
             preemptions=self.preempted,
+            recompute_tokens=self.recompute_tokens,
         )
 
     def _rows(self) -> list[Row]:

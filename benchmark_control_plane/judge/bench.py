@@ -23,7 +23,7 @@ from benchmark_control_plane.judge import analysis
 from benchmark_control_plane.judge.experiment import Experiment, Plan, classes_section, merged
 from benchmark_control_plane.judge.experiment_parts import System
 from benchmark_control_plane.judge.http_client import connections
-from benchmark_control_plane.judge.memory import Read, Watch, from_metrics, from_service
+from benchmark_control_plane.judge.memory import Read, Watch, from_metrics
 from benchmark_control_plane.judge.records import Record, counted, objectives_of
 from benchmark_control_plane.judge.runner import Clock, Played, Target, Tick, in_turn, play
 from benchmark_control_plane.judge.simulated import simulated_target
@@ -108,8 +108,7 @@ class SimulatedStage:
         device = self.plan.device_of(self.system)
         async with simulated_target(device, sections, has_gate=not self.system.ungated) as target:
             clock = asyncio.get_running_loop().time
-            read = from_service(target.service, lambda: target.generator.state().preemptions)
-            return await act(target, clock, None if self.system.ungated else read)
+            return await act(target, clock, target.sample)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmark_control_plane.judge.http_client import Address, Connections, request_bytes
-from controlplane.service.assembly import Service
 
 Sample = Mapping[str, float]
 """`held:OWNER`, `quota:OWNER`, `used:OWNER` in bytes; `preemptions`, `recompute_tokens`, `queries`, `hits`
@@ -23,6 +22,7 @@ _LINE = re.compile(rb"^([a-zA-Z_:]+)(?:\{([^}]*)\})? ([-+0-9.eE]+)$", re.MULTILI
 _OWNER = re.compile(rb'owner="(\w+)"')
 _TOTALS = {
     b"tandem_engine_preemptions": "preemptions",
+    b"tandem_engine_recompute_tokens": "recompute_tokens",
     b"vllm:num_preemptions_total": "preemptions",
     b"vllm:prefix_cache_queries_total": "queries",
     b"vllm:prefix_cache_hits_total": "hits",
@@ -115,15 +115,3 @@ def sampled(text: bytes, kv_bytes: int | None) -> Sample:
             sample["used:llm"] = float(value) * kv_bytes
             sample["quota:llm"] = float(kv_bytes)
     return sample
-
-
-def from_service(service: Service, preemptions: Callable[[], int]) -> Read:
-    async def read() -> Sample:
-        owners: Any = service.state()["owners"]
-        sample: dict[str, float] = {"preemptions": float(preemptions())}
-        for owner, state in owners.items():
-            sample[f"held:{owner}"] = float(state["held_bytes"])
-            sample[f"quota:{owner}"] = float(state["quota_bytes"])
-        return sample
-
-    return read

@@ -14,6 +14,7 @@ from backends.simulated import SimulatedGenerator
 from backends.simulated_embedder import SimulatedEmbedder
 from backends.step_time_models import affine
 from benchmark_control_plane.judge.experiment_parts import SimulatedDevice
+from benchmark_control_plane.judge.memory import Sample
 from benchmark_control_plane.judge.records import Answer
 from benchmark_control_plane.judge.workload import Planned
 from benchmark_control_plane.simulation import Machine, config_of, divided, engines, started
@@ -41,8 +42,8 @@ class SimulatedTarget:
         *,
         has_gate: bool,
     ) -> None:
-        self.service = service
-        self.generator = generator
+        self._service = service
+        self._generator = generator
         self._embedder = embedder
         self._output_tokens = output_tokens
         self._has_gate = has_gate
@@ -55,7 +56,7 @@ class SimulatedTarget:
         try:
             if planned.kind is Kind.EMBED:
                 inputs = [range(length) for length in planned.lengths]
-                job = await self.service.intake.embeddings(
+                job = await self._service.intake.embeddings(
                     planned.id, caller, self._embedder.model, inputs, hints
                 )
                 answer.decision = await self._embed(job)
@@ -69,8 +70,8 @@ class SimulatedTarget:
 
     async def _generation(self, planned: Planned, caller: Caller, hints: Hints) -> GenerateJob:
         limit = planned.max_tokens or planned.output_tokens
-        return await self.service.intake.completion(
-            planned.id, caller, self.generator.model, range(planned.prompt_tokens),
+        return await self._service.intake.completion(
+            planned.id, caller, self._generator.model, range(planned.prompt_tokens),
             max_tokens=limit, sampling=Sampling(max_tokens=limit), hints=hints,
         )  # fmt: skip
 
@@ -79,19 +80,35 @@ class SimulatedTarget:
         deltas: AsyncIterator[Delta]
         decision = None
         if self._has_gate:
-            deltas = served = await self.service.dispatcher.generate(job)
+            deltas = served = await self._service.dispatcher.generate(job)
             decision = served.ticket.decision
         else:
-            deltas = self.generator.generate(job.request, job.prompt, job.sampling)
+            deltas = self._generator.generate(job.request, job.prompt, job.sampling)
         async for delta in deltas:
             if delta.token_ids:
                 answer.tokens.append(loop.time())
         answer.output_tokens = len(answer.tokens)
         return decision
 
+    async def sample(self) -> Sample:
+        """What the gate has leased; without it, what the engines use."""
+        engine = self._generator.state()
+        sample = {
+            "preemptions": float(engine.preemptions),
+            "recompute_tokens": float(engine.recompute_tokens or 0),
+        }
+        if not self._has_gate:
+            used = {"held:llm": engine.used_bytes, "held:embedding": self._embedder.pass_bytes}
+            return sample | {"quota:llm": float(engine.total_bytes)} | {k: float(v) for k, v in used.items()}
+        owners: Any = self._service.state()["owners"]
+        for owner, state in owners.items():
+            sample[f"held:{owner}"] = float(state["held_bytes"])
+            sample[f"quota:{owner}"] = float(state["quota_bytes"])
+        return sample
+
     async def _embed(self, job: EmbedJob) -> str | None:
         if self._has_gate:
-            return (await self.service.dispatcher.embed(job)).ticket.decision
+            return (await self._service.dispatcher.embed(job)).ticket.decision
         await self._embedder.embed(job.request, job.inputs, deadline=None)
         return None
 

@@ -121,7 +121,9 @@ NEWCOMER = Standing()
 class EngineState:
     """Read back from the engine; memory in bytes of KV blocks. `ceded_bytes` of the cache nobody in the
     engine holds or still writes: only they may be lent. `held_bytes` is what each running request
-    holds, by id: None from engines that do not say; one that is missing waits inside."""
+    holds, by id: None from engines that do not say; one that is missing waits inside. `recompute_tokens`
+    is what preemption has taken out of the cache since the start, to be computed once more where no
+    prefix cache still has it; None where that is not known."""
 
     used_bytes: int
     total_bytes: int
@@ -132,6 +134,7 @@ class EngineState:
     ceded_bytes: int = 0
     held_bytes: Mapping[str, int] | None = None
     pace: Pace | None = None
+    recompute_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

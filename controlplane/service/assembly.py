@@ -345,6 +345,11 @@ class Service:
                 **self.dispatcher.first_tokens.gauges(m),
                 **({} if self.monitor is None else {m.device_bytes: self.monitor.shown()}),
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
+                m.engine_recompute_tokens: {
+                    owner: state.recompute_tokens
+                    for owner, state in engine.items()
+                    if state.recompute_tokens is not None
+                },
             }
         )
 

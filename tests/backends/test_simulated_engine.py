@@ -46,7 +46,7 @@ def test_the_newest_is_preempted_and_recomputes():
     old, new = Sequence(prompt=8, output=6), Sequence(prompt=8, output=6)
     engine.waiting.extend([old, new])
     loads = drain(engine)
-    assert (old.preemptions, new.preemptions) == (0, 1)
+    assert (old.preemptions, new.preemptions, engine.recompute_tokens) == (0, 1, 8)
     assert (old.produced, new.produced) == (6, 6)
     # Two prompts, then the second's prompt once more with what it had produced.
     assert [load.prefill_tokens for load in loads if load.prefill_tokens] == [16, 9]
@@ -92,4 +92,5 @@ def test_everyone_finishes_and_every_block_comes_back(sizes, blocks, block_token
     assert [one.produced for one in everyone] == [output for _, output in sizes]
     assert engine.free_blocks == blocks
     least = sum(prompt + output - 1 for prompt, output in sizes)
-    assert computed == least if engine.preemptions == 0 else computed > least
+    assert computed == least + engine.recompute_tokens
+    assert (engine.recompute_tokens > 0) == (engine.preemptions > 0)

@@ -21,6 +21,7 @@ def facts(step: int) -> EngineFacts:
         running=2,
         waiting=3,
         preemptions=4,
+        recompute_tokens=1 << 33,
     )
 
 

@@ -74,8 +74,11 @@ def test_an_experiment_leaves_results_and_every_request(experiment, tmp_path):
     assert results["slos"]["interactive"]["ttft_ms"] == pytest.approx(
         10 * results["unloaded_ms"]["interactive"]["ttft_ms"]
     )
-    tandem = next(r for r in results["runs"] if r["system"] == "tandem")
-    assert set(tandem["memory"]["by_owner"]) == {"embedding", "llm"}
+    tandem, ungated = (next(r for r in results["runs"] if r["system"] == s) for s in ("tandem", "ungated"))
+    assert set(tandem["memory"]["by_owner"]) == set(ungated["memory"]["by_owner"]) == {"embedding", "llm"}
+    assert max(ungated["memory"]["by_owner"]["llm"]) > 0
+    tax = [(r["engine"]["preemptions"], r["engine"]["recompute_tokens"]) for r in results["runs"]]
+    assert max(tax)[0] > 0 and all((tokens > 0) == (count > 0) for count, tokens in tax)
     assert tandem["decisions"]["admit"] > 0
 
 
@@ -147,6 +150,7 @@ tandem_held_bytes{owner="llm"} 5.0e+06
 tandem_quota_bytes{owner="llm"} 8e6
 tandem_engine_used_bytes{owner="llm"} 9e6
 tandem_engine_preemptions{owner="llm"} 3.0
+tandem_engine_recompute_tokens{owner="llm"} 500.0
 tandem_held_bytes{owner="embedding"} 10
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:num_preemptions_total{engine="0",model_name="m"} 2.0
@@ -156,6 +160,7 @@ vllm:num_preemptions_total{engine="0",model_name="m"} 2.0
 def test_memory_is_read_from_either_servers_page():
     tandem = sampled(PAGE.partition(b"vllm")[0], None)
     assert tandem["held:llm"] == 5e6 and tandem["used:llm"] == 9e6 and tandem["preemptions"] == 3
+    assert tandem["recompute_tokens"] == 500
     vllm = sampled(PAGE[PAGE.index(b"vllm") :], 1_000)
     assert vllm == {"used:llm": 250.0, "quota:llm": 1_000.0, "preemptions": 2.0}
 
