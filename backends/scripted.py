@@ -20,7 +20,6 @@ from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import (
     NEWCOMER,
     BackendDown,
-    BackendFailed,
     ChatPrompt,
     Delta,
     EmbeddingPass,
@@ -103,20 +102,10 @@ class ScriptedGenerator(ScriptedEngine):
                 code="context_length_exceeded",
             )
         await self._begin(run)
-        end = "aborted"
-        try:
+        with self._ending(run):
             async with self._slots, contextlib.aclosing(self._deltas(run, sampling)) as deltas:
                 async for delta in deltas:
                     yield delta
-            end = "preempted" if run.is_preempted else "finished"
-        except BackendDown:
-            end = "died"
-            raise
-        except BackendFailed:
-            end = "failed"
-            raise
-        finally:
-            self._close(run, end)
 
     async def preempt(self, request_id: str) -> None:
         for run in self.live:
@@ -288,8 +277,7 @@ class ScriptedEmbedder(ScriptedEngine):
         if run.script.refuses is not None:
             raise Refused(run.script.refuses)
         await self._begin(run)
-        end = "aborted"
-        try:
+        with self._ending(run):
             async with self._slots:
                 tokens = sum(map(len, inputs))
                 start = asyncio.get_running_loop().time()
@@ -297,15 +285,6 @@ class ScriptedEmbedder(ScriptedEngine):
                 if self.on_pass is not None:
                     took = seconds(asyncio.get_running_loop().time() - start)
                     self.on_pass(EmbeddingPass(len(inputs), tokens, tokens, took))
-            end = "finished"
-        except BackendDown:
-            end = "died"
-            raise
-        except BackendFailed:
-            end = "failed"
-            raise
-        finally:
-            self._close(run, end)
         return np.stack([_vector(ids, self.dimension) for ids in run.inputs])
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,19 @@ class ScriptedEngine:
             raise BackendFailed(f"scripted failure after {run.done} tokens")
 
     @staticmethod
-    def _close(run: Run, end: str) -> None:
-        run.end = end
-        run.ended.set()
+    @contextlib.contextmanager
+    def _ending(run: Run) -> Iterator[None]:
+        """How it is left is how the run ended."""
+        end = "aborted"
+        try:
+            yield
+            end = "preempted" if run.is_preempted else "finished"
+        except BackendDown:
+            end = "died"
+            raise
+        except BackendFailed:
+            end = "failed"
+            raise
+        finally:
+            run.end = end
+            run.ended.set()

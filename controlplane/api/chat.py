@@ -5,21 +5,20 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from controlplane.api.answers import Tally, opened_answers
-from controlplane.api.exchange import Ask, Reception, send_json, ticket_headers
+from controlplane.api.answers import Tally
+from controlplane.api.exchange import Ask, Reception
 from controlplane.api.logprobs import chat_logprobs
 from controlplane.api.sampling import chat_prompt, chat_sampling
 from controlplane.api.stream import Envelope, send_stream
+from controlplane.api.whole import Choice, send_whole
 from controlplane.api.wire import ChatCompletionRequest
-from controlplane.core.ports import Delta, TokenLogprob
+from controlplane.core.ports import Delta
 from controlplane.service.assembly import Service
-from controlplane.service.intake import GenerateJob
 
 ChatAsk = Ask[ChatCompletionRequest]
 
@@ -47,24 +46,23 @@ async def _answer(service: Service, reception: Reception, ask: ChatAsk, send: Se
         hints=ask.hints,
     )
     tally = Tally(job.request.prompt_tokens, n=job.sampling.n)
-    answer_id, created = f"chatcmpl-{ask.request_id}", int(time.time())
+    head = {
+        "id": f"chatcmpl-{ask.request_id}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": body.model,
+    }
     if not body.stream:
-        await _send_whole(send, service, job, body, tally, answer_id=answer_id, created=created)
+        choices = [Message(body) for _ in range(job.sampling.n)]
+        await send_whole(send, service.dispatcher, [job], head=head, choices=choices, tally=tally)
         return
     await send_stream(
         send,
         service.dispatcher,
         [job],
-        envelope=Envelope(
-            answer_id=answer_id,
-            kind="chat.completion.chunk",
-            created=created,
-            model=body.model,
-            has_usage=body.wants_usage_chunk,
-        ),
+        envelope=Envelope(head | {"object": "chat.completion.chunk"}, has_usage=body.wants_usage_chunk),
         form=ChunkFormat(body),
         tally=tally,
-        wants_usage=body.wants_usage_chunk,
         overload_status=reception.settings.overload_status,
     )
 
@@ -98,72 +96,36 @@ def _kept_calls(delta: Delta, *, is_single: bool) -> list[Mapping[str, Any]]:
     return [call for call in delta.tool_calls if not is_single or call["index"] == 0]
 
 
-class Choice:
-    """One sample, gathered."""
+class Message(Choice):
+    """Its text is null where there are only tool calls."""
 
-    def __init__(self) -> None:
-        self.text: list[str] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.calls: dict[int, dict[str, Any]] = {}
-        self.finish_reason: str | None = None
-        self.stop_reason: str | int | None = None
+    def __init__(self, body: ChatCompletionRequest) -> None:
+        super().__init__()
+        self._has_logprobs = bool(body.logprobs)
+        self._is_single_call = body.parallel_tool_calls is False
+        self._calls: dict[int, dict[str, Any]] = {}
 
-    def add(self, delta: Delta, *, is_single_call: bool) -> None:
-        self.text.append(delta.text)
-        self.logprobs.extend(delta.logprobs)
-        for part in _kept_calls(delta, is_single=is_single_call):
+    def add(self, delta: Delta) -> None:
+        super().add(delta)
+        for part in _kept_calls(delta, is_single=self._is_single_call):
             self._add_call(part)
-        if delta.finish_reason is not None:
-            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
     def _add_call(self, part: Mapping[str, Any]) -> None:
-        call = self.calls.setdefault(part["index"], {"type": "function", "function": {"arguments": ""}})
+        call = self._calls.setdefault(part["index"], {"type": "function", "function": {"arguments": ""}})
         call.update({key: part[key] for key in ("id", "type") if part.get(key)})
         function = part.get("function") or {}
         if function.get("name"):
             call["function"]["name"] = function["name"]
         call["function"]["arguments"] += function.get("arguments") or ""
 
-    def shown(self, index: int, *, has_logprobs: bool) -> dict[str, object]:
-        calls = [self.calls[at] for at in sorted(self.calls)]
+    def said(self) -> dict[str, object]:
+        calls = [self._calls[at] for at in sorted(self._calls)]
         text = "".join(self.text)
         message: dict[str, object] = {"role": "assistant", "content": text or (None if calls else "")}
         message["refusal"] = None
         if calls:
             message["tool_calls"] = calls
         return {
-            "index": index,
             "message": message,
-            "logprobs": chat_logprobs(self.logprobs) if has_logprobs else None,
-            "finish_reason": self.finish_reason,
-            "stop_reason": self.stop_reason,
+            "logprobs": chat_logprobs(self.logprobs) if self._has_logprobs else None,
         }
-
-
-async def _send_whole(
-    send: Send,
-    service: Service,
-    job: GenerateJob,
-    body: ChatCompletionRequest,
-    tally: Tally,
-    *,
-    answer_id: str,
-    created: int,
-) -> None:
-    choices = [Choice() for _ in range(job.sampling.n)]
-    is_single_call = body.parallel_tool_calls is False
-    async with opened_answers(service.dispatcher, [job]) as (tickets, deltas):
-        async for delta in deltas:
-            tally.count(delta)
-            choices[delta.index].add(delta, is_single_call=is_single_call)
-    reply = {
-        "id": answer_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": body.model,
-        "choices": [
-            choice.shown(index, has_logprobs=bool(body.logprobs)) for index, choice in enumerate(choices)
-        ],
-        "usage": tally.usage(),
-    }
-    await send_json(send, orjson.dumps(reply), ticket_headers(tickets))

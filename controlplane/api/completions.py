@@ -3,19 +3,19 @@
 import time
 from functools import partial
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from controlplane.api.answers import Tally, opened_answers
-from controlplane.api.exchange import Ask, Reception, send_json, ticket_headers
+from controlplane.api.answers import Tally
+from controlplane.api.exchange import Ask, Reception
 from controlplane.api.logprobs import completion_logprobs
 from controlplane.api.sampling import completion_sampling
 from controlplane.api.stream import Envelope, send_stream
+from controlplane.api.whole import Choice, send_whole
 from controlplane.api.wire import CompletionRequest
-from controlplane.core.ports import Delta, TokenLogprob
+from controlplane.core.ports import Delta
 from controlplane.service.assembly import Service
 from controlplane.service.intake import GenerateJob
 
@@ -38,24 +38,23 @@ async def _answer(service: Service, reception: Reception, ask: Ask[CompletionReq
     body = ask.body
     jobs = await _jobs(service, ask)
     tally = Tally(sum(job.request.prompt_tokens for job in jobs), n=jobs[0].sampling.n)
-    answer_id, created = f"cmpl-{ask.request_id}", int(time.time())
+    head = {
+        "id": f"cmpl-{ask.request_id}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": body.model,
+    }
     if not body.stream:
-        await _send_whole(send, service, jobs, body, tally, answer_id=answer_id, created=created)
+        choices = [Text(body, index) for index in range(len(jobs) * jobs[0].sampling.n)]
+        await send_whole(send, service.dispatcher, jobs, head=head, choices=choices, tally=tally)
         return
     await send_stream(
         send,
         service.dispatcher,
         jobs,
-        envelope=Envelope(
-            answer_id=answer_id,
-            kind="text_completion",
-            created=created,
-            model=body.model,
-            has_usage=body.wants_usage_chunk,
-        ),
+        envelope=Envelope(head, has_usage=body.wants_usage_chunk),
         form=ChunkFormat(body),
         tally=tally,
-        wants_usage=body.wants_usage_chunk,
         overload_status=reception.settings.overload_status,
     )
 
@@ -102,53 +101,15 @@ class ChunkFormat:
         }
 
 
-class Choice:
-    """One sample, gathered."""
+class Text(Choice):
+    """An echoed prompt stands before it."""
 
-    def __init__(self, prompt_text: str) -> None:
-        self.text = [prompt_text]
-        self.logprobs: list[TokenLogprob] = []
-        self.finish_reason: str | None = None
-        self.stop_reason: str | int | None = None
+    def __init__(self, body: CompletionRequest, index: int) -> None:
+        super().__init__(_echoed(body, index))
+        self._has_logprobs = body.logprobs is not None
 
-    def add(self, delta: Delta) -> None:
-        self.text.append(delta.text)
-        self.logprobs.extend(delta.logprobs)
-        if delta.finish_reason is not None:
-            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-
-    def shown(self, index: int, *, has_logprobs: bool) -> dict[str, object]:
+    def said(self) -> dict[str, object]:
         return {
-            "index": index,
             "text": "".join(self.text),
-            "logprobs": completion_logprobs(self.logprobs, offset=0) if has_logprobs else None,
-            "finish_reason": self.finish_reason,
-            "stop_reason": self.stop_reason,
+            "logprobs": completion_logprobs(self.logprobs, offset=0) if self._has_logprobs else None,
         }
-
-
-async def _send_whole(
-    send: Send,
-    service: Service,
-    jobs: list[GenerateJob],
-    body: CompletionRequest,
-    tally: Tally,
-    *,
-    answer_id: str,
-    created: int,
-) -> None:
-    choices = [Choice(_echoed(body, index)) for index in range(len(jobs) * jobs[0].sampling.n)]
-    async with opened_answers(service.dispatcher, jobs) as (tickets, deltas):
-        async for delta in deltas:
-            tally.count(delta)
-            choices[delta.index].add(delta)
-    has_logprobs = body.logprobs is not None
-    reply = {
-        "id": answer_id,
-        "object": "text_completion",
-        "created": created,
-        "model": body.model,
-        "choices": [choice.shown(index, has_logprobs=has_logprobs) for index, choice in enumerate(choices)],
-        "usage": tally.usage(),
-    }
-    await send_json(send, orjson.dumps(reply), ticket_headers(tickets))

@@ -4,7 +4,7 @@ Until then every failure is a proper HTTP error. Afterwards it is an error event
 stream never ends as if all were well when it is not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import orjson
@@ -28,8 +28,8 @@ _DONE = b"data: [DONE]\n\n"
 class Envelope:
     """What every chunk of one stream repeats, encoded once."""
 
-    def __init__(self, *, answer_id: str, kind: str, created: int, model: str, has_usage: bool) -> None:
-        head = {"id": answer_id, "object": kind, "created": created, "model": model}
+    def __init__(self, head: Mapping[str, object], *, has_usage: bool) -> None:
+        self.has_usage = has_usage
         self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":'
         # OpenAI sends a null usage in every chunk when the last one will carry it.
         self._tail = b',"usage":null}\n\n' if has_usage else b"}\n\n"
@@ -55,7 +55,6 @@ async def send_stream(
     envelope: Envelope,
     form: Format,
     tally: Tally,
-    wants_usage: bool,
     overload_status: int,
 ) -> None:
     has_begun = False
@@ -80,5 +79,5 @@ async def send_stream(
         failure = failure_of(error, overload_status=overload_status)
         await send({"type": "http.response.body", "body": b"event: error\ndata: " + failure.body + b"\n\n"})
         return
-    last = envelope.usage(tally.usage()) + _DONE if wants_usage else _DONE
+    last = envelope.usage(tally.usage()) + _DONE if envelope.has_usage else _DONE
     await send({"type": "http.response.body", "body": last})

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 
 from controlplane.api.answers import Tally
-from controlplane.api.chat import Choice, ChunkFormat
+from controlplane.api.chat import ChunkFormat, Message
 from controlplane.api.logprobs import chat_logprobs, completion_logprobs
 from controlplane.api.stream import Envelope
 from controlplane.api.wire import ChatCompletionRequest
@@ -25,10 +25,10 @@ def asked(**fields: Any) -> ChatCompletionRequest:
 
 
 def gathered(*, is_single_call: bool) -> dict[str, Any]:
-    choice = Choice()
+    choice = Message(asked(parallel_tool_calls=not is_single_call))
     for delta in _CALLS:
-        choice.add(delta, is_single_call=is_single_call)
-    shown: dict[str, Any] = choice.shown(0, has_logprobs=False)
+        choice.add(delta)
+    shown: dict[str, Any] = choice.shown(0)
     return shown
 
 
@@ -62,10 +62,10 @@ def test_each_choice_begins_with_its_role():
 
 
 def test_why_a_sample_stopped_is_told():
-    choice = Choice()
-    choice.add(Delta(0, "a", (1,)), is_single_call=False)
-    choice.add(Delta(0, "", (2,), "stop", stop_reason="END"), is_single_call=False)
-    shown = choice.shown(0, has_logprobs=False)
+    choice = Message(asked())
+    choice.add(Delta(0, "a", (1,)))
+    choice.add(Delta(0, "", (2,), "stop", stop_reason="END"))
+    shown = choice.shown(0)
     assert (shown["finish_reason"], shown["stop_reason"]) == ("stop", "END")
 
 
@@ -112,7 +112,7 @@ def test_cached_tokens_are_of_the_prompt_not_of_each_sample():
 
 
 def test_a_chunk_is_one_event_of_plain_json():
-    envelope = Envelope(answer_id="a", kind="k", created=1, model="m\n", has_usage=True)
+    envelope = Envelope({"id": "a", "object": "k", "created": 1, "model": "m\n"}, has_usage=True)
     event = envelope.choice({"index": 0})
     assert event.startswith(b"data: ")
     assert event.index(b"\n") == len(event) - 2
