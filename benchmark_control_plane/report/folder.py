@@ -1,5 +1,6 @@
 """Where do a benchmark's results lie? One folder: results.json, requests.jsonl, and their page."""
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import orjson
 
 from benchmark_control_plane.inputs import BadInput, read_object
-from benchmark_control_plane.report import page
+from benchmark_control_plane.report import facts, page
 from benchmark_control_plane.report.schema import Results, results_of
 
 RESULTS, REQUESTS, PAGE = "results.json", "requests.jsonl", "report.html"
@@ -42,3 +43,33 @@ def write_page(folder: Path) -> Path:
     target = folder / PAGE
     target.write_text(page.render(read_results(folder), read_requests(folder)), encoding="utf-8")
     return target
+
+
+def committed(results: Results) -> str:
+    """Small enough for the repository: nine digits, and the memory only of the runs that a page draws."""
+    loads, drawn, runs = facts.common_loads(results), set(), []
+    for run in sorted(results["runs"], key=lambda run: run["seed"]):
+        cell = (run["system"], run["load"])
+        is_drawn = bool(run["valid"] and run["memory"] and run["load"] in loads and cell not in drawn)
+        drawn |= {cell} if is_drawn else set()
+        runs.append(run if is_drawn else {**run, "memory": None})
+    lines = [
+        f"{json.dumps(key)}: [\n{_lines(value)}\n]" if isinstance(value, list) and value
+        else f"{json.dumps(key)}: {json.dumps(_rounded(value))}"
+        for key, value in {**results, "runs": runs}.items()
+    ]  # fmt: skip
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _lines(values: list[Any]) -> str:
+    return ",\n".join(json.dumps(_rounded(value)) for value in values)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return value

@@ -1,10 +1,11 @@
 """Which figures does README.md quote? Only those of the committed results, written here and nowhere else.
 
-    python -m benchmark_control_plane.report.readme [--check]
+    python -m benchmark_control_plane.report.readme [--check | --keep DIR]
 
-Rewrites what stands between the two marks, and the picture beside each experiment's results. An experiment
-of `tandem bench run` is a table of its own; of the other results, FIGURES says what is quoted. A result that
-is not there is not quoted.
+Rewrites what stands between the two marks, and the picture beside the results shown in full: those of
+real engines. Of every other experiment of `tandem bench run` the rates are quoted; of the other results
+FIGURES says what. A result that is not there is not quoted. `--keep` first takes a folder of `tandem bench
+run` among the committed results.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from typing import Any
 
 from benchmark_control_plane.inputs import BadInput, read_object
 from benchmark_control_plane.report import facts, wording
+from benchmark_control_plane.report.folder import committed, read_results
 from benchmark_control_plane.report.headline import headline
 from benchmark_control_plane.report.page import picture
 from benchmark_control_plane.report.schema import FORMAT, Results, results_of
@@ -24,6 +26,7 @@ from benchmark_control_plane.report.schema import FORMAT, Results, results_of
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmark_control_plane" / "results"
 README = ROOT / "README.md"
+IN_FULL = ("head-to-head.json",)
 BEGIN = "<!-- Measured: written by python -m benchmark_control_plane.report.readme -->"
 END = "<!-- End of what was measured -->"
 
@@ -32,8 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 done or up to date, 1 not up to date, 2 the README or a result is wrong."""
     parser = argparse.ArgumentParser(description="Write the committed results into README.md.")
     parser.add_argument("--check", action="store_true", help="change nothing; 1 if something would change")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="commit these results too")
     options = parser.parse_args(arguments)
     try:
+        if options.keep is not None:
+            results = read_results(options.keep)
+            file = RESULTS / f"{results['experiment']['name']}.json"
+            file.write_text(committed(results), encoding="utf-8")
         changed = {
             file: text for file, text in due().items() if not file.exists() or file.read_text() != text
         }
@@ -49,7 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def due(readme: Path = README, folder: Path = RESULTS) -> dict[Path, str]:
     """What README.md and the pictures of the experiments should hold."""
-    pictures = {file.with_suffix(".svg"): picture(results) for file, results in experiments(folder)}
+    pictures = {
+        file.with_suffix(".svg"): picture(results)
+        for file, results in experiments(folder)
+        if file.name in IN_FULL
+    }
     return {readme: rewritten(readme.read_text(encoding="utf-8"), section(folder))} | pictures
 
 
@@ -70,8 +82,13 @@ def rewritten(text: str, content: str) -> str:
 
 
 def section(folder: Path) -> str:
-    parts = [_experiment(results, file) for file, results in experiments(folder)]
+    found = list(experiments(folder))
+    parts = [_experiment(results, file) for file, results in found if file.name in IN_FULL]
     quoted = [
+        f"| {results['experiment']['question']} | {_rates(facts.ordered(results))} | {_link(file)} |"
+        for file, results in found
+        if file.name not in IN_FULL
+    ] + [
         f"| {question} | {answer} | {_link(file)} |"
         for file in sorted(folder / name for name in FIGURES)
         if file.exists()
@@ -101,6 +118,19 @@ def _experiment(results: Results, file: Path) -> str:
     shown = f"![Attainment against load](benchmark_control_plane/results/{file.stem}.svg)"
     said = f"**{question}** {headline(ordered)}"
     return "\n".join((said, "", shown, "", *lines, "", f"({'; '.join(remarks)}.)", ""))
+
+
+def _rates(results: Results) -> str:
+    """Of each system, at the first target: the median over the seeds."""
+    goal = facts.targets(results)[0]
+    told = []
+    for system in results["systems"]:
+        row = facts.frontier(results, system["name"], goal)
+        is_limit = row is not None and facts.is_limit(results, row)
+        told.append(f"{system['name']} {wording.reached(row['rps'] if row else None, is_limit=is_limit)}")
+    seeds = wording.several(len(facts.seeds(results)), "seed")
+    partial = "; **partial**" if results["partial"] else ""
+    return f"at {wording.share(goal)}: {', '.join(told)} ({seeds}{partial})"
 
 
 def _system_row(results: Results, system: str, goals: Sequence[float], load: float) -> list[str]:

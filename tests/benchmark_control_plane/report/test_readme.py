@@ -8,6 +8,7 @@ import pytest
 
 from benchmark_control_plane.inputs import BadInput
 from benchmark_control_plane.report import readme
+from benchmark_control_plane.report.folder import committed
 from tests import experiments
 
 
@@ -60,8 +61,33 @@ def test_an_experiment_brings_a_picture_that_stands_alone(tmp_path: Path) -> Non
 
 
 def test_a_partial_experiment_says_so(tmp_path: Path) -> None:
-    (tmp_path / "cut.json").write_text(json.dumps(experiments.results(loads=(1.0,), partial=True)))
-    assert "**partial: the experiment was interrupted**" in readme.section(tmp_path)
+    for name, said in (("head-to-head", "**partial: the experiment"), ("other", "seeds; **partial**)")):
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps(experiments.results(loads=(1.0,), partial=True)))
+        assert said in readme.section(tmp_path)
+        file.unlink()
+
+
+def test_of_other_experiments_the_rates_are_quoted(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(json.dumps(experiments.results()))
+    assert "| at 90 %: tandem 11.8 req/s, static-split 5.6 req/s," in readme.section(tmp_path)
+    assert readme.section(tmp_path).count("\n") == 3
+
+
+def test_what_is_committed_says_the_same_in_less(tmp_path: Path) -> None:
+    results = experiments.results()
+    file = tmp_path / "head-to-head.json"
+    file.write_text(committed(results))
+    assert len(file.read_text()) < 0.5 * len(json.dumps(results, indent=1))
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    (whole / "head-to-head.json").write_text(json.dumps(results))
+    tables = [readme.section(folder).partition("\n| ")[2] for folder in (tmp_path, whole)]
+    assert tables[0] == tables[1] != ""
+    drawn = [run for run in json.loads(file.read_text())["runs"] if run["memory"]]
+    assert [(run["system"], run["load"]) for run in drawn] == [
+        (system, load) for system in ("tandem", "tandem-no-forecast") for load in (0.5, 1.0, 1.5, 2.0)
+    ]
 
 
 def test_only_what_stands_between_the_marks_is_written() -> None:
