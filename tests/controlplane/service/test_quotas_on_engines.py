@@ -1,0 +1,129 @@
+"""Real vLLM and a real embedding worker in one pool: a burst takes the LLM's quota, its end gives it back."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from backends.device_memory import ElasticMemory
+from backends.embedding.client import WorkerEmbedder
+from backends.vllm.client import VllmGenerator
+from controlplane.config import parse
+from controlplane.core.ports import Sampling
+from controlplane.core.request import Owner
+from controlplane.service.assembly import Service
+from controlplane.service.intake import Caller, Hints
+from controlplane.service.ticks import ScheduledTicks
+from tests.engines import TINY_ARGUMENTS
+
+pytestmark = pytest.mark.engine
+
+CONFIG = parse(
+    {
+        "models": {"chat": {"model": "tandem/tiny-llama"}},
+        "scheduling": {"engine": {}},
+        "classes": {
+            # Late at once and never shed: all the urgency there can be.
+            "burst": {"priority": 2, "e2e_ms": 1, "sheddable": False},
+            "chat": {"priority": 1, "default": True, "sheddable": False},
+        },
+        "quota": {
+            "policy": "dynamic",
+            "llm": {"nominal": 0.8, "min": 0.3},
+            "embedding": {"nominal": 0.2, "min": 0.1},
+            "forecast": {"level": None},
+        },
+    }
+)
+BLOCKS, ANSWERS, TOKENS = 512, 24, 150
+CALLER = Caller("tests")
+
+
+@dataclass
+class Ticks(ScheduledTicks):
+    """Tells when a tick is over."""
+
+    ticked: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def every(self, seconds, work):
+        async def told():
+            await work()
+            async with self.ticked:
+                self.ticked.notify_all()
+
+        super().every(seconds, told)
+
+    async def until(self, holds) -> None:
+        async with self.ticked, asyncio.timeout(120):
+            await self.ticked.wait_for(holds)
+
+
+async def test_a_burst_of_embeddings_takes_the_engines_quota_and_gives_it_back():
+    generator = VllmGenerator(
+        "tandem/tiny-llama",
+        engine_arguments=TINY_ARGUMENTS | {"num_gpu_blocks_override": BLOCKS, "max_num_seqs": 16},
+        scheduling=CONFIG.engine_options(),
+    )
+    embedder = WorkerEmbedder("tandem/minilm", threads=1, batch_tokens=512, max_input_tokens=64)
+    ticks = Ticks()
+    service = Service(
+        CONFIG, [generator], [embedder], workspace_bytes=0, ticks=ticks,
+        device_memory=lambda: ElasticMemory(generator.kv_bytes, generator.kv_bytes),
+    )  # fmt: skip
+    await service.start()
+    try:
+        await burst_beside_answers(service, generator, embedder, ticks)
+    finally:
+        await service.stop()
+
+
+async def burst_beside_answers(service, generator, embedder, ticks):
+    quotas, over, longest = service.quotas, 0, 0
+    nominal = quotas.usable[Owner.LLM]
+    noted = generator.on_step
+
+    def on_step(done):
+        nonlocal over, longest
+        noted(done)
+        state = generator.state()
+        over = over + 1 if state.used_bytes > state.quota_bytes else 0
+        longest = max(longest, over)
+
+    generator.on_step = on_step
+    lowest = nominal
+
+    def has_shrunk():
+        nonlocal lowest
+        lowest = min(lowest, generator.state().quota_bytes)
+        return lowest < 0.75 * nominal
+
+    answers = [asyncio.create_task(chat(service, n)) for n in range(ANSWERS)]
+    await ticks.until(lambda: generator.state().used_bytes > 0)
+    calls = [asyncio.create_task(embed(service, embedder, n)) for n in range(30)]
+    await ticks.until(has_shrunk)
+    assert all(len(rows) == 8 for rows in await asyncio.gather(*calls))
+    assert await asyncio.gather(*answers) == [TOKENS] * ANSWERS
+    await ticks.until(lambda: generator.state().quota_bytes == nominal)
+    assert longest <= 2
+    service.dispatcher.ledger.check_integrity()
+    assert service.dispatcher.ledger.held(Owner.LLM) == service.dispatcher.ledger.held(Owner.EMBEDDING) == 0
+
+
+async def chat(service, number):
+    job = await service.intake.completion(
+        f"a{number}", CALLER, "tandem/tiny-llama", [5 + number] * 40, max_tokens=TOKENS,
+        sampling=Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True), hints=Hints(),
+    )  # fmt: skip
+    answer = await service.dispatcher.generate(job)
+    return sum([len(delta.token_ids) async for delta in answer])
+
+
+async def embed(service, embedder, number):
+    texts = [f"{number} {line} " + "word " * 55 for line in range(8)]
+    job = await service.intake.embeddings(
+        f"e{number}", CALLER, embedder.model, texts, Hints(service_class="burst")
+    )
+    return (await service.dispatcher.embed(job)).vectors
