@@ -7,6 +7,8 @@ scheduler, so that one engine serves thousands of runs.
 Importing this module imports vLLM, which takes seconds.
 """
 
+import atexit
+import gc
 import json
 import logging
 import tempfile
@@ -95,6 +97,8 @@ class SteppedEngine:
             # vLLM's CPU build switches it off; without a model there is nothing that could not overlap.
             config.scheduler_config.async_scheduling = setup.is_async
             self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        # It froze all that was there, and what is frozen at the end counts as leaked: pages of warnings.
+        atexit.register(gc.unfreeze)
         self.setup = setup
         self._executor = self.core.model_executor
 

@@ -9,7 +9,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -79,14 +79,13 @@ def _first_in_line() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    try:
+    with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, before - _AHEAD)
-    except PermissionError:
-        yield
-        return
     try:
         yield
     finally:
+        gc.unfreeze()
+        # Lowering it is always allowed, and where it was not raised this changes nothing.
         os.setpriority(os.PRIO_PROCESS, 0, before)
 
 

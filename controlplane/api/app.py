@@ -80,14 +80,15 @@ def _tell_failures(app: FastAPI, *, overload_status: int) -> None:
 
 def _describe_bodies(app: FastAPI) -> None:
     """The routes read their bodies themselves, so /openapi.json is told of them here."""
-    _, definitions = models_json_schema(
-        [(model, "validation") for model in _BODIES.values()], ref_template="#/components/schemas/{model}"
-    )
     plain = app.openapi
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = plain()
+            _, definitions = models_json_schema(
+                [(model, "validation") for model in _BODIES.values()],
+                ref_template="#/components/schemas/{model}",
+            )
             schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
             for path, model in _BODIES.items():
                 reference = {"$ref": f"#/components/schemas/{model.__name__}"}

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from backends import tiny
-from backends.vllm.arguments import SCHEDULER
 from backends.vllm.board import ENVIRONMENT, Board
 from benchmark_control_plane.servers import Server, free_port, serving
 
@@ -24,7 +23,7 @@ def test_vllms_own_server_orders_by_tandem_and_takes_its_metadata(tmp_path, monk
         str(Path(sys.executable).with_name("vllm")), "serve", tiny.resolve("tandem/tiny-llama"),
         "--served-model-name", "tiny", "--port", str(port), "--enforce-eager", "--max-model-len", "256",
         "--block-size", "32", "--num-gpu-blocks-override", "13", "--kv-cache-memory-bytes", "16777216",
-        "--scheduler-cls", SCHEDULER,
+        "--scheduler-cls", "backends.vllm.scheduler.make",
         "--additional-config", json.dumps({"tandem": {"ordering": "srmt", "default": {"ttft_ms": 2_000}}}),
     ]  # fmt: skip
 

@@ -37,7 +37,7 @@ def served(share: float, stays: list[tuple[int, int]], steps: int) -> tuple[int,
     stays=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=5),
 )
 def test_while_somebody_waits_the_aged_get_their_share_but_for_one_stay(share, stays):
-    steps = 4_000
+    steps = 2_000
     used, starts = served(share, stays, steps)
     largest = max(blocks * stay for blocks, stay in stays)
     # What is earned in a step that ends a debt is not saved up; and several may overlap in a large share.

