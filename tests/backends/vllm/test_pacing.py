@@ -2,6 +2,7 @@
 
 from queue import Queue
 from threading import Thread
+from time import monotonic_ns
 
 from backends.vllm.pacing import wait_for_input
 from controlplane.core.clock import seconds
@@ -24,5 +25,7 @@ def test_an_arrival_ends_the_wait():
 
 
 def test_without_arrivals_the_time_is_waited_out():
-    wait_for_input(Queue(), seconds(0.001))
-    wait_for_input(None, seconds(0.001))
+    for inputs in (Queue(), None):
+        began = monotonic_ns()
+        wait_for_input(inputs, seconds(0.001))
+        assert monotonic_ns() - began >= seconds(0.001)
