@@ -4,13 +4,16 @@ Rule: a reader who was promised 20 ms a token is served no better with 4, and fe
 in each cost less. While embeddings want the device, steps follow each other at a share of the shortest
 promise of those that run; the rest of it absorbs what was guessed wrongly. What has a promise for its whole
 answer counts with the time left for each token that it may still ask for. Who waits for a first token, or
-is late, is not made to wait for anybody: then the next step begins at once.
+is late, is not made to wait for anybody: then the next step begins at once. No wait is long: meanwhile the
+other may have finished.
 """
 
 from collections.abc import Iterable
 
-from controlplane.core.clock import Duration, Instant, after, between, scaled
+from controlplane.core.clock import Duration, Instant, after, between, milliseconds, scaled
 from controlplane.policy.progress import Progress
+
+_LONGEST = milliseconds(50)
 
 
 def next_step(running: Iterable[Progress], last: Instant, now: Instant, share: float) -> Instant:
@@ -22,7 +25,7 @@ def next_step(running: Iterable[Progress], last: Instant, now: Instant, share: f
         allowed = _allowed(one, now)
         if allowed is not None and (shortest is None or allowed < shortest):
             shortest = allowed
-    return last if shortest is None else after(last, scaled(shortest, share))
+    return last if shortest is None else after(last, min(_LONGEST, scaled(shortest, share)))
 
 
 def _allowed(one: Progress, now: Instant) -> Duration | None:

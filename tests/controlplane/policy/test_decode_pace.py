@@ -37,6 +37,8 @@ def running(*, first=900, done=11, limit=111, gap=None, **promise) -> Progress:
         # 4,000 left for 100 tokens.
         ([running(e2e=5_010)], 20),
         ([running(e2e=5_010, limit=11)], 2_000),
+        # Its last token has a minute left.
+        ([running(e2e=60_000_000_000, limit=12)], 50_000_000),
         # Late for its next token, late for all of it, and not begun.
         ([running(tpot=60), running(tpot=9)], 0),
         ([running(tpot=60), running(e2e=1_009)], 0),
