@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from controlplane.core.clock import Duration, Instant, after, between, scaled, seconds
 from controlplane.core.decision import Reject
-from controlplane.core.memory import Footprint, MemoryLedger
-from controlplane.core.request import Kind, Owner, Request
-from controlplane.core.view import Pace
+from controlplane.core.memory import MemoryLedger
+from controlplane.core.request import Owner
 from controlplane.service.ticket import Ticket
+from controlplane.service.turns import alone
 from predictors.step_time import ObservedPace, ReportedPace
 
 # Those who come back find newcomers, and a drain that took longer than was thought.
@@ -36,12 +36,5 @@ class Returns:
         late = min(_LATEST, scaled(reject.retry_after, _MARGIN - 1))
         at = after(now, Duration(reject.retry_after + late))
         at = max(at, self._taken_until.get(owner, at))
-        self._taken_until[owner] = after(at, scaled(_service(request, footprint, pace, ceiling), _MARGIN))
+        self._taken_until[owner] = after(at, scaled(alone(request, footprint, pace, ceiling), _MARGIN))
         return replace(reject, retry_after=between(now, at))
-
-
-def _service(request: Request, footprint: Footprint, pace: Pace, ceiling: int) -> Duration:
-    """How long the whole share, of so many bytes, takes for it."""
-    if request.kind is Kind.EMBED:
-        return scaled(pace.per_prompt_token, request.prompt_tokens)
-    return scaled(pace.step, footprint.area / max(1, ceiling))
