@@ -13,17 +13,18 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from math import inf
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from backends.batch_times import BATCH_TIMES, Batch
 from backends.vllm.stepped import Setup, SteppedEngine
+from benchmark_control_plane.engine_bounds import fluid_bound, with_hindsight
 from benchmark_control_plane.engine_play import Contender, Outcome, Window, play
-from benchmark_control_plane.offered import Dataset, Prediction, dataset, poisson
+from benchmark_control_plane.offered import Dataset, Offer, Prediction, Promise, dataset, poisson
 
 RESULTS = Path(__file__).parent / "results"
 TARGETS = (0.9, 0.6)
@@ -46,6 +47,8 @@ CONTENDERS: Mapping[str, Contender] = {
         Contender("tandem-no-aging", {**_TANDEM, "aged_share": 0.0}),
     )
 }
+# No policy: what one who knows the future would serve.
+HINDSIGHT = "hindsight"
 PREDICTIONS: Mapping[str, Prediction] = {
     "oracle": Prediction(),
     "noisy": Prediction(sigma=0.5),
@@ -93,26 +96,13 @@ def highest_rate(
         at(last)
 
 
-def fluid_bound(lengths: Sequence[tuple[int, int]], setup: Setup, served: float) -> float:
-    """Requests a second if only the smallest `served` part by memory-time were served, in a memory that is
-    always full and steps that never wait."""
-    batch_time = BATCH_TIMES[setup.batch_time]
-    ordered = sorted(lengths, key=lambda one: (one[0] + one[1] / 2) * one[1])
-    kept = ordered[: int(served * len(ordered))]
-    prompts = sum(p for p, _ in kept) / len(ordered)
-    outputs = sum(o for _, o in kept) / len(ordered)
-    resident = sum((p + o / 2) * o for p, o in kept) / sum(o for _, o in kept)
-    pool = setup.blocks * setup.block_tokens
-    decodes = pool / resident
-    step = batch_time(Batch(decodes=round(decodes), cells=pool))
-    prefill = batch_time(Batch(prefill_tokens=1)) - batch_time(Batch())
-    return 1 / (step * outputs / decodes + prefill * prompts)
+Run = Callable[[Iterator[Offer], Window, Promise, float], Outcome]
 
 
 def study(
-    engine: SteppedEngine,
+    run: Run,
     data: Dataset,
-    contender: Contender,
+    policy: str,
     prediction: str,
     seed: int,
     window: Window,
@@ -120,7 +110,7 @@ def study(
 ) -> dict[str, Any]:
     def attain(rate: float) -> Outcome:
         offers = poisson(data.lengths, rate, seed, PREDICTIONS[prediction])
-        outcome = play(engine, contender, offers, window, data.promise, rate)
+        outcome = run(offers, window, data.promise, rate)
         print(
             f"  {rate:7.3f} req/s: strict {outcome.strict:.3f}, published {outcome.published:.3f}, "
             f"longest gap {outcome.longest_gap:.0f} s, {outcome.seconds:.0f} s",
@@ -136,7 +126,7 @@ def study(
     }
     return {
         "dataset": data.name,
-        "policy": contender.name,
+        "policy": policy,
         "prediction": prediction,
         "seed": seed,
         "window": asdict(window),
@@ -237,11 +227,12 @@ def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path:
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
     chosen = [s for s in studies if s["dataset"] == data and s["prediction"] in (prediction, "oracle")]
     for metric, axis in zip(METRICS, axes, strict=True):
-        for policy in CONTENDERS:
+        for policy in (*CONTENDERS, HINDSIGHT):
             points = sorted(
                 (p["rate"], p[metric])
                 for s in chosen
-                if s["policy"] == policy and (s["prediction"] == prediction or policy == "stock-fcfs")
+                if s["policy"] == policy
+                and (s["prediction"] == prediction or policy in ("stock-fcfs", HINDSIGHT))
                 for p in s["points"]
             )
             if points:
@@ -270,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.engine_frontier", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--datasets", nargs="+", default=["sharegpt"])
-    parser.add_argument("--policies", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
+    parser.add_argument("--policies", nargs="+", default=list(CONTENDERS), choices=[*CONTENDERS, HINDSIGHT])
     parser.add_argument("--predictions", nargs="+", default=["oracle"], choices=list(PREDICTIONS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--requests", type=int, default=4_000)
@@ -285,6 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.collect()
     gc.freeze()
     window = Window(options.warm_up, options.requests)
+    hindsight = partial(with_hindsight, setup)
     saved: dict[str, Any] = {"studies": []}
     if options.results.exists():
         saved = json.loads(options.results.read_text(encoding="utf-8"))
@@ -297,10 +289,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for seed in options.seeds:
                 for policy in options.policies:
                     print(f"{name}, {prediction}, seed {seed}, {policy}", flush=True)
-                    contender = replace(CONTENDERS[policy])
+                    run = partial(play, engine, CONTENDERS[policy]) if policy in CONTENDERS else hindsight
                     sought = (name, policy, prediction)
                     starts = starts_like(saved["studies"], saved["fluid_bounds"], sought, options.start)
-                    one = study(engine, data, contender, prediction, seed, window, starts)
+                    one = study(run, data, policy, prediction, seed, window, starts)
                     key = (name, policy, prediction, seed)
                     kept = [s for s in saved["studies"] if _key(s) != key]
                     saved = {**saved, "setup": asdict(setup), "studies": [*kept, one]}
