@@ -267,6 +267,8 @@ class Dispatcher:
         if ticket.outcome is not None:
             return
         self._room.leave(ticket.request.id)
+        if ticket.timeline.dispatched is None:
+            self._tenants.give_back(ticket)
         has_freed = ticket.lease is not None
         now = self._clock.now()
         self.accounting.end(ticket, now, outcome)
@@ -279,7 +281,6 @@ class Dispatcher:
 
     def _refuse(self, ticket: Ticket, reject: Reject, outcome: Outcome) -> None:
         self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
-        self._tenants.refused(ticket)
         self.end(ticket, outcome)
         if not ticket.granted.done():
             ticket.granted.set_exception(Rejected(ticket.request, reject))

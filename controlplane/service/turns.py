@@ -3,7 +3,7 @@
 Rule (after start-time fair queueing, Goyal, Vin and Cheng 1996): a tenant's clock is where its work would end
 if it had its weight's part of the engine; it never falls behind the present. A request goes back by as far as
 its tenant's clock is ahead of the one furthest behind, in seconds of that one's work, so that both come to
-their parts while both have work; never by more than `most`, which bounds the wait. What is turned away is
+their parts while both have work; never by more than `most`, which bounds the wait. What never ran is
 given back. Nothing moves where no weight is stated, or while everybody's work is done as it comes.
 """
 
@@ -76,7 +76,8 @@ class Tenants:
             ticket.work = alone(request, ticket.footprint, pace, quota_bytes)
         ticket.turn = self._turns[request.kind.owner].shift(request.tenant, ticket.work, now)
 
-    def refused(self, ticket: Ticket) -> None:
+    def give_back(self, ticket: Ticket) -> None:
+        """It never ran."""
         self._turns[ticket.request.kind.owner].give_back(ticket.request.tenant, ticket.work)
 
 

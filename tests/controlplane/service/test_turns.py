@@ -1,10 +1,13 @@
 """Tenants with work get their weight's part; one that comes new does not wait behind another's backlog."""
 
+import asyncio
 from itertools import accumulate
 
 import pytest
 
+from backends.scripted import ScriptedGenerator
 from controlplane.core.clock import Duration, Instant, seconds
+from controlplane.core.request import Owner
 from controlplane.service.turns import Turns
 
 WORK, MOST = seconds(0.1), seconds(1_000)
@@ -44,3 +47,25 @@ def test_no_wait_beyond_the_bound_and_none_without_weights_or_backlog():
     assert [Turns({}, MOST).shift("a", WORK, Instant(n)) for n in range(3)] == [0, 0, 0]
     idle = Turns({"a": 1.0, "b": 1.0}, MOST)
     assert {idle.shift("a", WORK, Instant(2 * n * WORK)) for n in range(10)} == {Duration(0)}
+
+
+def test_a_client_that_leaves_before_its_turn_is_not_charged(bench):
+    async def scenario(b):
+        dispatcher = b.service.dispatcher
+        dispatcher.paces[Owner.LLM].observe_step(seconds(1))
+        running = await b.ask()
+        turns = []
+        for _ in range(3):
+            waiting = asyncio.create_task(b.ask())
+            while dispatcher.waiting(Owner.LLM) == 0:
+                await asyncio.sleep(0)
+            turns.append(dispatcher.tickets()[-1].turn)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        assert turns == [turns[0]] * 3
+        assert turns[0] > 0
+        await running.aclose()
+
+    tenants = {name: {"api_keys_sha256": [key * 64], "weight": 1.0} for name, key in [("tests", "0"), ("others", "1")]}
+    one_place = ScriptedGenerator(max_running=1)
+    bench(scenario, generator=one_place, admission={"engine_queue": 0}, tenants=tenants)
