@@ -22,9 +22,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +33,7 @@ from typing import Any
 import uvloop
 
 from benchmark_control_plane.door import ENGINE, MODEL
-from benchmark_control_plane.http_load import Connections
+from benchmark_control_plane.http_client import Address, Connections, connections
 from benchmark_control_plane.machine import look, others_cores, raise_session
 from benchmark_control_plane.servers import Server, free_port, serving, tandem_server, vllm_server
 
@@ -45,6 +45,8 @@ BURST_SECONDS = 1.5
 DEADLINE_FACTOR = 3.0
 _CHAT_WORDS = 40
 _CLIENT_NICE, _SESSION_NICE = -10, -20
+# Open-loop: nobody is to wait for a place.
+_MOST_AT_ONCE = 1_024
 # Each is one token for MiniLM, so a passage of 200 words is 202 tokens.
 _WORDS = (
     "time", "people", "water", "house", "light", "paper", "music", "street", "garden", "river", "mountain",
@@ -70,8 +72,16 @@ class Stack:
     """Where the chat and the embeddings of one of the two are served."""
 
     name: str
-    chat_port: int
-    embedding_port: int
+    chat: Address
+    embeddings: Address
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[tuple[Connections, Connections]]:
+        async with (
+            connections(self.chat, _MOST_AT_ONCE) as chat,
+            connections(self.embeddings, _MOST_AT_ONCE) as embeddings,
+        ):
+            yield chat, embeddings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,11 +153,11 @@ async def measure(
 async def _unloaded(stack: Stack) -> float:
     """Also warms both models up."""
     rng, seen = random.Random(1), Seen()
-    async with Connections(stack.chat_port) as chat, Connections(stack.embedding_port) as embedding:
+    async with stack.connected() as (chat, embeddings):
         for _ in range(8):
             await _chat(chat, passage(rng, _CHAT_WORDS), seen, {}, seed=0)
         for _ in range(4):
-            await _burst(embedding, rng, seen, deadline=60.0)
+            await _burst(embeddings, rng, seen, deadline=60.0)
     if None in seen.bursts or seen.chat_failed:
         raise RuntimeError(f"{stack.name} failed while nothing else ran")
     return min(took for took in seen.bursts if took is not None)
@@ -174,7 +184,7 @@ async def _slice(
     """Arrivals depend on the seed alone; the slice ends when all were answered."""
     rng, loop = random.Random(seed), asyncio.get_running_loop()
     start = loop.time()
-    async with Connections(stack.chat_port) as chat, Connections(stack.embedding_port) as embedding:
+    async with stack.connected() as (chat, embeddings):
 
         async def at(moment: float, work: Any) -> None:
             await asyncio.sleep(start + moment - loop.time())
@@ -188,7 +198,7 @@ async def _slice(
                 group.create_task(at(moment, _chat(chat, asked, seen, promised, number)))
                 moment += rng.expovariate(rate)
             for number in range(int(seconds / BURST_SECONDS) if bursts else 0):
-                group.create_task(at(number * BURST_SECONDS, _burst(embedding, rng, seen, deadline)))
+                group.create_task(at(number * BURST_SECONDS, _burst(embeddings, rng, seen, deadline)))
     seen.burst_seconds += loop.time() - start
 
 
@@ -203,14 +213,14 @@ async def _chat(
     objectives = {"x-service-class": "interactive", **promised}
     start = time.perf_counter()
     stamps: list[float] = []
+
+    def stamp(part: bytes) -> None:
+        if (b'"content":"' in part and b'"content":""' not in part) or b'"finish_reason":"' in part:
+            stamps.append(time.perf_counter())
+
     try:
-        async with connections.one() as connection:
-            async for part in connection.stream(
-                "/v1/chat/completions", json.dumps(body).encode(), objectives
-            ):
-                if (b'"content":"' in part and b'"content":""' not in part) or b'"finish_reason":"' in part:
-                    stamps.append(time.perf_counter())  # noqa: PERF401
-    except (RuntimeError, OSError, asyncio.IncompleteReadError) as error:
+        await connections.post("/v1/chat/completions", json.dumps(body).encode(), objectives, stamp)
+    except (RuntimeError, OSError) as error:
         print(f"chat failed: {error}", file=sys.stderr)
         seen.chat_failed += 1
         return
@@ -225,9 +235,8 @@ async def _burst(connections: Connections, rng: random.Random, seen: Seen, deadl
     sent = json.dumps(body).encode()
     start = time.perf_counter()
     try:
-        async with connections.one() as connection:
-            answer = await connection.post("/v1/embeddings", sent, objectives)
-    except (RuntimeError, OSError, asyncio.IncompleteReadError) as error:
+        answer = await connections.post("/v1/embeddings", sent, objectives)
+    except (RuntimeError, OSError) as error:
         print(f"burst failed: {error}", file=sys.stderr)
         seen.bursts.append(None)
         return
@@ -286,7 +295,8 @@ def _stacks(naive_threads: int) -> Iterator[list[Stack]]:
             ),
             servers,
         )
-        yield [Stack("naive", chat.port, embeddings.port), Stack("tandem", tandem.port, tandem.port)]
+        naive = Stack("naive", Address.of(chat.url), Address.of(embeddings.url))
+        yield [naive, Stack("tandem", Address.of(tandem.url), Address.of(tandem.url))]
 
 
 def _plain_embeddings(threads: int) -> Server:

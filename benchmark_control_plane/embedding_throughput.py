@@ -29,7 +29,7 @@ import uvloop
 from backends.embedding.bundled import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
 from benchmark_control_plane.collocation import passage
-from benchmark_control_plane.http_load import Connections
+from benchmark_control_plane.http_client import Address, connections
 from benchmark_control_plane.machine import look, others_cores
 from benchmark_control_plane.servers import Server, free_port, serving, tandem_server
 from controlplane.core.clock import Instant
@@ -130,14 +130,14 @@ async def _over_http(server: Server, given: Sequence[str]) -> list[bytes]:
     rows = [b""] * len(given)
     left = iter(range(len(given)))
 
-    async def client(connections: Connections) -> None:
-        async with connections.one() as connection:
+    async with connections(Address.of(server.url), CLIENTS) as opened:
+
+        async def client() -> None:
             for i in left:
                 body = json.dumps({"model": MINILM, "input": [given[i]]}).encode()
-                rows[i] = await connection.post("/v1/embeddings", body)
+                rows[i] = await opened.post("/v1/embeddings", body)
 
-    async with Connections(server.port) as connections:
-        await asyncio.gather(*(client(connections) for _ in range(CLIENTS)))
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
     return rows
 
 

@@ -18,11 +18,11 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 
 from benchmark_control_plane import virtual_time
+from benchmark_control_plane.http_client import connections
 from benchmark_control_plane.inputs import BadInput
 from benchmark_control_plane.judge import analysis
 from benchmark_control_plane.judge.experiment import Experiment, Plan, classes_section, merged
 from benchmark_control_plane.judge.experiment_parts import System
-from benchmark_control_plane.judge.http_client import connections
 from benchmark_control_plane.judge.memory import Read, Watch, from_metrics
 from benchmark_control_plane.judge.records import Record, counted, objectives_of
 from benchmark_control_plane.judge.runner import Clock, Played, Target, Tick, in_turn, play

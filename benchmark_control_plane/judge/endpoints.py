@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
+from benchmark_control_plane.http_client import Address, Connections, Head, connections, request_bytes
 from benchmark_control_plane.judge.experiment_parts import Endpoint
-from benchmark_control_plane.judge.http_client import Address, Connections, Head, connections, request_bytes
 from benchmark_control_plane.judge.records import Answer, loss_of
 from benchmark_control_plane.judge.workload import Planned
 from controlplane.api.wire import HEADER_DECISION, HEADER_SERVICE_CLASS

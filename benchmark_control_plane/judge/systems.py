@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmark_control_plane.http_client import Address
 from benchmark_control_plane.judge.endpoints import Dialect, HttpTarget, http_target
 from benchmark_control_plane.judge.experiment import Plan, classes_section, merged
 from benchmark_control_plane.judge.experiment_parts import Endpoint, Live, Pinned, Split, System
-from benchmark_control_plane.judge.http_client import Address
 from benchmark_control_plane.servers import Server, free_port, serving, tandem_server, vllm_server
 
 Objectives = Mapping[str, Mapping[str, float]]

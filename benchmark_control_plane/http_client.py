@@ -1,11 +1,13 @@
 """What does one HTTP exchange cost its client? As little as can be: the server shares its cores.
 
-HTTP/1.1 over kept connections, parsed by httptools; the body is handed on as it arrives. No redirects,
-no compression, no proxies, no TLS: servers of this machine or this network.
+HTTP/1.1 over kept connections, parsed by httptools; the body is handed on as it arrives. A server may close
+a connection that rested just when it is used again: what broke there before the first byte of an answer is
+sent once more, on a new one. No redirects, no compression, no proxies, no TLS: servers of this machine or
+this network.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -41,10 +43,11 @@ class Head:
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time."""
+    """One exchange at a time. `has_begun` once there is something of its answer."""
 
     def __init__(self) -> None:
         self.is_usable = True
+        self.has_begun = False
         self._transport: asyncio.Transport | None = None
         self._parser: Any = None
         self._headers: dict[str, str] = {}
@@ -71,6 +74,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self.has_begun = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -88,6 +92,7 @@ class _Connection(asyncio.Protocol):
         """Raises ConnectionLost."""
         assert self._transport is not None
         self._parser, self._headers, self._on_body = httptools.HttpResponseParser(self), {}, on_body
+        self.has_begun = False
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         finished = False
@@ -114,22 +119,52 @@ class Connections:
         self._free: list[_Connection] = []
         self._places = asyncio.Semaphore(limit)
 
-    async def exchange(self, request: bytes, on_body: OnBody, *, on_send: Callable[[], None]) -> Head:
-        """`on_send` is called when the request is written. Raises OSError."""
+    async def exchange(
+        self, request: bytes, on_body: OnBody, *, on_send: Callable[[], None] | None = None
+    ) -> Head:
+        """`on_send` is called when the request is first written. Raises OSError."""
         async with self._places:
-            connection = await self._connection()
-            on_send()
-            head = await connection.exchange(request, on_body)
+            kept = self._kept()
+            connection = kept or await self._opened()
+            if on_send is not None:
+                on_send()
+            try:
+                head = await connection.exchange(request, on_body)
+            except ConnectionLost:
+                if kept is None or kept.has_begun:
+                    raise
+                connection = await self._opened()
+                head = await connection.exchange(request, on_body)
             if connection.is_usable:
                 self._free.append(connection)
             else:
                 connection.close()
             return head
 
-    async def _connection(self) -> _Connection:
+    async def post(
+        self, path: str, body: bytes, headers: Mapping[str, str] | None = None, on_body: OnBody | None = None
+    ) -> bytes:
+        """The whole body. Raises OSError, and RuntimeError for any status but 200."""
+        parts: list[bytes] = []
+
+        def take(part: bytes) -> None:
+            parts.append(part)
+            if on_body is not None:
+                on_body(part)
+
+        head = await self.exchange(request_bytes(self._address, "POST", path, body, headers), take)
+        whole = b"".join(parts)
+        if head.status != 200:
+            raise RuntimeError(f"{path}: {head.status}: {whole[:500].decode(errors='replace')}")
+        return whole
+
+    def _kept(self) -> _Connection | None:
         while self._free:
             if (kept := self._free.pop()).is_usable:
                 return kept
+        return None
+
+    async def _opened(self) -> _Connection:
         loop = asyncio.get_running_loop()
         _, made = await loop.create_connection(_Connection, self._address.host, self._address.port)
         return made
@@ -150,7 +185,7 @@ async def connections(address: Address, limit: int) -> AsyncIterator[Connections
 
 
 def request_bytes(
-    address: Address, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    address: Address, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", f"host: {address.host}:{address.port}"]
     if body:
