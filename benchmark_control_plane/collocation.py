@@ -35,7 +35,14 @@ import uvloop
 from benchmark_control_plane.door import ENGINE, MODEL
 from benchmark_control_plane.http_client import Address, Connections, connections
 from benchmark_control_plane.machine import look, others_cores, raise_session
-from benchmark_control_plane.servers import Server, free_port, serving, tandem_server, vllm_server
+from benchmark_control_plane.servers import (
+    Server,
+    free_port,
+    serving,
+    stop_as_interrupted,
+    tandem_server,
+    vllm_server,
+)
 
 EMBEDDING_MODEL = "tandem/minilm"
 OUTPUT_TOKENS = 64
@@ -91,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=14.0)
     parser.add_argument("--naive-threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
+    stop_as_interrupted()
     with _stacks(options.naive_threads) as stacks:
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, _CLIENT_NICE)

@@ -46,7 +46,9 @@ def run(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from benchmark_control_plane.judge.run import run_experiment
     from benchmark_control_plane.report.folder import write_page
+    from benchmark_control_plane.servers import stop_as_interrupted
 
+    stop_as_interrupted()
     status = run_experiment(
         options.experiment, options.out, seeds=options.seeds, is_quick=options.quick, data=options.data
     )

@@ -23,6 +23,7 @@ from benchmark_control_plane.servers import (
     Server,
     bench_serve,
     serving,
+    stop_as_interrupted,
     tandem_server,
     vllm_server,
 )
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--decision-only", action="store_true")
     options = parser.parse_args(arguments)
+    stop_as_interrupted()
     report: dict[str, object] = {"decision_us": decision_costs()}
     if not options.decision_only:
         report["door"] = door_costs(options.rounds, options.requests)

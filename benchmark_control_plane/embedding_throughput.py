@@ -31,7 +31,7 @@ from backends.embedding.client import WorkerEmbedder
 from benchmark_control_plane.collocation import passage
 from benchmark_control_plane.http_client import Address, connections
 from benchmark_control_plane.machine import look, others_cores
-from benchmark_control_plane.servers import Server, free_port, serving, tandem_server
+from benchmark_control_plane.servers import Server, free_port, serving, stop_as_interrupted, tandem_server
 from controlplane.core.clock import Instant
 from controlplane.core.ports import Vectors
 from controlplane.core.request import Kind, Request
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--queries", type=int, default=2_000)
     parser.add_argument("--passages", type=int, default=96)
     options = parser.parse_args(arguments)
+    stop_as_interrupted()
     rng = random.Random(0)
     counts = {"queries": options.queries, "passages": options.passages}
     texts = {kind: [passage(rng, words) for _ in range(counts[kind])] for kind, words in _KINDS.items()}

@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from benchmark_control_plane.servers import serving, tandem_server
+from benchmark_control_plane.servers import serving, stop_as_interrupted, tandem_server
 
 CONFIG: dict[str, Any] = {
     "models": {
@@ -68,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
+    stop_as_interrupted()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(serving(tandem_server(CONFIG, folder / "tandem.yaml"), folder / "log"))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import yaml
 from backends import tiny
 
 _START_SECONDS = 240.0
+_STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.25
 
 
@@ -96,8 +98,8 @@ def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:
 def serving(server: Server, log: Path, *, own_session: bool = True) -> Iterator[Server]:
     """The server, up. Raises RuntimeError with the log's end when it does not come up.
 
-    With `own_session` a signal can be sent to all of its processes, as a terminal does. Linux may weigh
-    sessions against each other before it weighs processes, so servers that are to compete share one.
+    Its processes are a group, so that one signal reaches all. Linux may weigh sessions against each other
+    before it weighs processes, so servers that are to compete share one (`own_session=False`).
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -106,13 +108,24 @@ def serving(server: Server, log: Path, *, own_session: bool = True) -> Iterator[
             stderr=subprocess.STDOUT,
             env=_environment(server.threads),
             start_new_session=own_session,
+            process_group=None if own_session else 0,
         )
         try:
             _wait_ready(server, process, log)
             yield replace(server, process_id=process.pid)
         finally:
             process.terminate()
-            process.wait(timeout=60)
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def stop_as_interrupted() -> None:
+    """From here on SIGTERM ends this process as Ctrl-C does: by way of every `serving`, so that no server
+    outlives it. Only the main thread may call it."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def bench_serve(
