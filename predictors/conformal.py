@@ -4,7 +4,8 @@ Rule (adaptive conformal inference, Gibbs and Candès 2021, on quantiles as in A
 an answer above a level moves it up by `step * level`, one below moves it down by `step * (1 - level)`.
 Over any long stretch the share below a level then is that level, whatever the forecasts were. Moves are in
 units of each forecast's own spread, and small while the levels hold: a move that nothing asked for is noise.
-While many answers fall outside, outward moves are larger.
+Levels that reservations rest on move twice as far: the sooner their coverage is back the better, and what
+noise that adds is far out, where it costs little. While many answers fall outside, outward moves are larger.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from controlplane.core.memory import Floats
 from predictors.length_model import LEVELS, MEDIAN, UPPER
 
 _LEVELS = np.array(LEVELS)
-_CALM_STEP, _STEP, _FIRST_STEP, _SETTLES = 0.04, 0.06, 0.4, 20.0
+_CALM_STEP, _STEP, _FIRST_STEP, _SETTLES = 0.04, 0.08, 0.4, 20.0
+_HASTE = np.where(_LEVELS < LEVELS[UPPER], 1.0, 2.0)
 _CALM = 0.06
 _LEAST_SPREAD = 0.1
 _FURTHEST = 12.0
@@ -45,7 +47,9 @@ class Conformal:
         # An answer cut at the limit says nothing of levels beyond it.
         below = (log_tokens <= adjusted + 1e-9) | (adjusted >= top)
         is_calm = abs(self.covered - LEVELS[UPPER]) < _CALM
-        step = max(_CALM_STEP if is_calm else _STEP, _FIRST_STEP / (1 + self.seen / _SETTLES))
+        step = np.maximum(
+            _HASTE * (_CALM_STEP if is_calm else _STEP), _FIRST_STEP / (1 + self.seen / _SETTLES)
+        )
         move = step * (_LEVELS - below)
         if self.is_out:
             outward = (move > 0) == (LEVELS[MEDIAN] <= _LEVELS)
