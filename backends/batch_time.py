@@ -1,8 +1,8 @@
 """How long does a step take when an LLM and an embedding model share one device?
 
 A step reads prompt chunks, decodes one token each for others, and may embed one padded batch besides.
-`in_turn` runs the kinds one after another and adds their times; `Roofline` lets the arithmetic of one
-hide behind the memory traffic of the other. A kind without work costs nothing. Seconds throughout.
+`in_turn` runs the kinds one after another and adds their times. Here are lines and measured profiles;
+`roofline` reasons from a device's figures. A kind without work costs nothing. Seconds throughout.
 """
 
 import csv
@@ -10,19 +10,18 @@ import gzip
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import IO, Any, cast
-
-from backends.step_time_models import StepTime
+from typing import IO, cast
 
 
 @dataclass(slots=True)
 class StepLoad:
     """`squares` sums end^2 - start^2 over the prompt chunks: a prompt's chunks add up to its length squared,
-    the measure of its attention. `cells` are the KV cells that all sequences hold before the step;
-    the embedding batch is `inputs` padded to `length`."""
+    the measure of its attention. `cells` are the KV cells that the sequences hold; the embedding batch is
+    `inputs` padded to `length`."""
 
     prefill_tokens: int = 0
     squares: int = 0
@@ -38,6 +37,43 @@ class StepLoad:
 
 BatchTime = Callable[[StepLoad], float]
 
+StepTime = Callable[[int, int, int], float]
+"""Of an LLM alone: (prefill tokens, decoding requests, KV cells) -> seconds."""
+
+TILE_TOKENS = 128
+# Llama-2-70B on A100s after Vidur's profile.
+LLAMA2_70B_TP1 = (0.09255, 2.093e-4, 0.04804, 2.5e-7)
+LLAMA2_70B_TP2 = (0.05633, 1.859e-4, 0.01426, 1.25e-7)
+
+
+def tile(a: float, b: float, g: float, d: float) -> StepTime:
+    """a + b * tokens + g * (tiles - 1) + d * cells: GEMMs run in tiles of tokens, so time rises in stairs."""
+
+    def step_time(prefill_tokens: int, decodes: int, cells: int) -> float:
+        tokens = prefill_tokens + decodes
+        return a + b * tokens + g * (ceil(tokens / TILE_TOKENS) - 1) + d * cells
+
+    return step_time
+
+
+def affine(a: float, b: float, c: float, d: float) -> StepTime:
+    """a + b * prefill tokens + c * decodes + d * cells: the line that most papers fit."""
+
+    def step_time(prefill_tokens: int, decodes: int, cells: int) -> float:
+        return a + b * prefill_tokens + c * decodes + d * cells
+
+    return step_time
+
+
+MODELS: Mapping[str, Callable[[float, float, float, float], StepTime]] = {"tile": tile, "affine": affine}
+
+
+def pace(step_time: StepTime, memory: int) -> tuple[float, float]:
+    """Seconds of an ordinary step (one tile of decodes, memory half full) and of one more prompt token."""
+    ordinary = step_time(0, TILE_TOKENS, memory // 2)
+    tokens = 8 * TILE_TOKENS
+    return ordinary, (step_time(tokens, TILE_TOKENS, 0) - step_time(0, TILE_TOKENS, 0)) / tokens
+
 
 def in_turn(*parts: BatchTime) -> BatchTime:
     """The parts share the device by turns, within each step."""
@@ -45,7 +81,6 @@ def in_turn(*parts: BatchTime) -> BatchTime:
 
 
 def llm_only(step_time: StepTime) -> BatchTime:
-    """Any model of an LLM step: tile, affine."""
     return lambda load: step_time(load.prefill_tokens, load.decodes, load.cells) if load.has_llm else 0.0
 
 
@@ -57,34 +92,62 @@ def embedding_line(base: float, per_token: float) -> BatchTime:
 # --- measured profiles -----------------------------------------------------------------------
 
 
-def fitted_profile(path: Path, model: str, *, tensor_parallel: int = 1) -> BatchTime:
-    """LLM steps after a JSON file of fits in DistServe's form, in milliseconds: prefill a + b*P + c*P^2;
-    decode a + b*cells + c*D, in two pieces by the number of decodes D. A mixed step costs the decode and the
-    prompt's own terms: the weights are read once. Raises ValueError naming what the file has instead.
-    """
-    fits = json.loads(path.read_text(encoding="utf-8"))
-    try:
-        fit = fits[model][str(tensor_parallel)]
-        start, linear, square = _seconds(fit["prefill"])
-        small, large = _seconds(fit["decoding_smallbs"]), _seconds(fit["decoding_largebs"])
-        threshold = int(fit["decoding_large_small_bs_threshold"])
-    except KeyError as error:
-        known = ", ".join(f"{name} on {ranks}" for name, by in fits.items() for ranks in by)
-        raise ValueError(f"{path}: no {error} for {model} on {tensor_parallel}; it has {known}") from error
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """In DistServe's form, in seconds: prefill a + b*P + c*P^2; decode a + b*cells + c*D, in two pieces by
+    the number of decodes D. A mixed step costs the decode and the prompt's own terms: the weights are read
+    once. `slower` stretches what memory traffic bounds: decoding."""
 
-    def batch_time(load: StepLoad) -> float:
+    prefill: tuple[float, float, float]
+    small: tuple[float, float, float]
+    large: tuple[float, float, float]
+    large_from: int
+    slower: float = 1.0
+
+    def __call__(self, load: StepLoad) -> float:
+        start, linear, square = self.prefill
         prompt = linear * load.prefill_tokens + square * load.squares
         if not load.decodes:
             return start + prompt if load.prefill_tokens else 0.0
-        base, cell, decode = small if load.decodes < threshold else large
-        return base + cell * load.cells + decode * load.decodes + prompt
+        base, cell, decode = self.small if load.decodes < self.large_from else self.large
+        return self.slower * (base + cell * load.cells + decode * load.decodes) + prompt
 
-    return batch_time
+
+def fitted_profile(path: Path, model: str, *, tensor_parallel: int = 1) -> Fit:
+    """From a JSON file of such fits in milliseconds. Raises ValueError naming what the file has instead."""
+    fits = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        fit = fits[model][str(tensor_parallel)]
+        return Fit(
+            prefill=_seconds(fit["prefill"]),
+            small=_seconds(fit["decoding_smallbs"]),
+            large=_seconds(fit["decoding_largebs"]),
+            large_from=int(fit["decoding_large_small_bs_threshold"]),
+        )
+    except KeyError as error:
+        known = ", ".join(f"{name} on {ranks}" for name, by in fits.items() for ranks in by)
+        raise ValueError(f"{path}: no {error} for {model} on {tensor_parallel}; it has {known}") from error
 
 
 def _seconds(milliseconds: Sequence[float]) -> tuple[float, float, float]:
     first, second, third = milliseconds
     return 1e-3 * first, 1e-3 * second, 1e-3 * third
+
+
+# DistServe's fit of vLLM serving OPT-13B on one A100-80GB (profiler-a100-80g, vllm, TP 1). An A100-40GB
+# has 1,555 instead of 2,039 GB/s, and the same arithmetic.
+OPT_13B_A100_80G = Fit(
+    prefill=_seconds((22.0522, 0.140509, 8.0766e-6)),
+    small=_seconds((23.4750, 0.000592934, 0.0607269)),
+    large=_seconds((20.2064, 0.000490773, 0.1200031)),
+    large_from=95,
+)
+BATCH_TIMES: Mapping[str, BatchTime] = {
+    "opt-13b-a100-80g": OPT_13B_A100_80G,
+    "opt-13b-a100-40g": replace(OPT_13B_A100_80G, slower=2_039 / 1_555),
+    # For tests of counts and order alone.
+    "instant": lambda load: 0.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,70 +212,3 @@ def _opened(path: Path) -> IO[str]:
     if path.suffix == ".gz":
         return cast(IO[str], gzip.open(path, "rt", encoding="utf-8", newline=""))
     return path.open(encoding="utf-8", newline="")
-
-
-# --- roofline --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What kernels reach, not the data sheet: operations and bytes a second, and a step's fixed seconds."""
-
-    operations: float
-    bandwidth: float
-    overhead: float
-
-
-# About 0.6 of peak arithmetic and 0.8 of peak bandwidth, as dense fp16 kernels of usual shapes reach.
-A100_40GB = Device(operations=0.6 * 312e12, bandwidth=0.8 * 1.555e12, overhead=3e-3)
-H100_SXM = Device(operations=0.6 * 989e12, bandwidth=0.8 * 3.35e12, overhead=2e-3)
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """One model: numbers multiplied per token, bytes of those weights, attention width over all layers,
-    bytes of a token's keys and values."""
-
-    weights: int
-    weight_bytes: int
-    attention_width: int
-    cell_bytes: int
-
-
-def figures(config: Mapping[str, Any], cell_bytes: int, *, bytes_per_weight: int = 2) -> Figures:
-    """Of a dense model, from its Hugging Face config. `cell_bytes` is `KvGeometry.bytes_per_token`; 0 marks
-    an encoder."""
-    layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
-    heads = int(config["num_attention_heads"])
-    head = int(config.get("head_dim") or hidden // heads)
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    inner = int(config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden)
-    # Gated feed-forward layers have a third matrix; their configs name SiLU or a gated GELU.
-    activation = str(config.get("hidden_act", config.get("activation_function", "")))
-    matrices = 3 if activation in ("silu", "swiglu", "geglu", "gelu_pytorch_tanh") else 2
-    layer = 2 * hidden * head * (heads + kv_heads) + matrices * hidden * inner
-    vocabulary = int(config.get("vocab_size", 0)) * hidden if cell_bytes else 0
-    weights = layers * layer + vocabulary
-    return Figures(weights, weights * bytes_per_weight, layers * heads * head, cell_bytes)
-
-
-def roofline(device: Device, llm: Figures, embedder: Figures | None = None) -> BatchTime:
-    """max(all arithmetic, all traffic) + overhead: a decode's traffic hides an embedding's arithmetic."""
-
-    def batch_time(load: StepLoad) -> float:
-        operations = traffic = 0.0
-        if load.has_llm:
-            tokens = load.prefill_tokens + load.decodes
-            # A causal prompt attends to half its square; each pair takes 4 operations per width.
-            pairs = load.squares / 2 + load.cells
-            operations += 2 * llm.weights * tokens + 4 * llm.attention_width * pairs
-            traffic += llm.weight_bytes + llm.cell_bytes * (load.cells + tokens)
-        if load.inputs and embedder is not None:
-            tokens = load.inputs * load.length
-            operations += 2 * embedder.weights * tokens + 4 * embedder.attention_width * tokens * load.length
-            traffic += embedder.weight_bytes
-        if not operations:
-            return 0.0
-        return max(operations / device.operations, traffic / device.bandwidth) + device.overhead
-
-    return batch_time

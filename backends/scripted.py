@@ -28,6 +28,7 @@ from controlplane.core.ports import (
     Refused,
     Sampling,
     Standing,
+    StepCost,
     TokenLogprob,
     Vectors,
 )
@@ -60,6 +61,7 @@ class ScriptedGenerator(ScriptedEngine):
     ) -> None:
         super().__init__(model=model, max_running=max_running, is_stepped=is_stepped, default=default)
         self.orders = orders
+        self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None
         self.quota_bytes = kv_bytes
         self.options: dict[str, Any] = {}

@@ -27,6 +27,7 @@ from controlplane.core.ports import (
     Refused,
     Sampling,
     Standing,
+    StepCost,
 )
 from controlplane.core.request import Request
 
@@ -98,6 +99,7 @@ class SimulatedGenerator:
         ample = geometry.bytes(max_model_tokens) * 2 * (max_running + _QUEUED_AHEAD)
         self.model = model
         self.orders = orders
+        self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None
         self.geometry = geometry
         self.kv_bytes = ample if blocks is None else blocks * geometry.bytes_per_block

@@ -29,16 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.batch_time import (
-    H100_SXM,
-    BatchTime,
-    StepLoad,
-    embedding_table,
-    figures,
-    in_turn,
-    read_grid,
-    roofline,
-)
+from backends.batch_time import BatchTime, StepLoad, embedding_table, in_turn, read_grid
+from backends.roofline import H100_SXM, figures, roofline
 from benchmark_control_plane.collocated_summary import draw, summary
 from benchmark_control_plane.inputs import BadInput, data_folder, exit_code
 from benchmark_control_plane.simulation import Ask, Course, Embed, Machine, Offered, divided, simulate

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from time import perf_counter
 
-from backends.batch_times import BATCH_TIMES, Batch
+from backends.batch_time import BATCH_TIMES, StepLoad
 from backends.vllm.stepped import Setup
 from benchmark_control_plane.engine_play import Outcome, Window
 from benchmark_control_plane.offered import Lengths, Offer, Promise
@@ -27,7 +27,8 @@ def full_step(lengths: Sequence[Lengths], setup: Setup) -> tuple[float, float]:
     """Seconds of a step that decodes a full pool, and how many requests that is."""
     resident = sum((p + o / 2) * o for p, o in lengths) / sum(o for _, o in lengths)
     pool = setup.blocks * setup.block_tokens
-    return BATCH_TIMES[setup.batch_time](Batch(decodes=round(pool / resident), cells=pool)), pool / resident
+    full = StepLoad(decodes=round(pool / resident), cells=pool)
+    return BATCH_TIMES[setup.batch_time](full), pool / resident
 
 
 def fluid_bound(lengths: Sequence[Lengths], setup: Setup, served: float) -> float:
@@ -39,7 +40,7 @@ def fluid_bound(lengths: Sequence[Lengths], setup: Setup, served: float) -> floa
     outputs = sum(o for _, o in kept) / len(ordered)
     step, decodes = full_step(kept, setup)
     batch_time = BATCH_TIMES[setup.batch_time]
-    prefill = batch_time(Batch(prefill_tokens=1)) - batch_time(Batch())
+    prefill = batch_time(StepLoad(prefill_tokens=2)) - batch_time(StepLoad(prefill_tokens=1))
     return 1 / (step * outputs / decodes + prefill * prompts)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from backends.batch_time import A100_40GB, Device
+from backends.roofline import A100_40GB, Device
 from backends.vllm.stepped import GEOMETRIES, HiddenStates, Setup, SteppedEngine
 from benchmark_control_plane.engine_play import Contender, Window, play
 from benchmark_control_plane.offered import Dataset, Prediction, dataset, poisson

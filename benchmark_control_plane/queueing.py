@@ -15,8 +15,7 @@ from math import factorial
 import numpy as np
 import numpy.typing as npt
 
-from backends.batch_time import llm_only
-from backends.step_time_models import affine
+from backends.batch_time import affine, llm_only
 from benchmark_control_plane.simulation import Ask, Course, Machine, arrival_times, simulate
 
 Floats = npt.NDArray[np.float64]

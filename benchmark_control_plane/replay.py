@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from backends.step_time_models import MODELS, StepTime
+from backends.batch_time import MODELS, StepTime
 from benchmark_control_plane.hindsight import read_instance
 from benchmark_control_plane.inputs import BadInput, exit_code, finite, items, read_object, whole
 from benchmark_control_plane.lengths import Instance, Line

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.batch_time import in_turn, llm_only
-from backends.step_time_models import affine
+from backends.batch_time import affine, in_turn, llm_only
 from benchmark_control_plane.simulation import Ask, Machine, arrival_times, engines, started
 from benchmark_control_plane.virtual_time import run
 from controlplane.core.clock import to_seconds

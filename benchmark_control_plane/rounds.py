@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import ceil
 
-from backends.step_time_models import StepTime
+from backends.batch_time import StepTime
 from controlplane.policy.stepwise import Candidate, StepPolicy
 
 _FRUITLESS_CLEARINGS = 1000

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from backends.step_time_models import StepTime, pace
+from backends.batch_time import StepTime, pace
 from benchmark_control_plane.lengths import Line
 from benchmark_control_plane.rounds import Arrival, Totals, simulate
 from controlplane.policy.catalogue import STEP_POLICIES, chosen

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.step_time_models import LLAMA2_70B_TP1, tile
+from backends.batch_time import LLAMA2_70B_TP1, tile
 from benchmark_control_plane.lengths import CONVERSATION_MEMORY, conversation_lengths, poisson_arrivals
 from benchmark_control_plane.rounds import Arrival, simulate
 from benchmark_control_plane.schedules import Setting, arrivals, built, scheduled

@@ -17,7 +17,7 @@ from predictors.length_model import LEVELS, MEDIAN, UPPER
 
 _LEVELS = np.array(LEVELS)
 _CALM_STEP, _STEP, _FIRST_STEP, _SETTLES = 0.04, 0.08, 0.4, 20.0
-_HASTE = np.where(_LEVELS < LEVELS[UPPER], 1.0, 2.0)
+_HASTE = np.where(LEVELS[UPPER] > _LEVELS, 1.0, 2.0)
 _CALM = 0.06
 _LEAST_SPREAD = 0.1
 _FURTHEST = 12.0

@@ -2,7 +2,8 @@
 
 Rule (`t = c0 + c1 decodes + c2 cells + c3 prompt tokens`): recursive least squares on relative errors, that
 forget, so that a lasting change is followed; an error far outside the usual ones counts no more than one
-at their edge, so that a stall moves little. It starts from a prior, which observations soon outweigh.
+at their edge, so that a stall moves little. It starts from what device and model should take, if that is
+known; observations soon outweigh it.
 Steps beside which embeddings were computed tell nothing of the engine; they tell how much longer a step
 then is. An engine that reports no steps is timed by its tokens: exponentially weighted means of the gap
 between two tokens and of the time a prompt token takes, clipped to a factor of four around the present one.
@@ -16,6 +17,7 @@ from statistics import median
 import numpy as np
 
 from controlplane.core.clock import Duration
+from controlplane.core.ports import StepCost
 from controlplane.core.view import Pace
 
 # Plain floats: once between two steps of an engine, numpy takes four times as long for so few numbers.
@@ -51,21 +53,15 @@ class StepWork:
         return [count / unit for count, unit in zip(counts, _UNITS, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class StepPrior:
-    """Seconds: of any step, and more for each decoding sequence, KV cell and prompt token."""
-
-    step: float = 0.01
-    decode: float = 1e-4
-    cell: float = 1e-7
-    prompt_token: float = 1e-4
+# Where neither device nor model is known.
+_ANY = StepCost(step=0.01, decode=1e-4, cell=1e-7, prompt_token=1e-4)
 
 
 class StepTime:
     """Coefficients of one engine, in seconds. Nothing is predicted below a tenth of the fixed cost."""
 
-    def __init__(self, prior: StepPrior | None = None) -> None:
-        known = prior or StepPrior()
+    def __init__(self, prior: StepCost | None = None) -> None:
+        known = prior or _ANY
         seconds = (known.step, known.decode, known.cell, known.prompt_token)
         self._coefficients: Four = [s * unit for s, unit in zip(seconds, _UNITS, strict=True)]
         self._covariance = self._doubt()
@@ -144,8 +140,9 @@ def _dot(a: Four, b: Four) -> float:
 class StepReports:
     """What an engine's reports of its steps tell, seen from the gate."""
 
-    def __init__(self, prior: StepPrior | None = None) -> None:
+    def __init__(self, prior: StepCost | None = None) -> None:
         self.steps = StepTime(prior)
+        self._is_told = prior is not None
         self._last = StepWork(0, 0, 0)
         self._stretch = 1.0
 
@@ -167,6 +164,13 @@ class StepReports:
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))
         self._stretch += (_clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
 
+    def _thought(self) -> Pace | None:
+        """By the steps reported; before there are enough of them, by what was told of the engine."""
+        if not (self.reports_steps or self._is_told):
+            return None
+        step, token = self._decoding(), self.steps.per_prompt_token
+        return Pace(_duration(step * self._stretch), _duration(token * self._stretch))
+
     def _decoding(self) -> float:
         return self.steps.predict(StepWork(0, self._last.decodes, self._last.cells))
 
@@ -174,7 +178,7 @@ class StepReports:
 class ObservedPace(StepReports):
     """`memory` is how many observations the token timing looks back over."""
 
-    def __init__(self, *, memory: int = 64, prior: StepPrior | None = None) -> None:
+    def __init__(self, *, memory: int = 64, prior: StepCost | None = None) -> None:
         super().__init__(prior)
         self._rate = 1.0 / memory
         self._gaps = 0
@@ -185,12 +189,9 @@ class ObservedPace(StepReports):
 
     @property
     def pace(self) -> Pace | None:
-        """None until something was observed. What was never observed is taken to cost nothing."""
-        if self.reports_steps:
-            step, token = self._decoding(), self.steps.per_prompt_token
-            return Pace(_duration(step * self._stretch), _duration(token * self._stretch))
-        if self._gaps == 0 and self._prefills == 0:
-            return None
+        """None while nothing is known. What was never observed, nor told, is taken to cost nothing."""
+        if self.reports_steps or (self._gaps == 0 and self._prefills == 0):
+            return self._thought()
         return Pace(Duration(round(self._step)), Duration(round(self._per_token)))
 
     def observe_step(self, took: Duration) -> None:
@@ -213,11 +214,12 @@ class ObservedPace(StepReports):
 
 
 class ReportedPace(StepReports):
-    """For an engine that measures itself: seen from outside, a request's start is not known."""
+    """For an engine that measures itself: seen from outside, a request's start is not known. `pace` is what
+    it last said; before, what was told of it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.pace: Pace | None = None
+    def __init__(self, prior: StepCost | None = None) -> None:
+        super().__init__(prior)
+        self.pace = self._thought()
 
     def observe_step(self, took: Duration) -> None:
         pass

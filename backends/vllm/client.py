@@ -29,6 +29,7 @@ from controlplane.core.ports import (
     EngineStep,
     Sampling,
     Standing,
+    StepCost,
 )
 from controlplane.core.request import Request
 from controlplane.policy.engine_options import EngineOptions
@@ -59,6 +60,7 @@ class VllmGenerator:
     kv_bytes: int
     max_model_tokens: int
     max_running: int
+    step_cost: StepCost | None
 
     def __init__(
         self,
@@ -105,10 +107,11 @@ class VllmGenerator:
         engine.reported.on_step = self._heard_step
         self.geometry, self.kv_bytes = engine.geometry, engine.kv_bytes
         self.max_model_tokens, self.max_running = engine.max_model_tokens, engine.max_running
+        self.step_cost = engine.step_cost
         try:
             await self._answer_once(engine)
             if engine.orders is not None:
-                await engine.orders.introduce()
+                await engine.orders.introduce(engine.step_cost)
         except BaseException:
             await self.stop()
             raise

@@ -9,13 +9,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 
 from backends.vllm.board import Board, Reading, key_of
 from backends.vllm.control import METHOD
 from controlplane.core.clock import Duration
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.ports import EngineState, Refused
+from controlplane.core.ports import EngineState, Refused, StepCost
 from controlplane.core.view import Pace
 from controlplane.policy.catalogue import engine_policy
 from controlplane.policy.engine_options import EngineOptions
@@ -50,9 +51,12 @@ class Orders:
 
     # --- orders ------------------------------------------------------------------------------
 
-    async def introduce(self) -> None:
+    async def introduce(self, step_cost: StepCost | None) -> None:
         """Until its engine was told something, a scheduler does not know where messages arrive."""
-        await self._call("state", None)
+        if step_cost is None:
+            await self._call("state", None)
+        else:
+            await self._call("set_step_cost", list(astuple(step_cost)))
 
     async def set_quota(self, quota_bytes: int) -> None:
         blocks = quota_bytes // self._block_bytes

@@ -23,6 +23,7 @@ from backends.vllm.compat import (
     check_release,
     most_running,
 )
+from backends.vllm.expected import expected_step
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.metadata import KEY
 from backends.vllm.orders import Orders
@@ -81,6 +82,7 @@ class Engine:
         self._defaults = config.model_config.get_diff_sampling_param()
         self._config = config
         self.geometry = _geometry(config)
+        self.step_cost = expected_step(config, self.geometry)
         self._has_priorities = config.scheduler_config.policy == "priority"
         self.max_model_tokens: int = config.model_config.max_model_len
         self.max_running: int = most_running(config.scheduler_config)

@@ -4,7 +4,7 @@
 
 EngineCore, scheduler and KV manager are vLLM's own; only the forward pass is missing. It checks counts,
 order and timing, not the contents of the cache. `additional_config["tandem_sim"]` chooses
-`batch_time` (see backends.batch_times) and `clock`: `real` waits in a thread, for use behind a live
+`batch_time` (see backends.batch_time) and `clock`: `real` waits in a thread, for use behind a live
 server; `virtual` moves `now_ns` on and returns at once, for an engine stepped in this process. With
 `hidden_seconds`, [a token, a request, a step with any, a token restored] requests may keep hidden states at
 that extra cost.
@@ -21,7 +21,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
-from backends.batch_times import BATCH_TIMES, Batch
+from backends.batch_time import BATCH_TIMES, StepLoad
 from controlplane.policy.catalogue import chosen
 
 _FIRST_TOKEN = 10
@@ -125,13 +125,18 @@ class SimExecutor(Executor):  # type: ignore[misc]
         repeats itself."""
         self._note_positions(scheduled)
         known, computed = self._known, self._computed
-        batch = Batch()
+        load = StepLoad()
         ids: list[str] = []
         tokens: list[list[int]] = []
         for request_id, new in scheduled.num_scheduled_tokens.items():
             before, length = computed[request_id], known[request_id]
             is_ready = before + new >= length
-            batch.add(before, new, is_decode=is_ready and new == 1)
+            if is_ready and new == 1:
+                load.decodes += 1
+                load.cells += before + 1
+            else:
+                load.prefill_tokens += new
+                load.squares += new * (2 * before + new)
             computed[request_id] = before + new
             ids.append(request_id)
             if is_ready:
@@ -149,7 +154,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
             return EMPTY_MODEL_RUNNER_OUTPUT, 0.0
         index = {request_id: at for at, request_id in enumerate(ids)}
         output = ModelRunnerOutput(req_ids=ids, req_id_to_index=index, sampled_token_ids=tokens)
-        return output, self._batch_time(batch) + self._hidden_time(scheduled)
+        return output, self._batch_time(load) + self._hidden_time(scheduled)
 
     def _hidden_time(self, scheduled: Any) -> float:
         forms = getattr(scheduled, "cache_forms", None)

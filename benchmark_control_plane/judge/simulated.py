@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from backends.batch_time import embedding_line, in_turn, llm_only
+from backends.batch_time import affine, embedding_line, in_turn, llm_only
 from backends.simulated import SimulatedGenerator
 from backends.simulated_embedder import SimulatedEmbedder
-from backends.step_time_models import affine
 from benchmark_control_plane.judge.experiment_parts import SimulatedDevice
 from benchmark_control_plane.judge.memory import Sample
 from benchmark_control_plane.judge.records import Answer

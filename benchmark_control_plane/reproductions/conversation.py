@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.step_time_models import LLAMA2_70B_TP1, tile
+from backends.batch_time import LLAMA2_70B_TP1, tile
 from benchmark_control_plane.lengths import CONVERSATION_MEMORY, Line
 from benchmark_control_plane.schedules import Schedule, Setting, scheduled
 

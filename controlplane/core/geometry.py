@@ -42,12 +42,14 @@ class KvGeometry:
         return self.blocks(tokens) * self.bytes_per_block
 
 
-def _first(config: Mapping[str, Any], *names: str) -> int | None:
+def stated(config: Mapping[str, Any], *names: str) -> int | None:
+    """Under the first of these names that the config has."""
     return next((int(config[n]) for n in names if config.get(n) is not None), None)
 
 
-def _required(config: Mapping[str, Any], *names: str) -> int:
-    value = _first(config, *names)
+def required(config: Mapping[str, Any], *names: str) -> int:
+    """The same. Raises GeometryError where it has none."""
+    value = stated(config, *names)
     if value is None:
         raise GeometryError(
             f"model config has none of {', '.join(names)}: KV arithmetic needs it; "
@@ -63,20 +65,20 @@ def _kv_heads(config: Mapping[str, Any]) -> int | None:
         return 1
     names = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
     nested = config.get("attn_config")  # MPT, DBRX
-    return _first(config, *names) or (_first(nested, "kv_n_heads") if isinstance(nested, Mapping) else None)
+    return stated(config, *names) or (stated(nested, "kv_n_heads") if isinstance(nested, Mapping) else None)
 
 
 def _elements_per_layer(config: Mapping[str, Any], tensor_parallel: int) -> int:
-    if (latent := _first(config, "kv_lora_rank")) is not None:
+    if (latent := stated(config, "kv_lora_rank")) is not None:
         # The latent is not sharded by heads, so every rank holds all of it (DeepSeek-V2, section 2.1).
-        return latent + _required(config, "qk_rope_head_dim")
-    heads = _required(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
+        return latent + required(config, "qk_rope_head_dim")
+    heads = required(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
     kv_heads = _kv_heads(config)
     if kv_heads is None:
         kv_heads = heads
-    head_dim = _first(config, "head_dim", "kv_channels")
+    head_dim = stated(config, "head_dim", "kv_channels")
     if head_dim is None:
-        head_dim = _required(config, "hidden_size", "n_embd", "d_model") // heads
+        head_dim = required(config, "hidden_size", "n_embd", "d_model") // heads
     # With more ranks than KV heads each rank keeps a copy of one head.
     return 2 * max(1, kv_heads // tensor_parallel) * head_dim
 
@@ -93,11 +95,11 @@ def kv_geometry(
     Raises GeometryError naming the missing key or the unknown dtype.
     """
     text: Mapping[str, Any] = config.get("text_config") or config
-    layers = _required(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    layers = required(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     dtype = cache_dtype
     if dtype == "auto":
-        stated = text.get("dtype") or text.get("torch_dtype") or config.get("dtype")
-        dtype = str(stated or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+        named = text.get("dtype") or text.get("torch_dtype") or config.get("dtype")
+        dtype = str(named or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
         # A model that names no dtype, or 32 bits, is loaded by vLLM in 16 unless told otherwise.
         dtype = "bfloat16" if dtype == "float32" else dtype
     if dtype not in DTYPE_BYTES:

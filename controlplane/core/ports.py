@@ -147,12 +147,25 @@ class EngineStep:
     took: Duration
 
 
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds: of any step, and more for each decoding sequence, KV cell and prompt token."""
+
+    step: float
+    decode: float
+    cell: float
+    prompt_token: float
+
+
 class Generator(Protocol):
     """An LLM engine. `start` returns when it really answers; `stop` may be called at any time. `on_step`
     hears of each step that followed another.
 
     One that `orders` by itself holds back, ranks and preempts before each of its steps; then requests may
     wait in it, and it takes the three `set_…`. Any other refuses `set_quota` and `set_options`.
+
+    `step_cost` is what its steps should take by the figures of device and model, before any was measured;
+    None where nobody knows.
     """
 
     model: str
@@ -162,6 +175,7 @@ class Generator(Protocol):
     kv_bytes: int
     max_model_tokens: int
     max_running: int
+    step_cost: StepCost | None
 
     async def start(self) -> None: ...
 

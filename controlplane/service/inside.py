@@ -7,7 +7,7 @@ really holds: nothing before it starts and after it preempts.
 from collections.abc import Callable, Mapping
 
 from controlplane.core.memory import MemoryLedger
-from controlplane.core.ports import BackendDown, EngineState, Generator
+from controlplane.core.ports import BackendDown, EngineState, Generator, StepCost
 from controlplane.core.request import Kind
 from controlplane.core.view import Waiting
 from controlplane.service.ticket import Ticket
@@ -25,6 +25,7 @@ class Inside:
         ledger: MemoryLedger,
         tickets: Mapping[str, Ticket],
         goes_before: GoesBefore,
+        step_cost: StepCost | None = None,
     ) -> None:
         self._generators = generators
         self._ledger = ledger
@@ -32,7 +33,7 @@ class Inside:
         self._held: dict[str, int] = {}
         self._last: EngineState | None = None
         self.goes_before = goes_before
-        self.pace = ReportedPace()
+        self.pace = ReportedPace(step_cost)
 
     def follow(self) -> None:
         """Brings the leases up to what the engine's last step says."""
@@ -47,7 +48,7 @@ class Inside:
 
     def _follow(self, state: EngineState) -> None:
         self._last = state
-        self.pace.pace = state.pace
+        self.pace.pace = state.pace or self.pace.pace
         held = dict(state.held_bytes or {})
         for name in held.keys() | self._held.keys():
             size, ticket = held.get(name, 0), self._tickets.get(name)

@@ -5,21 +5,20 @@ import json
 import pytest
 
 from backends.batch_time import (
+    LLAMA2_70B_TP1,
     Curve,
-    Device,
-    Figures,
     Grid,
     StepLoad,
+    affine,
     embedding_line,
     embedding_table,
-    figures,
     fitted_profile,
     in_turn,
     llm_only,
+    pace,
     read_grid,
-    roofline,
+    tile,
 )
-from backends.step_time_models import affine, tile
 
 FIT = {
     "opt": {
@@ -91,25 +90,18 @@ def test_a_grid_of_one_point_is_flat():
     assert Grid([1.0], [Curve([1.0], [0.5])]).at(7, 9) == 0.5
 
 
-def test_roofline_hides_arithmetic_behind_traffic():
-    device = Device(operations=1_000.0, bandwidth=10.0, overhead=1.0)
-    llm = Figures(weights=10, weight_bytes=20, attention_width=1, cell_bytes=2)
-    encoder = Figures(weights=50, weight_bytes=0, attention_width=0, cell_bytes=0)
-    model = roofline(device, llm, encoder)
-    # One decode over 5 cells: (20 + 2 * 6) / 10 bytes against (20 + 20) / 1000 operations.
-    assert model(StepLoad(decodes=1, cells=5)) == pytest.approx(3.2 + 1)
-    # 20 embedded tokens add 2000 operations: 2.04 s of arithmetic still hide behind 3.2 s of traffic.
-    assert model(StepLoad(decodes=1, cells=5, inputs=2, length=10)) == pytest.approx(3.2 + 1)
-    assert model(StepLoad(decodes=1, cells=5, inputs=8, length=10)) == pytest.approx(8.04 + 1)
-    assert model(StepLoad(inputs=2, length=10)) == pytest.approx(2.0 + 1)
+def test_a_tile_costs_its_step_once():
+    step_time = tile(1.0, 0.0, 10.0, 0.0)
+    assert [step_time(0, n, 0) for n in (1, 128, 129, 256, 257)] == [1.0, 1.0, 11.0, 11.0, 21.0]
+    assert step_time(100, 29, 0) == step_time(0, 129, 0)
 
 
-def test_figures_count_a_models_weights():
-    # Llama-3.1-8B: 8.03e9 parameters, of which one embedding table (0.525e9) is not multiplied.
-    llama = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-             "num_key_value_heads": 8, "intermediate_size": 14336, "hidden_act": "silu",
-             "vocab_size": 128256}  # fmt: skip
-    assert figures(llama, 131_072).weights == pytest.approx(8.03e9 - 0.525e9, rel=1e-3)
-    opt = {"num_hidden_layers": 40, "hidden_size": 5120, "num_attention_heads": 40, "ffn_dim": 20480,
-           "activation_function": "relu", "vocab_size": 50272}  # fmt: skip
-    assert figures(opt, 819_200).weights == pytest.approx(12.85e9, rel=1e-2)
+def test_each_term_counts_its_own_unit():
+    assert affine(1.0, 0.5, 0.25, 0.125)(2, 4, 8) == 1.0 + 1.0 + 1.0 + 1.0
+    assert tile(1.0, 0.5, 0.0, 0.125)(2, 4, 8) == 1.0 + 3.0 + 1.0
+
+
+def test_pace_spreads_a_tiles_cost_over_its_tokens():
+    step, token = pace(tile(*LLAMA2_70B_TP1), 16_492)
+    assert step == pytest.approx(0.0926 + 128 * 2.093e-4 + 8_246 * 2.5e-7, abs=1e-4)
+    assert token == pytest.approx(2.093e-4 + 0.04804 / 128)

@@ -4,11 +4,10 @@ import asyncio
 
 import pytest
 
-from backends.batch_time import embedding_line, in_turn, llm_only
+from backends.batch_time import affine, embedding_line, in_turn, llm_only
 from backends.simulated import SimulatedGenerator
 from backends.simulated_device import SimulatedDevice
 from backends.simulated_embedder import SimulatedEmbedder
-from backends.step_time_models import affine
 from benchmark_control_plane.virtual_time import run
 from controlplane.core.clock import Instant
 from controlplane.core.geometry import KvGeometry

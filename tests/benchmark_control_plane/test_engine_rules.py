@@ -2,8 +2,7 @@
 
 import pytest
 
-from backends.batch_time import llm_only
-from backends.step_time_models import affine
+from backends.batch_time import affine, llm_only
 from benchmark_control_plane.engine_rules import EngineRule
 from benchmark_control_plane.engine_steps import Objective, Pool, Served, attained, serve
 from benchmark_control_plane.step_rules import FirstCome

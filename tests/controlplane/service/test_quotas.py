@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from backends.batch_time import embedding_line, in_turn, llm_only
+from backends.batch_time import affine, embedding_line, in_turn, llm_only
 from backends.device_memory import ElasticMemory
 from backends.scripted import ScriptedEmbedder, ScriptedGenerator
-from backends.step_time_models import affine
 from benchmark_control_plane.simulation import Ask, Embed, Machine, simulate
 from benchmark_control_plane.virtual_time import run
 from controlplane.config import ConfigError, parse
