@@ -18,6 +18,7 @@ import numpy as np
 
 from controlplane.core.clock import Duration
 from controlplane.core.ports import StepCost
+from controlplane.core.request import Owner
 from controlplane.core.view import Pace
 
 # Plain floats: once between two steps of an engine, numpy takes four times as long for so few numbers.
@@ -226,6 +227,11 @@ class ReportedPace(StepReports):
 
     def observe_prefill(self, prompt_tokens: int, took: Duration) -> None:
         pass
+
+
+def paces(step_cost: StepCost | None) -> dict[Owner, ObservedPace | ReportedPace]:
+    """Of those whose work is seen from outside; `step_cost` is the LLM's."""
+    return {Owner.LLM: ObservedPace(prior=step_cost), Owner.EMBEDDING: ObservedPace()}
 
 
 def _duration(seconds: float) -> Duration:

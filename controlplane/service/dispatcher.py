@@ -34,7 +34,7 @@ from controlplane.service.shared_device import SharedDevice
 from controlplane.service.ticket import Rejected, Ticket
 from controlplane.service.turns import Tenants
 from controlplane.service.waiting import WaitingRoom
-from predictors.step_time import ObservedPace, ReportedPace
+from predictors.step_time import paces
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,10 @@ class Dispatcher:
         """The most that a single request could ever have, where that is not the present quota."""
         self.on_offer: Callable[[Request, Footprint], None] | None = None
         self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
-        step_cost = next((one.step_cost for one in generators.values()), None)
-        self.paces: dict[Owner, ObservedPace | ReportedPace] = {
-            Owner.LLM: ObservedPace(prior=step_cost),
-            Owner.EMBEDDING: ObservedPace(),
-        }
+        self.paces = paces(next((one.step_cost for one in generators.values()), None))
         self._inside: Inside | None = None
         if policies.engine_goes_before is not None:
-            self._inside = Inside(generators, ledger, self._tickets, policies.engine_goes_before, step_cost)
+            self._inside = Inside(generators, ledger, self._tickets, policies.engine_goes_before)
             self.paces[Owner.LLM] = self._inside.pace
         self._device = SharedDevice(generators.values())
         self._returns = Returns(ledger, self.paces)

@@ -7,7 +7,7 @@ really holds: nothing before it starts and after it preempts.
 from collections.abc import Callable, Mapping
 
 from controlplane.core.memory import MemoryLedger
-from controlplane.core.ports import BackendDown, EngineState, Generator, StepCost
+from controlplane.core.ports import BackendDown, EngineState, Generator
 from controlplane.core.request import Kind
 from controlplane.core.view import Waiting
 from controlplane.service.ticket import Ticket
@@ -25,7 +25,6 @@ class Inside:
         ledger: MemoryLedger,
         tickets: Mapping[str, Ticket],
         goes_before: GoesBefore,
-        step_cost: StepCost | None = None,
     ) -> None:
         self._generators = generators
         self._ledger = ledger
@@ -33,7 +32,7 @@ class Inside:
         self._held: dict[str, int] = {}
         self._last: EngineState | None = None
         self.goes_before = goes_before
-        self.pace = ReportedPace(step_cost)
+        self.pace = ReportedPace(next((one.step_cost for one in generators.values()), None))
 
     def follow(self) -> None:
         """Brings the leases up to what the engine's last step says."""
