@@ -273,14 +273,14 @@ def objectives_from(plan: Plan, alone: Objectives) -> dict[str, dict[str, float]
         for part in ("ttft", "tpot", "e2e"):
             metric, times = f"{part}_ms", getattr(promise.times_unloaded, part)
             if (stated := getattr(promise, metric)) is not None:
-                found[name][metric] = stated
+                found[name][metric] = plan.slo_scale * stated
             elif times is not None:
                 if metric not in alone.get(name, {}):
                     raise BadInput(
                         f"classes.{name}.times_unloaded.{part}: no request of this class has a {part} when "
                         "alone; drop it"
                     )
-                found[name][metric] = times * alone[name][metric]
+                found[name][metric] = plan.slo_scale * times * alone[name][metric]
     return found
 
 

@@ -21,6 +21,7 @@ from benchmark_control_plane.judge.experiment_parts import (
     SimulatedDevice,
     Stream,
     System,
+    Times,
     Window,
 )
 from controlplane.config import ConfigError, parse
@@ -42,7 +43,7 @@ class Frontier:
 @section(frozen=True, config=STRICT)
 class Plan:
     """`reference` names the system on which unloaded latencies and capacity are measured, by default the
-    first; `together` systems are up at once and take turns."""
+    first; `together` systems are up at once and take turns; `slo_scale` multiplies every objective."""
 
     name: Name
     question: Name
@@ -55,6 +56,7 @@ class Plan:
     capacity: Capacity = Capacity()
     frontier: Frontier = Frontier()
     reference: Name | None = None
+    slo_scale: Times = 1.0
     together: Annotated[int, Field(ge=1, le=8)] = 2
     live: Live | None = None
     device: SimulatedDevice | None = None
@@ -89,8 +91,8 @@ def read_experiment(path: Path, data: Path) -> Experiment:
 
 
 def _extended(path: Path) -> tuple[object, str]:
-    """A file that `extends` another, beside it, states what differs; lists it states replace the other's.
-    With the text of both."""
+    """A file that `extends` another, beside it, states what differs; lists it states replace the other's,
+    where a system's name alone stands for the other's system. With the text of both."""
     content = read_yaml(path)
     text = path.read_text(encoding="utf-8")
     if not isinstance(content, dict) or "extends" not in content:
@@ -99,7 +101,21 @@ def _extended(path: Path) -> tuple[object, str]:
     base = read_yaml(below)
     if not isinstance(base, dict) or "extends" in base:
         raise ConfigError(f"{path}: extends: the other file is an experiment that extends none")
+    if isinstance(systems := content.get("systems"), list):
+        content["systems"] = [_looked_up(base, system, path) for system in systems]
     return merged(base, content), f"{text}\n# --- {below.name}\n\n{below.read_text(encoding='utf-8')}"
+
+
+def _looked_up(base: Mapping[str, Any], system: object, path: Path) -> object:
+    if not isinstance(system, str):
+        return system
+    known = {one["name"]: one for one in base.get("systems", ()) if isinstance(one, dict) and "name" in one}
+    if system not in known:
+        raise ConfigError(
+            f"{path}: systems: {system!r} is not in the file this one extends ({', '.join(known)}); "
+            "name one of those or state the system"
+        )
+    return known[system]
 
 
 def quick(plan: Plan) -> Plan:

@@ -26,7 +26,7 @@ from benchmark_control_plane.report.schema import FORMAT, Results, results_of
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmark_control_plane" / "results"
 README = ROOT / "README.md"
-IN_FULL = ("head-to-head.json",)
+IN_FULL = ("head-to-head.json", "head-to-head-strict.json")
 BEGIN = "<!-- Measured: written by python -m benchmark_control_plane.report.readme -->"
 END = "<!-- End of what was measured -->"
 
@@ -83,7 +83,7 @@ def rewritten(text: str, content: str) -> str:
 
 def section(folder: Path) -> str:
     found = list(experiments(folder))
-    parts = [_experiment(results, file) for file, results in found if file.name in IN_FULL]
+    parts = [_experiment(results, file) for name in IN_FULL for file, results in found if file.name == name]
     quoted = [
         f"| {results['experiment']['question']} | {_rates(facts.ordered(results))} | {_link(file)} |"
         for file, results in found

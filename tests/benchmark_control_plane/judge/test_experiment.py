@@ -100,6 +100,12 @@ def test_a_file_that_extends_another_states_what_differs(tmp_path):
     assert found.plan.name == "other" and found.plan.question == SMALL["question"]
     assert found.plan.classes["chat"].ttft_ms == 90 and found.plan.classes["chat"].priority == 1
     assert "extends: base.yaml" in found.text and "Does it run?" in found.text
+    content |= {"systems": ["tandem", {"name": "ungated", "kind": "baseline", "ungated": True}]}
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert [s.simulated for s in read_experiment(path, tmp_path).plan.systems] == [{}, None]
+    path.write_text(yaml.safe_dump(content | {"systems": ["tandm"]}), encoding="utf-8")
+    with pytest.raises(BadInput, match=r"'tandm' is not in the file this one extends \(tandem\)"):
+        read_experiment(path, tmp_path)
     path.write_text("extends: nowhere.yaml", encoding="utf-8")
     with pytest.raises(BadInput, match=r"nowhere\.yaml: No such file"):
         read_experiment(path, tmp_path)

@@ -146,6 +146,15 @@ def test_a_multiple_of_nothing_is_refused(experiment, tmp_path):
         objectives_from(plan, {"documents": {"e2e_ms": 5.0}})
 
 
+def test_a_scale_makes_every_objective_stricter(tmp_path):
+    path = tmp_path / "strict.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | {"slo_scale": 0.5}), encoding="utf-8")
+    alone = {"interactive": {"ttft_ms": 6.0, "tpot_ms": 2.0}}
+    assert objectives_from(read_experiment(path, tmp_path).plan, alone) == {
+        "interactive": {"ttft_ms": 30.0, "tpot_ms": 3.0}, "documents": {"e2e_ms": 1_000.0}
+    }  # fmt: skip
+
+
 PAGE = b"""# HELP tandem_held_bytes Bytes
 tandem_held_bytes{owner="llm"} 5.0e+06
 tandem_quota_bytes{owner="llm"} 8e6
