@@ -251,6 +251,10 @@ class ScriptedEmbedder(ScriptedEngine):
     def is_computing(self) -> bool:
         return bool(self.live)
 
+    def tokens_left(self, request_id: str) -> int | None:
+        run = next((run for run in self.live if run.request.id == request_id), None)
+        return None if run is None else sum(map(len, run.inputs))
+
     @property
     def workspace_bytes(self) -> int:
         return max(self._batch_tokens, self.max_input_tokens) * self._bytes_per_token

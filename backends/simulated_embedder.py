@@ -21,10 +21,11 @@ from controlplane.core.request import Request
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """`left` inputs are to be computed still; `lengths` holds those in no batch yet."""
+    """`left` inputs of so many `tokens` are to be computed still; `lengths` holds those in no batch yet."""
 
     lengths: list[int]
     left: int
+    tokens: int
     deadline: Instant | None
     done: asyncio.Future[None]
 
@@ -66,7 +67,7 @@ class SimulatedEmbedder:
         self._serial = count()
         self._queue: list[tuple[float, int, _Call]] = []
         self._batch: list[tuple[_Call, int]] = []
-        self._calls: dict[_Call, None] = {}
+        self._calls: dict[str, _Call] = {}
         self._padded = 0
         self._room = room
         self._survivable = batch_tokens
@@ -76,6 +77,10 @@ class SimulatedEmbedder:
     @property
     def is_computing(self) -> bool:
         return bool(self._batch)
+
+    def tokens_left(self, request_id: str) -> int | None:
+        call = self._calls.get(request_id)
+        return None if call is None else call.tokens
 
     @property
     def workspace_bytes(self) -> int:
@@ -118,16 +123,18 @@ class SimulatedEmbedder:
         self._device.require_up()
         # Longest first, so that what shares a batch is of like length; taken from the end.
         lengths = sorted(len(ids) for ids in inputs)
-        call = _Call(lengths, len(lengths), deadline, asyncio.get_running_loop().create_future())
+        call = _Call(
+            lengths, len(lengths), sum(lengths), deadline, asyncio.get_running_loop().create_future()
+        )
         rank = float("inf") if deadline is None else float(deadline)
-        self._calls[call] = None
+        self._calls[request.id] = call
         heappush(self._queue, (rank, next(self._serial), call))
         self._device.wake()
         try:
             await call.done
         finally:
             call.lengths.clear()
-            del self._calls[call]
+            self._calls.pop(request.id, None)
         return np.full((len(inputs), self.dimension), self.dimension**-0.5, dtype=np.float32)
 
     def plan(self, load: StepLoad) -> bool:
@@ -182,16 +189,17 @@ class SimulatedEmbedder:
         return limit is None or self._device.duration(together) - alone <= to_seconds(limit)
 
     def complete(self, duration: float) -> None:
+        for call, length in self._batch:
+            call.left -= 1
+            call.tokens -= length
+            if not call.left and not call.done.done():
+                call.done.set_result(None)
         if self.on_pass is not None:
             tokens = sum(length for _, length in self._batch)
             self.on_pass(EmbeddingPass(len(self._batch), tokens, self._padded, seconds(duration)))
-        for call, _ in self._batch:
-            call.left -= 1
-            if not call.left and not call.done.done():
-                call.done.set_result(None)
 
     def fail(self, reason: str) -> None:
         self._queue.clear()
-        for call in self._calls:
+        for call in self._calls.values():
             if not call.done.done():
                 call.done.set_exception(BackendDown(f"simulated device: {reason}"))

@@ -89,6 +89,7 @@ class WorkerEmbedder:
         self._shorter = tuple(sorted(set(dimensions)))
         self._check_seconds = check_seconds
         self._deliveries = Deliveries()
+        self._held: dict[str, Caller] = {}
         self._texts: dict[int, asyncio.Future[bytes]] = {}
         self._text_numbers = count(1)
         self._answers = _Answers()
@@ -160,6 +161,10 @@ class WorkerEmbedder:
     @property
     def is_computing(self) -> bool:
         return self._deliveries.are_under_way
+
+    def tokens_left(self, request_id: str) -> int | None:
+        caller = self._held.get(request_id)
+        return None if caller is None else caller.tokens
 
     @property
     def workspace_bytes(self) -> int:
@@ -238,12 +243,14 @@ class WorkerEmbedder:
             else:
                 answer.set_exception(error)
 
-        call = self._deliveries.put(Caller(ids, rows, len(ids), settle), deadline=deadline)
+        caller = self._held[request.id] = Caller(ids, rows, settle)
+        call = self._deliveries.put(caller, deadline=deadline)
         self._feed()
         try:
             return await answer
         finally:
             self._deliveries.leave(call)
+            self._held.pop(request.id, None)
 
     def _budget(self) -> PassBudget:
         """Raises BackendDown before the first start."""

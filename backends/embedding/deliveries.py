@@ -27,14 +27,19 @@ _WINDOW_PASSES = 4
 
 @dataclass(eq=False, slots=True)
 class Caller:
-    """Who waits for `rows`. `missing` counts those not yet there; `settle` is called once."""
+    """Who waits for `rows`. `missing` counts those not yet there, `tokens` their tokens; `settle` is called
+    once."""
 
     inputs: list[Ids]
     rows: Rows
-    missing: int
     settle: Callable[[Exception | None], None]
+    missing: int = field(init=False)
+    tokens: int = field(init=False)
     was_retried: bool = False
     is_settled: bool = False
+
+    def __post_init__(self) -> None:
+        self.missing, self.tokens = len(self.inputs), sum(map(len, self.inputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ class Deliveries:
             caller = item.call.caller
             caller.rows[item.position] = row
             caller.missing -= 1
+            caller.tokens -= item.tokens
             if caller.missing == 0:
                 self._settle(item.call, None)
         # Lanes share the device: what ran beside this pass had its part of the time.

@@ -256,6 +256,10 @@ class Embedder(Protocol):
         """A pass is under way."""
         ...
 
+    def tokens_left(self, request_id: str) -> int | None:
+        """Of a request that it holds, those not computed yet, a pass under way among them; None for one
+        that it does not hold."""
+
     @property
     def dimension(self) -> int: ...
 

@@ -380,7 +380,7 @@ class Dispatcher:
         if owner is Owner.LLM and self._inside is not None:
             return replace(share, preemptible=tuple, inside=self._inside.work_before)
         if owner is Owner.EMBEDDING:
-            return replace(share, before=lambda waiting: tokens_before(waiting, self._tickets.values()))
+            return replace(share, before=lambda one: tokens_before(one, self._tickets, self._embedders))
         return share
 
     def _preemptible(self, owner: Owner, now: Instant) -> tuple[Running, ...]:

@@ -78,12 +78,18 @@ def test_samples_come_side_by_side():
 def test_both_kinds_share_a_step():
     async def scenario(generator, embedder):
         now = asyncio.get_running_loop().time
-        passes = []
-        embedder.on_pass = passes.append
+        passes, left = [], []
+
+        def on_pass(one):
+            passes.append(one)
+            left.append(embedder.tokens_left(request().id))
+
+        embedder.on_pass = on_pass
         answer = asyncio.create_task(collect(generator, request()))
         await asyncio.sleep(0.1)
         vectors = await embedder.embed(request(kind=Kind.EMBED), [range(8)] * 3, deadline=None)
         embedded_at = now()
+        assert left == [8, 0] and embedder.tokens_left(request().id) is None
         return await answer, embedded_at, vectors, passes
 
     answer, embedded_at, vectors, passes = played(scenario)

@@ -36,7 +36,7 @@ class Desk:
         rows, settled = np.full((len(lengths), 2), -1, dtype=np.float32), []
         self.rows.append(rows)
         self.settled.append(settled)
-        caller = Caller(inputs, rows, len(inputs), settled.append)
+        caller = Caller(inputs, rows, settled.append)
         self.calls.append(self.deliveries.put(caller, deadline=deadline))
 
     def feed(self, limit: float | None = None) -> None:
@@ -86,6 +86,8 @@ def test_every_call_is_settled_once_and_a_row_that_came_is_right(asked, events, 
     desk.finish()
     for number, (settled, (lengths, _)) in enumerate(zip(desk.settled, asked, strict=True)):
         assert len(settled) == 1
+        absent = desk.rows[number][:, 1] < 0
+        assert desk.calls[number].caller.tokens == np.array(lengths)[absent].sum()
         if settled[0] is None:
             expected = [[100 * number + i, n] for i, n in enumerate(lengths)]
             assert desk.rows[number].tolist() == expected

@@ -31,8 +31,11 @@ def running(*, first=900, done=11, limit=111, gap=None, **promise) -> Progress:
     [
         ([], 0),
         ([running()], 0),
-        ([running(tpot=20)], 10),
-        ([running(tpot=20), running(tpot=60), running()], 10),
+        ([running(tpot=24)], 12),
+        ([running(tpot=24), running(tpot=60), running()], 12),
+        # Half of its promise has the next token come at 882 + 11 * 12 = 1,014; at 900 + 11 * 10 = now.
+        ([running(tpot=24, first=882)], 4),
+        ([running(tpot=20)], 0),
         ([running(gap=30, tpot=60)], 15),
         # 4,000 left for 100 tokens.
         ([running(e2e=5_010)], 20),
