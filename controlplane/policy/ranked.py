@@ -12,7 +12,7 @@ short: lower priority first, then the least cost per token freed (`eviction.vict
 """
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from controlplane.core.clock import Duration, Instant
@@ -99,7 +99,7 @@ class RankedPolicy:
         for progress in self._new:
             waiting = waiting_of(progress, view.block_tokens)
             rank = self._ordering.rank(progress.request, waiting.footprint, view.pace)
-            waiting = waiting_of(progress, view.block_tokens, rank)
+            waiting = replace(waiting, rank=rank)
             self._ranks[progress.request.id] = rank
             insort(self._line, _Place(rank, progress, waiting), key=_rank)
         self._new.clear()
