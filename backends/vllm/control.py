@@ -46,7 +46,8 @@ def install() -> None:
 
     def tandem(core: Any, order: str, argument: Any = None) -> dict[str, Any]:
         # Where the engine runs in its caller's process, it has none.
-        core.scheduler.inputs = getattr(core, "input_queue", None)
+        if hasattr(core, "input_queue"):
+            core.scheduler.inputs, core.scheduler.take_in = core.input_queue, core._process_input_queue
         return obey(core.scheduler, order, argument, is_quiet=not core.batch_queue)
 
     setattr(EngineCore, METHOD, tandem)

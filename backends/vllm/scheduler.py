@@ -74,6 +74,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.hook_ns = 0
         self.observed = ObservedPace()
         self.inputs: Queue[Any] | None = None
+        self.take_in: Callable[[], None] = _nothing
         self._board = Board.from_environment()
         self._keys: dict[str, int] = {}
         self._named: dict[str, list[str]] = {}
@@ -113,14 +114,20 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         """Leaves the device to who else wants it as long as nobody misses anything. Returns how long."""
         if not self._is_shared or self._last_step is None or len(self.waiting):
             return Duration(0)
-        now = Instant(self.clock())
+        last, now = Instant(self._last_step[0]), Instant(self.clock())
+        began = now
         for request in self.running:
             stamp(request, self.progress[request.request_id], now)
-        running = (self.progress[request.request_id] for request in self.running)
-        begin = next_step(running, Instant(self._last_step[0]), now, self.options.decode_pace)
-        if begin > now:
+        # What arrives is taken in here: a newcomer is in the step that it ended the wait for.
+        while not len(self.waiting):
+            running = (self.progress[request.request_id] for request in self.running)
+            begin = next_step(running, last, now, self.options.decode_pace)
+            if begin <= now:
+                break
             wait_for_input(self.inputs, between(now, begin))
-        return between(now, Instant(self.clock()))
+            self.take_in()
+            now = Instant(self.clock())
+        return between(began, now)
 
     def _observe_step(self, now: Instant, waited: Duration, *, is_alone: bool) -> None:
         # Without anyone running the engine may have rested since.
@@ -286,6 +293,10 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             blocks = -(-request.num_computed_tokens // per_block)
             rows.append((self._keys[request.request_id], request.num_tokens, blocks))
         return rows
+
+
+def _nothing() -> None:
+    """Nothing arrives at an engine that is called rather than told."""
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[EngineOptions, Defaults]:

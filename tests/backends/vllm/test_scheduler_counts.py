@@ -1,9 +1,11 @@
 """The plug-in around vLLM's real scheduler and KV manager, without a model: nothing leaks, nothing stalls."""
 
+from queue import Queue
 from random import Random
 
 import pytest
 
+from backends.vllm.board import Board
 from benchmark_control_plane.engine_fairness import AGED_SHARE, HEAD_START_S, aged, overtaken, step
 
 pytestmark = pytest.mark.engine
@@ -180,3 +182,18 @@ def test_without_a_share_none_of_them_ever_starts(engine):
     waits = list(aged(engine, 0.0, 1_200))
     assert waits
     assert all(wait.waited is None for wait in waits)
+
+
+def test_a_newcomer_is_in_the_step_that_it_ended_the_wait_for(engine, tmp_path):
+    scheduler = engine.restart(tandem={})
+    engine.add("first", 20, 60, extra={"tandem": {"ttft_ms": 60_000, "tpot_ms": 60_000}})
+    for _ in range(3):
+        step(engine)
+    scheduler._board = Board.create(tmp_path / "board")
+    scheduler._board.is_shared = True
+    arriving = Queue()
+    arriving.put("newcomer")
+    scheduler.inputs = arriving
+    scheduler.take_in = lambda: engine.add(arriving.get_nowait(), 20, 60, extra={})
+    step(engine)
+    assert {request.request_id for request in scheduler.running} == {"first", "newcomer"}
