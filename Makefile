@@ -4,6 +4,7 @@
 #   make serve      set up, then serve configs/dev.yaml (CONFIG=... for another)
 #   make test       set up, then every check and every test
 #   make test-fast  only the tests that start no engine; those of the pages want Chromium, or are skipped
+#   make test-gpu   on a machine with CUDA, what only a GPU can say (docs/gpu.md)
 #   make lint       style, types, import contracts, sizes
 #   make coverage   which lines the quick tests reach
 #   make clean      remove .venv and all caches
@@ -28,7 +29,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 
 .DELETE_ON_ERROR:
-.PHONY: setup serve test test-fast test-engine lint coverage clean
+.PHONY: setup serve test test-fast test-engine test-gpu lint coverage clean
 
 setup: $(READY)
 
@@ -65,6 +66,15 @@ coverage: setup
 
 test-engine: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -m "engine and not gpu and not slow"
+
+# In an environment of one's own, because the one that `make setup` makes has no CUDA.
+test-gpu:
+	@"$(PYTHON)" -c 'import sys, torch, vllm, pytest; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
+	  { echo "$(PYTHON) finds no GPU, or no vLLM. Install into an environment: pip install -e '.[vllm,embeddings,dev]'," \
+	         "then make test-gpu PYTHON=/path/to/its/python"; exit 1; }
+	$(TEST_ENV) "$(PYTHON)" -m pytest -v -m "gpu or (engine and not slow)" tests/kernels/hybridcache tests/backends/vllm/hybrid
+	"$(PYTHON)" -m benchmark_control_plane.hybrid_cost --model OPT-13B
+	"$(PYTHON)" -m benchmark_control_plane.hybrid_cost --model Llama-2-7B
 
 lint: setup
 	$(BIN)/ruff check .

@@ -56,6 +56,7 @@ def measure(name: str) -> dict[str, Any]:
         contexts=range(256, 2049, 256) if on_cuda else range(64, 513, 64),
         repeats=20 if on_cuda else 9,
         rotary=shape.rotary,
+        flushed_bytes=2 << 30 if on_cuda else 0,
     )
     copied = copy_bandwidth(device, megabytes=1024 if on_cuda else 128, repeats=setting.repeats)
     row_bytes = setting.layout.hidden_size * setting.dtype.itemsize

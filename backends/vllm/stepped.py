@@ -4,7 +4,7 @@ A real EngineCore on the no-model executor. Arrivals are injected when the clock
 step moves the clock on by what the step-time model says. Before every run the core is given a new
 scheduler, so that one engine serves thousands of runs.
 
-Importing this module imports vLLM, which takes seconds.
+Making one imports vLLM, which takes seconds.
 """
 
 import atexit

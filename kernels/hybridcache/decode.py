@@ -1,17 +1,20 @@
-"""How is a request that kept only hidden states decoded? Three ways to the same answer, and the way back.
+"""How is a request that kept only hidden states attended? Three ways to decode it, all to the same answer.
 
 - `restored` (M0, Apt-Serve's): restore keys and values at every step, then attend as ever.
 - `value_absorbed` (M1): restore keys only; values are linear, so rows are mixed first and projected once.
 - `absorbed` (M2): without rotation keys are affine as well. q.(W x + b) = (W'q).x + q.b, and q.b, the same
   for every token, falls out of the softmax: nothing is restored.
 
-`convert` rewrites hidden rows as keys and values, once, for a request that changes to the plain cache.
+`restored_tokens` are a whole request's keys and values: for one that reads several tokens at once, or that
+changes to the plain cache.
 """
 
 import torch
+from torch.nn.functional import linear
 
 from hybridcache import ops
 from hybridcache.layout import Held, Projection, Rotary
+from hybridcache.reference import turned
 
 
 def restored(
@@ -23,32 +26,27 @@ def restored(
     scale: float,
 ) -> torch.Tensor:
     """Attention of queries `[requests, heads, head_dim]`, after rotation. Restores into memory of its own."""
-    keys, values, tables = _restored_blocks(hidden, held, projection, rotary, query.shape[1])
+    requests, block_tokens = len(held.lengths), hidden.shape[1]
+    # As long as those read, because a kernel is compiled anew for every length that it meets.
+    blocks = -(-held.longest // block_tokens)
+    tables = torch.arange(requests * blocks, dtype=torch.int32, device=hidden.device).view(requests, blocks)
+    shape = (requests * blocks, block_tokens, *query.shape[1:])
+    keys, values = hidden.new_empty(shape), hidden.new_empty(shape)
+    ops.restore(hidden, held, projection, rotary, keys, values, tables)
     return ops.paged_decode(query, keys, values, Held(tables, held.lengths, held.longest), scale)
 
 
 def restored_tokens(
     hidden: torch.Tensor, held: Held, projection: Projection, rotary: Rotary | None, *, heads: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of all held tokens, `[requests, longest, heads, head_dim]`; undefined behind each last
-    token."""
-    keys, values, tables = _restored_blocks(hidden, held, projection, rotary, heads)
-    shape = (len(tables), tables.shape[1] * keys.shape[1], *keys.shape[2:])
-    return keys.view(shape)[:, : held.longest], values.view(shape)[:, : held.longest]
-
-
-def _restored_blocks(
-    hidden: torch.Tensor, held: Held, projection: Projection, rotary: Rotary | None, heads: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Blocks of keys, of values, and their tables, each request's in a line. Blocks are as long as those
-    read, because a kernel is compiled anew for every length that it meets."""
-    requests, block_tokens = len(held.lengths), hidden.shape[1]
-    blocks = -(-held.longest // block_tokens)
-    tables = torch.arange(requests * blocks, dtype=torch.int32, device=hidden.device).view(requests, blocks)
-    shape = (requests * blocks, block_tokens, heads, len(projection.key_weight) // heads)
-    keys, values = hidden.new_empty(shape), hidden.new_empty(shape)
-    ops.restore(hidden, held, projection, rotary, keys, values, tables)
-    return keys, values, tables
+    """Keys and values of one request, `[tokens, heads, head_dim]`, which may then be written over the rows
+    that they come from. Rows are gathered first: so long a product is best left to the library."""
+    rows = hidden.new_empty((held.longest, hidden.shape[2]))
+    ops.gather_rows(hidden, held, torch.zeros_like(held.lengths), rows)
+    shape = (len(rows), heads, len(projection.key_weight) // heads)
+    keys = linear(rows, projection.key_weight, projection.key_bias).view(shape)
+    values = linear(rows, projection.value_weight, projection.value_bias).view(shape)
+    return turned(keys, rotary), values
 
 
 def value_absorbed(
@@ -70,29 +68,8 @@ def absorbed(
     """As `restored`, for models that do not rotate their keys."""
     _, heads, head_dim = query.shape
     weight = projection.key_weight.view(heads, head_dim, -1)
-    turned = torch.bmm((query * scale).transpose(0, 1), weight).transpose(0, 1)
-    return _attended(ops.hidden_scores(turned, hidden, held), hidden, held, projection, head_dim)
-
-
-def convert(
-    hidden: torch.Tensor,
-    held: Held,
-    projection: Projection,
-    rotary: Rotary | None,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    tables: torch.Tensor,
-) -> None:
-    """Hidden rows to keys and values in blocks `tables`, any of which may be blocks that are read: rows are
-    copied out before anything is written."""
-    requests, width = len(held.lengths), hidden.shape[2]
-    rows = hidden.new_empty((requests * held.longest, width))
-    starts = torch.arange(requests, dtype=torch.int32, device=hidden.device) * held.longest
-    ops.gather_rows(hidden, held, starts, rows)
-    # Rows that lie in a line are blocks of one.
-    line = torch.arange(len(rows), dtype=torch.int32, device=hidden.device).view(requests, held.longest)
-    copied = Held(line, held.lengths, held.longest)
-    ops.restore(rows.unsqueeze(1), copied, projection, rotary, keys, values, tables)
+    absorbing = torch.bmm((query * scale).transpose(0, 1), weight).transpose(0, 1)
+    return _attended(ops.hidden_scores(absorbing, hidden, held), hidden, held, projection, head_dim)
 
 
 def _attended(

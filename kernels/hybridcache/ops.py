@@ -38,7 +38,7 @@ def restore(
     tables: torch.Tensor,
 ) -> None:
     """Keys and values of all held tokens into blocks `tables` of `keys`, `values` `[blocks, tokens, heads,
-    head_dim]`, which must not be those that are read (`decode.convert` moves in place). Raises ValueError."""
+    head_dim]`, which must not be those that are read. Raises ValueError."""
     _check_held(hidden, held)
     _check_projection(projection, rotary, hidden, keys.shape[2] * keys.shape[3], keys.shape[3], held)
     _check_cache("keys", keys, keys, hidden)

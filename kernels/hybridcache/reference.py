@@ -42,7 +42,7 @@ def restore(
         block = tables[request, position // block_tokens].long()
         shape = (len(rows), *keys.shape[2:])
         key = linear(rows, projection.key_weight, projection.key_bias).view(shape)
-        keys[block, position % block_tokens] = _turned(key, rotary)
+        keys[block, position % block_tokens] = turned(key, rotary)
         value = linear(rows, projection.value_weight, projection.value_bias)
         values[block, position % block_tokens] = value.view(shape)
 
@@ -84,7 +84,7 @@ def rotated_scores(
     for request in range(len(held.lengths)):
         rows = _tokens_of(hidden, held, request)
         key = linear(rows, projection.key_weight, projection.key_bias).view(len(rows), *query.shape[1:])
-        key = _turned(key, rotary).float()
+        key = turned(key, rotary).float()
         scores.append(torch.einsum("he,nhe->hn", query[request].float(), key) * scale)
     return _padded(scores, held.longest)
 
@@ -98,14 +98,7 @@ def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: Held) -> torch.T
     return torch.stack(mixed).to(hidden.dtype)
 
 
-def _tokens_of(blocks: torch.Tensor, held: Held, request: int) -> torch.Tensor:
-    """`[length, ...]` of blocks `[blocks, tokens, ...]`."""
-    length = int(held.lengths[request])
-    used = -(-length // blocks.shape[1])
-    return blocks[held.tables[request, :used].long()].flatten(0, 1)[:length]
-
-
-def _turned(keys: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+def turned(keys: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
     """Keys `[tokens, heads, head_dim]` of the positions 0, 1, ..."""
     if rotary is None:
         return keys
@@ -114,6 +107,13 @@ def _turned(keys: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
     first, second = keys[..., :half].float(), keys[..., half : 2 * half].float()
     turned = (first * cos - second * sin, second * cos + first * sin)
     return torch.cat([part.to(keys.dtype) for part in turned] + [keys[..., 2 * half :]], -1)
+
+
+def _tokens_of(blocks: torch.Tensor, held: Held, request: int) -> torch.Tensor:
+    """`[length, ...]` of blocks `[blocks, tokens, ...]`."""
+    length = int(held.lengths[request])
+    used = -(-length // blocks.shape[1])
+    return blocks[held.tables[request, :used].long()].flatten(0, 1)[:length]
 
 
 def _padded(scores: list[torch.Tensor], longest: int) -> torch.Tensor:

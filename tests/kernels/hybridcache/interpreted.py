@@ -1,7 +1,7 @@
-"""Every Triton kernel under the interpreter against its reference; `test_interpreted` runs this file in a
-process of its own, because Triton reads TRITON_INTERPRET when it is imported first.
+"""Every Triton kernel against its reference, compiled where there is a GPU, else under the interpreter.
 
-In float32 and float16: the interpreter's products of bfloat16 are wrong.
+`test_interpreted` runs this file in a process of its own, because Triton reads TRITON_INTERPRET when it is
+imported first. The interpreter's products of bfloat16 are wrong, so that type is left to GPUs.
 """
 
 import pytest
@@ -9,9 +9,10 @@ import torch
 from hybridcache import launch, reference
 from hybridcache.layout import Held
 
-from tests.kernels.hybridcache.cases import a_case
+from tests.kernels.hybridcache import cases
 
 torch.set_num_threads(1)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 RAGGED = [0, 1, 15, 16, 17, 70]
 SHAPES = {
@@ -20,7 +21,17 @@ SHAPES = {
     "phi": {"rotated": 12, "head_dim": 24, "heads": 3},
     "half": {"rotated": 32, "dtype": torch.float16},
 }
-CLOSE = {torch.float32: {"atol": 1e-5, "rtol": 0}, torch.float16: {"atol": 4e-3, "rtol": 4e-3}}
+if DEVICE == "cuda":
+    SHAPES["bfloat"] = {"rotated": 32, "dtype": torch.bfloat16}
+CLOSE = {
+    torch.float32: {"atol": 1e-5, "rtol": 0},
+    torch.float16: {"atol": 4e-3, "rtol": 4e-3},
+    torch.bfloat16: {"atol": 4e-2, "rtol": 4e-2},
+}
+
+
+def a_case(lengths, **shape):
+    return cases.a_case(lengths, device=DEVICE, **shape)
 
 
 @pytest.fixture(params=SHAPES.values(), ids=SHAPES.keys())
@@ -40,8 +51,8 @@ def _agree(found, expected, dtype):
 
 def test_scatter():
     case = a_case([9], heads=3, head_dim=24)
-    rows = torch.randn(4, 72)
-    slots = torch.tensor([3, -1, 0, 2 * case.layout.rows_per_block + 1])
+    rows = torch.randn(4, 72, device=DEVICE)
+    slots = torch.tensor([3, -1, 0, 2 * case.layout.rows_per_block + 1], device=DEVICE)
     expected = case.blocks.clone()
     reference.scatter_rows(rows, slots, case.layout.hidden_rows(expected))
     launch.scatter_rows(rows, slots, case.hidden)
@@ -50,7 +61,7 @@ def test_scatter():
 
 def test_gather(case):
     total = sum(RAGGED)
-    starts = torch.tensor([0, *RAGGED[:-1]], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    starts = torch.tensor([0, *RAGGED[:-1]], device=DEVICE).cumsum(0, dtype=torch.int32)
     found = case.hidden.new_zeros(total, case.layout.hidden_size)
     launch.gather_rows(case.hidden, case.held, starts, found)
     assert torch.equal(found, torch.cat(case.rows))
@@ -59,7 +70,7 @@ def test_gather(case):
 def test_restore(case):
     tokens = 4
     blocks = -(-max(RAGGED) // tokens)
-    tables = torch.randperm(len(RAGGED) * blocks).to(torch.int32).view(len(RAGGED), blocks)
+    tables = torch.randperm(len(RAGGED) * blocks, device=DEVICE).to(torch.int32).view(len(RAGGED), blocks)
     shape = (2, len(RAGGED) * blocks, tokens, case.layout.kv_heads, case.layout.head_dim)
     found, expected = case.query.new_zeros(shape), case.query.new_zeros(shape)
     held = (case.hidden, case.held, case.projection, case.rotary)
@@ -84,21 +95,22 @@ def test_rotated_scores(case):
 def test_hidden_scores(case):
     shape = (case.layout.kv_heads, len(RAGGED), case.layout.hidden_size)
     # As a product of matrices leaves it: heads outermost.
-    absorbed = torch.randn(shape).mul(0.1).to(case.query.dtype).transpose(0, 1)
+    absorbed = torch.randn(shape, device=DEVICE).mul(0.1).to(case.query.dtype).transpose(0, 1)
     found = launch.hidden_scores(absorbed, case.hidden, case.held)
     _agree(found, reference.hidden_scores(absorbed, case.hidden, case.held), case.query.dtype)
 
 
 def test_mix_rows(case, splitting):
-    weights = torch.rand(len(RAGGED), case.layout.kv_heads, max(RAGGED)).softmax(-1).to(case.query.dtype)
+    shape = (len(RAGGED), case.layout.kv_heads, max(RAGGED))
+    weights = torch.rand(shape, device=DEVICE).softmax(-1).to(case.query.dtype)
     found = launch.mix_rows(weights, case.hidden, case.held)
     _agree(found, reference.mix_rows(weights, case.hidden, case.held), case.query.dtype)
 
 
 def test_nobody_holds_anything():
     case = a_case([0, 0])
-    absorbed = torch.zeros(2, 4, 128)
+    absorbed = torch.zeros(2, 4, 128, device=DEVICE)
     assert launch.hidden_scores(absorbed, case.hidden, case.held).shape == (2, 4, 0)
-    assert launch.mix_rows(torch.zeros(2, 4, 0), case.hidden, case.held).eq(0).all()
+    assert launch.mix_rows(torch.zeros(2, 4, 0, device=DEVICE), case.hidden, case.held).eq(0).all()
     keys, values = case.keys_and_values()
     assert launch.paged_decode(case.query, keys, values, case.held, 1.0).eq(0).all()

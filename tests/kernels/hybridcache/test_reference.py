@@ -3,7 +3,7 @@ import torch
 from hybridcache import decode, ops
 from hybridcache.layout import BlockLayout, Held, NotWorthwhileError
 
-from tests.kernels.hybridcache.cases import GAPS, a_case
+from tests.kernels.hybridcache.cases import a_case
 
 # An empty request, one row, just below, at and above a block of 16 rows, several blocks.
 RAGGED = [0, 1, 15, 16, 17, 50]
@@ -34,26 +34,21 @@ def test_absorbing_decodes_as_plain_attention(bias):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_request_converts_into_the_blocks_it_leaves(shape):
-    """Its own blocks first, which are being read, then free ones."""
+def test_what_is_restored_may_replace_the_rows_it_came_from(shape):
     case = a_case(RAGGED, **shape)
-    expected = list(case.plain())
-    keys, values = case.keys_and_values()
-    tables = torch.tensor([[*own.tolist(), *_share(case.free, i)] for i, own in enumerate(case.held.tables)])
-    tables = tables.to(torch.int32)
-    decode.convert(case.hidden, case.held, case.projection, case.rotary, keys, values, tables)
-    held = Held(tables, case.held.lengths, case.held.longest)
-    found = ops.paged_decode(case.query, keys, values, held, case.scale)
-    for request, (key, value, answer) in enumerate(expected):
-        token = torch.arange(len(key))
-        block = tables[request, token // case.layout.block_tokens].long()
-        torch.testing.assert_close(keys[block, token % case.layout.block_tokens], key, atol=1e-5, rtol=0)
-        torch.testing.assert_close(values[block, token % case.layout.block_tokens], value, atol=1e-5, rtol=0)
-        torch.testing.assert_close(found[request], answer, atol=1e-5, rtol=0)
+    restored = [
+        decode.restored_tokens(case.hidden, _only(case, at), case.projection, case.rotary, heads=4)
+        for at in range(len(RAGGED))
+    ]
+    case.blocks.zero_()
+    for (keys, values), (key, value, _) in zip(restored, case.plain(), strict=True):
+        torch.testing.assert_close(keys, key, atol=1e-5, rtol=0)
+        torch.testing.assert_close(values, value, atol=1e-5, rtol=0)
 
 
-def _share(free, request):
-    return free[GAPS * request : GAPS * request + GAPS]
+def _only(case, at):
+    own = slice(at, at + 1)
+    return Held(case.held.tables[own], case.held.lengths[own], RAGGED[at])
 
 
 def test_rows_of_negative_slots_are_dropped():

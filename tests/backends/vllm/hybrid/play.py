@@ -1,5 +1,9 @@
 """Plays schedules on a real engine of this process and prints what came out, as JSON.
 
+    python play.py MODEL SCHEDULES [compiled]
+
+With TRITON_INTERPRET=1 on a CPU it plays on the runner that vLLM uses on GPUs, with kernels in Triton.
+
 A process of its own, because vLLM keeps global state and binds threads. `test_outputs` reads the result.
 """
 
@@ -10,6 +14,15 @@ import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    # vLLM asks for a Triton that compiles for CPUs, also here, in its workers, where nothing is compiled.
+    import triton.backends
+
+    active = SimpleNamespace(is_active=lambda: True)
+    triton.backends.backends["cpu"] = SimpleNamespace(driver=active, compiler=None)
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
 
 from backends.tiny import resolve
 from backends.vllm.hybrid.support import HybridSetup
@@ -24,9 +37,10 @@ COMMON = {
     "max_model_len": 512,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 64,
-    "enforce_eager": True,
     "enable_prefix_caching": False,
     "dtype": "float32",
+    # Two engines of one process: each has its worker, and the state that vLLM keeps globally, elsewhere.
+    "distributed_executor_backend": "mp",
 }
 
 
@@ -52,13 +66,13 @@ class Played:
 
 
 class Engine:
-    def __init__(self, model, *, hybrid):
+    def __init__(self, model, *, hybrid, compiled=False):
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.abstract import Executor
 
         folder = resolve(model)
-        arguments = dict(COMMON)
+        arguments = COMMON | {"enforce_eager": not compiled}
         if hybrid:
             from backends.vllm.hybrid import models
 
@@ -68,6 +82,8 @@ class Engine:
             arguments["additional_config"] = {"tandem": {"ordering": "fcfs", "look_ahead": "nobody"}}
             arguments = HybridSetup(architecture, "on").arguments(arguments)
         config = EngineArgs(model=folder, **arguments).create_engine_config()
+        self.mode = config.compilation_config.mode.name
+        self.runner = 2 if config.use_v2_model_runner else 1
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
 
     def _add(self, at, prompt, tokens):
@@ -129,12 +145,12 @@ def _requests(seed, count):
     ]
 
 
-def main(model, schedules):
+def main(model, schedules, *, compiled):
     logging.getLogger("vllm").setLevel(logging.ERROR)
     plain = Engine(model, hybrid=False)
-    engine = Engine(model, hybrid=True)
+    engine = Engine(model, hybrid=True, compiled=compiled)
     requests = _requests(1, 10)
-    found = {}
+    found = {"mode": engine.mode, "runner": engine.runner}
 
     def tell(name, played, expected, cut=()):
         """Who was cut short says the beginning of what is expected."""
@@ -176,4 +192,4 @@ def main(model, schedules):
 
 if __name__ == "__main__":
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), compiled="compiled" in sys.argv[3:])

