@@ -6,7 +6,8 @@ in *padded* tokens (inputs times the longest of them), within what the caller al
 and cut early where padding would cost more than starting another pass. The pass holding the most urgent
 input goes out; the rest stays and is chosen again beside whatever arrived meanwhile, so nothing waits
 behind what is less urgent for longer than one budget of tokens. An input above the budget goes alone.
-Halves of a failed pass go first. Nothing is held back for company: the pass closes when it is asked for.
+Halves of a failed pass go first. The pass closes when it is asked for; whoever asks learns from `has_a_pass`
+whether what is here is worth one.
 """
 
 from bisect import bisect_left, insort
@@ -20,7 +21,7 @@ from controlplane.core.clock import Instant
 
 Caller = TypeVar("Caller")
 
-# A smaller part than this many starts of a pass costs more than uneven lanes do.
+# A smaller part than this many starts of a pass costs more than uneven lanes do, or a lane that waits.
 _LEAST_STARTS = 8
 
 _Key = tuple[bool, int, int]
@@ -83,18 +84,27 @@ class BatchQueue(Generic[Caller]):
     _calls: list[Call[Caller]] = field(default_factory=list)
     _first: deque[Batch[Caller]] = field(default_factory=deque)
     _arrivals: "count[int]" = field(default_factory=count)
+    _tokens: int = 0
+
+    def has_a_pass(self, budget_tokens: int) -> bool:
+        """Whether company would hardly cheapen what is here, or there is no room for more in a pass."""
+        if any(not item.call.is_gone for batch in self._first for item in batch.items):
+            return True
+        return self._tokens >= min(_LEAST_STARTS * self.pass_tokens, budget_tokens)
 
     def put(self, caller: Caller, lengths: Sequence[int], *, deadline: Instant | None) -> Call[Caller]:
         key = (deadline is None, deadline or 0, next(self._arrivals))
         longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
         call = Call(caller, lengths, key, longest_first)
         insort(self._calls, call, key=_key)
+        self._tokens += sum(lengths)
         return call
 
     def discard(self, call: Call[Caller]) -> None:
         """Its client left: what was not given out never will be. Twice is as good as once."""
         call.is_gone = True
         if call.pending:
+            self._tokens -= sum(call.lengths[position] for position in call.pending)
             call.pending = []
             self._drop(call)
 
@@ -155,6 +165,7 @@ class BatchQueue(Generic[Caller]):
 
     def _take(self, items: list[Item[Caller]]) -> None:
         taken: dict[int, tuple[Call[Caller], set[int]]] = {}
+        self._tokens -= sum(item.tokens for item in items)
         for item in items:
             taken.setdefault(id(item.call), (item.call, set()))[1].add(item.position)
         for call, positions in taken.values():

@@ -2,7 +2,8 @@
 
 Rule: a worker that dies is replaced at once, and ever more slowly while it does not come up. Until it
 is up again, new calls are refused, so that their callers can go elsewhere; those it had wait for the
-first replacement. Neither torch nor sentence-transformers is imported here.
+first replacement. A lane that is free takes a small pass too, but not before the event loop has been
+through all that arrived together. Neither torch nor sentence-transformers is imported here.
 """
 
 import asyncio
@@ -97,6 +98,7 @@ class WorkerEmbedder:
         self._tokenizer: Tokenizer | None = None
         self._link: WorkerLink | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._feeding: asyncio.Handle | None = None
         self._down = f"embedding model {self.model!r} is not started"
         self.ready = asyncio.Event()
         self.restarts = 0
@@ -182,7 +184,7 @@ class WorkerEmbedder:
         if budget_bytes < 0:
             raise ValueError(f"budget_bytes={budget_bytes}: bytes are 0 or more")
         self._budget().bytes = budget_bytes
-        self._feed()
+        self._feed_soon()
 
     def batch_time(self, token_counts: Sequence[int]) -> Duration:
         return seconds(self._budget().seconds(token_counts))
@@ -245,7 +247,7 @@ class WorkerEmbedder:
 
         caller = self._held[request.id] = Caller(ids, rows, settle)
         call = self._deliveries.put(caller, deadline=deadline)
-        self._feed()
+        self._feed_soon()
         try:
             return await answer
         finally:
@@ -307,7 +309,7 @@ class WorkerEmbedder:
         )
         self._link = link
         self.ready.set()
-        self._feed()
+        self._feed_soon()
 
     async def _keep(self, link: WorkerLink) -> None:
         """Listens to one worker after another, until cancelled."""
@@ -349,9 +351,17 @@ class WorkerEmbedder:
             _log.critical(self._down, exc_info=error)
             self._deliveries.give_up(self._down)
 
-    def _feed(self) -> None:
+    def _feed_soon(self) -> None:
+        if self._feeding is None:
+            self._feeding = asyncio.get_running_loop().call_soon(self._feed_all)
+
+    def _feed_all(self) -> None:
+        self._feeding = None
+        self._send(starts_small=True)
+
+    def _send(self, *, starts_small: bool) -> None:
         while self._link is not None and self.ready.is_set():
-            sent = self._deliveries.next(self._limit_seconds())
+            sent = self._deliveries.next(self._limit_seconds(), starts_small=starts_small)
             if sent is None:
                 return
             number, inputs = sent
@@ -379,7 +389,8 @@ class WorkerEmbedder:
             waiting = self._texts.get(frame.batch)
             if waiting is not None and not waiting.done():
                 waiting.set_result(frame.payload)
-        self._feed()
+        self._send(starts_small=False)
+        self._feed_soon()
 
 
 def _token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

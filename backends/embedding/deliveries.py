@@ -1,12 +1,14 @@
 """Which batch goes to the worker, and what does its answer mean? No socket, no clock, no waiting.
 
-Rule: one batch a lane is computed, one more lies ready. Rows go to their call; a call is settled with its
-last row. A batch that fails is halved until the single input at fault is found, and only that input's
-call fails; one that found no memory lowers the budget besides. What a dead worker had goes first to
-the next one, once; a call whose second worker dies too fails.
+Rule: one batch a lane is computed, one more lies ready if it is worth a pass as it is: what goes out early
+gets no more company. Rows go to their call; a call is settled with its last row. A batch that fails is
+halved until the single input at fault is found, and only that input's call fails. One that found no memory
+lowers the budget besides; if it was a single input, it is tried once more with nothing beside it. What a
+dead worker had goes first to the next one, once; a call whose second worker dies too fails.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -44,8 +46,11 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
+    """`is_last_try` of an input that found no memory before: nothing is sent beside it."""
+
     batch: Batch[Caller]
     bytes: int
+    is_last_try: bool = False
 
 
 @dataclass(slots=True)
@@ -53,6 +58,7 @@ class Deliveries:
     budget: PassBudget | None = None
     _queue: BatchQueue[Caller] = field(default_factory=lambda: BatchQueue(1))
     _under_way: dict[int, _UnderWay] = field(default_factory=dict)
+    _last_tries: deque[Batch[Caller]] = field(default_factory=deque)
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
 
     @property
@@ -75,10 +81,22 @@ class Deliveries:
         """What has not gone out never will. Twice is as good as once."""
         self._queue.discard(call)
 
-    def next(self, limit_seconds: float | None) -> tuple[int, list[Ids]] | None:
-        """(number, inputs) of a batch to send now. `limit_seconds` bounds its time, one input at least."""
+    def next(self, limit_seconds: float | None, *, starts_small: bool = True) -> tuple[int, list[Ids]] | None:
+        """(number, inputs) of a batch to send now. `limit_seconds` bounds its time, one input at least.
+        Without `starts_small` what is not worth a pass waits even where a lane is free."""
         budget = self.budget
         if budget is None or len(self._under_way) > budget.lanes:
+            return None
+        while self._last_tries and self._last_tries[0].items[0].call.is_gone:
+            self._last_tries.popleft()
+        if self._last_tries:
+            if self._under_way:
+                return None
+            return self._sent(_UnderWay(self._last_tries.popleft(), 0, is_last_try=True))
+        if any(sent.is_last_try for sent in self._under_way.values()):
+            return None
+        may_be_small = starts_small and len(self._under_way) < budget.lanes
+        if not may_be_small and limit_seconds is None and not self._queue.has_a_pass(budget.tokens):
             return None
         batch = self._queue.next_batch(lambda longest: budget.most_inputs(longest, limit_seconds))
         if batch is None:
@@ -87,9 +105,12 @@ class Deliveries:
         if not budget.fits_beside([found.bytes for found in self._under_way.values()], size):
             self._queue.put_back([batch])
             return None
+        return self._sent(_UnderWay(batch, size))
+
+    def _sent(self, sent: _UnderWay) -> tuple[int, list[Ids]]:
         number = next(self._numbers)
-        self._under_way[number] = _UnderWay(batch, size)
-        return number, [item.call.caller.inputs[item.position] for item in batch.items]
+        self._under_way[number] = sent
+        return number, [item.call.caller.inputs[item.position] for item in sent.batch.items]
 
     def computed(self, number: int, found: Computed) -> EmbeddingPass | None:
         """None for a batch that nobody waits for any more."""
@@ -123,6 +144,8 @@ class Deliveries:
         if halves := batch.halves():
             _log.warning("a batch of %d inputs failed, halving it: %s", len(batch.items), told)
             self._queue.put_back(halves)
+        elif is_out_of_memory and not sent.is_last_try:
+            self._last_tries.append(batch)
         else:
             item = batch.items[0]
             self._settle(item.call, BackendFailed(f"input {item.position}: {told}"))
@@ -138,7 +161,8 @@ class Deliveries:
 
     def give_up(self, why: str) -> None:
         """Nobody will compute what is here."""
-        batches = [sent.batch for sent in self._under_way.values()]
+        batches = [*self._last_tries, *(sent.batch for sent in self._under_way.values())]
+        self._last_tries.clear()
         self._under_way.clear()
         for call in (*self._queue.drain(), *_calls_of(batches)):
             self._settle(call, BackendDown(why))

@@ -77,19 +77,21 @@ def yield_cpu() -> None:
         os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
 
 
-def _answer(encoder: "Encoder", frame: Frame) -> tuple[Frame, Exception | None]:
-    """The reply, and the error that it tells of."""
+def _answer(encoder: "Encoder", frame: Frame) -> tuple[Frame, bool]:
+    """The reply, and whether this process can go on. The error itself goes with this call: its frames hold
+    the tensors of the pass that failed, in the way of the smaller ones after it."""
     from backends.embedding.encoder import is_out_of_memory
 
     if frame.kind is FrameKind.PING:
-        return Frame(FrameKind.PONG, frame.batch, b""), None
+        return Frame(FrameKind.PONG, frame.batch, b""), True
     try:
         lengths, ids = unpack_inputs(frame.payload)
-        return Frame(FrameKind.VECTORS, frame.batch, encoder.computed(lengths, ids).pack()), None
+        return Frame(FrameKind.VECTORS, frame.batch, encoder.computed(lengths, ids).pack()), True
     except Exception as error:
         # Whatever one batch does to the model is that batch's failure; the server narrows it down.
         kind = FrameKind.OUT_OF_MEMORY if is_out_of_memory(error) else FrameKind.FAILED
-        return Frame(kind, frame.batch, f"{type(error).__name__}: {error}".encode()), error
+        told = f"{type(error).__name__}: {error}".encode()
+        return Frame(kind, frame.batch, told), not encoder.is_broken_by(error)
 
 
 def _run_lane(
@@ -97,10 +99,10 @@ def _run_lane(
 ) -> None:
     encoder.enter_lane()
     while True:
-        reply, failure = _answer(encoder, frames.get())
+        reply, goes_on = _answer(encoder, frames.get())
         with sending:
             connection.sendall(reply.pack())
-        if failure is not None and encoder.is_broken_by(failure):
+        if not goes_on:
             os._exit(1)
 
 

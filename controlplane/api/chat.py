@@ -26,10 +26,11 @@ ChatAsk = Ask[ChatCompletionRequest]
 def chat_routes(service: Service, reception: Reception) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions", response_model=None)
     async def create_chat_completion(request: Request) -> Response:
         ask = await reception.ask(request, ChatCompletionRequest)
         return reception.exchange(partial(_answer, service, reception, ask))
+
+    routes.add_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
 
     return routes
 

@@ -26,10 +26,11 @@ DEFAULT_MAX_TOKENS = 16
 def completion_routes(service: Service, reception: Reception) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/completions", response_model=None)
     async def create_completion(request: Request) -> Response:
         ask = await reception.ask(request, CompletionRequest)
         return reception.exchange(partial(_answer, service, reception, ask))
+
+    routes.add_route("/v1/completions", create_completion, methods=["POST"])
 
     return routes
 

@@ -25,10 +25,11 @@ _ROWS_AT_ONCE = 16
 def embedding_routes(service: Service, reception: Reception) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/embeddings", response_model=None)
     async def create_embedding(request: Request) -> Response:
         ask = await reception.ask(request, EmbeddingRequest)
         return reception.exchange(partial(_answer, service, ask))
+
+    routes.add_route("/v1/embeddings", create_embedding, methods=["POST"])
 
     return routes
 

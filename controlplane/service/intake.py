@@ -217,7 +217,7 @@ class Intake:
             model=model,
             tenant=draft.caller.tenant,
             service_class=service_class,
-            slo=service_class.slo.overridden(Slo(*stated)),
+            slo=service_class.slo.overridden(Slo(*stated)) if any(stated) else service_class.slo,
             arrival=draft.arrival,
             prompt_tokens=prompt_tokens,
             max_output_tokens=max_output_tokens,

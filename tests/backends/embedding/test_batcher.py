@@ -89,6 +89,10 @@ def test_every_input_goes_out_exactly_once_within_the_budget(steps, budget, pass
             model.check_fresh(batch)
             failed.extend((i.call.caller, i.position) for i in batch.items)
             queue.put_back(batch.halves() or [batch])
+        if not failed and pass_tokens:
+            waiting = sum(model.lengths[number][position] for number, position in model.waiting)
+            worth = min(8 * pass_tokens, budget)
+            assert queue.has_a_pass(budget) == (waiting >= worth)
     while take():
         pass
     expected = {

@@ -39,8 +39,8 @@ class Desk:
         caller = Caller(inputs, rows, settled.append)
         self.calls.append(self.deliveries.put(caller, deadline=deadline))
 
-    def feed(self, limit: float | None = None) -> None:
-        while (sent := self.deliveries.next(limit)) is not None:
+    def feed(self, limit: float | None = None, *, starts_small: bool = True) -> None:
+        while (sent := self.deliveries.next(limit, starts_small=starts_small)) is not None:
             self.sent[sent[0]] = sent[1]
 
     def answer(self, number: int) -> None:
@@ -158,6 +158,47 @@ def test_one_batch_a_lane_is_computed_and_one_lies_ready():
     assert len(desk.sent) == 3
 
 
+def test_what_is_not_worth_a_pass_waits_for_company_until_a_lane_is_free():
+    desk = Desk(1_000, lanes=2)
+    desk.ask([10])
+    desk.feed(starts_small=False)
+    assert not desk.sent
+    for _ in range(4):
+        desk.feed()
+        desk.ask([10])
+    assert [len(inputs) for inputs in desk.sent.values()] == [1, 1]
+    desk.answer(1)
+    desk.feed()
+    assert [len(inputs) for inputs in desk.sent.values()] == [1, 3]
+    # Eight starts' worth: more company would hardly cheapen it.
+    desk.ask([10] * 8)
+    desk.feed(starts_small=False)
+    assert [len(inputs) for inputs in desk.sent.values()] == [1, 3, 8]
+
+
+def test_a_single_input_without_memory_is_tried_once_more_with_nothing_beside_it():
+    desk = Desk(10, lanes=2)
+    for _ in range(5):
+        desk.ask([10])
+    desk.feed()
+    for number in (1, 2):
+        desk.sent.pop(number)
+        desk.deliveries.failed(number, "no memory", is_out_of_memory=True)
+        desk.feed()
+    assert list(desk.sent) == [3]
+    desk.answer(3)
+    desk.feed()
+    assert list(desk.sent) == [4]
+    desk.answer(4)
+    desk.feed()
+    desk.sent.pop(5)
+    desk.deliveries.failed(5, "no memory", is_out_of_memory=True)
+    desk.finish()
+    [failure] = desk.settled.pop(1)
+    assert isinstance(failure, BackendFailed)
+    assert desk.settled == [[None]] * 4
+
+
 def test_a_time_limit_cuts_batches_and_ends_with_its_cause():
     desk = Desk(1_000)
     desk.ask([10] * 40)
@@ -184,6 +225,7 @@ def test_giving_up_settles_everyone():
     desk.ask([10] * 3)
     desk.ask([5])
     desk.feed()
+    desk.deliveries.failed(1, "no memory", is_out_of_memory=True)
     desk.deliveries.give_up("stopped")
     assert [str(*settled) for settled in desk.settled] == ["stopped"] * 2
     desk.feed()

@@ -253,8 +253,9 @@ async def test_metrics_count_what_was_asked(stage: Stage):
     assert "tandem_time_to_first_token_seconds_count" in answer.text
 
 
-async def test_openapi_describes_the_bodies(stage: Stage):
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), ("/v1/embeddings", "input")])
+async def test_openapi_describes_the_bodies(stage: Stage, path: str, field: str):
     schema = (await stage.http.get("/openapi.json")).json()
-    body = schema["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    body = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     named = schema["components"]["schemas"][body["$ref"].rsplit("/", 1)[1]]
-    assert {"messages", "model", "slo"} <= set(named["properties"])
+    assert {field, "model", "slo"} <= set(named["properties"])

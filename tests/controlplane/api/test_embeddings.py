@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.controlplane.api.stage import EMBED_MODEL, Stage
+from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage, staged
 
 EMBED = "/v1/embeddings"
 
@@ -55,6 +55,18 @@ async def test_dimensions_are_honoured_at_unit_length(stage: Stage):
     [short] = await vectors(stage, dimensions=4)
     assert whole == plain
     assert short == pytest.approx(np.array(whole[:4]) / np.linalg.norm(whole[:4]), rel=1e-5)
+
+
+async def test_forecasts_are_given_the_whole_vector_of_a_prompt_whatever_dimensions_it_was_embedded_to():
+    async with staged(predictors={"encoder": EMBED_MODEL}) as stage:
+        [whole] = await vectors(stage)
+        [short] = await vectors(stage, dimensions=4)
+        message = {"role": "user", "content": "hi"}
+        await stage.http.post("/v1/chat/completions", json={"model": CHAT_MODEL, "messages": [message]})
+        gist = stage.generator.runs[0].request.gist
+    assert len(short) == 4
+    assert gist is not None
+    assert np.frombuffer(gist.vector, np.float16).tolist() == np.float16(whole).tolist()
 
 
 async def test_the_most_inputs_come_back_in_order(stage: Stage):
