@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmark_control_plane.prediction_methods import taught
 from benchmark_control_plane.prompt_sets import Sample
+from benchmark_control_plane.prompt_vectors import with_vectors
 from controlplane.service.learning import Learning
 from predictors.features import gist_of
 from predictors.keeping import Kept
@@ -21,8 +22,16 @@ _QUIET_TICKS = 1_000
 
 
 def cost(samples: Sequence[Sample]) -> dict[str, Any]:
-    before = _resident()
+    """`encoder` is where each prompt was embedded before, by a model of its own; both learn from as many."""
     lengths = LearnedLengths()
+    plain = _forecast_cost(lengths, samples)
+    embedded = with_vectors(samples)
+    encoder = _forecast_cost(LearnedLengths(), embedded)
+    return {**plain, "encoder": encoder, "loop": asyncio.run(_lags(lengths, samples))}
+
+
+def _forecast_cost(lengths: LearnedLengths, samples: Sequence[Sample]) -> dict[str, float]:
+    before = _resident()
     taught(lengths, samples)
     lengths.swap(trained_elsewhere(Kept(lengths.examples.table())))
     grown = _resident() - before
@@ -43,7 +52,6 @@ def cost(samples: Sequence[Sample]) -> dict[str, Any]:
         "both_us": 1e6 * median(both),
         "both_p99_us": 1e6 * quantiles(both, n=100)[98],
         "resident_mib": grown / 2**20,
-        "loop": asyncio.run(_lags(lengths, samples)),
     }
 
 

@@ -1,18 +1,22 @@
-"""What do better length forecasts buy? Attainment on vLLM's real scheduler, by what it is told of lengths.
+"""What do better length forecasts buy? Attainment on vLLM's real scheduler and behind the gate in the
+simulator, by what they are told of lengths.
 
     python -m benchmark_control_plane.prediction_goodput
 
 Requests are the public prompts of `prediction` as one service, forecast by predictors that had not seen
 them; the engine is that of `engine_frontier`, under Tandem's order, stepped on virtual time. `oracle` is
 told true lengths, `history` the quantiles of recent answers, `none` nothing, `adversarial` four times the
-true length or a quarter of it, at random. Nothing is rejected: what is not kept is late.
+true length or a quarter of it, at random. The scheduler rejects nothing: what is not kept is late. For
+the gate see `prediction_gate`.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
+from itertools import islice, product
 from pathlib import Path
 from random import Random
 from statistics import mean, stdev
@@ -23,6 +27,7 @@ from benchmark_control_plane.engine_frontier import CONTENDERS
 from benchmark_control_plane.engine_play import Window, play
 from benchmark_control_plane.offered import Offer, Promise
 from benchmark_control_plane.prediction import FOLDS, RESULTS
+from benchmark_control_plane.prediction_gate import through_the_gate
 from benchmark_control_plane.prediction_methods import forecasts, learned_predictor, taught
 from benchmark_control_plane.prompt_sets import Sample, samples
 from controlplane.core.forecast import LengthForecast
@@ -67,48 +72,78 @@ def offers(known: Sequence[tuple[Sample, Told]], way: str, rate: float, seed: in
             yield Offer(at, sample.prompt_tokens, sample.tokens, length)
 
 
-def table(runs: Sequence[Mapping[str, Any]]) -> str:
+Known = Sequence[tuple[Sample, Told]]
+Run = dict[str, Any]
+
+
+def on_the_engine(known: Known, setup: Setup, window: Window, rate: float, seed: int) -> Iterator[Run]:
+    engine = _stepped(setup)
+    for policy, way in (("stock-fcfs", "none"), *(("tandem", way) for way in known[0][1])):
+        outcome = play(engine, CONTENDERS[policy], offers(known, way, rate, seed), window, PROMISE, rate)
+        yield {"told": way if policy == "tandem" else "vLLM's own", "policy": policy, **asdict(outcome)}
+
+
+@cache
+def _stepped(setup: Setup) -> SteppedEngine:
+    """One a process."""
+    return SteppedEngine(setup)
+
+
+def at_the_gate(known: Known, setup: Setup, window: Window, rate: float, seed: int) -> Iterator[Run]:
+    # Those after the window keep it as loaded as it was.
+    count = window.warm_up + window.requests + window.warm_up
+    for way in known[0][1]:
+        offered = list(islice(offers(known, way, rate, seed), count))
+        yield {"told": way, **asdict(through_the_gate(offered, setup, window, PROMISE, rate))}
+
+
+PLACES: Mapping[str, Callable[[Known, Setup, Window, float, int], Iterator[Run]]] = {
+    "simulator": at_the_gate,
+    "engine": on_the_engine,
+}
+
+
+def table(runs: Sequence[Run]) -> str:
     """Requests kept a second, mean over seeds and their spread."""
     cells: dict[str, dict[float, list[float]]] = {}
     for run in runs:
-        cells.setdefault(run["told"], {}).setdefault(run["rate"], []).append(run["rate"] * run["strict"])
+        by_rate = cells.setdefault(f"{run['on']}, {run['told']}", {})
+        by_rate.setdefault(run["rate"], []).append(run["rate"] * run["strict"])
     lines = []
     for way, by_rate in cells.items():
         kept = [
             f"{rate:g}/s: {mean(g):.2f} ± {stdev(g) if len(g) > 1 else 0:.2f}"
             for rate, g in sorted(by_rate.items())
         ]
-        lines.append(f"{way:12} " + "  ".join(kept))
+        lines.append(f"{way:24} " + "  ".join(kept))
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.prediction_goodput", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--on", nargs="+", choices=list(PLACES), default=list(PLACES))
     parser.add_argument("--rates", type=float, nargs="+", default=[9.0, 11.0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--requests", type=int, default=1_500)
-    parser.add_argument("--warm-up", type=int, default=500)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--requests", type=int, default=800)
+    parser.add_argument("--warm-up", type=int, default=300)
     parser.add_argument("--results", type=Path, default=RESULTS / "prediction-goodput.json")
     options = parser.parse_args(arguments)
-    setup = Setup()
-    engine, window = SteppedEngine(setup), Window(options.warm_up, options.requests)
+    setup, window = Setup(), Window(options.warm_up, options.requests)
     known = [
         (s, said) for s, said in told(samples(options.data))
         if s.prompt_tokens + s.tokens < setup.max_model_tokens
     ]  # fmt: skip
-    ways = [("stock-fcfs", "none"), *(("tandem", way) for way in known[0][1])]
-    runs: list[dict[str, Any]] = []
+    report: dict[str, Any] = {"runs": []}
+    if options.results.exists():
+        report = json.loads(options.results.read_text(encoding="utf-8"))
+    runs = [run for run in report["runs"] if run["on"] not in options.on]
     report = {"setup": asdict(setup), "window": asdict(window), "promise": asdict(PROMISE), "runs": runs}
-    for rate in options.rates:
-        for seed in options.seeds:
-            for policy, way in ways:
-                offered = offers(known, way, rate, seed)
-                outcome = play(engine, CONTENDERS[policy], offered, window, PROMISE, rate)
-                name = way if policy == "tandem" else "vLLM's own"
-                runs.append({"told": name, "policy": policy, "seed": seed, **asdict(outcome)})
-                print(f"{rate:g}/s, seed {seed}, {name}: strict {outcome.strict:.3f}", flush=True)
-                options.results.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for place, rate, seed in product(options.on, options.rates, options.seeds):
+        for run in PLACES[place](known, setup, window, rate, seed):
+            runs.append({"on": place, "seed": seed, **run})
+            print(f"{place}, {rate:g}/s, seed {seed}, {run['told']}: {run['strict']:.3f}", flush=True)
+            options.results.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(table(runs))
     return 0
 

@@ -1,6 +1,7 @@
 """Is coverage kept as requests come, when the model behind a name changes, and while an answer grows?"""
 
 from collections.abc import Sequence
+from math import comb
 from random import Random
 from statistics import mean
 from typing import Any
@@ -18,6 +19,7 @@ _GROWTH = 1.5
 _SETTLED = 500
 _STREAM = 4_000
 _BEFORE, _AFTER = 1_000, 1_500
+_LEAST, _MOST = 0.88, 0.92
 
 
 def within(samples: Sequence[Sample], *, one_name: bool) -> list[bool]:
@@ -35,20 +37,43 @@ def within(samples: Sequence[Sample], *, one_name: bool) -> list[bool]:
 
 
 def coverage(samples: Sequence[Sample], seeds: Sequence[int]) -> dict[str, Any]:
-    """Of the mixed service, after its first 500 requests, and the extremes of any 500 in a row."""
-    after, lowest, highest = [], [], []
+    """Of the mixed service, after its first 500 requests, and the extremes of any 500 in a row. A predictor
+    that is right and learns nothing would leave `outside_by_chance` of the windows of 500 outside."""
+    after, lowest, highest, windows = [], [], [], []
     for seed in seeds:
         kept = within(Random(seed).sample(samples, _STREAM), one_name=False)[_SETTLED:]
         rolling = np.convolve(kept, np.ones(_SETTLED) / _SETTLED, "valid")
         after.append(mean(kept))
+        windows += _windows(kept)
         lowest.append(float(rolling.min()))
         highest.append(float(rolling.max()))
-    return {"after_500": after, "lowest_of_500": min(lowest), "highest_of_500": max(highest)}
+    return {
+        "after_500": after,
+        "lowest_of_500": min(lowest),
+        "highest_of_500": max(highest),
+        "windows": len(windows),
+        "windows_outside": _outside(windows),
+        "outside_by_chance": _by_chance(),
+    }
+
+
+def _windows(kept: Sequence[bool]) -> list[float]:
+    """Coverage of each 500 in a row, without overlap."""
+    return [mean(kept[at : at + _SETTLED]) for at in range(0, len(kept) - _SETTLED + 1, _SETTLED)]
+
+
+def _outside(windows: Sequence[float]) -> float:
+    return mean(not _LEAST <= covered <= _MOST for covered in windows)
+
+
+def _by_chance() -> float:
+    inside = range(round(_LEAST * _SETTLED), round(_MOST * _SETTLED) + 1)
+    return 1 - sum(comb(_SETTLED, n) * 0.9**n * 0.1 ** (_SETTLED - n) for n in inside)
 
 
 def switches(samples: Sequence[Sample], seeds: Sequence[int]) -> dict[str, Any]:
-    """Coverage of the 500 requests after a switch, and of the 1,000 after those. The model behind one name
-    changes, or the traffic does."""
+    """Coverage of the 500 requests after a switch, of the 1,000 after those, and which share of the windows
+    of 500 among them is outside. The model behind one name changes, or the traffic does."""
     by_source: dict[str, list[Sample]] = {}
     for sample in samples:
         by_source.setdefault(sample.source, []).append(sample)
@@ -61,14 +86,15 @@ def switches(samples: Sequence[Sample], seeds: Sequence[int]) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for name, (before, after) in cases.items():
-        first, then = [], []
+        first, then, windows = [], [], []
         for seed in seeds:
             random = Random(seed)
             stream = random.choices(before, k=_BEFORE) + random.choices(after, k=_AFTER)
             kept = within(stream, one_name=True)
             first.append(mean(kept[_BEFORE : _BEFORE + _SETTLED]))
             then.append(mean(kept[_BEFORE + _SETTLED :]))
-        found[name] = {"first_500": first, "after_500": then}
+            windows += _windows(kept[_BEFORE + _SETTLED :])
+        found[name] = {"first_500": first, "after_500": then, "windows_outside": _outside(windows)}
     return found
 
 

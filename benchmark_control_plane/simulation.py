@@ -22,7 +22,7 @@ from backends.simulated_embedder import SimulatedEmbedder
 from benchmark_control_plane.virtual_time import run
 from controlplane.config import Config, parse
 from controlplane.core.geometry import KvGeometry
-from controlplane.core.ports import Sampling
+from controlplane.core.ports import LengthPredictor, Sampling
 from controlplane.core.request import Request
 from controlplane.service.assembly import Service
 from controlplane.service.clocks import LoopClock
@@ -139,9 +139,11 @@ def simulate(
     sections: Mapping[str, Any] | None = None,
     *,
     sample_every: float | None = None,
+    lengths: LengthPredictor | None = None,
 ) -> Course:
-    """Runs until every client has its answer. `sections` are those of the server's YAML besides models."""
-    return run(_play(offered, machine, sections or {}, sample_every))
+    """Runs until every client has its answer. `sections` are those of the server's YAML besides models;
+    `lengths` stands in for the predictor that they name. Ids of requests begin with their number and "-"."""
+    return run(_play(offered, machine, sections or {}, sample_every, lengths))
 
 
 async def _play(
@@ -149,6 +151,7 @@ async def _play(
     machine: Machine,
     sections: Mapping[str, Any],
     sample_every: float | None,
+    lengths: LengthPredictor | None,
 ) -> Course:
     course = Course()
     digest = hashlib.sha256()
@@ -168,7 +171,7 @@ async def _play(
         return one.output_tokens
 
     generator, embedder = engines(machine, length, on_step)
-    async with started(generator, embedder, machine, sections) as service:
+    async with started(generator, embedder, machine, sections, lengths) as service:
         sampler = None
         if sample_every is not None:
             sampler = asyncio.create_task(_sample(service, course, sample_every))
@@ -249,6 +252,7 @@ async def started(
     embedder: SimulatedEmbedder,
     machine: Machine,
     sections: Mapping[str, Any],
+    lengths: LengthPredictor | None = None,
 ) -> AsyncIterator[Service]:
     """The gate over these engines, drained and stopped on leaving."""
     config = config_of(sections)
@@ -264,6 +268,7 @@ async def started(
         device_memory=None if pool is None else lambda: ElasticMemory(pool, generator.kv_bytes),
         clock=LoopClock(),
         ticks=_LoopTicks(),
+        lengths=lengths,
     )
     await service.start()
     try:

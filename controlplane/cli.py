@@ -66,8 +66,12 @@ def _add_predictor(parser: argparse.ArgumentParser) -> None:
 def _predictor(options: argparse.Namespace) -> int:
     from predictors.keeping import Kept, save
     from predictors.learned import LearnedLengths
+    from predictors.length_model import ENOUGH
     from predictors.logs import learned_from, logged, replayed, report
 
+    if options.remember < ENOUGH:
+        print(f"--remember={options.remember}: at least {ENOUGH}; fewer teach nothing", file=sys.stderr)
+        return 2
     try:
         with options.log.open(encoding="utf-8") as lines:
             if options.action == "train":

@@ -89,7 +89,7 @@ def of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> LengthModel:
 def fit(table: Table) -> LengthModel:
     """Raises ValueError for fewer than ENOUGH rows."""
     if len(table) < ENOUGH:
-        raise ValueError(f"{len(table)} examples: at least {ENOUGH} are needed; wait for more")
+        raise ValueError(f"{len(table)} examples: at least {ENOUGH} are needed; collect more")
     numbers, words, target = table.numbers, table.words, table.log_tokens
     fold = table.groups % _FOLDS
     guess = np.full(len(table), target.mean())

@@ -31,13 +31,15 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of the last answers of each class; tokens where nothing else is said."""
+    """Of the last answers of each class: share within the 0.9 quantile; pinball loss, absolute error and bias
+    in tokens; drift as `Calibration` says."""
 
     answers: int
     coverage: Mapping[str, float]
     pinball: Mapping[str, float]
     error: Mapping[str, float]
     bias: Mapping[str, float]
+    drift: Mapping[str, float]
 
 
 def logged(lines: Iterable[str]) -> Iterator[Logged]:
@@ -75,7 +77,7 @@ def _logged(said: Mapping[str, Any], number: int) -> Logged:
 
 
 def replayed(requests: Iterable[Logged], lengths: LearnedLengths) -> int:
-    """Forecasts and learns; the number of answers."""
+    """Forecasts and learns; the number of answers. Raises ValueError if there is none."""
     due = ENOUGH
     count = 0
     for one in requests:
@@ -85,6 +87,8 @@ def replayed(requests: Iterable[Logged], lengths: LearnedLengths) -> int:
         if lengths.examples.seen >= due:
             lengths.swap(fit(lengths.examples.table()))
             due = round(_GROWTH * due)
+    if not count:
+        raise ValueError("no request in it; give a log of at least one line")
     return count
 
 
@@ -95,6 +99,7 @@ def report(calibration: Calibration, answers: int) -> Report:
         pinball=calibration.pinball(),
         error=calibration.mean_absolute_error(),
         bias=calibration.bias(),
+        drift=calibration.drift(),
     )
 
 

@@ -272,13 +272,14 @@ def _prediction(content: Mapping[str, Any]) -> Quotes:
 
 def _prediction_goodput(content: Mapping[str, Any]) -> Quotes:
     runs = content["runs"]
-    for rate in sorted({run["rate"] for run in runs}):
+    places = {"engine": "on vLLM's real scheduler", "simulator": "at the gate, simulated,"}
+    for place, rate in sorted({(run["on"], run["rate"]) for run in runs}):
         kept: dict[str, list[float]] = {}
         for run in runs:
-            if run["rate"] == rate:
+            if (run["on"], run["rate"]) == (place, rate):
                 kept.setdefault(run["told"], []).append(rate * run["strict"])
         yield (
-            f"What do length forecasts buy on vLLM's real scheduler at {rate:g} requests/s (virtual time)?",
+            f"What do length forecasts buy {places[place]} at {rate:g} requests/s (virtual time)?",
             "requests kept a second: "
             + ", ".join(f"{name} {fmean(rates):.1f}" for name, rates in kept.items())
             + f" ({len(next(iter(kept.values())))} seeds)",

@@ -15,7 +15,15 @@ from controlplane.config import Config, ConfigError
 from controlplane.config.change import changeable, changed
 from controlplane.core.clock import Clock
 from controlplane.core.memory import MemoryLedger, Quota
-from controlplane.core.ports import BackendDown, Embedder, EmbeddingPass, EngineState, EngineStep, Generator
+from controlplane.core.ports import (
+    BackendDown,
+    Embedder,
+    EmbeddingPass,
+    EngineState,
+    EngineStep,
+    Generator,
+    LengthPredictor,
+)
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.policy.catalogue import goes_before
@@ -23,7 +31,7 @@ from controlplane.service.clocks import MonotonicClock
 from controlplane.service.dispatcher import Dispatcher, Policies
 from controlplane.service.hybrid_cache import hybrid_setup
 from controlplane.service.intake import Intake
-from controlplane.service.learning import Learning
+from controlplane.service.learning import Learning, lengths_of
 from controlplane.service.memory_monitor import MemoryMonitor
 from controlplane.service.model_facts import facts_of
 from controlplane.service.plan import MemoryPlan, memory_plan
@@ -34,7 +42,7 @@ from controlplane.service.sharing_setup import kvcached_memory, monitor_of, pool
 from controlplane.service.ticks import ScheduledTicks, Ticks
 from controlplane.service.turns import Tenants
 from predictors.learned import LearnedLengths
-from predictors.output_length import HistoryQuantiles, MaxTokens
+from predictors.output_length import HistoryQuantiles
 from predictors.step_time import StepWork
 
 
@@ -95,16 +103,6 @@ def assemble(config: Config) -> "Service":
     )
 
 
-def _lengths(config: Config) -> LearnedLengths | HistoryQuantiles | MaxTokens:
-    match config.admission.lengths:
-        case "learned":
-            return LearnedLengths(remember=config.predictors.remember)
-        case "history":
-            return HistoryQuantiles()
-        case "max-tokens":
-            return MaxTokens()
-
-
 class Service:
     """`intake` and `dispatcher` exist from `start` on."""
 
@@ -122,8 +120,10 @@ class Service:
         monitor: Callable[[Callable[[int], None]], MemoryMonitor] | None = None,
         clock: Clock | None = None,
         ticks: Ticks | None = None,
+        lengths: LengthPredictor | None = None,
     ) -> None:
-        """`device_memory` is asked for once the backends run; without it their memory is static."""
+        """`device_memory` is asked for once the backends run; without it their memory is static. `lengths`
+        stands in for the predictor that the configuration names."""
         self.config = config
         self._device_memory = device_memory
         self._ticks = ticks or ScheduledTicks()
@@ -135,7 +135,7 @@ class Service:
         self._generators = {generator.model: generator for generator in generators}
         self._embedders = {embedder.model: embedder for embedder in embedders}
         self._workspace_bytes = workspace_bytes
-        self._lengths = _lengths(config)
+        self._lengths = lengths or lengths_of(config)
         self._learning = None
         # On another clock than the host's, whoever drives it also says when to learn.
         if clock is None and isinstance(self._lengths, LearnedLengths):
@@ -354,7 +354,7 @@ class Service:
         )
 
     def _calibration(self) -> Mapping[Gauge, Mapping[str, float]]:
-        if isinstance(self._lengths, MaxTokens):
+        if not isinstance(self._lengths, LearnedLengths | HistoryQuantiles):
             return {}
         m, judged = self.metrics, self._lengths.calibration
         found = {

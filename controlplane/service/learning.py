@@ -11,9 +11,12 @@ from pathlib import Path
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
+from controlplane.config import Config
+from controlplane.core.ports import LengthPredictor
 from predictors.keeping import Kept, read_or_set_aside, save
 from predictors.learned import LearnedLengths
 from predictors.length_model import ENOUGH
+from predictors.output_length import HistoryQuantiles, MaxTokens
 from predictors.training import trained_elsewhere
 
 log = logging.getLogger(__name__)
@@ -21,6 +24,16 @@ log = logging.getLogger(__name__)
 # The next model is worth learning when a quarter of what is known is new.
 _NEW_SHARE = 0.25
 _AT_LEAST = 100
+
+
+def lengths_of(config: Config) -> LengthPredictor:
+    match config.admission.lengths:
+        case "learned":
+            return LearnedLengths(remember=config.predictors.remember)
+        case "history":
+            return HistoryQuantiles()
+        case "max-tokens":
+            return MaxTokens()
 
 
 class Learning:

@@ -37,6 +37,16 @@ def test_eval_says_how_it_would_have_done(log, capsys):
     assert found["answers"] == 400
     assert found["coverage"]["chat"] == pytest.approx(0.9, abs=0.06)
     assert found["pinball"]["chat"] < found["error"]["chat"] < 350
+    assert abs(found["drift"]["chat"]) < 1
+
+
+def test_an_empty_log_and_too_short_a_memory_are_refused(tmp_path, log, capsys):
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    assert main(["predictor", "eval", str(empty)]) == 2
+    assert "no request in it" in capsys.readouterr().err
+    assert main(["predictor", "eval", str(log), "--remember", "0"]) == 2
+    assert "at least 200" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
