@@ -113,16 +113,18 @@ async def _compare(
 
 
 def _told(rates: dict[str, list[float]], worst: dict[str, float]) -> dict[str, object]:
-    """Ratios are taken within a turn, then the median."""
-
-    def over(ours: str, theirs: str) -> float:
-        return statistics.median(a / b for a, b in zip(rates[ours], rates[theirs], strict=True))
-
+    """Ratios are taken within a turn: their median, and the smallest and largest."""
     pairs = [("engine", "encode"), ("tandem_http", "encode"), ("tandem_http", "infinity_http")]
+    ratios = {
+        f"{ours}_over_{theirs}": [a / b for a, b in zip(rates[ours], rates[theirs], strict=True)]
+        for ours, theirs in pairs
+        if ours in rates and theirs in rates
+    }
     return {
         "texts_per_s": {way: statistics.median(found) for way, found in rates.items()},
         "largest_difference_from_encode": worst,
-        "ratios": {f"{a}_over_{b}": over(a, b) for a, b in pairs if a in rates and b in rates},
+        "ratios": {pair: statistics.median(found) for pair, found in ratios.items()},
+        "ratio_ranges": {pair: [min(found), max(found)] for pair, found in ratios.items()},
     }
 
 

@@ -36,10 +36,13 @@ UNSERVED = {
     "guided_grammar": "use structured_outputs",
     "guided_json": "use response_format or structured_outputs",
     "guided_regex": "use structured_outputs",
+    "input_type": "name one of the model's own prompts in prompt_name",
     "moderation": "leave it out",
+    "normalize": "the operator sets it for each embedding model; leave it out",
     "priority": "numbers mean opposite things to different servers; use service_class",
     "request_id": f"send it as the header {HEADER_REQUEST_ID}",
     "suffix": "no model here fills in the middle; leave it out",
+    "truncate": "use truncate_prompt_tokens, -1 for what the model takes",
     "vllm_xargs": "leave it out; objectives go into slo",
     "web_search_options": "nothing here searches; leave it out",
 }

@@ -86,3 +86,15 @@ async def test_a_named_prompt_goes_before_texts_only(stage: Stage):
         answer = await stage.http.post(EMBED, json=embed(**refused))
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "prompt_name"
+
+
+@pytest.mark.parametrize(
+    ("field", "remedy"), [("input_type", "prompt_name"), ("truncate", "truncate_prompt")]
+)
+async def test_what_other_servers_call_otherwise_is_refused_with_its_name_here(
+    stage: Stage, field: str, remedy: str
+):
+    answer = await stage.http.post(EMBED, json=embed(**{field: "query"}))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "unsupported_parameter"
+    assert remedy in answer.json()["error"]["message"]
