@@ -50,8 +50,8 @@ class StepWork:
     cells: int
 
     def terms(self) -> Four:
-        counts = (1.0, self.decodes, self.cells, self.prefill_tokens)
-        return [count / unit for count, unit in zip(counts, _UNITS, strict=True)]
+        one, decodes, cells, prefill = _UNITS
+        return [1.0 / one, self.decodes / decodes, self.cells / cells, self.prefill_tokens / prefill]
 
 
 # Where neither device nor model is known.
@@ -72,8 +72,11 @@ class StepTime:
         self.seen = 0
 
     def predict(self, work: StepWork) -> float:
-        positive = [max(one, 0.0) for one in self._coefficients]
-        return max(_dot(work.terms(), positive), 0.1 * positive[0], 1e-6)
+        return self._predicted(work.terms())
+
+    def _predicted(self, terms: Four) -> float:
+        positive = [one if one > 0.0 else 0.0 for one in self._coefficients]
+        return max(_dot(terms, positive), 0.1 * positive[0], 1e-6)
 
     def quantile(self, work: StepWork, level: float) -> float:
         """By the relative errors of the last steps."""
@@ -87,19 +90,21 @@ class StepTime:
 
     def observe(self, work: StepWork, took: float) -> None:
         """`took` in seconds."""
-        predicted = self.predict(work)
+        terms = work.terms()
+        predicted = self._predicted(terms)
         error = (took - predicted) / predicted
         self.seen += 1
         self._errors.append(error)
         if self.seen % _LATEST == 0:
             self._look_back()
-        terms = [term / predicted for term in work.terms()]
+        terms = [term / predicted for term in terms]
         gained = [_dot(row, terms) for row in self._covariance]
-        if _dot(terms, gained) < 0.0:
+        unsure = _dot(terms, gained)
+        if unsure < 0.0:
             # Rounding, after many steps all alike: no variance is negative, so nothing more is known of it.
             self._covariance = self._doubt()
             gained = [_dot(row, terms) for row in self._covariance]
-        unsure = _dot(terms, gained)
+            unsure = _dot(terms, gained)
         weight = min(1.0, _EDGE * sqrt(self._usual**2 + unsure) / max(abs(error), 1e-12))
         noise = self._usual**2 / weight + unsure
         gain = [one / noise for one in gained]

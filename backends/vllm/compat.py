@@ -4,9 +4,9 @@ Supported: 0.26 up to, but without, 0.34. Importing this module imports vLLM, wh
 
 Run for this, each unpacked before an environment with torch 2.13 (0.26 asks for 2.11): the scheduler in a
 stepped engine and behind a live one, without a model (`test_scheduler_counts`, `test_simexec`: 47 tests), on
-the CPU builds of 0.26.0, 0.27.1, 0.28.0, 0.29.0, 0.30.0 and 0.32.0. 0.33.0 has no CPU build; the Python code
-of its CUDA build passed the first 41 of these, and the others were not run. Real models ran with 0.29.0
-(`test_scheduler_outputs`: 8 tests) and, all tests, with 0.32.0; 0.26.0 starts none beside this torch.
+the CPU builds of 0.26.0, 0.27.1, 0.28.0, 0.29.0, 0.30.0, 0.31.0 and 0.32.0, and on the Python code of the
+CUDA build of 0.33.0, which has no CPU build. Real models ran with 0.29.0 (`test_scheduler_outputs`: 8 tests)
+and, all tests, with 0.32.0; 0.26.0 starts none beside this torch.
 In 0.26.0 and 0.33.0 every name imported or overridden here was looked up.
 
 - 0.26 to 0.28 raise ValueError subclasses for a caller's mistake; from 0.29 on there is

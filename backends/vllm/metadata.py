@@ -125,7 +125,7 @@ def progress_of(
     progress = Progress(request, predicted, request.tenant, forecast, gap, is_guess=is_guess)
     if resumed > 0:
         progress.done = progress.resumed = resumed
-        progress.first_token = Instant(_whole(said, "first_token_ns", now))
+        progress.began(Instant(_whole(said, "first_token_ns", now)))
         progress.last_token = Instant(_whole(said, "last_token_ns", now))
     return progress
 

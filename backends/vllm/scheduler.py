@@ -43,7 +43,9 @@ from predictors.step_time import ObservedPace, StepWork
 log = logging.getLogger(__name__)
 
 _UNKNOWN_PACE = Pace(Duration(0), Duration(0))
-_FIRST_TO_GO = 1 << 30
+# So many running requests are ranked for vLLM's own preemption, which takes the largest `priority`, and
+# among all others the newest.
+_RANKED = 32
 
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._last_step: tuple[int, StepWork] | None = None
         self._is_shared = False
         self._used_before = 0
+        self._next_to_go: list[Any] = []
         # vLLM then evicts the largest `priority`; its own queue of that kind is replaced.
         self.policy = SchedulingPolicy.PRIORITY
         self.waiting = OfferQueue(self._joined, self._left)
@@ -156,9 +159,16 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             self.preempt(self.requests[victim.request.id])
         if plan.preempt:
             self.balloon.leave(self.quota)
-        for at, progress in enumerate(plan.ranked):
-            self.requests[progress.request.id].priority = at
+        if plan.ranked:
+            self._rank([self.requests[progress.request.id] for progress in plan.ranked[-_RANKED:]])
         self.waiting.open([self.requests[progress.request.id] for progress in plan.offer])
+
+    def _rank(self, next_to_go: list[Any]) -> None:
+        for request in self._next_to_go:
+            request.priority = 0
+        for at, request in enumerate(next_to_go, start=1):
+            request.priority = at
+        self._next_to_go = next_to_go
 
     def preempt(self, request: Any) -> None:
         """It loses its blocks and waits again, from the next step on at the earliest."""
@@ -181,7 +191,8 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             progress = self.progress[request_id] = self._progress(request, now)
             self._keys[request_id] = key_of(progress.name)
             self._named.setdefault(progress.name, []).append(request_id)
-            request.priority = _FIRST_TO_GO
+            # What the client asked for is in its progress.
+            request.priority = 0
         stamp(request, progress, now)
         self.engine_policy.joined(progress, now)
 

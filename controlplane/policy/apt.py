@@ -8,7 +8,7 @@ Nothing about a waiting request changes but the time, so the waiting stand in co
 one vector operation values them all.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 import numpy as np
@@ -83,18 +83,24 @@ class AptKv:
     def _ranked(self, view: EngineView) -> list[Progress]:
         """The running ones, most value per block first."""
         running = self._by_age(view.running)
-        since = np.array([_since(p) for p in running], np.int64)
-        needs = _needs(np.array([p.tokens for p in running], np.int64), running, view)
-        is_lost = np.array([p.is_hopeless(view.now, _NO_WORK) for p in running])
+        # Written out: with the memory full it is asked in every step, of everybody.
+        since = np.array([p.last_token or p.request.arrival for p in running], np.int64)
+        tokens = np.array([p.request.prompt_tokens + p.done for p in running], np.int64)
+        needs = _needs(tokens, running, view)
+        is_lost = np.array([p.is_missed for p in running])
+        # Whose token appeared just now is late only if that is noted already.
+        for at in np.flatnonzero(since < view.now).tolist():
+            is_lost[at] = running[at].is_hopeless(view.now, _NO_WORK)
         values = self._values(since, needs, is_lost, view)
         return [running[at] for at in np.argsort(-values, kind="stable").tolist()]
 
     def _by_age(self, running: Sequence[Progress]) -> list[Progress]:
         """Sorted by key. Nearly all ran before the last step too, and stand in order already."""
-        present = set(running)
-        kept = [p for p in self._running if p in present]
-        if len(kept) < len(present):
-            kept = sorted([*kept, *present.difference(kept)], key=_key)
+        new = set(running)
+        kept = [p for p in self._running if p in new]
+        new.difference_update(kept)
+        for progress in new:
+            insort(kept, progress, key=_key)
         self._running = kept
         return kept
 

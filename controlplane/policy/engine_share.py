@@ -32,13 +32,17 @@ def footprint_of(progress: Progress, block_tokens: int) -> Footprint:
 
 def lease_table(alive: Iterable[Progress], block_tokens: int) -> LeaseTable:
     listed = list(alive)
+    tokens = np.array([p.tokens for p in listed], dtype=np.float64)
+    slope, variance = np.ones(len(listed)), np.zeros(len(listed))
     # A token of one that packs its blocks more densely takes less than a token of the cache.
-    slope = np.array([block_tokens / (p.per_block or block_tokens) for p in listed])
-    base = slope * np.array([p.tokens for p in listed], dtype=np.float64) + block_tokens - 1
+    if any(packed := [p.per_block for p in listed]):
+        slope = np.array([block_tokens / (per_block or block_tokens) for per_block in packed])
+    if any(forecasts := [p.forecast for p in listed]):
+        variance = np.array([0.0 if one is None else one.deviation**2 for one in forecasts])
     steps = np.array([p.remaining() for p in listed], dtype=np.float64)
-    variance = np.array([0.0 if p.forecast is None else p.forecast.deviation**2 for p in listed])
     priority = np.array([p.request.service_class.priority for p in listed], dtype=np.float64)
-    return LeaseTable(tuple(p.request.id for p in listed), base, slope, steps, variance, priority)
+    ids = tuple([p.request.id for p in listed])
+    return LeaseTable(ids, slope * tokens + block_tokens - 1, slope, steps, variance, priority)
 
 
 def share_of(view: EngineView) -> Share:

@@ -6,31 +6,42 @@ completion, the use at each is a suffix sum, so one more lease costs O(n) vector
 Prediction errors are independent, so their margin is `z` deviations of the *sum*.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 
 import numpy as np
+import numpy.typing as npt
 
 from controlplane.core.memory import Floats, Footprint, LeaseTable
 
 
-@dataclass(slots=True)
+@dataclass
 class LookAhead:
-    """Byte use at every predicted completion of `table`, in steps from now."""
+    """Byte use at every predicted completion of `table`, in steps from now. Columns exist once asked for."""
 
     table: LeaseTable
     z: float = 0.0
-    steps: Floats = field(init=False)
-    base: Floats = field(init=False)
-    per_step: Floats = field(init=False)
-    variance: Floats = field(init=False)
 
-    def __post_init__(self) -> None:
-        order = np.argsort(self.table.steps)
-        self.steps = self.table.steps[order]
-        self.base = _suffix_sums(self.table.base[order])
-        self.per_step = _suffix_sums(self.table.per_step[order])
-        self.variance = _suffix_sums(self.table.variance[order])
+    @cached_property
+    def _order(self) -> npt.NDArray[np.intp]:
+        return np.argsort(self.table.steps)
+
+    @cached_property
+    def steps(self) -> Floats:
+        return self.table.steps[self._order]
+
+    @cached_property
+    def base(self) -> Floats:
+        return _suffix_sums(self.table.base[self._order])
+
+    @cached_property
+    def per_step(self) -> Floats:
+        return _suffix_sums(self.table.per_step[self._order])
+
+    @cached_property
+    def variance(self) -> Floats:
+        return _suffix_sums(self.table.variance[self._order])
 
     def peak_with(self, footprint: Footprint) -> float:
         """Highest use, margin included, at any completion up to the newcomer's own."""

@@ -33,7 +33,7 @@ class Progress:
     is_guess: bool = False
     """Nobody predicted its length: `predicted` is only the limit."""
     is_missed: bool = False
-    """A gap was longer than promised."""
+    """The first token came too late, or a gap was longer than promised."""
     per_block: int | None = None
     """Its tokens that a block holds; None for as many as of keys and values."""
     first_due: Instant | None = field(init=False)
@@ -52,10 +52,15 @@ class Progress:
         """What must be in the cache before the next token."""
         return self.request.prompt_tokens + self.done
 
+    def began(self, at: Instant) -> None:
+        """Its first token appeared."""
+        self.first_token = at
+        self.is_missed = self.first_due is not None and at > self.first_due
+
     def stamp(self, now: Instant, tokens: int) -> None:
         """`tokens` more have appeared."""
         if self.first_token is None:
-            self.first_token = now
+            self.began(now)
         elif self.gap is not None and self.last_token is not None and now - self.last_token > self.gap:
             self.is_missed = True
         self.last_token = now
@@ -97,11 +102,8 @@ class Progress:
         """Whether the promise is broken, or will be since the next token needs `work` more."""
         if self.is_missed:
             return True
-        first, due = self.first_token, self.first_due
-        if first is None:
-            return due is not None and now + work > due
-        if due is not None and first > due:
-            return True
+        if self.first_token is None:
+            return self.first_due is not None and now + work > self.first_due
         # Being behind a mean can be made good; a pause that was too long cannot.
         if self.gap is None or self.last_token is None:
             return False

@@ -121,7 +121,6 @@ class RankedPolicy:
 
     def _start(self, view: EngineView, plan: StepPlan) -> None:
         """Steps 1 to 3 of the module's rule."""
-        by_id = {p.request.id: p for p in view.running}
         share = share_of(view.without(plan.preempt))
         look: LookAhead | None = None
         self._blocked = None
@@ -140,6 +139,7 @@ class RankedPolicy:
                 if forced is None:
                     self._note_blocked(place, view)
                     return
+                by_id = {p.request.id: p for p in view.running}
                 victims = [by_id[v.request_id] for v in forced.victims if v.request_id in by_id]
                 plan.preempt += victims
                 plan.ranked = [p for p in plan.ranked if p not in victims]

@@ -7,12 +7,13 @@ import pytest
 
 from backends.vllm.board import Board
 from benchmark_control_plane.engine_fairness import AGED_SHARE, HEAD_START_S, aged, overtaken, step
+from controlplane.policy.catalogue import ORDERINGS
 
 pytestmark = pytest.mark.engine
 
 BLOCKS = 64
 BLOCK_TOKENS = 16
-EVERY_ORDERING = ("fcfs", "edf", "least-slack", "mc-sf", "srmt")
+EVERY_ORDERING = sorted(ORDERINGS)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])

@@ -15,12 +15,13 @@ from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Delta, Refused, Sampling, Standing
 from controlplane.core.slo import Slo
+from controlplane.policy.catalogue import ORDERINGS
 from controlplane.policy.engine_options import EngineOptions
 from tests.engines import a_request, running_vllm, tokens_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-EVERY_ORDERING = ("fcfs", "edf", "least-slack", "mc-sf", "srmt")
+EVERY_ORDERING = sorted(ORDERINGS)
 GREEDY = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True)
 REQUESTS = 8
 # Each of them ends with 5 blocks, so about two fit at their end and four at their start.
