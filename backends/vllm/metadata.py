@@ -71,7 +71,8 @@ def metadata_of(request: Request, standing: Standing) -> dict[str, Any]:
         "id": request.id,
         "class": request.service_class.name,
         "priority": request.service_class.priority,
-        "arrival_ns": request.arrival,
+        # As if it had come when its tenant's turn was: so every ordering keeps to tenants' weights.
+        "arrival_ns": request.arrival + standing.turn,
     }
     objectives = {"ttft_ms": slo.ttft, "tpot_ms": slo.tpot, "e2e_ms": slo.e2e}
     said |= {key: to_milliseconds(limit) for key, limit in objectives.items() if limit is not None}

@@ -13,6 +13,9 @@ from controlplane.policy.sharing import Sharing, split
 
 NonNegative = Annotated[float, Field(ge=0)]
 
+# 0.075 - 0.025 is a little less than 0.05.
+_ROUNDING = 1e-9
+
 
 @section(frozen=True, config=STRICT)
 class PoolSection:
@@ -44,7 +47,7 @@ class ShareSection:
             raise ValueError(
                 f"min={self.min}: what is never taken away is part of nominal={self.nominal}; lower min"
             )
-        if self.lend > self.nominal - self.min:
+        if self.lend > self.nominal - self.min + _ROUNDING:
             raise ValueError(
                 f"lend={self.lend}: of nominal={self.nominal} at most what is above min={self.min} can be "
                 "lent; lower lend"
@@ -64,8 +67,9 @@ class ForecastSection:
 class QuotaSection:
     """`dynamic` moves the quotas each tick towards the kind with the more urgent requests, by at most
     `max_step` of the pool a tick; a gap of at most `dead_band` of it is left alone. A request is urgent
-    with less than `critical_ms` to spare. `resting_weight` urgent requests move the quotas half way from
-    their nominal place."""
+    with less than `critical_ms` to spare. `compare` weighs either kind by the part of its requests that is
+    urgent or was turned away (`mean`), or by their number (`sum`); an urgency of one kind of
+    `resting_weight` moves the quotas half way from their nominal place."""
 
     policy: Literal["static", "dynamic"] = "static"
     llm: ShareSection = ShareSection(nominal=0.9)
@@ -78,11 +82,11 @@ class QuotaSection:
     critical_weight: NonNegative = 1.0
     violation_weight: NonNegative = 1.0
     lateness_cap_ms: NonNegative = 10_000
-    compare: Literal["sum", "mean"] = "sum"
+    compare: Literal["sum", "mean"] = "mean"
     forecast: ForecastSection = ForecastSection()
 
     def __post_init__(self) -> None:
-        if self.llm.nominal + self.embedding.nominal > 1 + 1e-9:
+        if self.llm.nominal + self.embedding.nominal > 1 + _ROUNDING:
             raise ValueError(
                 f"shares must sum to at most 1 and quota.llm.nominal={self.llm.nominal} + "
                 f"quota.embedding.nominal={self.embedding.nominal} do not; lower one of them"

@@ -102,12 +102,17 @@ class ChatPrompt:
     template_options: Mapping[str, Any] = field(default_factory=dict)
 
 
+_AT_ONCE = Duration(0)
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What the gate knows of a request when it hands it over. `done` tokens of its answer are part of the
-    prompt by now: it was preempted and resumes, with its promise as old as it is."""
+    prompt by now: it was preempted and resumes, with its promise as old as it is. Its tenant's `turn` puts it
+    back by so much; `rank` tells that already."""
 
     rank: int = 0
+    turn: Duration = _AT_ONCE
     forecast: LengthForecast | None = None
     done: int = 0
     first_token: Instant | None = None

@@ -3,7 +3,7 @@
 The collocation proposal's Algorithm 2, put right: urgency is continuous and grows as slack shrinks (the
 printed one drops when a request becomes late); lateness counts up to a cap; minimums win over the
 step limit; a dead-band keeps small changes of urgency from moving memory to and fro. What the LLM does not
-get the embeddings get, so the sum never changes.
+get the embeddings get, so the sum never changes. Who are equally urgent stay where their owner put them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,8 +41,8 @@ class UrgencyOptions:
 @dataclass(frozen=True, slots=True)
 class QuotaOptions:
     """Bytes of `minimum` are never taken away. The LLM's share of the rest is `resting_share` when nothing
-    is urgent; `resting_weight` is the urgency that moves it half way from there (0: any urgency moves it
-    all the way). `rate` is the share of the pool that may move in a second; a gap of at most `dead_band`
+    is urgent, or both are equally; `resting_weight` is the urgency of one that moves it half way from there
+    (0: all the way). `rate` is the share of the pool that may move in a second; a gap of at most `dead_band`
     bytes is left alone; the LLM's part is whole blocks of `block_bytes`."""
 
     pool: int
@@ -92,19 +92,26 @@ def urgency_of(slack: Duration, options: UrgencyOptions) -> float:
     return options.critical_weight + options.violation_weight * to_seconds(late)
 
 
-def urgency_of_all(slacks: Iterable[Duration], options: UrgencyOptions) -> float:
-    """Of one kind's waiting and running requests; leave out those that were given up."""
+def urgency_of_all(
+    slacks: Iterable[Duration], options: UrgencyOptions, *, lost: float = 0.0, came: float = 0.0
+) -> float:
+    """Of one kind's waiting and running requests, and of `lost` more whose slack is used up. `came` are all
+    that came lately, the lost ones included."""
     each = [urgency_of(slack, options) for slack in slacks]
+    most = options.critical_weight
     if not options.by_mean:
-        return sum(each)
-    return sum(each) / len(each) if each else 0.0
+        return sum(each) + lost * most
+    # Of those that were served in time nothing is left to see but that they came.
+    count = max(len(each) + lost, came)
+    return (sum(min(one, most) for one in each) + lost * most) / count if count else 0.0
 
 
 def target_nominal(urgency: Mapping[Owner, float], options: QuotaOptions) -> int:
     """Bytes that the LLM should own in the end, in whole blocks."""
-    llm, embedding, rest = urgency[Owner.LLM], urgency[Owner.EMBEDDING], options.resting_weight
-    total = llm + embedding + rest
-    share = (llm + rest * options.resting_share) / total if total > 0 else options.resting_share
+    llm, embedding, rest = urgency[Owner.LLM], urgency[Owner.EMBEDDING], options.resting_share
+    total = llm + embedding + options.resting_weight
+    lean = (llm - embedding) / total if total > 0 else 0.0
+    share = rest + lean * (1 - rest if lean > 0 else rest)
     flexible = options.pool - sum(options.minimum.values())
     wanted = options.minimum[Owner.LLM] + int(flexible * share)
     return _bounded(_blocks_down(wanted, options.block_bytes), options)

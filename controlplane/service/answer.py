@@ -97,7 +97,7 @@ class Answer:
     def _generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta]:
         job, ticket, seen = self._job, self.ticket, self.ticket.timeline
         standing = Standing(
-            ticket.rank, ticket.forecast, len(self._tokens), seen.first_token, seen.last_token
+            ticket.rank, ticket.turn, ticket.forecast, len(self._tokens), seen.first_token, seen.last_token
         )
         return self._generator.generate(job.request, prompt, sampling, job.chat, standing=standing)
 

@@ -2,7 +2,8 @@
 
 The embedding load is forecast in tokens; what they take while they are computed is at most what the batches
 in flight can take. Of the generation requests, those of the highest priority are foreseen together by the
-bytes that they arrive with; what of it has come already is no longer kept.
+bytes that they arrive with; what of it has come already is no longer kept, nor what will be given back
+before the first of them must start.
 """
 
 from dataclasses import dataclass, field
@@ -14,14 +15,18 @@ from controlplane.core.view import Reserve
 from predictors.embedding_load import EmbeddingLoad
 from predictors.series import LEVELS, SeriesForecaster
 
+_AT_ONCE = Duration(0)
+
 
 @dataclass(slots=True)
 class Foresight:
-    """Without a `level` nothing is kept. `high_priority` is None where all have the same."""
+    """Without a `level` nothing is kept. `high_priority` is None where all have the same; requests of it can
+    wait for `patience`."""
 
     window: Duration
     level: float | None
     high_priority: int | None
+    patience: Duration = _AT_ONCE
     load: EmbeddingLoad = field(init=False)
     high: SeriesForecaster = field(init=False, default_factory=SeriesForecaster)
     _high_bytes: int = field(init=False, default=0)
@@ -29,6 +34,11 @@ class Foresight:
 
     def __post_init__(self) -> None:
         self.load = EmbeddingLoad(self.window)
+
+    @property
+    def horizon(self) -> Duration:
+        """What is given back within it serves those that come in the next window."""
+        return Duration(self.window + self.patience)
 
     def offered(self, request: Request, footprint: Footprint, now: Instant) -> None:
         if request.kind is Kind.EMBED:

@@ -25,7 +25,7 @@ from controlplane.policy.sharing import Sharing, lent, owned_next
 from controlplane.service.dispatcher import Dispatcher
 from controlplane.service.foresight import Foresight
 from controlplane.service.ticket import Ticket
-from controlplane.service.urgency import Shed, urgencies
+from controlplane.service.urgency import Lately, urgencies
 from predictors.series import LEVELS
 
 # Between two ticks on urgency; the step limit counts time, so ticks in between move no more.
@@ -82,7 +82,7 @@ class Quotas:
     _order: int = field(init=False)
     _full: Mapping[str, int] = field(init=False)
     _bytes_per_token: float = field(init=False)
-    _shed: Shed = field(init=False, default_factory=Shed)
+    _lately: Lately = field(init=False, default_factory=Lately)
     _moved_at: Instant | None = field(init=False, default=None)
     _shrunk: tuple[Instant, int] | None = field(init=False, default=None)
     _is_ticking: bool = field(init=False, default=False)
@@ -112,6 +112,7 @@ class Quotas:
         self._tell_embedders(self.usable[Owner.EMBEDDING])
 
     def _offered(self, request: Request, footprint: Footprint) -> None:
+        self._lately.came[request.kind.owner] += 1
         self.foresight.offered(request, footprint, self.clock.now())
 
     def _refused(self, owner: Owner, decision: Defer | Reject) -> None:
@@ -119,7 +120,7 @@ class Quotas:
         if decision.reason not in (Reason.NO_MEMORY, Reason.SLO_UNATTAINABLE, Reason.QUEUE_TIMEOUT):
             return
         if isinstance(decision, Reject):
-            self._shed.add(owner)
+            self._lately.lost[owner] += 1
         now = self.clock.now()
         is_early = self._last_tick is not None and between(self._last_tick, now) < _SHORTEST_GAP
         if not is_early and (self._urgent is None or self._urgent.done()):
@@ -138,7 +139,7 @@ class Quotas:
             needed = self._needed(now)
             usable = lent(self.owned, needed, self.pool.sharing)
             await self._apply(usable, now)
-            released = self._released_bytes(self.foresight.window)
+            released = self._released_bytes(self.foresight.horizon)
             self.dispatcher.reserve(Owner.LLM, self.foresight.reserve(now, released_bytes=released))
         except BackendDown:
             # Its quota is set again when it is back; until then nobody can use what it held.
@@ -148,10 +149,10 @@ class Quotas:
 
     def _own(self, now: Instant) -> None:
         elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
-        self._shed.fade(now)
+        self._lately.fade(now)
         paces = {owner: pace.pace for owner, pace in self.dispatcher.paces.items()}
         options = self.pool.sharing.options.urgency
-        self.urgency = urgencies(self.dispatcher.tickets(), paces, self._shed, now, options)
+        self.urgency = urgencies(self.dispatcher.tickets(), paces, self._lately, now, options)
         self.owned = owned_next(self.owned, self.urgency, self.pool.sharing, elapsed=elapsed)
         self._moved_at = now
 

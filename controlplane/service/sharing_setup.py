@@ -58,7 +58,10 @@ def quotas_in(pool: Pool, config: Config, clock: Clock, dispatcher: Dispatcher) 
     forecast = config.quota.forecast
     priorities = {one.priority for one in config.classes.values()}
     highest = max(priorities) if len(priorities) > 1 else None
-    foresight = Foresight(milliseconds(forecast.window_ms), forecast.level, highest)
+    promised = [one.ttft_ms for one in config.classes.values() if one.priority == highest and one.ttft_ms]
+    # Half of what was promised is plenty to spend on waiting; the rest is for the work.
+    patience = milliseconds(min(promised, default=0.0) / 2)
+    foresight = Foresight(milliseconds(forecast.window_ms), forecast.level, highest, patience)
     return Quotas(clock, dispatcher, pool, foresight)
 
 

@@ -3,7 +3,7 @@
 A running answer's slack is how far it is ahead of its promised pace; before the first token, what is left
 after the prefill. Embeddings are computed one after another, soonest deadline first: each waits for the work
 before it. Half of what was promised is plenty: with that much left nothing is urgent, however
-short the promise. What was turned away for want of memory has no slack left; it counts for about a second.
+short the promise. What was turned away for want of memory has no slack left; it counts for some seconds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from controlplane.policy.ordering import work_before_deadline
 from controlplane.policy.quota import UrgencyOptions, urgency_of_all
 from controlplane.service.ticket import Ticket
 
-_SHED_SECONDS = 1.0
+_FADING_SECONDS = 3.0
 
 
 def slacks(
@@ -53,31 +53,35 @@ def _stretched(slack: Duration, promise: Duration | None, critical: Duration) ->
     return scaled(slack, 2 * critical / promise)
 
 
+def _nobody() -> dict[Owner, float]:
+    return dict.fromkeys(Owner, 0.0)
+
+
 @dataclass(slots=True)
-class Shed:
-    """Requests turned away for want of memory, fading."""
+class Lately:
+    """Requests that came, and those of them turned away for want of memory, fading."""
 
-    counts: dict[Owner, float] = field(default_factory=lambda: dict.fromkeys(Owner, 0.0))
+    came: dict[Owner, float] = field(default_factory=_nobody)
+    lost: dict[Owner, float] = field(default_factory=_nobody)
     since: Instant | None = None
-
-    def add(self, owner: Owner) -> None:
-        self.counts[owner] += 1
 
     def fade(self, now: Instant) -> None:
         if self.since is not None:
-            kept = exp(-to_seconds(between(self.since, now)) / _SHED_SECONDS)
-            self.counts = {owner: count * kept for owner, count in self.counts.items()}
+            kept = exp(-to_seconds(between(self.since, now)) / _FADING_SECONDS)
+            for counts in (self.came, self.lost):
+                for owner in counts:
+                    counts[owner] *= kept
         self.since = now
 
 
 def urgencies(
     tickets: Iterable[Ticket],
     paces: Mapping[Owner, Pace | None],
-    shed: Shed,
+    lately: Lately,
     now: Instant,
     options: UrgencyOptions,
 ) -> dict[Owner, float]:
     return {
-        owner: urgency_of_all(each, options) + shed.counts[owner] * options.critical_weight
+        owner: urgency_of_all(each, options, lost=lately.lost[owner], came=lately.came[owner])
         for owner, each in slacks(tickets, paces, now, options.critical).items()
     }

@@ -6,8 +6,14 @@ from random import Random
 import pytest
 
 from backends.vllm.board import Board
+from backends.vllm.metadata import metadata_of
 from benchmark_control_plane.engine_fairness import AGED_SHARE, HEAD_START_S, aged, overtaken, step
+from controlplane.core.clock import Instant, seconds
+from controlplane.core.ports import Standing
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.catalogue import ORDERINGS
+from controlplane.service.turns import Turns
 
 pytestmark = pytest.mark.engine
 
@@ -198,3 +204,23 @@ def test_a_newcomer_is_in_the_step_that_it_ended_the_wait_for(engine, tmp_path):
     scheduler.take_in = lambda: engine.add(arriving.get_nowait(), 20, 60, extra={})
     step(engine)
     assert {request.request_id for request in scheduler.running} == {"first", "newcomer"}
+
+
+def test_tenants_with_more_work_than_the_engine_can_do_share_it_by_weight(engine):
+    scheduler = engine.restart(tandem={"ordering": "edf"})
+    turns = Turns({"heavy": 3.0, "light": 1.0}, seconds(1_000))
+    klass = ServiceClass("any", Slo(ttft=seconds(1)), 0, sheddable=False)
+    served = {"heavy": 0, "light": 0}
+    for number in range(900):
+        if number % 3 == 0:
+            for tenant in served:
+                now = Instant(engine.now_ns)
+                name = f"{tenant}{number}"
+                request = Request(name, Kind.GENERATE, "m", tenant, klass, klass.slo, now, 60, 40)
+                # What the engine takes for one of them; twice as many come.
+                standing = Standing(turn=turns.shift(tenant, seconds(0.1), now))
+                engine.add(name, 60, 40, extra={"tandem": metadata_of(request, standing)})
+        for one, tokens in step(engine).items():
+            served[one.rstrip("0123456789")] += tokens if number >= 300 else 0
+    assert len(scheduler.waiting) > 100
+    assert served["heavy"] / served["light"] == pytest.approx(3.0, rel=0.25)

@@ -142,7 +142,8 @@ def test_more_urgency_never_lowers_the_target(given: QuotaOptions, a: float, b: 
 
 def test_targets_by_hand() -> None:
     assert target_nominal({LLM: 0, EMBEDDING: 0}, PLAIN) == 2_000 + 4_900
-    assert target_nominal({LLM: 3, EMBEDDING: 1}, PLAIN) == 2_000 + 5_250
+    assert target_nominal({LLM: 3, EMBEDDING: 3}, PLAIN) == 2_000 + 4_900, "equally urgent"
+    assert target_nominal({LLM: 3, EMBEDDING: 1}, PLAIN) == 2_000 + 5_950
     assert target_nominal({LLM: 0, EMBEDDING: 0.01}, PLAIN) == 2_000
     calm = replace(PLAIN, resting_weight=1.0)
     assert target_nominal({LLM: 0, EMBEDDING: 1}, calm) == 2_000 + 2_450, "half way from rest"
@@ -170,6 +171,9 @@ def test_sum_and_mean() -> None:
     assert urgency_of_all(some, UrgencyOptions()) == 1.5
     assert urgency_of_all(some, UrgencyOptions(by_mean=True)) == 0.5
     assert urgency_of_all([], UrgencyOptions(by_mean=True)) == 0.0
+    assert urgency_of_all(some, UrgencyOptions(), lost=2) == 3.5
+    assert urgency_of_all(some, UrgencyOptions(by_mean=True), lost=2, came=7) == 0.5, "two were served"
+    assert urgency_of_all([seconds(-9)], UrgencyOptions(by_mean=True)) == 1.0, "counted once, however late"
 
 
 def test_only_demand_reclaims() -> None:

@@ -7,7 +7,7 @@ from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
 from controlplane.policy.quota import UrgencyOptions
 from controlplane.service.ticket import Ticket
-from controlplane.service.urgency import Shed, slacks, urgencies
+from controlplane.service.urgency import Lately, slacks, urgencies
 
 CRITICAL = milliseconds(500)
 PACES = {
@@ -57,10 +57,10 @@ def test_before_the_first_token_the_prefill_counts_and_after_it_the_pace():
 
 
 def test_what_was_turned_away_counts_and_fades():
-    shed, now = Shed(), Instant(0)
-    shed.fade(now)
-    shed.add(Owner.LLM)
+    lately, now = Lately(), Instant(0)
+    lately.fade(now)
+    lately.lost[Owner.LLM] += 1
     options = UrgencyOptions(critical=CRITICAL, critical_weight=2.0)
-    assert urgencies([], PACES, shed, now, options) == {Owner.LLM: 2.0, Owner.EMBEDDING: 0.0}
-    shed.fade(Instant(milliseconds(5_000)))
-    assert urgencies([], PACES, shed, now, options)[Owner.LLM] < 0.02
+    assert urgencies([], PACES, lately, now, options) == {Owner.LLM: 2.0, Owner.EMBEDDING: 0.0}
+    lately.fade(Instant(milliseconds(15_000)))
+    assert urgencies([], PACES, lately, now, options)[Owner.LLM] < 0.02
