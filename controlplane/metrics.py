@@ -43,6 +43,8 @@ class Metrics:
         )
         self._decisions = counter("decisions", "Decisions of the gate", ("kind", "decision", "reason"))
         self._preemptions = counter("preemptions", "Requests preempted by the gate", ("class",))
+        self._read = counter("prefix_cache_queries", "Prompt tokens of started requests", ("class",))
+        self._cached = counter("prefix_cache_hits", "Those that the engine had in its cache", ("class",))
         self._add_sharing()
         self.quota_bytes = self._gauge("quota_bytes", "Nominal share of the pool", ("owner",))
         self.held_bytes = self._gauge("held_bytes", "Bytes held by leases", ("owner",))
@@ -131,6 +133,11 @@ class Metrics:
 
     def preempted(self, class_name: str) -> None:
         self._preemptions.labels(class_name).inc()
+
+    def read(self, request: Request, cached_tokens: int) -> None:
+        """The engine has begun with it; what it reads again after a preemption is not counted."""
+        self._read.labels(request.service_class.name).inc(request.prompt_tokens)
+        self._cached.labels(request.service_class.name).inc(cached_tokens)
 
     def ended(self, request: Request, timeline: Timeline, outcome: Outcome) -> None:
         labels = (request.service_class.name, request.kind)

@@ -23,6 +23,8 @@ _OWNER = re.compile(rb'owner="(\w+)"')
 _TOTALS = {
     b"tandem_engine_preemptions": "preemptions",
     b"tandem_engine_recompute_tokens": "recompute_tokens",
+    b"tandem_prefix_cache_queries_total": "queries",
+    b"tandem_prefix_cache_hits_total": "hits",
     b"vllm:num_preemptions_total": "preemptions",
     b"vllm:prefix_cache_queries_total": "queries",
     b"vllm:prefix_cache_hits_total": "hits",

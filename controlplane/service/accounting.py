@@ -53,6 +53,7 @@ class Accounting:
             ticket.move(Phase.DECODE)
             self._first_tokens.appeared(ticket, now)
             if seen.first_token is None and seen.dispatched is not None:
+                self._metrics.read(ticket.request, ticket.cached_tokens)
                 took = between(seen.dispatched, now)
                 self._paces[Owner.LLM].observe_prefill(ticket.request.prompt_tokens, took)
         seen.stamp_tokens(now, steps)

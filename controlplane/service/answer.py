@@ -106,6 +106,8 @@ class Answer:
         length = self._lengths.get(delta.index, 0) + len(delta.token_ids)
         self._lengths[delta.index] = length
         steps = length - self._longest
+        if not self._longest:
+            self.ticket.cached_tokens = delta.cached_tokens
         if steps > 0:
             self._longest = length
             self._host.stamp(self.ticket, steps)

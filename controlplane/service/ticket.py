@@ -55,6 +55,8 @@ class Ticket:
     """What its owner does for it alone; `turn` is how far its tenant's other work moved it back."""
     turn: Duration = _NONE
     preemptions: int = 0
+    cached_tokens: int = 0
+    """Of its prompt, those the engine had in its cache when it began."""
     is_resumable: bool = False
     """Whether it can be preempted and resumed without the client noticing."""
     outcome: Outcome | None = None

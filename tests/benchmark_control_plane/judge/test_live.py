@@ -31,6 +31,7 @@ def test_both_systems_are_started_asked_and_judged(tmp_path):
         assert entry["memory"]["by_owner"]["llm"]
     tandem, plain = results["runs"]
     assert set(tandem["memory"]["by_owner"]) == {"embedding", "llm"}
+    assert tandem["engine"]["recompute_tokens"] is not None and tandem["engine"]["cache_hit"] is not None
     assert tandem["decisions"]["admit"] > 0 and plain["decisions"] is None
     lines = (tmp_path / "out" / "requests.jsonl").read_text(encoding="utf-8").splitlines()
     kept = [r for r in map(json.loads, lines) if r["outcome"] in ("MET", "LATE") and r["kind"] == "generate"]

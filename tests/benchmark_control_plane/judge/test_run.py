@@ -162,6 +162,9 @@ tandem_engine_used_bytes{owner="llm"} 9e6
 tandem_engine_preemptions{owner="llm"} 3.0
 tandem_engine_recompute_tokens{owner="llm"} 500.0
 tandem_held_bytes{owner="embedding"} 10
+tandem_prefix_cache_queries_total{class="a"} 60.0
+tandem_prefix_cache_queries_total{class="b"} 40.0
+tandem_prefix_cache_hits_total{class="a"} 30.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:num_preemptions_total{engine="0",model_name="m"} 2.0
 """
@@ -171,14 +174,15 @@ def test_memory_is_read_from_either_servers_page():
     tandem = sampled(PAGE.partition(b"vllm")[0], None)
     assert tandem["held:llm"] == 5e6 and tandem["used:llm"] == 9e6 and tandem["preemptions"] == 3
     assert tandem["recompute_tokens"] == 500
+    assert (tandem["queries"], tandem["hits"]) == (100, 30)
     vllm = sampled(PAGE[PAGE.index(b"vllm") :], 1_000)
     assert vllm == {"used:llm": 250.0, "quota:llm": 1_000.0, "preemptions": 2.0}
 
 
 def test_a_watch_sums_up_what_it_saw():
     first = sampled(PAGE.partition(b"vllm")[0], None)
-    later = {**first, "used:llm": 1e6, "preemptions": 7.0}
+    later = {**first, "used:llm": 1e6, "preemptions": 7.0, "queries": 300.0, "hits": 80.0}
     watch = Watch([0.0, 0.5], [first, later])
     assert watch.memory()["by_owner"]["llm"] == [9e6, 1e6]
-    assert watch.engine()["preemptions"] == 4 and watch.engine()["overflow"] == 0.5
+    assert watch.engine() == {"preemptions": 4, "recompute_tokens": 0, "overflow": 0.5, "cache_hit": 0.25}
     assert Watch().memory() is None and Watch().engine() is None

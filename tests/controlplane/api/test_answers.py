@@ -88,6 +88,9 @@ async def test_cached_tokens_are_told(stage: Stage):
     stage.generator.default = replace(HELLO, cached_tokens=2)
     usage = (await stage.http.post(CHAT, json=chat())).json()["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+    counted = (await stage.http.get("/metrics")).text
+    assert 'tandem_prefix_cache_hits_total{class="standard"} 2.0' in counted
+    assert f'tandem_prefix_cache_queries_total{{class="standard"}} {usage["prompt_tokens"]}.0' in counted
 
 
 async def test_several_choices(stage: Stage):
