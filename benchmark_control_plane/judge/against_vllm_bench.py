@@ -1,9 +1,10 @@
-"""Does this client measure what `vllm bench serve` measures? The same server, rate and lengths, in turn.
+"""Does this client measure what `vllm bench serve` measures, and which of them is right where they differ?
 
-One plain vLLM server; random prompts of fixed length, Poisson arrivals. The two clients ask A B B A; the
-medians of TTFT and TPOT are compared over all rounds. Besides, what a request costs this client in CPU.
+One plain vLLM server, and one of known delays; prompts of fixed length, Poisson arrivals. The two clients
+ask A B B A after a round that warms up; medians of TTFT and TPOT are compared over all rounds, those of
+the server of known delays with what it did. Besides, what a request costs this client in CPU.
 
-    python -m benchmark_control_plane.judge.against_vllm_bench [--rounds 4] [--requests 120] [--rate 10]
+    python -m benchmark_control_plane.judge.against_vllm_bench [--rounds 2] [--requests 120] [--rate 10]
 """
 
 import argparse
@@ -11,11 +12,13 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -23,109 +26,167 @@ from backends import tiny
 from benchmark_control_plane.judge.analysis import lateness
 from benchmark_control_plane.judge.bench import LiveStage
 from benchmark_control_plane.judge.endpoints import Dialect, HttpTarget
-from benchmark_control_plane.judge.experiment import Experiment, read_experiment
-from benchmark_control_plane.judge.experiment_parts import Lengths, Stream
+from benchmark_control_plane.judge.experiment import read_experiment
+from benchmark_control_plane.judge.experiment_parts import Endpoint, Lengths, Stream
 from benchmark_control_plane.judge.memory import Read
 from benchmark_control_plane.judge.records import Record
 from benchmark_control_plane.judge.runner import Clock, Played, Target, play
+from benchmark_control_plane.judge.scripted_server import TRUTH
 from benchmark_control_plane.judge.systems import Up, up
 from benchmark_control_plane.judge.workload import planned
-from benchmark_control_plane.servers import Server, bench_serve
+from benchmark_control_plane.servers import Server, bench_serve, free_port, serving
 
 _EXPERIMENT = Path(__file__).parents[2] / "configs" / "bench" / "head-to-head.yaml"
 _OUTPUT_TOKENS = 64
+_METRICS = ("ttft_ms", "tpot_ms")
+_FIRST_MS, _GAP_MS = 20.0, 4.0
+
+Medians = dict[str, float]
 
 
-def compared(
-    experiment: Experiment, rounds: int, requests: int, rate: float, prompt_tokens: int
-) -> dict[str, object]:
-    """Milliseconds; `ratio` is ours to theirs."""
-    theirs: dict[str, list[float]] = {"ttft_ms": [], "tpot_ms": []}
-    records: list[Record] = []
-    seconds = 0.0
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        system = experiment.plan.reference_system
-        system = replace(system, split=next(iter(system.variants.values())), variants={})
-        running = stack.enter_context(up(experiment.plan, system, {}, folder))
-        assert running.chat is not None and experiment.plan.live is not None
-        model, url = running.chat.model, running.chat.url
-        tokenizer = Tokenizer.from_file(f"{tiny.resolve(experiment.plan.live.chat.model)}/tokenizer.json")
-        # Their prompts are text, which the server tokenises within what is measured.
-        running = replace(running, dialect=Dialect(written=tokenizer.decode))
-        server = Server("vllm", (), int(url.rpartition(":")[2]), "/health")
-        bench_serve(server, model, requests, str(rate), seed=0, input_tokens=prompt_tokens)
-        _ours(running, requests, rate, prompt_tokens, seed=0)
-        for turn in range(1, rounds + 1):
-            for is_ours in (False, True) if turn % 2 else (True, False):
-                if is_ours:
-                    start = time.process_time()
-                    records += _ours(running, requests, rate, prompt_tokens, seed=turn)
-                    seconds += time.process_time() - start
-                else:
-                    run = bench_serve(
-                        server, model, requests, str(rate), seed=turn, input_tokens=prompt_tokens
-                    )
-                    theirs["ttft_ms"].append(run.median_ttft_ms)
-                    theirs["tpot_ms"].append(run.median_tpot_ms)
-    ours = {
-        "ttft_ms": median(r.ttft_ms for r in records if r.ttft_ms is not None),
-        "tpot_ms": median(r.tpot_ms for r in records if r.tpot_ms is not None),
-    }
-    per_round = [records[i : i + requests] for i in range(0, len(records), requests)]
-    return {
-        "offered_rps": rate,
-        "requests": len(records),
-        "vllm_bench": {name: median(values) for name, values in theirs.items()},
-        "judge": ours,
-        "ratio": {name: ours[name] / median(values) for name, values in theirs.items()},
-        "vllm_bench_rounds": theirs,
-        "judge_rounds": {
-            name: [median(getattr(r, name) for r in group) for group in per_round] for name in ours
-        },
-        "judge_lateness_ms": lateness([r.sent - r.scheduled for r in records if r.sent is not None]),
-        "client_cpu_ms_per_request": 1e3 * seconds / max(1, len(records)),
-    }
+@dataclass(frozen=True, slots=True)
+class Load:
+    rounds: int
+    requests: int
+    rate: float
+    prompt_tokens: int
 
 
-def _ours(running: Up, requests: int, rate: float, prompt_tokens: int, seed: int) -> list[Record]:
-    """So many records, in the order planned."""
-    stream = Stream(
-        kind="generate",
-        service_class="interactive",
-        share=1,
-        prompt_tokens=Lengths(fixed=prompt_tokens),
-        output_tokens=Lengths(fixed=_OUTPUT_TOKENS),
+@dataclass(slots=True)
+class _Judge:
+    """Prompts are `written` as text, as theirs are, so that the server tokenises within what is measured."""
+
+    server: Server
+    model: str
+    load: Load
+    written: Callable[[list[int]], str]
+    records: list[Record] = field(default_factory=list)
+    cpu_seconds: float = 0.0
+
+    def ask(self, seed: int) -> Medians:
+        load = self.load
+        stream = Stream(
+            kind="generate",
+            service_class="interactive",
+            share=1,
+            prompt_tokens=Lengths(fixed=load.prompt_tokens),
+            output_tokens=Lengths(fixed=_OUTPUT_TOKENS),
+        )
+        drawn = planned(
+            {"chat": stream}, rate=load.rate, seed=seed, warmup=0.0,
+            measured=3 * load.requests / load.rate, data=Path(),
+        )[: load.requests]  # fmt: skip
+
+        async def act(target: Target, clock: Clock, read: Read | None) -> Played:
+            assert isinstance(target, HttpTarget)
+            target.prepare(drawn, seed)
+            return await play(target, drawn, {}, warmup=0.0, drain=60.0, clock=clock)
+
+        running = Up(Endpoint(self.server.url, self.model), None, Dialect(written=self.written), None)
+        start = time.process_time()
+        found = LiveStage(running, limit=512).act(act).records
+        self.cpu_seconds += time.process_time() - start
+        if lost := [r for r in found if r.error is not None]:
+            raise RuntimeError(f"{len(lost)} of {len(found)} requests failed: {lost[0].error}")
+        self.records += found
+        return {name: median(v for r in found if (v := getattr(r, name)) is not None) for name in _METRICS}
+
+
+def _vllm_bench(server: Server, model: str, load: Load, seed: int) -> Medians:
+    run = bench_serve(
+        server, model, load.requests, str(load.rate), seed=seed, input_tokens=load.prompt_tokens
     )
-    plan = planned(
-        {"chat": stream}, rate=rate, seed=seed, warmup=0.0, measured=3 * requests / rate, data=Path()
-    )[:requests]
+    return {"ttft_ms": run.median_ttft_ms, "tpot_ms": run.median_tpot_ms}
 
-    async def act(target: Target, clock: Clock, read: Read | None) -> Played:
-        assert isinstance(target, HttpTarget)
-        target.prepare(plan, seed)
-        return await play(target, plan, {}, warmup=0.0, drain=60.0, clock=clock)
 
-    records = LiveStage(replace(running, metrics=None), limit=512).act(act).records
-    if lost := [r for r in records if r.error is not None]:
-        raise RuntimeError(f"{len(lost)} of {len(records)} requests failed: {lost[0].error}")
-    return records
+def compared(server: Server, model: str, load: Load, *, knows_truth: bool) -> dict[str, Any]:
+    """Milliseconds; `ratio` is ours to theirs, `beyond_truth_ms` what each measured too much."""
+    tokenizer = Tokenizer.from_file(f"{tiny.resolve('tandem/tiny-llama')}/tokenizer.json")
+    judge = _Judge(server, model, load, tokenizer.decode)
+    clients: dict[str, Callable[[int], Medians]] = {
+        "vllm_bench": lambda seed: _vllm_bench(server, model, load, seed),
+        "judge": judge.ask,
+    }
+    rounds: dict[str, list[Medians]] = {name: [] for name in clients}
+    beyond: dict[str, list[Medians]] = {name: [] for name in clients}
+    for turn in range(load.rounds + 1):
+        for name in clients if turn % 2 else reversed(clients):
+            found = clients[name](turn)
+            truth = _truth(server) if knows_truth else found
+            if turn:
+                rounds[name].append(found)
+                beyond[name].append({metric: found[metric] - truth[metric] for metric in _METRICS})
+        if not turn:
+            judge.records, judge.cpu_seconds = [], 0.0
+    medians = {name: _medians(told) for name, told in rounds.items()}
+    return {
+        "prompt_tokens": load.prompt_tokens,
+        "output_tokens": _OUTPUT_TOKENS,
+        **medians,
+        "ratio": {metric: medians["judge"][metric] / medians["vllm_bench"][metric] for metric in _METRICS},
+        **({"beyond_truth_ms": {n: _medians(told) for n, told in beyond.items()}} if knows_truth else {}),
+        "rounds": rounds,
+        "judge_lateness_ms": lateness([r.sent - r.scheduled for r in judge.records if r.sent is not None]),
+        "client_cpu_ms_per_request": 1e3 * judge.cpu_seconds / max(1, len(judge.records)),
+    }
+
+
+def _medians(told: Sequence[Medians]) -> Medians:
+    return {metric: median(one[metric] for one in told) for metric in _METRICS}
+
+
+def _truth(server: Server) -> Mapping[str, float]:
+    with urllib.request.urlopen(server.url + TRUTH, timeout=10) as answer:
+        told: dict[str, float] = json.load(answer)
+    return told
+
+
+@contextmanager
+def _known_delays(folder: Path) -> Iterator[Server]:
+    port = free_port()
+    command = [
+        sys.executable, "-m", "benchmark_control_plane.judge.scripted_server", "--port", str(port),
+        "--first-ms", str(_FIRST_MS), "--gap-ms", str(_GAP_MS),
+    ]  # fmt: skip
+    with serving(Server("known delays", command, port, "/health"), folder / "scripted.log") as server:
+        yield server
+
+
+@contextmanager
+def _vllm(folder: Path) -> Iterator[tuple[Server, str]]:
+    plan = read_experiment(_EXPERIMENT, Path()).plan
+    system = plan.reference_system
+    system = replace(system, split=next(iter(system.variants.values())), variants={})
+    with up(plan, system, {}, folder) as running:
+        assert running.chat is not None
+        port = int(running.chat.url.rpartition(":")[2])
+        yield Server("vllm", (), port, "/health"), running.chat.model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="against_vllm_bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=120)
     parser.add_argument("--rate", type=float, default=10.0)
-    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--prompt-tokens", type=int, nargs="*", default=[512, 64], help="asked of vLLM")
     options = parser.parse_args(arguments)
-    experiment = read_experiment(_EXPERIMENT, Path())
-    print(
-        json.dumps(
-            compared(experiment, options.rounds, options.requests, options.rate, options.prompt_tokens),
-            indent=1,
-        )
-    )
+    loads = [
+        Load(options.rounds, options.requests, options.rate, tokens)
+        for tokens in options.prompt_tokens or [64]
+    ]
+    found: dict[str, Any] = {
+        "offered_rps": options.rate,
+        "requests": options.rounds * options.requests,
+        "script": {"first_ms": _FIRST_MS, "gap_ms": _GAP_MS},
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with _known_delays(folder) as server:
+            found["known_delays"] = compared(server, "scripted", loads[-1], knows_truth=True)
+        if options.prompt_tokens:
+            with _vllm(folder) as (server, model):
+                found["vllm"] = [compared(server, model, load, knows_truth=False) for load in loads]
+    print(json.dumps(found, indent=1))
     return 0
 
 

@@ -296,12 +296,29 @@ def _collocated_mix(content: Mapping[str, Any]) -> Quotes:
     )
 
 
+def _against_vllm_bench(content: Mapping[str, Any]) -> Quotes:
+    for one in content.get("vllm", ()):
+        ratio, tokens = one["ratio"], f"{one['prompt_tokens']} + {one['output_tokens']} tokens"
+        yield (
+            f"Does the judge's client measure what `vllm bench serve` does, on one vLLM server ({tokens})?",
+            f"TTFT {wording.times(ratio['ttft_ms'])}, TPOT {wording.times(ratio['tpot_ms'])} of its medians",
+        )
+    if (known := content.get("known_delays")) is not None:
+        ours, theirs = known["beyond_truth_ms"]["judge"], known["beyond_truth_ms"]["vllm_bench"]
+        yield (
+            "How far beyond the truth is each, on a server of known delays?",
+            f"TTFT {ours['ttft_ms']:+.2f} ms, TPOT {ours['tpot_ms']:+.3f} ms; `vllm bench serve` "
+            f"{theirs['ttft_ms']:+.2f} ms, {theirs['tpot_ms']:+.3f} ms",
+        )
+
+
 def _ratio(spread: Mapping[str, float]) -> str:
     return f"{wording.times(spread['median'])} ({spread['min']:.2f} to {spread['max']:.2f})"
 
 
 FIGURES: Mapping[str, Callable[[Mapping[str, Any]], Quotes]] = {
     "door.json": _door,
+    "against-vllm-bench.json": _against_vllm_bench,
     "collocation.json": _collocation,
     "embedding-throughput.json": _embedding_throughput,
     "prediction.json": _prediction,
