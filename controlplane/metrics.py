@@ -48,9 +48,7 @@ class Metrics:
         self._add_sharing()
         self.quota_bytes = self._gauge("quota_bytes", "Nominal share of the pool", ("owner",))
         self.held_bytes = self._gauge("held_bytes", "Bytes held by leases", ("owner",))
-        self.deficit_bytes = self._gauge(
-            "deficit_bytes", "Bytes that leases want beyond the ceiling", ("owner",)
-        )
+        self.deficit_bytes = self._gauge("deficit_bytes", "Bytes leased beyond the ceiling", ("owner",))
         self.reserved_bytes = self._gauge("reserved_bytes", "Predicted peak of the open leases", ("owner",))
         self.used_bytes = self._gauge(
             "engine_used_bytes", "Bytes in use as the engine reports them", ("owner",)

@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.keep is not None:
             results = read_results(options.keep)
             file = RESULTS / f"{results['experiment']['name']}.json"
+            if file.exists() and file not in {known for known, _ in experiments(RESULTS)}:
+                raise BadInput(f"{file.name} holds another benchmark's result; rename the experiment")
             file.write_text(committed(results), encoding="utf-8")
         changed = {
             file: text for file, text in due().items() if not file.exists() or file.read_text() != text
