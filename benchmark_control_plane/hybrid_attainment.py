@@ -1,6 +1,6 @@
 """Do hidden states keep more promises than keys and values alone? Beside Apt-Serve's Table 4.
 
-    python -m benchmark_control_plane.hybrid_attainment
+    python -m benchmark_control_plane.hybrid_attainment --seeds 21 22 23
 
 vLLM's real scheduler, stepped on virtual time: OPT-13B on an A100-40GB with 709 blocks; lengths known within
 lognormal noise (sigma 0.5); requests from an empty engine, all counted. Each contender is Tandem's scheduler
