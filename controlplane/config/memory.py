@@ -77,7 +77,7 @@ class QuotaSection:
     tick_ms: Annotated[float, Field(ge=5, le=10_000)] = 50
     max_step: Annotated[float, Field(gt=0, le=1)] = 0.05
     dead_band: Fraction = 0.01
-    resting_weight: NonNegative = 1.0
+    resting_weight: NonNegative = 0.3
     critical_ms: Milliseconds = 500
     critical_weight: NonNegative = 1.0
     violation_weight: NonNegative = 1.0
