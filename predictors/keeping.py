@@ -6,7 +6,9 @@ read, or is of another version, is set aside under another name and said so: sta
 
 import json
 import logging
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +22,12 @@ from predictors.length_model import LengthModel, of_arrays
 log = logging.getLogger(__name__)
 
 VERSION = 2
+
+# What numpy and zipfile raise for files of which some bytes are others than were written.
+_BROKEN = (
+    KeyError, ValueError, TypeError, EOFError, OSError, RuntimeError, struct.error, zlib.error,
+    zipfile.BadZipFile,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ def read(path: Path) -> Kept:
         return Kept(table, of_arrays(model) if model else None, standing)
     except FileNotFoundError:
         raise
-    except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except _BROKEN as error:
         raise ValueError(f"{path}: no saved predictor: {error}") from error
 
 

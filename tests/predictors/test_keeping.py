@@ -61,3 +61,21 @@ def test_a_file_that_cannot_be_read_is_set_aside(tmp_path, caplog, learned, how)
     assert "set aside" in caplog.text
     with pytest.raises(FileNotFoundError):
         read(path)
+
+
+def test_whichever_byte_is_wrong_the_file_is_no_saved_predictor(tmp_path, learned):
+    path = tmp_path / "lengths.npz"
+    save(path, Kept(learned.examples.table(), None, learned.standing()))
+    whole, random, failed = path.read_bytes(), Random(1), 0
+    for _ in range(150):
+        broken = bytearray(whole)
+        for _ in range(random.choice((1, 40))):
+            broken[random.randrange(len(broken))] ^= 1 << random.randrange(8)
+        path.write_bytes(broken)
+        try:
+            read(path)
+        except ValueError as error:
+            assert "no saved predictor" in str(error)
+            failed += 1
+    # Some bytes, as of times, say nothing.
+    assert failed > 100
