@@ -270,6 +270,16 @@ def _prediction(content: Mapping[str, Any]) -> Quotes:
         f"{told}; {wording.share(mixed['learned']['coverage_90'])} of the answers stay within their 0.9 "
         "quantile",
     )
+    stream, switches = content["coverage"], content["switches"].values()
+    outside = fmean(one["windows_outside"] for one in switches)
+    after = [covered for one in switches for covered in one["after_500"]]
+    yield (
+        "How many answers are within their 0.9 quantile 500 requests after a switch of model or traffic?",
+        f"{wording.share(min(after))} to {wording.share(max(after))} ({len(switches)} switches, "
+        f"{len(content['seeds'])} seeds); of windows of 500 {wording.share(outside)} leave 88 to 92 %, "
+        f"without switches {wording.share(stream['windows_outside'])}, by chance alone "
+        f"{wording.share(stream['outside_by_chance'])} would",
+    )
 
 
 def _prediction_goodput(content: Mapping[str, Any]) -> Quotes:
