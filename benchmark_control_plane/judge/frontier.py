@@ -8,7 +8,8 @@ which keeps everything. Within the last interval attainment is taken as linear.
 
 from collections.abc import Callable, Mapping
 
-AttainmentAt = Callable[[float], float]
+AttainmentAt = Callable[[float], float | None]
+"""None where it could not be measured."""
 
 
 def highest_load(
@@ -35,7 +36,9 @@ def highest_load(
     for _ in range(steps if attainment_at is not None else 0):
         assert attainment_at is not None
         middle = (good + bad) / 2
-        if (found := attainment_at(middle)) >= target:
+        if (found := attainment_at(middle)) is None:
+            break
+        if found >= target:
             good, kept = middle, found
         else:
             bad, missed = middle, found

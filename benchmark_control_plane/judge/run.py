@@ -2,7 +2,8 @@
 
 In this order: the reference system gives unloaded latencies (the objectives) and capacity (100 % load);
 variants of a system are tried and the best stays; then systems, a few up at once, take turns load by
-load, the other way round with every other seed; then each system's frontier is narrowed down.
+load, the other way round with every other seed; then each system's frontier is narrowed down. A run that
+is not valid counts nowhere; that of a real system is tried once more.
 """
 
 import sys
@@ -29,6 +30,7 @@ from benchmark_control_plane.judge.progress import Progress
 from benchmark_control_plane.judge.results import Results
 
 _SWEEP_LOAD = 1.0
+_TRIES = 2
 
 
 @dataclass(slots=True)
@@ -42,13 +44,16 @@ class _Course:
     def seeds(self) -> Sequence[int]:
         return self.bench.experiment.plan.seeds
 
-    def measure(self, stage: Stage, system: System, load: float, seed: int) -> float:
-        """Attainment overall; the run is kept."""
+    def measure(self, stage: Stage, system: System, load: float, seed: int) -> float | None:
+        """Attainment overall, None if no run was valid; each is kept."""
         title = f"{system.name}, {load:.0%}, seed {seed}"
-        entry, records = self.bench.run(stage, system, load, seed, self.progress.ticker(title))
-        self.results.add(entry, records)
-        self.progress.ran(title, entry)
-        return entry["attainment"]["overall"] or 0.0
+        for _ in range(1 if system.is_simulated else _TRIES):
+            entry, records = self.bench.run(stage, system, load, seed, self.progress.ticker(title))
+            self.results.add(entry, records)
+            self.progress.ran(title, entry)
+            if entry["valid"]:
+                return entry["attainment"]["overall"] or 0.0
+        return None
 
     def chosen(self, system: System) -> System:
         """With the best of its variants; seeds of their own, so that luck is not carried over."""
@@ -83,7 +88,8 @@ class _Course:
                     for system in systems if turn % 2 == 0 else systems[::-1]:
                         if load in (system.loads or plan.loads) and seed in (system.seeds or plan.seeds):
                             kept = self.measure(stages[system.name], system, load, seed)
-                            found.setdefault((system.name, seed), {})[load] = kept
+                            if kept is not None:
+                                found.setdefault((system.name, seed), {})[load] = kept
             for system in systems:
                 if system.frontier:
                     self._frontiers(stages[system.name], system, found)
@@ -99,9 +105,10 @@ class _Course:
 
                 def attainment_at(
                     load: float, seed: int = seed, known: dict[float, float] = measured
-                ) -> float:
-                    known[load] = self.measure(stage, system, load, seed)
-                    return known[load]
+                ) -> float | None:
+                    if (kept := self.measure(stage, system, load, seed)) is not None:
+                        known[load] = kept
+                    return kept
 
                 load = highest_load(dict(measured), target, steps=frontier.steps, attainment_at=attainment_at)
                 per_seed.append(None if load is None else load * self.bench.capacity)

@@ -91,7 +91,7 @@ def frontier(results: Results, system: str, target: float) -> Frontier | None:
 def is_limit(results: Results, row: Frontier) -> bool:
     """Did the target hold under every load that was offered? The true rate may be higher then."""
     capacity = results.get("capacity_rps")
-    loads = [run["load"] for run in results["runs"] if run["system"] == row["system"]]
+    loads = [run["load"] for run in results["runs"] if run["system"] == row["system"] and run["valid"]]
     return bool(row["rps"] and capacity and loads) and (row["rps"] or 0.0) >= 0.999 * max(loads) * (
         capacity or 0.0
     )

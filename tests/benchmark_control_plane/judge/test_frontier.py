@@ -34,6 +34,7 @@ def test_below_the_lowest_load_only_measuring_helps():
     assert highest_load(measured, 0.9) is None
     assert highest_load(measured, 0.9, steps=6, attainment_at=falling) == pytest.approx(1.4, abs=0.02)
     assert highest_load(measured, 0.9, steps=6, attainment_at=lambda load: 0.0) is None
+    assert highest_load(measured, 0.9, steps=6, attainment_at=lambda load: None) is None
 
 
 def test_where_all_keep_it_the_highest_measured_is_a_lower_bound():

@@ -146,6 +146,17 @@ def test_a_multiple_of_nothing_is_refused(experiment, tmp_path):
         objectives_from(plan, {"documents": {"e2e_ms": 5.0}})
 
 
+def test_what_is_not_valid_counts_in_no_rate(tmp_path):
+    path = tmp_path / "cut.yaml"
+    window = {"warmup_s": 1, "measured_s": 3, "drain_s": 0.01}
+    small = {"loads": [0.5], "seeds": [0], "frontier": {"targets": [0.9], "steps": 2}, "window": window}
+    path.write_text(yaml.safe_dump(EXPERIMENT | small), encoding="utf-8")
+    assert run_experiment(path, tmp_path / "out") == 0
+    results, _ = kept(tmp_path / "out")
+    assert results["runs"] and not any(run["valid"] for run in results["runs"])
+    assert [(f["rps"], f["per_seed"]) for f in results["max_goodput_rate"]] == [(None, [None])] * 2
+
+
 def test_a_scale_makes_every_objective_stricter(tmp_path):
     path = tmp_path / "strict.yaml"
     path.write_text(yaml.safe_dump(EXPERIMENT | {"slo_scale": 0.5}), encoding="utf-8")
