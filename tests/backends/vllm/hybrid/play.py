@@ -41,6 +41,8 @@ COMMON = {
     "dtype": "float32",
     # Two engines of one process: each has its worker, and the state that vLLM keeps globally, elsewhere.
     "distributed_executor_backend": "mp",
+    # On a GPU: both find this much free.
+    "gpu_memory_utilization": 0.4,
 }
 
 
