@@ -34,7 +34,7 @@ from benchmark_control_plane.judge.runner import Clock, Played, Target, play
 from benchmark_control_plane.judge.scripted_server import TRUTH
 from benchmark_control_plane.judge.systems import Up, up
 from benchmark_control_plane.judge.workload import planned
-from benchmark_control_plane.servers import Server, bench_serve, free_port, serving
+from benchmark_control_plane.servers import Server, bench_serve, free_port, serving, stop_as_interrupted
 
 _EXPERIMENT = Path(__file__).parents[2] / "configs" / "bench" / "head-to-head.yaml"
 _OUTPUT_TOKENS = 64
@@ -120,6 +120,7 @@ def compared(server: Server, model: str, load: Load, *, knows_truth: bool) -> di
             judge.records, judge.cpu_seconds = [], 0.0
     medians = {name: _medians(told) for name, told in rounds.items()}
     return {
+        "requests": len(judge.records),
         "prompt_tokens": load.prompt_tokens,
         "output_tokens": _OUTPUT_TOKENS,
         **medians,
@@ -170,13 +171,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=10.0)
     parser.add_argument("--prompt-tokens", type=int, nargs="*", default=[512, 64], help="asked of vLLM")
     options = parser.parse_args(arguments)
+    stop_as_interrupted()
     loads = [
         Load(options.rounds, options.requests, options.rate, tokens)
         for tokens in options.prompt_tokens or [64]
     ]
     found: dict[str, Any] = {
         "offered_rps": options.rate,
-        "requests": options.rounds * options.requests,
         "script": {"first_ms": _FIRST_MS, "gap_ms": _GAP_MS},
     }
     with tempfile.TemporaryDirectory() as name:
