@@ -4,9 +4,10 @@ Rule (`t = c0 + c1 decodes + c2 cells + c3 prompt tokens`): recursive least squa
 forget, so that a lasting change is followed; an error far outside the usual ones counts no more than one
 at their edge, so that a stall moves little. It starts from what device and model should take, if that is
 known; observations soon outweigh it.
-Steps beside which embeddings were computed tell nothing of the engine; they tell how much longer a step
-then is. An engine that reports no steps is timed by its tokens: exponentially weighted means of the gap
-between two tokens and of the time a prompt token takes, clipped to a factor of four around the present one.
+Of a step beside which embeddings were computed the engine took no more than the whole: that corrects an
+estimate that was longer, and tells how much longer than its own a step is beside them. An engine that
+reports no steps is timed by its tokens: exponentially weighted means of the gap between two tokens and of
+the time a prompt token takes, clipped to a factor of four around the present one.
 """
 
 from collections import deque
@@ -165,7 +166,9 @@ class StepReports:
     def observe_work(self, work: StepWork, took: Duration, *, is_alone: bool = True) -> None:
         """A whole step as the engine reports it; not `is_alone` if embeddings were computed meanwhile."""
         self._last = work
-        if is_alone:
+        # Embeddings that never stop would leave nothing else to correct an estimate that is too high, and
+        # that would hold them to next to nothing, so that they never stop.
+        if is_alone or took / 1e9 < self.steps.predict(work):
             self.steps.observe(work, took / 1e9)
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))
         self._stretch += (_clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
