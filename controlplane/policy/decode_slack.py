@@ -3,7 +3,8 @@
 Rule: each answer that can still keep its promises bears a gap between two steps of the engine: the time left,
 spread over the steps until then, so that lateness is made good over the rest of the answer and not in one
 pause of the embeddings; and never more than one TPOT objective, so that time gained earlier is not spent in
-one visible pause. The least gap counts, less the engine's own step. An answer that is lost whatever the
+one visible pause (half of the engine's speed, where no step reaches the objective). The least gap counts,
+less the engine's own step. An answer that is lost whatever the
 embeddings do is still paced, by its objective, or by half of the engine's speed if that is slower: it no
 longer holds them to nothing. `None` when nobody has a promise to miss. Even without slack embeddings go on
 one input at a time: they are never stopped.
@@ -39,6 +40,10 @@ def decode_slack(running: Iterable[Decoding], step: Duration) -> Duration | None
 def _bearable(one: Decoding, step: Duration) -> int:
     """From the start of one step to the start of the next."""
     gap = min(pledge.left // pledge.steps for pledge in one.pledges)
+    half_speed = 2 * step
     if gap < step:
-        return max(one.tpot or 0, 2 * step)
-    return gap if one.tpot is None else min(gap, one.tpot)
+        return max(one.tpot or 0, half_speed)
+    if one.tpot is None:
+        return gap
+    # An objective that the engine alone does not reach bounds no pause.
+    return min(gap, one.tpot if one.tpot >= step else half_speed)

@@ -34,6 +34,9 @@ def answer(left: int, steps: int = 1, tpot: int | None = 100) -> Decoding:
         ([answer(-5)], 90),
         ([answer(-5, tpot=12)], 10),
         ([answer(-5), answer(40)], 30),
+        # In time by what it gained, with an objective that no step of this engine reaches.
+        ([answer(500, tpot=8)], 10),
+        ([answer(15, tpot=8)], 5),
     ],
 )
 def test_the_least_gap_less_the_engines_own_step(running, slack):
