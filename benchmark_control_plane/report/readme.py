@@ -180,35 +180,46 @@ def _door(content: Mapping[str, Any]) -> Quotes:
     yield "What does one decision cost at 1,000 live requests?", f"{cost:.0f} µs"
 
 
+_FRONTIERS = (
+    ("sharegpt", "oracle", "ShareGPT, known lengths"),
+    ("sharegpt", "noisy", "ShareGPT, lengths with a lognormal error of 0.5"),
+    ("humaneval", "oracle", "HumanEval-like, known lengths"),
+    ("arxiv", "oracle", "arXiv, known lengths"),
+)
+
+
 def _engine_frontier(content: Mapping[str, Any]) -> Quotes:
-    runs = {
-        (study["policy"], study["prediction"], study["seed"]): study["rates"]
-        for study in content["studies"]
-        if study["dataset"] == "sharegpt"
-    }
-    for prediction, lengths in (
-        ("oracle", "known lengths"),
-        ("noisy", "lengths with a lognormal error of 0.5"),
-    ):
-        seeds = [
-            seed
-            for policy, predicted, seed in runs
-            if (policy, predicted) == ("tandem", prediction) and ("stock-fcfs", "oracle", seed) in runs
-        ]
-        if not seeds:
-            continue
-        told = []
+    for data, prediction, words in _FRONTIERS:
+        told, known = [], []
         for goal, key in ((90, "strict-90%"), (60, "strict-60%")):
-            ratios = [
-                runs["tandem", prediction, seed][key] / runs["stock-fcfs", "oracle", seed][key]
-                for seed in seeds
-            ]
-            spread = {"median": median(ratios), "min": min(ratios), "max": max(ratios)}
-            told.append(f"{_ratio(spread)} at {goal} %")
-        yield (
-            f"Which rate does our order carry on vLLM's real scheduler (virtual time, {lengths})?",
-            f"{', '.join(told)} of vLLM's own order's, without rejecting ({len(seeds)} seeds)",
-        )
+            if ratios := _over("stock-fcfs", content["studies"], data, prediction, key):
+                spread = {"median": median(ratios), "min": min(ratios), "max": max(ratios)}
+                told.append(f"{_ratio(spread)} at {goal} %")
+            if shares := _over("hindsight", content["studies"], data, prediction, key):
+                known.append(f"{100 * median(shares):.0f}")
+        if told:
+            seeds = "1 seed" if len(ratios) == 1 else f"{len(ratios)} seeds"
+            yield (
+                f"Which rate does our order carry on vLLM's real scheduler (virtual time, {words})?",
+                f"{', '.join(told)} of vLLM's own order's, without rejecting ({seeds})"
+                + (f"; {' and '.join(known)} % of what hindsight would carry" if known else ""),
+            )
+
+
+def _over(
+    other: str, studies: Sequence[Mapping[str, Any]], data: str, prediction: str, key: str
+) -> list[float]:
+    """Our rate by the other's, which knows all lengths, on each seed that both have run."""
+    rates = {
+        (one["policy"], one["prediction"], one["seed"]): one["rates"][key]
+        for one in studies
+        if one["dataset"] == data
+    }
+    return [
+        rate / rates[other, "oracle", seed]
+        for (policy, predicted, seed), rate in rates.items()
+        if (policy, predicted) == ("tandem", prediction) and (other, "oracle", seed) in rates
+    ]
 
 
 def _mcsf_table(content: Mapping[str, Any]) -> Quotes:

@@ -50,3 +50,11 @@ def test_serving_fewer_takes_a_higher_rate():
     lengths = [(100, 50 * i) for i in range(1, 20)]
     rates = [fluid_bound(lengths, Setup(), served) for served in (1.0, 0.9, 0.6)]
     assert rates == sorted(rates)
+
+
+def test_prompts_take_the_time_of_those_that_decode():
+    """Twenty a second, each of 0.14 s to read: a seventh of them is all the device can do beside decoding."""
+    offers = [Offer(0.05 * i, 1_000, 40, 40) for i in range(400)]
+    plenty = Setup(blocks=20_000)
+    outcome = with_hindsight(plenty, iter(offers), Window(0, 400), PROMISE, 20.0)
+    assert 0.2 < outcome.strict < 0.6
