@@ -4,10 +4,9 @@ Rule (`t = c0 + c1 decodes + c2 cells + c3 prompt tokens`): recursive least squa
 forget, so that a lasting change is followed; an error far outside the usual ones counts no more than one
 at their edge, so that a stall moves little. It starts from what device and model should take, if that is
 known; observations soon outweigh it.
-Of a step beside which embeddings were computed the engine took no more than the whole: that corrects an
-estimate that was longer, and tells how much longer than its own a step is beside them. An engine that
-reports no steps is timed by its tokens: exponentially weighted means of the gap between two tokens and of
-the time a prompt token takes, clipped to a factor of four around the present one.
+Steps beside which embeddings were computed teach nothing of the engine; they tell how much longer a step
+then is. An engine that reports no steps is timed by its tokens: exponentially weighted means of the gap
+between two tokens and of the time a prompt token takes, clipped to a factor of four around the present one.
 """
 
 from collections import deque
@@ -38,7 +37,7 @@ _LATEST = 8
 _SHIFT, _SHIFTS = 0.15, 2.0
 _LEAST_ERROR = 0.02
 _LEAST_COEFFICIENT = 1e-4
-# How many steps the usual stretch looks back over.
+# How many steps the usual stretch, and the shortest one, look back over.
 _STRETCH_STEPS = 64
 
 
@@ -152,6 +151,7 @@ class StepReports:
         self._is_told = prior is not None
         self._last = StepWork(0, 0, 0)
         self._stretch = 1.0
+        self._wholes: deque[Duration] = deque(maxlen=_STRETCH_STEPS)
 
     @property
     def reports_steps(self) -> bool:
@@ -159,16 +159,19 @@ class StepReports:
 
     @property
     def own_step(self) -> Duration | None:
-        """The next step without prompts, and with nothing embedded beside it. None until enough steps were
-        reported."""
-        return _duration(self._decoding()) if self.reports_steps else None
+        """The next step without prompts, and with nothing embedded beside it; no longer than the shortest of
+        the last ones was as a whole. None until enough steps were reported."""
+        if not self.reports_steps:
+            return None
+        # Thought too long it would hold embeddings to next to nothing, so that they never stop, and no step
+        # without them would ever correct it.
+        return min(_duration(self._decoding()), *self._wholes)
 
     def observe_work(self, work: StepWork, took: Duration, *, is_alone: bool = True) -> None:
         """A whole step as the engine reports it; not `is_alone` if embeddings were computed meanwhile."""
         self._last = work
-        # Embeddings that never stop would leave nothing else to correct an estimate that is too high, and
-        # that would hold them to next to nothing, so that they never stop.
-        if is_alone or took / 1e9 < self.steps.predict(work):
+        self._wholes.append(took)
+        if is_alone:
             self.steps.observe(work, took / 1e9)
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))
         self._stretch += (_clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
