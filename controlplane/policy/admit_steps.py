@@ -205,6 +205,7 @@ class ReservingPolicy:
         self._waiting: list[tuple[Key, Candidate]] = []
         self._sizes: dict[int, int] = {}
         self._reserved = 0
+        self._outgrows: dict[int, int] = {}
 
     def arrive(self, candidate: Candidate) -> None:
         self._overflow.arrived()
@@ -215,16 +216,28 @@ class ReservingPolicy:
 
     def finish(self, candidate: Candidate, step: int) -> None:
         self._overflow.finished(candidate)
-        self._reserved -= self._sizes.pop(candidate.id)
+        self._release(candidate)
 
     def clear(self, step: int, excess: int) -> Sequence[Candidate]:
         cleared = self._overflow.cleared(step, excess)
         for candidate in cleared:
-            self._reserved -= self._sizes.pop(candidate.id)
+            self._release(candidate)
             self._wait(candidate)
         return cleared
 
+    def _release(self, candidate: Candidate) -> None:
+        self._reserved -= self._sizes.pop(candidate.id)
+        self._outgrows.pop(candidate.id, None)
+
+    def _grow(self, step: int) -> None:
+        """Who is longer than was predicted holds one more at each step."""
+        for outgrown, at in self._outgrows.items():
+            if step >= at:
+                self._reserved += 1
+                self._sizes[outgrown] += 1
+
     def start(self, step: int) -> Sequence[Candidate]:
+        self._grow(step)
         started: list[Candidate] = []
         while self._waiting:
             head = self._waiting[0][1]
@@ -234,6 +247,7 @@ class ReservingPolicy:
             heappop(self._waiting)
             self._reserved += size
             self._sizes[head.id] = size
+            self._outgrows[head.id] = step + head.predicted
             self._overflow.joined(head, step)
             started.append(head)
         return started

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmark_control_plane.lengths import Line
@@ -15,6 +15,11 @@ from controlplane.policy.stepwise import Candidate, StepOptions
 
 MEMORY = 24
 MAY_REPEAT = {"alpha-protection", "alpha-beta"}
+
+
+# Four that run longer than was predicted, and two that come when their sum would still be believed.
+OUTGROWN = [Line(0, 0, 1, 1)] * 2 + [Line(0, 0, 2, 1)] * 3
+OUTGROWN += [Line(0, 4, 2, 1), Line(1, 5, 1, 1), Line(1, 6, 1, 1)]
 
 
 @st.composite
@@ -39,6 +44,7 @@ def run(lines: list[Line], policy: str, alpha: float) -> Schedule | None:
 @pytest.mark.parametrize("policy", sorted(STEP_POLICIES))
 @settings(max_examples=30)
 @given(lines=instances(), alpha=st.sampled_from([0.0, 0.2, 0.9]))
+@example(lines=OUTGROWN, alpha=0.0)
 def test_memory_holds_and_nobody_is_lost(policy: str, lines: list[Line], alpha: float) -> None:
     schedule = run(lines, policy, alpha)
     if schedule is None:
