@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
@@ -24,7 +25,7 @@ def rows(path: Path) -> Iterator[Mapping[str, Any]]:
         raise BadInput(
             f"{path}: {error.strerror or error}; see the benchmark's README for the data"
         ) from error
-    except ValueError as error:
+    except (ValueError, EOFError, zlib.error, csv.Error) as error:
         raise BadInput(f"{path}: not rows of {kind[1:]} ({error})") from error
 
 

@@ -1,8 +1,8 @@
 """What do a run's records amount to? Attainment, percentiles with intervals, goodput, losses, fairness.
 
 Rule: only requests planned within the measured window count, all of them; one that was turned away or
-never answered is a miss. Intervals are bootstrapped over requests, so they say how far this run's own
-sample reaches; the spread over seeds says the rest.
+never answered is a miss. Intervals are bootstrapped over requests, a request's gaps together, so they say
+how far this run's own sample reaches; the spread over seeds says the rest.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,28 +54,39 @@ def percentiles(records: Sequence[Record], seed: int) -> dict[str, dict[str, dic
     """By class and metric, each [value, low, high]; of requests that were answered."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for name, group in by(records, lambda r: r.planned.service_class).items():
-        metrics: dict[str, list[float | None]] = {
-            "ttft_ms": [r.ttft_ms for r in group],
-            "tpot_ms": [r.tpot_ms for r in group],
-            "tbt_ms": [gap for r in group for gap in gaps_ms(r)],
-            "e2e_ms": [r.e2e_ms for r in group],
+        metrics = {
+            "ttft_ms": [_known(r.ttft_ms) for r in group],
+            "tpot_ms": [_known(r.tpot_ms) for r in group],
+            "tbt_ms": [gaps_ms(r) for r in group],
+            "e2e_ms": [_known(r.e2e_ms) for r in group],
         }
-        present = {m: np.array([v for v in values if v is not None]) for m, values in metrics.items()}
-        found[name] = {m: _with_intervals(values, seed) for m, values in present.items() if len(values)}
+        found[name] = {m: _with_intervals(each, seed) for m, each in metrics.items() if any(each)}
     return found
+
+
+def _known(value: float | None) -> list[float]:
+    return [] if value is None else [value]
 
 
 def gaps_ms(record: Record) -> list[float]:
     return [1e3 * (after - at) for at, after in zip(record.tokens, record.tokens[1:], strict=False)]
 
 
-def _with_intervals(values: Floats, seed: int) -> dict[str, list[float]]:
+def _with_intervals(each: Sequence[Sequence[float]], seed: int) -> dict[str, list[float]]:
+    """`each` holds the values of a request; of some there may be none, of all there are some."""
+    answered = [of_one for of_one in each if of_one]
+    counts = [len(of_one) for of_one in answered]
+    values: Floats = np.concatenate(answered)
+    order = np.argsort(values, kind="stable")
+    rising, request = values[order], np.repeat(np.arange(len(counts)), counts)[order]
     rng = np.random.default_rng(seed)
-    # Thousands of gaps resampled say nothing more than a thousand of them, more slowly.
-    sample = values if len(values) <= 1_000 else rng.choice(values, 1_000, replace=False)
-    drawn = rng.choice(sample, (_RESAMPLES, len(sample)))
-    wanted = list(PERCENTILES.values())
-    low, high = np.percentile(np.percentile(drawn, wanted, axis=1), _CONFIDENCE, axis=1)
+    wanted = np.array(list(PERCENTILES.values()))
+    resampled = []
+    for times in rng.multinomial(len(counts), np.full(len(counts), 1 / len(counts)), _RESAMPLES):
+        # A request that is drawn twice brings all of its values twice.
+        reached = np.cumsum(times[request])
+        resampled.append(rising[np.searchsorted(reached, wanted / 100 * reached[-1])])
+    low, high = np.percentile(resampled, _CONFIDENCE, axis=0)
     at = np.percentile(values, wanted)
     return {
         name: [float(at[i]), float(min(low[i], at[i])), float(max(high[i], at[i]))]

@@ -299,7 +299,8 @@ def saturation(experiment: Experiment, stage: Stage, system: System) -> float:
 
     played = stage.act(act)
     start, end = _FILLING * capacity.probe_s, capacity.probe_s
-    answered = [r for r in played.records if r.last is not None and start <= r.last < end]
+    whole = [r for r in played.records if r.outcome is Outcome.MET]
+    answered = [r for r in whole if r.last is not None and start <= r.last < end]
     if not answered:
         raise BadInput(f"system {system.name!r} answered nothing within {end:g} s; lengthen capacity.probe_s")
     return len(answered) / (end - start)

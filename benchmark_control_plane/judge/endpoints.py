@@ -1,8 +1,9 @@
 """What is sent to an OpenAI-compatible server, and what has it answered? One target over two addresses.
 
-Prompts are random token ids of the planned length, so that no prefix is shared and nobody tokenises; their
-bodies are made before the run. A chunk of a stream with a choice in it counts as tokens at the moment
-its bytes are here; how many tokens there were is what the server's usage says.
+Prompts are random token ids of the planned length, so that no prefix is shared and nobody tokenises; or
+random words, for a server that takes no ids. Their bodies are made before the run. A chunk of a stream with a
+choice in it counts as tokens at the moment its bytes are here; how many tokens there were is what the
+server's usage says, and fewer than were asked for are no answer.
 """
 
 import random
@@ -30,7 +31,7 @@ _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _DROPPED = "x-llm-d-request-dropped-reason"
 # Ids that every vocabulary has, above those of special tokens.
 _LEAST_ID, _MOST_ID = 300, 1_900
-_WORD = "word "
+_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "life", "child", "world", "school", "state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class HttpTarget:
         except OSError as error:
             answer.loss, answer.error = Outcome.FAILED, str(error)
             return
-        _close(answer, head, stream, self._clock())
+        _close(answer, head, stream, self._clock(), planned.output_tokens)
 
     def _request(self, planned: Planned, draw: random.Random) -> bytes:
         at = self._at[planned.kind]
@@ -124,13 +125,13 @@ class HttpTarget:
         if planned.kind is Kind.EMBED:
             body: dict[str, Any] = {
                 "model": endpoint.model,
-                "input": [_ids(length, draw) for length in planned.lengths],
+                "input": [_prompt(length, draw, is_text=endpoint.text) for length in planned.lengths],
                 "encoding_format": "base64",
             }
             path = _EMBEDDINGS
         else:
             body, path = _generation(planned, endpoint, draw), _PATHS[endpoint.api]
-            if self._dialect.written is not None and "prompt" in body:
+            if self._dialect.written is not None and isinstance(body.get("prompt"), list):
                 body["prompt"] = self._dialect.written(body["prompt"])
             if self._dialect.priorities is not None:
                 body["priority"] = self._dialect.priorities.get(planned.service_class, 0)
@@ -168,16 +169,18 @@ def _generation(planned: Planned, endpoint: Endpoint, draw: random.Random) -> di
         "stream_options": {"include_usage": True},
     }
     if endpoint.api == "chat":
-        text = f"{draw.random()} " + _WORD * planned.prompt_tokens
+        text = _prompt(planned.prompt_tokens, draw, is_text=True)
         return body | {"messages": [{"role": "user", "content": text}]}
-    return body | {"prompt": _ids(planned.prompt_tokens, draw)}
+    return body | {"prompt": _prompt(planned.prompt_tokens, draw, is_text=endpoint.text)}
 
 
-def _ids(count: int, draw: random.Random) -> list[int]:
+def _prompt(count: int, draw: random.Random, *, is_text: bool) -> list[int] | str:
+    if is_text:
+        return " ".join(draw.choices(_WORDS, k=count))
     return draw.choices(range(_LEAST_ID, _MOST_ID), k=count)
 
 
-def _close(answer: Answer, head: Head, stream: _Stream, now: float) -> None:
+def _close(answer: Answer, head: Head, stream: _Stream, now: float, asked: int) -> None:
     answer.status = head.status
     answer.decision = head.headers.get(HEADER_DECISION)
     if head.status >= 400:
@@ -186,6 +189,9 @@ def _close(answer: Answer, head: Head, stream: _Stream, now: float) -> None:
         _lose(answer, head.status, stream.failure, None)
     elif stream.is_stream and not (stream.is_done and answer.tokens):
         answer.loss, answer.error = Outcome.FAILED, "the stream ended without [DONE] or without a token"
+    elif stream.is_stream and answer.output_tokens is not None and answer.output_tokens < asked:
+        short = f"{answer.output_tokens} of {asked} tokens came; the server has to know ignore_eos"
+        answer.loss, answer.error = Outcome.FAILED, short
     else:
         answer.ended = now
 

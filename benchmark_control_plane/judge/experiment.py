@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass as section
 from benchmark_control_plane.inputs import BadInput
 from benchmark_control_plane.judge.experiment_parts import (
     Capacity,
+    Endpoints,
     Live,
     Positive,
     Promise,
@@ -92,7 +93,8 @@ def read_experiment(path: Path, data: Path) -> Experiment:
 
 def _extended(path: Path) -> tuple[object, str]:
     """A file that `extends` another, beside it, states what differs; lists it states replace the other's,
-    where a system's name alone stands for the other's system. With the text of both."""
+    where a system's name alone stands for the other's system, and a stream with a kind is all its own. With
+    the text of both."""
     content = read_yaml(path)
     text = path.read_text(encoding="utf-8")
     if not isinstance(content, dict) or "extends" not in content:
@@ -103,6 +105,9 @@ def _extended(path: Path) -> tuple[object, str]:
         raise ConfigError(f"{path}: extends: the other file is an experiment that extends none")
     if isinstance(systems := content.get("systems"), list):
         content["systems"] = [_looked_up(base, system, path) for system in systems]
+    if isinstance(streams := content.get("streams"), dict):
+        own = {name for name, stream in streams.items() if isinstance(stream, dict) and "kind" in stream}
+        base["streams"] = {name: s for name, s in base.get("streams", {}).items() if name not in own}
     return merged(base, content), f"{text}\n# --- {below.name}\n\n{below.read_text(encoding='utf-8')}"
 
 
@@ -188,10 +193,24 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield from _system_problems(plan, system)
 
 
+def _missing_endpoints(plan: Plan, system: str, endpoints: Endpoints) -> Iterator[str]:
+    asked = {"chat": ("generate", "retrieval"), "embeddings": ("embed", "retrieval")}
+    for name, kinds in asked.items():
+        if getattr(endpoints, name) is not None:
+            continue
+        for stream, stated in plan.streams.items():
+            if stated.kind in kinds:
+                yield f"system {system!r}: endpoints.{name}: missing; stream {stream!r} needs it"
+
+
 def _system_problems(plan: Plan, system: System) -> Iterator[str]:
     for stream in system.arrivals:
         if stream not in plan.streams:
             yield f"system {system.name!r}: arrivals of {stream!r}, which is not in streams"
+    if strange := sorted(set(system.seeds or ()) - set(plan.seeds)):
+        yield f"system {system.name!r}: seed {strange[0]} is not among the experiment's; add it there"
+    if system.endpoints is not None:
+        yield from _missing_endpoints(plan, system.name, system.endpoints)
     if (system.tandem is not None or system.split or system.variants) and plan.live is None:
         yield f"system {system.name!r} starts servers; give the models under live"
     sections = system.tandem if system.tandem is not None else system.simulated

@@ -1,6 +1,6 @@
 """What may an experiment's file say of its workload, its systems and its clock? One section each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -96,11 +96,24 @@ class Trace:
         if self.name is not None and self.name not in NAMED:
             raise ValueError(f"name={self.name!r}: no such trace; known are {', '.join(sorted(NAMED))}")
 
+    @property
+    def has_queries(self) -> bool:
+        columns = self.columns or NAMED[self.name or ""][1]
+        return columns.query is not None
+
+
+_TAKEN: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "generate": (("prompt_tokens", "output_tokens"), ("max_tokens",)),
+    "embed": (("prompt_tokens",), ("batch",)),
+    "retrieval": (("prompt_tokens", "output_tokens", "query_tokens"), ("max_tokens", "embed_class")),
+}
+"""By kind: the lengths that the stream or its trace must state, and what else it may."""
+
 
 @section(frozen=True, config=STRICT)
 class Stream:
-    """`share` of the offered requests. A retrieval is an embedding and, when that has answered, a
-    generation: two requests, of which `embed_class` names the first one's class.
+    """`share` of what arrives. A retrieval is an embedding and, when that has answered, a generation: two
+    requests, of which `embed_class` names the first one's class.
 
     With a trace and no arrivals the trace is replayed, its time scaled to the stream's rate; with arrivals
     its rows are drawn at random. The client asks for `max_tokens` where a server may not know the
@@ -118,17 +131,21 @@ class Stream:
     output_tokens: Lengths | None = None
     query_tokens: Lengths | None = None
     max_tokens: Tokens | None = None
-    batch: Lengths = Lengths(fixed=1)
+    batch: Lengths | None = None
 
     def __post_init__(self) -> None:
-        if (self.kind == "retrieval") != (self.embed_class is not None):
-            raise ValueError("embed_class goes with kind: retrieval and with no other")
-        if self.trace is not None:
-            return
-        needed = {"generate": ("prompt_tokens", "output_tokens"), "embed": ("prompt_tokens",)}
-        for name in needed.get(self.kind, ("prompt_tokens", "output_tokens", "query_tokens")):
-            if getattr(self, name) is None:
-                raise ValueError(f"{name}: missing; kind: {self.kind} needs it, or a trace")
+        lengths, others = _TAKEN[self.kind]
+        for name in ("prompt_tokens", "output_tokens", "query_tokens", "max_tokens", "batch", "embed_class"):
+            if getattr(self, name) is not None and name not in (*lengths, *others):
+                raise ValueError(f"{name}: kind: {self.kind} takes none; drop it")
+        if self.kind == "retrieval" and self.embed_class is None:
+            raise ValueError("embed_class: missing; kind: retrieval needs it")
+        for name in lengths:
+            is_traced = self.trace is not None and (name != "query_tokens" or self.trace.has_queries)
+            if is_traced and getattr(self, name) is not None:
+                raise ValueError(f"{name}: the trace states it; drop one of them")
+            if not is_traced and getattr(self, name) is None:
+                raise ValueError(f"{name}: missing; kind: {self.kind} needs it, or a trace that has it")
 
 
 @section(frozen=True, config=STRICT)
@@ -208,10 +225,13 @@ class Split:
 
 @section(frozen=True, config=STRICT)
 class Endpoint:
-    url: Annotated[str, Field(pattern=r"^http://[^/]+$")]
+    """`text` for a server that takes no token ids: words then, each about a token."""
+
+    url: Annotated[str, Field(pattern=r"^http://[^/:]+(:\d+)?$")]
     model: Name
     api: Literal["completions", "chat"] = "completions"
     api_key: str | None = None
+    text: bool = False
 
 
 @section(frozen=True, config=STRICT)

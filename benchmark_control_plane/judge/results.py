@@ -108,10 +108,10 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Of the sources; None where they are not a repository."""
+    """Of the sources, marked where they were changed since; None where they are not a repository."""
     try:
         asked = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
+            ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=, changed since"],
             cwd=Path(__file__).parent,
             capture_output=True,
             text=True,

@@ -8,13 +8,14 @@ is not valid counts nowhere; that of a real system is tried once more.
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from benchmark_control_plane.inputs import stated_data
+from benchmark_control_plane.inputs import BadInput, stated_data
 from benchmark_control_plane.judge.bench import (
     Bench,
     Stage,
@@ -27,10 +28,14 @@ from benchmark_control_plane.judge.experiment import Experiment, quick, read_exp
 from benchmark_control_plane.judge.experiment_parts import System
 from benchmark_control_plane.judge.frontier import highest_load
 from benchmark_control_plane.judge.progress import Progress
+from benchmark_control_plane.judge.records import Record
 from benchmark_control_plane.judge.results import Results
 
 _SWEEP_LOAD = 1.0
 _TRIES = 2
+
+Keep = Callable[[Mapping[str, Any], Iterable[Record]], None]
+"""Of a run: its entry in the results, and the records behind it."""
 
 
 @dataclass(slots=True)
@@ -47,9 +52,14 @@ class _Course:
     def measure(self, stage: Stage, system: System, load: float, seed: int) -> float | None:
         """Attainment overall, None if no run was valid; each is kept."""
         title = f"{system.name}, {load:.0%}, seed {seed}"
+        return self._attained(stage, system, load, seed, title, self.results.add)
+
+    def _attained(
+        self, stage: Stage, system: System, load: float, seed: int, title: str, keep: Keep
+    ) -> float | None:
         for _ in range(1 if system.is_simulated else _TRIES):
             entry, records = self.bench.run(stage, system, load, seed, self.progress.ticker(title))
-            self.results.add(entry, records)
+            keep(entry, records)
             self.progress.ran(title, entry)
             if entry["valid"]:
                 return entry["attainment"]["overall"] or 0.0
@@ -63,13 +73,12 @@ class _Course:
         for name, split in system.variants.items():
             one = replace(system, split=split, variants={})
             with staged(self.bench.experiment.plan, one, self.bench.objectives, self.folder) as stage:
-                title = f"{system.name}: {name}"
-                entry, _ = self.bench.run(
-                    stage, one, _SWEEP_LOAD, max(self.seeds) + 1, self.progress.ticker(title)
+                attained = self._attained(
+                    stage, one, _SWEEP_LOAD, max(self.seeds) + 1, f"{system.name}: {name}", _forget
                 )
-                kept[name] = entry["attainment"]["overall"] or 0.0
-                self.progress.ran(title, entry)
-        best = max(kept, key=lambda name: kept[name])
+                if attained is not None:
+                    kept[name] = attained
+        best = max(kept, key=kept.__getitem__, default=next(iter(system.variants)))
         self.results.add_sweep(
             {"system": system.name, "load": _SWEEP_LOAD, "attainment": kept, "chosen": best}
         )
@@ -112,11 +121,19 @@ class _Course:
 
                 load = highest_load(dict(measured), target, steps=frontier.steps, attainment_at=attainment_at)
                 per_seed.append(None if load is None else load * self.bench.capacity)
-            known_rates = [rate for rate in per_seed if rate is not None]
-            rate = median(known_rates) if 2 * len(known_rates) > len(per_seed) else None
             self.results.add_frontier(
-                {"system": system.name, "target": target, "rps": rate, "per_seed": per_seed}
+                {"system": system.name, "target": target, "rps": middle(per_seed), "per_seed": per_seed}
             )
+
+
+def middle(per_seed: Sequence[float | None]) -> float | None:
+    """The median; a seed that kept the target at no rate is the lowest, and None where it is the middle."""
+    rising = sorted(rate or 0.0 for rate in per_seed)
+    return median(rising) if rising[(len(rising) - 1) // 2] else None
+
+
+def _forget(entry: Mapping[str, Any], records: Iterable[Record]) -> None:
+    """What only chooses among variants is no result."""
 
 
 def run(experiment: Experiment, results: Results, folder: Path, progress: Progress) -> None:
@@ -141,8 +158,7 @@ def run(experiment: Experiment, results: Results, folder: Path, progress: Progre
 def planned_runs(experiment: Experiment) -> int:
     plan = experiment.plan
     return sum(
-        len(s.loads or plan.loads) * len(set(s.seeds or plan.seeds) & set(plan.seeds)) + len(s.variants)
-        for s in plan.systems
+        len(s.loads or plan.loads) * len(s.seeds or plan.seeds) + len(s.variants) for s in plan.systems
     )
 
 
@@ -154,22 +170,28 @@ def run_experiment(
     is_quick: bool = False,
     data: Path | None = None,
 ) -> int:
-    """0 done, 1 a server failed, 130 interrupted; what was measured is kept. Raises BadInput, OSError."""
+    """0 done, 1 a server failed, 2 one stopped answering, 130 interrupted; what was measured is kept, and
+    where nothing was BadInput raised. Raises OSError."""
     experiment = read_experiment(path, stated_data(data))
     if is_quick:
         experiment = replace(experiment, plan=quick(experiment.plan))
     if seeds:
-        experiment = replace(experiment, plan=replace(experiment.plan, seeds=tuple(seeds)))
+        systems = tuple(replace(system, seeds=None) for system in experiment.plan.systems)
+        plan = replace(experiment.plan, seeds=tuple(seeds), systems=systems)
+        experiment = replace(experiment, plan=plan)
     results = Results(experiment, out)
     progress = Progress(sys.stderr, planned_runs(experiment))
-    status = 0
     with tempfile.TemporaryDirectory() as folder:
         try:
             run(experiment, results, Path(folder), progress)
+            return 0
         except KeyboardInterrupt:
-            progress.say(f"interrupted; {len(results.runs)} runs are kept in {out}, marked partial")
-            status = 130
+            status, why = 130, "interrupted; "
         except RuntimeError as error:
-            progress.say(f"{error}\n{len(results.runs)} runs are kept in {out}, marked partial")
-            status = 1
+            status, why = 1, f"{error}\n"
+        except BadInput as error:
+            if not results.runs:
+                raise
+            status, why = 2, f"{error}\n"
+    progress.say(f"{why}{len(results.runs)} runs are kept in {out}, marked partial")
     return status

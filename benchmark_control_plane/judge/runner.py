@@ -32,7 +32,7 @@ class Target(Protocol):
 
 @dataclass(slots=True)
 class Played:
-    """`lateness` in seconds, of every request that was sent."""
+    """`lateness` in seconds, of every request that was due, sent or not."""
 
     records: list[Record] = field(default_factory=list)
     lateness: list[float] = field(default_factory=list)
@@ -77,6 +77,9 @@ class _Course:
     def give_up(self) -> None:
         now = self.clock()
         for planned, scheduled, answer in list(self.open.values()):
+            # One that never found a connection is later than any that did.
+            sent = now if answer.sent is None else answer.sent
+            self.played.lateness.append(max(0.0, sent - scheduled))
             self.keep(cut_off(planned, scheduled, answer, self.origin, now, self.objective(planned)))
             for next_one in self.follow.get(planned.id, ()):
                 never = Answer()

@@ -8,7 +8,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,7 @@ def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) ->
     if split.priorities:
         arguments["scheduling_policy"] = "priority"
     vllm = vllm_server(model.model, model.served_name, arguments, prefix=_pinned(split.llm))
+    vllm = replace(vllm, threads=split.llm.threads)
     chat = stack.enter_context(serving(vllm, log.with_suffix(".vllm.log")))
     embedding = live.embedding
     batch_tokens = split.embed_batch_tokens or embedding.batch_tokens

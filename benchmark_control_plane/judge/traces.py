@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def _arrivals(path: Path, columns: Columns) -> Iterator[Arrival]:
                 1 if columns.output is None else _tokens(column(row, columns.output, path)),
                 None if columns.query is None else _tokens(column(row, columns.query, path)),
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             if isinstance(error, BadInput):
                 raise
             raise BadInput(f"{path}: row {number}: {error}") from error
@@ -83,8 +84,11 @@ def _tokens(value: Any) -> int:
 def _seconds(value: Any) -> float:
     """A number of seconds, or a time of day and date."""
     try:
-        return float(value)
+        seconds = float(value)
     except ValueError:
         # The traces write seven decimals of a second; Python takes six.
         head, dot, fraction = str(value).partition(".")
-        return datetime.fromisoformat(head + dot + fraction[:6]).replace(tzinfo=UTC).timestamp()
+        seconds = datetime.fromisoformat(head + dot + fraction[:6]).replace(tzinfo=UTC).timestamp()
+    if not isfinite(seconds):
+        raise ValueError(f"{value!r} is no moment")
+    return seconds

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmark_control_plane.inputs import BadInput
 from benchmark_control_plane.judge.arrivals import bursts, times, wave
 from benchmark_control_plane.judge.experiment_parts import Arrivals, Lengths, Stream, Trace
 from benchmark_control_plane.judge.traces import NAMED, Arrival, Columns, read_trace
@@ -22,7 +23,6 @@ _PRESETS = {
     "mid": Lognormal(mean=100, median=80, cap=256),
     "long": Lognormal(mean=320, median=280, cap=1_024),
 }
-_ANY_RETRIEVAL_QUERY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,7 @@ def _one(stream: Stream, at: float, rng: np.random.Generator, data: Path) -> Arr
         rows = read_trace(*_source(stream.trace, data))
         row = rows[int(rng.integers(len(rows)))]
         return _cut(stream.trace, Arrival(at, row.prompt, row.output, row.query))
-    prompt = 1 if stream.prompt_tokens is None else draw(stream.prompt_tokens, rng)
-    output = 0 if stream.output_tokens is None else draw(stream.output_tokens, rng)
+    prompt, output = draw(stream.prompt_tokens, rng), draw(stream.output_tokens, rng)
     query = None if stream.query_tokens is None else draw(stream.query_tokens, rng)
     return Arrival(at, prompt, output, query)
 
@@ -110,6 +109,8 @@ def _replayed(
     rows = read_trace(*_source(trace, data))
     start = int(rng.integers(len(rows)))
     span = rows[-1].at + rows[-1].at / (len(rows) - 1)
+    if not span:
+        raise BadInput(f"{trace.file}: all rows are of one moment; give the stream arrivals")
     scale = len(rows) / span / rate
     for step in range(1, 1_000 * len(rows)):
         turns, index = divmod(start + step, len(rows))
@@ -151,7 +152,7 @@ def _requests(
             name, at, Kind.EMBED, stream.service_class, stream.tenant, sum(lengths), lengths=lengths
         )
     else:
-        query = row.query or _ANY_RETRIEVAL_QUERY
+        query = row.query or draw(stream.query_tokens, rng)
         embed_class = stream.embed_class or stream.service_class
         yield Planned(f"{name}-query", at, Kind.EMBED, embed_class, stream.tenant, query, lengths=(query,))
         yield Planned(
@@ -160,7 +161,10 @@ def _requests(
         )  # fmt: skip
 
 
-def draw(lengths: Lengths, rng: np.random.Generator) -> int:
+def draw(lengths: Lengths | None, rng: np.random.Generator) -> int:
+    """1 where none are stated."""
+    if lengths is None:
+        return 1
     if lengths.fixed is not None:
         return lengths.fixed
     if lengths.between is not None:

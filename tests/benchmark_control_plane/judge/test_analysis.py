@@ -37,6 +37,17 @@ def test_percentiles_are_of_those_answered_and_lie_in_their_intervals():
     assert found["tbt_ms"]["p50"][0] == pytest.approx(20)
 
 
+def test_an_interval_says_how_far_the_requests_reach_not_their_gaps():
+    """Every gap of one answer is alike, so a thousand of them say no more than their ten answers."""
+    records = []
+    for number in range(20):
+        gap = 0.01 if number < 12 else 0.05
+        answer = Answer(sent=0.0, tokens=[gap * n for n in range(101)], ended=9.0)
+        planned = Planned(f"r{number}", 0.0, Kind.GENERATE, "chat", output_tokens=101)
+        records.append(judged(planned, 0.0, answer, 0.0, PROMISE))
+    assert analysis.percentiles(records, seed=0)["chat"]["tbt_ms"]["p50"] == pytest.approx([10, 10, 50])
+
+
 def test_fairness_is_of_tenants_where_there_are_some():
     mine = [record(n, 0.1, tenant="a") for n in range(4)]
     yours = [record(n, 0.9, tenant="b") for n in range(4)]

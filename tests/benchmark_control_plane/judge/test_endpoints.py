@@ -117,7 +117,7 @@ async def test_a_stream_is_counted_chunk_by_chunk_and_its_usage_believed():
 
 
 async def test_events_may_be_cut_anywhere():
-    whole = chunk("a") + chunk("b") + usage(2) + DONE
+    whole = chunk("a") + chunk("b") + usage(4) + DONE
     answer, _ = await answer_to(CHAT, [whole[i : i + 7] for i in range(0, len(whole), 7)])
     assert len(answer.tokens) == 2 and answer.loss is None
 
@@ -139,6 +139,7 @@ async def test_an_embedding_is_answered_when_its_body_is_whole():
          Outcome.EVICTED, "gone"),
         ([chunk()], {}, Outcome.FAILED, "without"),
         ([DONE], {}, Outcome.FAILED, "without"),
+        ([chunk(), usage(3), DONE], {}, Outcome.FAILED, "3 of 4 tokens came"),
         ([chunk()], {"closes": True}, Outcome.FAILED, "connection lost"),
     ],
 )  # fmt: skip
@@ -169,6 +170,17 @@ async def test_each_server_is_told_the_class_in_its_own_words(dialect, header, f
         await target.send(CHAT, Answer())
     head, body = asked[0]
     assert head.get("x-service-class") == header and body.get("priority") == field
+
+
+async def test_a_server_that_takes_no_ids_gets_words():
+    async with scripted([chunk(), DONE]) as (url, asked, _):
+        endpoint = Endpoint(url, "some-model", text=True)
+        async with http_target(endpoint, endpoint, Dialect(), limit=8) as target:
+            await target.send(CHAT, Answer())
+            await target.send(DOCUMENT, Answer())
+    (_, chat), (_, document) = asked
+    assert len(chat["prompt"].split()) == 12
+    assert [len(text.split()) for text in document["input"]] == [7, 9]
 
 
 async def test_a_tenant_has_its_own_key():

@@ -65,6 +65,14 @@ def test_the_experiments_that_are_shipped_can_be_read(path):
         ("streams.chat.trace", {"file": "a.csv"}, "columns go with file"),
         ("streams.chat.arrivals",
          {"bursts": {"on_s": 1, "off_s": 1}, "wave": {"period_s": 1, "amplitude": 1}}, "bursts or wave"),
+        ("streams.chat.trace", {"name": "azure-code"}, "prompt_tokens: the trace states it; drop one"),
+        ("streams.chat.batch", {"fixed": 4}, "batch: kind: generate takes none; drop it"),
+        ("streams.chat.embed_class", "chat", "embed_class: kind: generate takes none; drop it"),
+        ("streams.chat", {"kind": "retrieval", "service_class": "chat", "share": 1},
+         "embed_class: missing; kind: retrieval needs it"),
+        ("streams.chat", {"kind": "retrieval", "service_class": "chat", "share": 1, "embed_class": "chat",
+                          "trace": {"name": "azure-code"}},
+         "query_tokens: missing; kind: retrieval needs it, or a trace that has it"),
         ("classes.chat.times_unloaded", {"ttft": 3}, "state one objective twice"),
         ("systems", [], "systems"),
         ("systems.0.simulated", None, "exactly one of tandem, split"),
@@ -72,6 +80,11 @@ def test_the_experiments_that_are_shipped_can_be_read(path):
         ("systems.0.simulated", {"admision": {}}, "did you mean 'admission'"),
         ("systems.0.simulated", {"scheduling": {"engine": {}}}, "serves first come; leave it out"),
         ("systems.0.arrivals", {"other": {"cv": 2}}, "'other', which is not in streams"),
+        ("systems.0.seeds", [0, 7], "seed 7 is not among the experiment's"),
+        ("systems", [{"name": "a", "kind": "baseline", "endpoints": {}}],
+         "endpoints.chat: missing; stream 'chat' needs it"),
+        ("systems", [{"name": "a", "kind": "baseline",
+                      "endpoints": {"chat": {"url": "http://here:port", "model": "m"}}}], "url"),
         ("reference", "nobody", "no such system; choose one of tandem"),
         ("systems", [{"name": "a", "kind": "tandem", "tandem": {}}], "give the models under live"),
         ("systems", [{"name": "a", "kind": "tandem", "ungated": True}] * 2, "'a' is given twice"),
@@ -100,6 +113,11 @@ def test_a_file_that_extends_another_states_what_differs(tmp_path):
     assert found.plan.name == "other" and found.plan.question == SMALL["question"]
     assert found.plan.classes["chat"].ttft_ms == 90 and found.plan.classes["chat"].priority == 1
     assert "extends: base.yaml" in found.text and "Does it run?" in found.text
+    traced = {"kind": "generate", "service_class": "chat", "share": 2, "trace": {"name": "azure-code"}}
+    path.write_text(yaml.safe_dump(content | {"streams": {"chat": traced}}), encoding="utf-8")
+    assert read_experiment(path, tmp_path).plan.streams["chat"].prompt_tokens is None
+    path.write_text(yaml.safe_dump(content | {"streams": {"chat": {"share": 2}}}), encoding="utf-8")
+    assert read_experiment(path, tmp_path).plan.streams["chat"].prompt_tokens.fixed == 10
     content |= {"systems": ["tandem", {"name": "ungated", "kind": "baseline", "ungated": True}]}
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     assert [s.simulated for s in read_experiment(path, tmp_path).plan.systems] == [{}, None]

@@ -1,8 +1,10 @@
 """Whole experiments on the simulated device, in virtual time."""
 
+import asyncio
 import io
 import json
 import signal
+from threading import Thread
 
 import pytest
 import yaml
@@ -11,7 +13,8 @@ from benchmark_control_plane.inputs import BadInput
 from benchmark_control_plane.judge.bench import objectives_from
 from benchmark_control_plane.judge.experiment import read_experiment
 from benchmark_control_plane.judge.memory import Watch, sampled
-from benchmark_control_plane.judge.run import run_experiment
+from benchmark_control_plane.judge.run import middle, run_experiment
+from benchmark_control_plane.judge.scripted_server import Script, listening
 from controlplane.cli import main
 
 EXPERIMENT = {
@@ -126,6 +129,84 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path, capsys):
     told = capsys.readouterr().err.splitlines()
     assert "system 'there' does not answer" in told[-1]
     assert kept(tmp_path / "out")[0]["partial"]
+
+
+class LastWord(io.StringIO):
+    """A terminal on which the first run's report is the last that the server lives to see."""
+
+    def __init__(self, stop):
+        super().__init__()
+        self.stop = stop
+
+    def write(self, text):
+        if text.startswith("[1/"):
+            self.stop()
+        return super().write(text)
+
+
+@pytest.fixture
+def server():
+    """(url, a function that ends it), in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    listener = loop.run_until_complete(listening(Script(first=0.001, gap=0.001), 0))
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+
+    async def close():
+        listener.close()
+
+    yield (
+        f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}",
+        lambda: asyncio.run_coroutine_threadsafe(close(), loop).result(),
+    )
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_a_server_that_goes_away_leaves_what_was_measured_and_its_page(server, tmp_path, monkeypatch):
+    url, stop = server
+    chat = EXPERIMENT["streams"]["chat"] | {"output_tokens": {"fixed": 2}}
+    there = {"name": "there", "kind": "baseline", "endpoints": {"chat": {"url": url, "model": "m"}}}
+    window = {"warmup_s": 0, "measured_s": 0.3, "drain_s": 5, "lateness_limit_ms": 60_000}
+    content = EXPERIMENT | {
+        "streams": {"chat": chat}, "systems": [there], "reference": "there", "window": window,
+        "capacity": {"rps": 40}, "classes": {"interactive": {"ttft_ms": 500}},
+    }  # fmt: skip
+    path = tmp_path / "away.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    terminal = LastWord(stop)
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert main(["bench", "run", str(path), "--out", str(tmp_path / "out")]) == 2
+    results, requests = kept(tmp_path / "out")
+    assert results["partial"] and len(results["runs"]) == 1 and requests
+    assert "'there' does not answer" in terminal.getvalue() and "1 runs are kept" in terminal.getvalue()
+    assert "Partial." in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("per_seed", "rate"),
+    [
+        ([4.0, 6.0, 5.0], 5.0),
+        ([None, 6.0, 5.0], 5.0),
+        ([None, None, 5.0, 6.0, 7.0], 5.0),
+        ([None, 5.0], None),
+        ([None, 6.0, 5.0, 7.0], 5.5),
+        ([None, None, 5.0], None),
+    ],
+)
+def test_a_seed_that_kept_the_target_at_no_rate_is_the_lowest(per_seed, rate):
+    assert middle(per_seed) == rate
+
+
+def test_seeds_that_are_asked_for_replace_those_of_every_system(tmp_path):
+    systems = [EXPERIMENT["systems"][0], EXPERIMENT["systems"][1] | {"seeds": [1]}]
+    path = tmp_path / "seeds.yaml"
+    small = {"systems": systems, "loads": [0.5], "frontier": {"targets": [0.9], "steps": 0}}
+    path.write_text(yaml.safe_dump(EXPERIMENT | small), encoding="utf-8")
+    assert run_experiment(path, tmp_path / "out", seeds=[7]) == 0
+    results, _ = kept(tmp_path / "out")
+    assert [(run["system"], run["seed"]) for run in results["runs"]] == [("tandem", 7), ("ungated", 7)]
 
 
 def test_data_that_is_missing_is_one_line(tmp_path, capsys):

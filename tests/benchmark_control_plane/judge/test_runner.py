@@ -115,6 +115,12 @@ def test_what_is_unfinished_at_the_end_of_the_drain_is_judged_if_it_can_be():
     assert records["r0"].e2e_ms is None
 
 
+def test_who_was_never_sent_is_later_than_anybody():
+    """One place: nine find none until the rest is given up, four seconds after the last was due."""
+    _, result = played([chat(n, n / 10) for n in range(10)], Scripted(first=30, places=1), drain=4.0)
+    assert sorted(result.lateness) == pytest.approx([0, *(4 + n / 10 for n in range(9))])
+
+
 def test_every_planned_request_has_one_record():
     ticks = []
     plan = [one for n in range(30) for one in (document(n, n / 10), chat(n, n / 10, after=f"d{n}"))]

@@ -39,6 +39,8 @@ def test_rows_may_be_json_lines_with_columns_of_any_name(tmp_path):
         ("trace.txt", "", r"\.csv or \.jsonl"),
         ("trace.csv", "TIMESTAMP,other\n1,2\n", "no column 'ContextTokens'; it has TIMESTAMP, other"),
         ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n1,many,3\n", "row 1"),
+        ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n1,inf,3\n", "row 1"),
+        ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnan,2,3\n", "row 1: 'nan' is no moment"),
         ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3\n", "1 rows"),
         ("trace.jsonl", "{", "not rows of jsonl"),
     ],
@@ -50,6 +52,14 @@ def test_what_cannot_be_read_is_told_in_one_line(tmp_path, name, content, messag
     with pytest.raises(BadInput, match=message) as told:
         read_trace(path, COLUMNS)
     assert "\n" not in str(told.value)
+
+
+def test_a_file_that_was_cut_off_is_told_in_one_line(tmp_path):
+    path = tmp_path / "trace.csv.gz"
+    whole = gzip.compress(b"TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3\n2,3,4\n")
+    path.write_bytes(whole[:-9])
+    with pytest.raises(BadInput, match="not rows of csv"):
+        read_trace(path, COLUMNS)
 
 
 @pytest.mark.data

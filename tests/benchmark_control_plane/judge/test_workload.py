@@ -4,6 +4,7 @@ from statistics import median
 
 import pytest
 
+from benchmark_control_plane.inputs import BadInput
 from benchmark_control_plane.judge.experiment_parts import Arrivals, ColumnNames, Lengths, Stream, Trace
 from benchmark_control_plane.judge.workload import planned
 from controlplane.core.request import Kind
@@ -111,3 +112,19 @@ def test_with_arrivals_of_its_own_a_trace_gives_lengths_alone(tmp_path, trace):
     asked = plan({"drawn": drawn}, tmp_path, rate=20)
     assert len({one.at for one in asked}) == len(asked)
     assert {one.output_tokens for one in asked} == {10}
+
+
+def test_a_retrieval_over_a_trace_without_queries_draws_them(tmp_path, trace):
+    rag = Stream(
+        kind="retrieval", service_class="any", embed_class="any", share=1, trace=trace,
+        query_tokens=Lengths(between=(3, 5)),
+    )  # fmt: skip
+    queries = {one.lengths for one in plan({"rag": rag}, tmp_path, rate=20) if one.kind is Kind.EMBED}
+    assert queries == {(3,), (4,), (5,)}
+
+
+def test_a_trace_of_one_moment_cannot_be_replayed(tmp_path):
+    (tmp_path / "trace.csv").write_text("t,in\n5,1\n5,2\n", encoding="utf-8")
+    still = Trace(file="trace.csv", columns=ColumnNames(at="t", prompt="in"))
+    with pytest.raises(BadInput, match="all rows are of one moment"):
+        plan({"still": Stream(kind="generate", service_class="any", share=1, trace=still)}, tmp_path)

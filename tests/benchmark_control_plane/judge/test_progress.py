@@ -1,0 +1,37 @@
+"""What is shown on a terminal, and what where nobody looks."""
+
+import io
+
+import pytest
+
+from benchmark_control_plane.judge.progress import Progress
+
+ENTRY = {
+    "attainment": {"overall": 0.875}, "offered_rps": 12.0, "rates": {"reject": 0.1}, "valid": True,
+    "why_invalid": None,
+}  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("stream", "bars"), [(Terminal(), 101), (io.StringIO(), 0)])
+def test_a_bar_moves_by_the_percent_and_only_on_a_terminal(stream, bars):
+    tick = Progress(stream, 2).ticker("tandem")
+    for answered in range(1_001):
+        tick(answered, 1_000)
+    drawn = stream.getvalue().split("\r")[1:]
+    assert len(drawn) == bars
+    assert not drawn or drawn[50].startswith("[############            ] 0/2 runs; tandem: 500/1000")
+
+
+def test_a_run_that_is_not_valid_is_told_and_more_runs_than_planned_are_counted():
+    stream = io.StringIO()
+    progress = Progress(stream, 1)
+    progress.ran("first", ENTRY)
+    progress.ran("second", ENTRY | {"valid": False, "why_invalid": "the client lagged"})
+    first, second = stream.getvalue().splitlines()
+    assert first == "[1/1] first:  87.5% of 12.0/s kept, 10.0% rejected"
+    assert second.startswith("[2/2] second:") and second.endswith("INVALID: the client lagged")
