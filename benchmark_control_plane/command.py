@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from benchmark_control_plane.report.folder import write_page
 
-    print(write_page(options.folder))
+    print(write_page(options.results))
     return 0
 
 
@@ -85,9 +85,9 @@ def _gate(options: argparse.Namespace) -> int:
 _ACTIONS = (
     (
         "report",
-        "write report.html into a folder of results",
+        "write the page of results beside them",
         _report,
-        {"folder": "what `run --out` wrote: results.json and requests.jsonl"},
+        {"results": "folder that `run --out` wrote, or one file of results"},
     ),
     (
         "compare",

@@ -48,9 +48,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
+    """`partial` names the sides whose experiment was interrupted."""
+
     changes: tuple[Change, ...]
     unpaired: int
     tolerance: float
+    partial: tuple[str, ...] = ()
 
     @property
     def worse(self) -> tuple[Change, ...]:
@@ -63,6 +66,7 @@ class Comparison:
         lines = [
             "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
+        lines += [f"{side} is partial: its experiment was interrupted" for side in self.partial]
         if self.unpaired:
             lines.append(
                 f"{self.unpaired} valid runs have no partner in the other results and count in no line"
@@ -92,7 +96,9 @@ def compared(a: Results, b: Results, *, tolerance: float = 0.0) -> Comparison:
         for metric, value, is_ratio, is_judged in _metrics(names)
         if (change := _change(place, metric, value, couples, is_ratio=is_ratio, is_judged=is_judged))
     ]
-    return Comparison(tuple(changes), len(before) + len(after) - 2 * len(shared), tolerance)
+    unpaired = len(before) + len(after) - 2 * len(shared)
+    partial = tuple(side for side, results in (("A", a), ("B", b)) if results["partial"])
+    return Comparison(tuple(changes), unpaired, tolerance, partial)
 
 
 def _by_key(results: Results) -> dict[tuple[str, float, int], Run]:

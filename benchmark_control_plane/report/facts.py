@@ -88,6 +88,11 @@ def frontier(results: Results, system: str, target: float) -> Frontier | None:
     return next((row for row in rows if row["system"] == system and row["target"] == target), None)
 
 
+def rates(row: Frontier) -> Spread | None:
+    """Over the seeds, of which one that kept the target at no rate counts as 0; None where none kept it."""
+    return spread(rate or 0.0 for rate in row["per_seed"]) if any(row["per_seed"]) else None
+
+
 def is_limit(results: Results, row: Frontier) -> bool:
     """Did the target hold under every load that was offered? The true rate may be higher then."""
     capacity = results.get("capacity_rps")

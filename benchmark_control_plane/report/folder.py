@@ -36,12 +36,14 @@ def read_requests(folder: Path) -> Iterator[Mapping[str, Any]]:
             yield record
 
 
-def write_page(folder: Path) -> Path:
-    """The page lies beside what it shows; results.json without its folder is no report."""
-    if not folder.is_dir():
-        raise BadInput(f"{folder}: not a folder; give the one that `tandem bench run --out` wrote")
-    target = folder / PAGE
-    target.write_text(page.render(read_results(folder), read_requests(folder)), encoding="utf-8")
+def write_page(source: Path) -> Path:
+    """Beside what it shows. Of a file of results alone, such as those that are kept in the repository, it has
+    its name and lacks what only the single requests tell."""
+    folder = source.parent if source.name == RESULTS else source
+    is_folder = folder.is_dir()
+    target = folder / PAGE if is_folder else source.with_suffix(".html")
+    requests = read_requests(folder) if is_folder else ()
+    target.write_text(page.render(read_results(source), requests), encoding="utf-8")
     return target
 
 

@@ -19,7 +19,7 @@ def frontier_chart(results: Results, target: float) -> Markup:
 
 
 def _bar(results: Results, number: int, row: Frontier, longest: float) -> Markup:
-    seeds = facts.spread(row["per_seed"])
+    seeds = facts.rates(row)
     text = wording.reached(row["rps"], is_limit=facts.is_limit(results, row))
     said = f"{row['system']}: {text if row['rps'] else 'at no rate that was offered'}"
     whisker = None

@@ -50,8 +50,9 @@ def ratio_text(results: Results, mine: Frontier, best: Frontier) -> str:
 
 
 def seed_ratios(mine: Frontier, best: Frontier) -> list[float]:
+    """Of the seeds on which theirs kept the target at some rate; where ours kept it at none, 0."""
     pairs = zip(mine["per_seed"], best["per_seed"], strict=False)
-    return [ours / theirs for ours, theirs in pairs if ours and theirs]
+    return [(ours or 0.0) / theirs for ours, theirs in pairs if theirs]
 
 
 def _by_attainment(results: Results) -> str:

@@ -63,14 +63,13 @@ def _bars(name: str, title: str, bars: Bars, names: Mapping[str, str]) -> Markup
 
 
 def _distributions(results: Results, samples: Mapping[Key, Sample], load: float, name: str) -> Markup | None:
-    charts = distribution_charts(results, samples, load, name)
-    if not charts:
+    heading = el("h4", el("b", name), ": how fast")
+    if (listed := tables.percentile_table(results, load, name)) is None:
         return None
-    return join(
-        el("h4", el("b", name), ": how fast"),
-        el("div", *(blocks.figure(title, chart) for title, chart in charts), class_="grid"),
-        blocks.as_table(tables.percentile_table(results, load, name)),
-    )
+    if not (charts := distribution_charts(results, samples, load, name)):
+        return join(heading, listed)
+    drawn = el("div", *(blocks.figure(title, chart) for title, chart in charts), class_="grid")
+    return join(heading, drawn, blocks.as_table(listed))
 
 
 def _memory(results: Results, load: float) -> Markup | None:

@@ -11,7 +11,7 @@ run` among the committed results.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -102,14 +102,13 @@ def section(folder: Path) -> str:
 
 
 def _experiment(results: Results, file: Path) -> str:
-    """The finding, then the systems side by side: rates, attainment under the highest load, losses."""
+    """The finding, then the systems side by side: rates, attainment under the highest load, losses. Where
+    some were not run under it, all of them again under one that they share."""
     ordered = facts.ordered(results)
-    goals, loads = facts.targets(ordered), facts.loads(ordered)
-    full = wording.load(loads[-1]) if loads else ""
-    head = ["system", *(f"req/s at {wording.share(goal)}" for goal in goals)]
-    head += [f"met at {full} load", *(f"{name}" for name in facts.classes(ordered)), "rejected", "evicted"]
-    rows = [_system_row(ordered, system["name"], goals, loads[-1]) for system in ordered["systems"] if loads]
-    lines = [_line(head), "|---|" + "--:|" * (len(head) - 1), *map(_line, rows)]
+    names, loads = [system["name"] for system in ordered["systems"]], facts.loads(ordered)
+    whole = [name for name in names if loads and facts.runs_of(ordered, name, loads[-1])]
+    lines = _rates_table(ordered, whole, loads[-1]) if whole else []
+    lines += _shared_table(ordered, [name for name in names if name not in whole])
     refused = facts.invalid(ordered)
     remarks = [f"{wording.several(len(facts.seeds(ordered)), 'seed')}, medians; {_link(file)}"]
     if refused:
@@ -119,35 +118,66 @@ def _experiment(results: Results, file: Path) -> str:
     question = ordered["experiment"]["question"]
     shown = f"![Attainment against load](benchmark_control_plane/results/{file.stem}.svg)"
     said = f"**{question}** {headline(ordered)}"
-    return "\n".join((said, "", shown, "", *lines, "", f"({'; '.join(remarks)}.)", ""))
+    return "\n".join((said, "", shown, "", *lines, f"({'; '.join(remarks)}.)", ""))
 
 
 def _rates(results: Results) -> str:
-    """Of each system, at the first target: the median over the seeds."""
-    goal = facts.targets(results)[0]
+    """Of each system, at the first target, beside what it attains under the highest load: medians."""
+    if not facts.targets(results):
+        return headline(results)
+    goal, load = facts.targets(results)[0], facts.common_loads(results)[-1]
     told = []
     for system in results["systems"]:
         row = facts.frontier(results, system["name"], goal)
         is_limit = row is not None and facts.is_limit(results, row)
-        told.append(f"{system['name']} {wording.reached(row['rps'] if row else None, is_limit=is_limit)}")
+        rate = wording.reached(row["rps"] if row else None, is_limit=is_limit)
+        met = _median(facts.attained(facts.runs_of(results, system["name"], load), facts.OVERALL))
+        told.append(f"{system['name']} {rate} ({met})")
     seeds = wording.several(len(facts.seeds(results)), "seed")
     partial = "; **partial**" if results["partial"] else ""
-    return f"at {wording.share(goal)}: {', '.join(told)} ({seeds}{partial})"
+    met_at = f"in brackets what is met at {wording.load(load)} load"
+    return f"at {wording.share(goal)}: {', '.join(told)}; {met_at} ({seeds}{partial})"
 
 
-def _system_row(results: Results, system: str, goals: Sequence[float], load: float) -> list[str]:
-    cells = [system]
-    for goal in goals:
-        row = facts.frontier(results, system, goal)
-        ends = facts.spread(row["per_seed"]) if row else None
-        least = "at least " if row and facts.is_limit(results, row) else ""
-        rate = wording.figure(row["rps"]) if row else wording.ABSENT
-        cells.append(
-            f"{least}{rate}"
-            + (f" ({wording.spread(ends.low, ends.high)})" if ends and ends.low < ends.high else "")
-        )
+def _rates_table(results: Results, systems: Sequence[str], load: float) -> list[str]:
+    goals = facts.targets(results)
+    rates = [f"req/s at {wording.share(goal)}" for goal in goals]
+    rows = (
+        [name, *(_rate_cell(results, name, goal) for goal in goals), *_met_cells(results, name, load)]
+        for name in systems
+    )
+    return _table(["system", *rates, *_met_head(results, load)], rows)
+
+
+def _shared_table(results: Results, few: Sequence[str]) -> list[str]:
+    """Under the highest load of these few, on the seeds that they have in common."""
+    loads = [run["load"] for run in results["runs"] if run["system"] in few and run["valid"]]
+    if not loads:
+        return []
+    load = max(loads)
+    seeds = [{run["seed"] for run in facts.runs_of(results, name, load)} for name in few]
+    shared = set.intersection(*filter(None, seeds))
+    same: Results = {**results, "runs": [run for run in results["runs"] if run["seed"] in shared]}
+    rows = ([system["name"], *_met_cells(same, system["name"], load)] for system in results["systems"])
+    said = f"All under one load, on the seeds that are valid for all ({', '.join(map(str, sorted(shared)))}):"
+    return [said, "", *_table(["system", *_met_head(results, load)], rows)]
+
+
+def _rate_cell(results: Results, system: str, goal: float) -> str:
+    if (row := facts.frontier(results, system, goal)) is None:
+        return wording.ABSENT
+    ends, least = facts.rates(row), "at least " if facts.is_limit(results, row) else ""
+    spread = f" ({wording.spread(ends.low, ends.high)})" if ends and ends.low < ends.high else ""
+    return f"{least}{wording.figure(row['rps'])}{spread}"
+
+
+def _met_head(results: Results, load: float) -> list[str]:
+    return [f"met at {wording.load(load)} load", *facts.classes(results), "rejected", "evicted"]
+
+
+def _met_cells(results: Results, system: str, load: float) -> list[str]:
     runs = facts.runs_of(results, system, load)
-    cells += [_median(facts.attained(runs, name)) for name in (facts.OVERALL, *facts.classes(results))]
+    cells = [_median(facts.attained(runs, name)) for name in (facts.OVERALL, *facts.classes(results))]
     cells.append(_median(facts.over_seeds(runs, lambda run: run["rates"]["reject"])))
     cells.append(_median(facts.over_seeds(runs, lambda run: run["rates"]["evict"])))
     return cells
@@ -155,6 +185,10 @@ def _system_row(results: Results, system: str, goals: Sequence[float], load: flo
 
 def _median(over: facts.Spread | None) -> str:
     return wording.share(over.median if over else None)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [_line(head), "|---|" + "--:|" * (len(head) - 1), *map(_line, rows), ""]
 
 
 def _line(cells: Sequence[str]) -> str:

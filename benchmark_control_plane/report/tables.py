@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from benchmark_control_plane.report import blocks, facts, wording
 from benchmark_control_plane.report.breakdown import Bars
 from benchmark_control_plane.report.markup import Child, Markup, el, join
-from benchmark_control_plane.report.schema import METRICS, Memory, Results, Run
+from benchmark_control_plane.report.schema import METRICS, Figure, Memory, Results, Run
 from benchmark_control_plane.report.signs import sign
 
 Row = Sequence[Child]
@@ -50,7 +50,7 @@ def frontier_table(results: Results) -> Markup:
         cells: list[Child] = []
         for goal in goals:
             row = facts.frontier(results, system["name"], goal)
-            reached = facts.spread(row["per_seed"]) if row else None
+            reached = facts.rates(row) if row else None
             main = (
                 wording.reached(row["rps"], is_limit=facts.is_limit(results, row)) if row else wording.ABSENT
             )
@@ -72,22 +72,27 @@ def attainment_table(results: Results, name: str) -> Markup:
     return table(caption, ["system", *map(wording.load, loads)], rows)
 
 
-def percentile_table(results: Results, load: float, service_class: str) -> Markup:
-    """Medians over the seeds of each run's percentile, of delivered requests."""
-    metrics = [
-        m for m in METRICS if any(_percentile(run, service_class, m, "p50") for run in results["runs"])
-    ]
+def percentile_table(results: Results, load: float, service_class: str) -> Markup | None:
+    """Medians over the seeds of each run's percentile, of delivered requests; where there is one seed, with
+    the interval that its own requests give. None where no request was delivered."""
+    metrics = [m for m in METRICS if any(_figure(run, service_class, m, "p50") for run in results["runs"])]
+    if not metrics:
+        return None
     rows = []
     for number, system in enumerate(results["systems"]):
         runs = facts.runs_of(results, system["name"], load)
         cells = []
         for metric in metrics:
             for rank in ("p50", "p90", "p99"):
-                over = facts.spread(_percentile(run, service_class, metric, rank) for run in runs)
-                cells.append(_cell(over, wording.milliseconds))
+                figures = [_figure(run, service_class, metric, rank) for run in runs]
+                cells.append(_cell(_over_seeds(figures), wording.milliseconds))
         rows.append([named(number, system["name"]), *cells])
     head = ["system", *(f"{_SHORT[m]} {rank}" for m in metrics for rank in ("p50", "p90", "p99"))]
-    return table(f"Latency of delivered requests, {service_class}, at {wording.load(load)} load", head, rows)
+    caption = (
+        f"Latency of delivered requests, {service_class}, at {wording.load(load)} load: median over the "
+        "seeds, and range; of a single seed, its 95 % interval"
+    )
+    return table(caption, head, rows)
 
 
 def shares_table(caption: str, bars: Bars, names: Mapping[str, str]) -> Markup:
@@ -174,9 +179,16 @@ def _has(column: _Column, run: Run) -> bool:
     return column[1](run) is not None
 
 
-def _percentile(run: Run, service_class: str, metric: str, rank: str) -> float | None:
-    figure = run["percentiles"].get(service_class, {}).get(metric, {}).get(rank)
-    return figure[0] if figure else None
+def _figure(run: Run, service_class: str, metric: str, rank: str) -> Figure | None:
+    return run["percentiles"].get(service_class, {}).get(metric, {}).get(rank)
+
+
+def _over_seeds(figures: Sequence[Figure | None]) -> facts.Spread | None:
+    match figures:
+        case [[(int() | float()) as value, (int() | float()) as low, (int() | float()) as high]]:
+            return facts.Spread(value, low, high, 1)
+        case _:
+            return facts.spread(figure[0] for figure in figures if figure)
 
 
 def _cell(over: facts.Spread | None, text: Callable[[float | None], str]) -> Markup:

@@ -30,6 +30,15 @@ def test_report_writes_the_page_beside_the_results(folder: Path, capsys: pytest.
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+def test_a_kept_result_has_a_page_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "load.json"
+    file.write_text(json.dumps(experiments.results(loads=(1.0,))))
+    assert main(["bench", "report", str(file)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'load.html'}\n"
+    page = (tmp_path / "load.html").read_text(encoding="utf-8")
+    assert "Latency of delivered requests, interactive" in page and 'data-chart="distribution"' not in page
+
+
 def test_a_last_line_that_was_cut_off_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (folder / "requests.jsonl").open("a") as file:
         file.write('{"run": 0, "id"')

@@ -75,6 +75,11 @@ def test_only_valid_runs_of_both_are_paired() -> None:
     assert "12 valid runs have no partner" in comparison.text()
 
 
+def test_partial_results_say_so() -> None:
+    told = compared(experiments.results(), experiments.results(partial=True)).text()
+    assert "B is partial" in told and "A is partial" not in told
+
+
 def test_one_pair_gives_no_interval_and_no_verdict() -> None:
     before = experiments.results(loads=(1.0,), seeds=(1,))
     after = copy.deepcopy(before)

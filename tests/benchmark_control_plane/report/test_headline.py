@@ -40,6 +40,12 @@ def test_a_rate_that_no_load_was_high_enough_to_find_is_a_lower_bound() -> None:
     assert "the loads were too low to tell them apart" in sentence and "x (" not in sentence
 
 
+def test_a_seed_on_which_ours_kept_it_at_no_rate_counts() -> None:
+    content = with_rates(9.0, 6.0)
+    content["max_goodput_rate"][0]["per_seed"] = [None, 9.0, 9.0]
+    assert "1.50x (0.00x to 1.50x over 3 seeds)" in said(content)
+
+
 @pytest.mark.parametrize(
     ("tandem", "split", "sentence"),
     [

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmark_control_plane.inputs import BadInput
-from benchmark_control_plane.report import readme
+from benchmark_control_plane.report import readme, wording
 from benchmark_control_plane.report.folder import committed
 from tests import experiments
 
@@ -47,6 +47,23 @@ def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -
     assert {len(row.split(" | ")) for row in rows} == {len(head.split(" | "))}
 
 
+def test_systems_that_were_run_under_one_load_only_stand_beside_the_others_there(tmp_path: Path) -> None:
+    content = experiments.results()
+    content["runs"] = [
+        run for run in content["runs"]
+        if run["system"] != "tandem-no-forecast" or (run["load"] == 1.5 and run["seed"] != 2)
+    ]  # fmt: skip
+    (tmp_path / "head-to-head.json").write_text(json.dumps(content))
+    section = readme.section(tmp_path)
+    above, said, below = section.partition("All under one load, on the seeds that are valid for all (1, 3):")
+    assert "tandem-no-forecast" not in above and said
+    head, _, *rows = [line.split(" | ") for line in below.splitlines() if line.startswith("|")]
+    assert head[1] == "met at 150 % load" and len(rows) == 4
+    ours = [run for run in content["runs"] if (run["system"], run["load"]) == ("tandem", 1.5)]
+    middle = sum(run["attainment"]["overall"] for run in ours if run["seed"] != 2) / 2
+    assert rows[0][:2] == ["| tandem", wording.share(middle)]
+
+
 def test_an_experiment_brings_a_picture_that_stands_alone(tmp_path: Path) -> None:
     (tmp_path / "head-to-head.json").write_text(json.dumps(experiments.results()))
     front = tmp_path / "README.md"
@@ -69,8 +86,13 @@ def test_a_partial_experiment_says_so(tmp_path: Path) -> None:
 
 
 def test_of_other_experiments_the_rates_are_quoted(tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text(json.dumps(experiments.results()))
-    assert "| at 90 %: tandem 11.8 req/s, static-split 5.6 req/s," in readme.section(tmp_path)
+    content = experiments.results()
+    (tmp_path / "other.json").write_text(json.dumps(content))
+    runs = [run for run in content["runs"] if (run["system"], run["load"]) == ("tandem", 2.0)]
+    met = wording.share(sorted(run["attainment"]["overall"] for run in runs)[1])
+    quoted = readme.section(tmp_path)
+    assert f"| at 90 %: tandem 11.8 req/s ({met}), static-split 5.6 req/s (" in quoted
+    assert "; in brackets what is met at 200 % load (3 seeds)" in quoted
     assert readme.section(tmp_path).count("\n") == 3
 
 
