@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from backends.embedding.truncation import Truncation
 from backends.scripted_engine import ANSWER, Run, Script, ScriptedEngine
 from controlplane.core.clock import Duration, Instant, seconds
 from controlplane.core.forecast import LengthForecast
@@ -30,6 +31,7 @@ from controlplane.core.ports import (
     Standing,
     StepCost,
     TokenLogprob,
+    TruncationSide,
     Vectors,
 )
 from controlplane.core.request import Request
@@ -261,6 +263,9 @@ class ScriptedEmbedder(ScriptedEngine):
 
     def set_budget_bytes(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
+
+    def cut(self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
+        return Truncation().cut(token_ids, limit, side)
 
     def batch_time(self, token_counts: Sequence[int]) -> Duration:
         return seconds(self._call_seconds + self._token_seconds * sum(token_counts))

@@ -13,9 +13,10 @@ from itertools import count
 import numpy as np
 
 from backends.batch_time import StepLoad
+from backends.embedding.truncation import Truncation
 from backends.simulated_device import SimulatedDevice
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
-from controlplane.core.ports import BackendDown, EmbeddingPass, Vectors
+from controlplane.core.ports import BackendDown, EmbeddingPass, TruncationSide, Vectors
 from controlplane.core.request import Request
 
 
@@ -111,6 +112,9 @@ class SimulatedEmbedder:
     async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
         await self.check()
         return [list(text.encode()) for text in texts]
+
+    def cut(self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
+        return Truncation().cut(token_ids, limit, side)
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
         longest = max(token_counts, default=0)

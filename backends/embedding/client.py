@@ -22,11 +22,11 @@ from backends.embedding.bundled import resolve
 from backends.embedding.contract import EncoderFacts, EncoderOptions
 from backends.embedding.deliveries import Caller, Deliveries
 from backends.embedding.framing import Computed, Frame, FrameKind, pack_inputs, unpack_inputs
-from backends.embedding.inputs import checked
+from backends.embedding.inputs import checked, prompt_text
 from backends.embedding.link import WorkerLink
 from backends.embedding.time_model import ObservedTime
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
-from controlplane.core.ports import BackendDown, EmbeddingPass, Refused, Vectors
+from controlplane.core.ports import BackendDown, EmbeddingPass, TruncationSide, Vectors
 from controlplane.core.request import Request
 
 _log = logging.getLogger(__name__)
@@ -186,6 +186,9 @@ class WorkerEmbedder:
         self._budget().bytes = budget_bytes
         self._feed_soon()
 
+    def cut(self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
+        return self.facts.truncation.cut(token_ids, limit, side)
+
     def batch_time(self, token_counts: Sequence[int]) -> Duration:
         return seconds(self._budget().seconds(token_counts))
 
@@ -200,7 +203,7 @@ class WorkerEmbedder:
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise BackendDown(self._down)
-        if before := self._prompt(prompt):
+        if before := prompt_text(prompt, self.facts):
             texts = [before + text for text in texts]
         if sum(map(len, texts)) <= _CHARACTERS_INLINE:
             return _token_ids(tokenizer, texts)
@@ -260,18 +263,6 @@ class WorkerEmbedder:
             raise BackendDown(self._down)
         return self._deliveries.budget
 
-    def _prompt(self, name: str | None) -> str:
-        facts = self.facts
-        chosen = name or facts.default_prompt
-        if chosen is None:
-            return ""
-        if name is not None and name not in facts.prompts:
-            known = ", ".join(sorted(facts.prompts)) or "none"
-            raise Refused(
-                f"prompt_name={name!r}: {self.model} has no such prompt; it has {known}", param="prompt_name"
-            )
-        return facts.prompts.get(chosen, "")
-
     def _up(self) -> WorkerLink:
         if self._link is None or not self.ready.is_set():
             raise BackendDown(self._down)
@@ -293,6 +284,11 @@ class WorkerEmbedder:
         raise BackendDown(self._down)
 
     async def _welcome(self, link: WorkerLink, facts: EncoderFacts) -> None:
+        if self._shorter and self._shorter[-1] > facts.dimension:
+            raise BackendDown(
+                f"embedding model {self.model!r}: dimensions={self._shorter[-1]} is more than the "
+                f"{facts.dimension} that it has; leave that out"
+            )
         if self._tokenizer is None:
             tokenizer = await asyncio.to_thread(Tokenizer.from_str, facts.tokenizer)
             tokenizer.no_truncation()

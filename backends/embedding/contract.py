@@ -7,6 +7,7 @@ from typing import Any
 
 from backends.embedding.memory_model import EmbeddingMemory
 from backends.embedding.time_model import PassTime
+from backends.embedding.truncation import Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class EncoderFacts:
     time: PassTime
     memory: EmbeddingMemory
     tokenizer: str
+    truncation: Truncation
     prompts: Mapping[str, str]
     default_prompt: str | None
 
@@ -56,5 +58,10 @@ class EncoderFacts:
     @classmethod
     def from_json(cls, text: bytes) -> "EncoderFacts":
         facts: dict[str, Any] = json.loads(text)
-        models = {"memory": EmbeddingMemory(**facts["memory"]), "time": PassTime(**facts["time"])}
-        return cls(**facts | models)
+        cut = facts["truncation"]
+        typed = {
+            "memory": EmbeddingMemory(**facts["memory"]),
+            "time": PassTime(**facts["time"]),
+            "truncation": Truncation(tuple(cut["opening"]), tuple(cut["closing"]), cut["side"]),
+        }
+        return cls(**facts | typed)

@@ -1,8 +1,8 @@
 """What are the vectors of these token ids? sentence-transformers, entered below its tokenizer.
 
 Rule: ids are padded, masked and sent through the model's own modules, so a vector equals what
-`SentenceTransformer.encode` gives for the text. That is checked on probe texts when the model loads,
-because a model may depend on more than its ids (a chat template, an image).
+`SentenceTransformer.encode` gives for the text, or for what it leaves of it. That is checked on probe texts
+when the model loads, because a model may depend on more than its ids (a chat template, an image).
 """
 
 import time
@@ -19,8 +19,11 @@ from backends.embedding.contract import EncoderFacts, EncoderOptions
 from backends.embedding.framing import Computed, Ids, Rows
 from backends.embedding.measuring import memory_points, time_points
 from backends.embedding.memory_model import EmbeddingMemory, fitted, prior
+from backends.embedding.truncation import Truncation
 
 _PROBES = ["", "Tandem", "  Two kinds of work share one device, and neither waits for long."]
+# Of the text; the longest probe has more.
+_PROBE_CUT_TO = 4
 _TOLERANCE = {torch.float32: 1e-4}
 _LOOSE_TOLERANCE = 3e-2  # half precision differs in the second digit with the padding alone
 # What oneDNN says when memory runs out, and says again of the same shape once there is memory.
@@ -65,6 +68,8 @@ class Encoder:
         self.enter_lane()
         self._adjust_norm(normalize=options.normalize)
         self.tokenizer = self._fast_tokenizer(options.model)
+        self.as_served = self._served_tokenizer()
+        self._truncation = Truncation.of(self.as_served, self.tokenizer.truncation_side)
         self.max_input_tokens = self._longest_input(options.max_input_tokens)
         self.vocabulary = int(self._transformer().get_input_embeddings().num_embeddings)
         self._has_token_types = "token_type_ids" in self.tokenizer.model_input_names
@@ -95,7 +100,8 @@ class Encoder:
             yields_cpu=self.yields_cpu,
             time=pass_time,
             memory=self._memory(pass_time.full_speed_tokens(batch_tokens)),
-            tokenizer=self.tokenizer.backend_tokenizer.to_str(),
+            tokenizer=self.as_served.to_str(),
+            truncation=self._truncation,
             prompts=self._prompts(),
             default_prompt=self._model.default_prompt_name,
         )
@@ -193,7 +199,7 @@ class Encoder:
             )
         return tokenizer
 
-    def as_the_server(self) -> Tokenizer:
+    def _served_tokenizer(self) -> Tokenizer:
         tokenizer = Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -214,15 +220,23 @@ class Encoder:
 
     def _check_against_encode(self) -> int:
         """The dimension. Raises Unsupported where ids alone do not give what encode gives."""
-        expected = np.asarray(self._model.encode(_PROBES, prompt="", show_progress_bar=False))
-        inputs = [found.ids[: self.max_input_tokens] for found in self.as_the_server().encode_batch(_PROBES)]
-        lengths = np.array([len(ids) for ids in inputs], dtype=np.uint32)
-        found = self.vectors(lengths, np.concatenate([np.array(ids, dtype=np.uint32) for ids in inputs]))
+        found = self.as_served.encode_batch(_PROBES)
+        # The empty text has no tokens where nothing is put around it.
+        probes = {text: one.ids for text, one in zip(_PROBES, found, strict=True) if one.ids}
+        short = min(self.max_input_tokens, self._truncation.special_tokens + _PROBE_CUT_TO)
+        self._compare(probes, short)
+        return self._compare(probes, self.max_input_tokens)
+
+    def _compare(self, probes: dict[str, list[int]], limit: int) -> int:
+        self._model.max_seq_length = limit
+        expected = np.asarray(self._model.encode([*probes], prompt="", show_progress_bar=False))
+        inputs = [np.array(self._truncation.cut(ids, limit), dtype=np.uint32) for ids in probes.values()]
+        found = self.vectors(np.array([len(ids) for ids in inputs], dtype=np.uint32), np.concatenate(inputs))
         tolerance = _TOLERANCE.get(next(self._model.parameters()).dtype, _LOOSE_TOLERANCE)
         gap = float(np.abs(found - expected).max() / max(1.0, float(np.abs(expected).max())))
         if found.shape != expected.shape or not gap <= tolerance:
             raise Unsupported(
-                f"vectors from token ids differ from encode() by {gap:.2g} (at most {tolerance:g}): "
-                "the model needs more than token ids; serve another model"
+                f"vectors from token ids differ from encode() by {gap:.2g} (at most {tolerance:g}) for texts "
+                f"of at most {limit} tokens: the model needs more than token ids; serve another model"
             )
         return int(found.shape[1])

@@ -1,4 +1,4 @@
-"""Can this model embed these token ids?"""
+"""Can this model embed these token ids, and what does it want before a text?"""
 
 from collections.abc import Sequence
 
@@ -18,12 +18,14 @@ def checked(inputs: Sequence[Sequence[int]], facts: EncoderFacts) -> list[Ids]:
 
 def _checked_input(position: int, ids: Sequence[int], facts: EncoderFacts) -> Ids:
     found = np.asarray(ids, dtype=np.int64)
-    if not 1 <= len(found) <= facts.max_input_tokens:
+    if not len(found):
+        raise Refused(f"input {position} has no tokens: send one at least or leave it out", param="input")
+    if len(found) > facts.max_input_tokens:
         raise Refused(
             f"input {position} has {len(found)} tokens: the model takes 1 to {facts.max_input_tokens}; "
             "split the text",
             param="input",
-            code="context_length_exceeded" if len(found) else None,
+            code="context_length_exceeded",
         )
     if found.min() < 0 or found.max() >= facts.vocabulary:
         raise Refused(
@@ -32,3 +34,13 @@ def _checked_input(position: int, ids: Sequence[int], facts: EncoderFacts) -> Id
             param="input",
         )
     return found.astype(np.uint32)
+
+
+def prompt_text(name: str | None, facts: EncoderFacts) -> str:
+    """What goes before a text: the prompt of that name, or the model's default. Raises Refused."""
+    if name is not None and name not in facts.prompts:
+        known = ", ".join(sorted(facts.prompts)) or "none"
+        raise Refused(
+            f"prompt_name={name!r}: the model has no such prompt; it has {known}", param="prompt_name"
+        )
+    return facts.prompts.get(name or facts.default_prompt or "", "")

@@ -109,7 +109,7 @@ def _run_lane(
 def _run_tokenizer(
     encoder: "Encoder", connection: socket.socket, sending: threading.Lock, texts: "SimpleQueue[Frame]"
 ) -> None:
-    tokenizer = encoder.as_the_server()
+    tokenizer = encoder.as_served
     while True:
         frame = texts.get()
         try:

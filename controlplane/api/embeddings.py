@@ -17,6 +17,7 @@ from controlplane.api.exchange import Ask, Reception, send_json, ticket_headers
 from controlplane.api.wire import EmbeddingRequest
 from controlplane.core.ports import Vectors
 from controlplane.service.assembly import Service
+from controlplane.service.intake import Cut
 
 # Encoding holds the event loop, about 1 ms for this many rows of 1,024 floats; others go between.
 _ROWS_AT_ONCE = 16
@@ -42,7 +43,7 @@ async def _answer(service: Service, ask: Ask[EmbeddingRequest], send: Send) -> N
         body.model,
         body.inputs,
         ask.hints,
-        truncates=body.truncate_prompt_tokens is not None,
+        cut=_cut(body),
         prompt=body.prompt_name,
     )
     if body.dimensions is not None:
@@ -57,6 +58,18 @@ async def _answer(service: Service, ask: Ask[EmbeddingRequest], send: Send) -> N
     tail = {"model": body.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
     reply = b'{"object":"list","data":[' + b",".join(rows) + b"]," + orjson.dumps(tail)[1:]
     await send_json(send, reply, ticket_headers([embedded.ticket]))
+
+
+def _cut(body: EmbeddingRequest) -> Cut | None:
+    wanted, side = body.truncate_prompt_tokens, body.truncation_side
+    if wanted is None and side is not None:
+        raise Problem(
+            400,
+            f"truncation_side={side!r}: only says where truncate_prompt_tokens cuts; give that too",
+            param="truncation_side",
+            code="invalid_value",
+        )
+    return None if wanted is None else Cut(None if wanted == -1 else wanted, side)
 
 
 def _check_dimensions(service: Service, model: str, wanted: int) -> None:

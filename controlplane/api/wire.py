@@ -27,6 +27,7 @@ MAX_INPUTS = 2048
 MAX_LOGPROBS = 20
 
 UNSERVED = {
+    "add_special_tokens": "texts get the model's own; send token ids to choose them",
     "audio": "answers are text; leave it out",
     "best_of": "only one answer per choice is generated; use n",
     "cache_salt": "leave it out",
@@ -43,6 +44,7 @@ UNSERVED = {
     "request_id": f"send it as the header {HEADER_REQUEST_ID}",
     "suffix": "no model here fills in the middle; leave it out",
     "truncate": "use truncate_prompt_tokens, -1 for what the model takes",
+    "truncation_direction": "use truncation_side",
     "vllm_xargs": "leave it out; objectives go into slo",
     "web_search_options": "nothing here searches; leave it out",
 }
@@ -359,8 +361,12 @@ class EmbeddingRequest(Objectives):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None
-    # vLLM's "cut to what the model takes"; without it too long an input is refused, never cut unseen.
-    truncate_prompt_tokens: Literal[-1] | None = None
+    # vLLM's fields. Without them too long an input is refused, never cut unseen.
+    truncate_prompt_tokens: Annotated[
+        Literal[-1] | Annotated[int, Field(ge=1)] | None,
+        _expecting("the tokens to keep, 1 at least, or -1 for as many as the model takes"),
+    ] = None
+    truncation_side: Literal["left", "right"] | None = None
     # Names one of the model's own prompts, such as "query" or "passage" (sentence-transformers' word).
     prompt_name: Annotated[str, Field(min_length=1)] | None = None
     priority: None = None

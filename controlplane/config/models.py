@@ -40,7 +40,8 @@ class ChatModel:
 @section(frozen=True, config=STRICT)
 class EmbeddingModel:
     """`yields_cpu` (for models on a CPU): compute only what no other process wants; by default so where a
-    chat model is served too."""
+    chat model is served too. `normalize`: vectors of unit length or as the layers give them, whatever the
+    model itself says."""
 
     model: Name
     name: Name | None = None
@@ -51,6 +52,7 @@ class EmbeddingModel:
     threads: Annotated[int, Field(ge=1)] | None = None
     yields_cpu: bool | None = None
     max_input_tokens: Annotated[int, Field(ge=1)] | None = None
+    normalize: bool | None = None
     dimensions: tuple[Annotated[int, Field(ge=1)], ...] = ()
     trust_remote_code: bool = False
 

@@ -5,7 +5,7 @@ A backend owns its engine. It is given token ids, so every prompt is tokenised o
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from controlplane.core.request import Request
 from controlplane.core.view import Pace
 
 Vectors = npt.NDArray[np.float32]
+TruncationSide = Literal["left", "right"]
 
 
 class BackendDown(RuntimeError):
@@ -305,6 +306,12 @@ class Embedder(Protocol):
     async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
         """Token ids of each text with the model's special tokens, never truncated. `prompt` names one of
         `prompts`; None is the model's own default. Raises Refused for a name that it lacks."""
+        ...
+
+    def cut(self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
+        """At most `limit` of one text's, the special tokens around it among them. `side` gives way, the left
+        being the text's begin; None is the one that the model's tokenizer cuts. Raises Refused when none
+        of the text would be left."""
         ...
 
     def batch_time(self, token_counts: Sequence[int]) -> Duration | None:

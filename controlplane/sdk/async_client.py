@@ -12,9 +12,9 @@ from controlplane.sdk.protocol import (
     ChatOptions,
     ChatReply,
     Embeddings,
+    EmbedOptions,
     Inputs,
     Messages,
-    Objective,
     Reply,
     Streamed,
     chat_call,
@@ -70,10 +70,8 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
         """Returns when the answer has begun."""
         return AsyncTextStream(await self._begun(chat_call(model, messages, options, is_streamed=True)))
 
-    async def embed(
-        self, inputs: Inputs, *, model: str, dimensions: int | None = None, **objective: Unpack[Objective]
-    ) -> Embeddings:
-        return await self._whole(embed_call(model, inputs, dimensions, objective))
+    async def embed(self, inputs: Inputs, *, model: str, **options: Unpack[EmbedOptions]) -> Embeddings:
+        return await self._whole(embed_call(model, inputs, options))
 
     async def aclose(self) -> None:
         await self._http.aclose()

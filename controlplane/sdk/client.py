@@ -12,9 +12,9 @@ from controlplane.sdk.protocol import (
     ChatOptions,
     ChatReply,
     Embeddings,
+    EmbedOptions,
     Inputs,
     Messages,
-    Objective,
     Reply,
     Streamed,
     chat_call,
@@ -67,10 +67,8 @@ class Tandem(AbstractContextManager["Tandem"]):
         """Returns when the answer has begun."""
         return TextStream(self._begun(chat_call(model, messages, options, is_streamed=True)))
 
-    def embed(
-        self, inputs: Inputs, *, model: str, dimensions: int | None = None, **objective: Unpack[Objective]
-    ) -> Embeddings:
-        return self._whole(embed_call(model, inputs, dimensions, objective))
+    def embed(self, inputs: Inputs, *, model: str, **options: Unpack[EmbedOptions]) -> Embeddings:
+        return self._whole(embed_call(model, inputs, options))
 
     def close(self) -> None:
         self._http.close()

@@ -3,7 +3,7 @@
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 import httpx
 import numpy as np
@@ -45,6 +45,16 @@ class ChatOptions(Objective, total=False):
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any]
     response_format: Mapping[str, Any]
+    extra: Mapping[str, Any]
+
+
+class EmbedOptions(Objective, total=False):
+    """`truncate_prompt_tokens` of -1 keeps as many as the model takes; `extra` as in ChatOptions."""
+
+    dimensions: int
+    prompt_name: str
+    truncate_prompt_tokens: int
+    truncation_side: Literal["left", "right"]
     extra: Mapping[str, Any]
 
 
@@ -101,11 +111,9 @@ def chat_call(
     return Call("/v1/chat/completions", orjson.dumps(body), _chat_reply)
 
 
-def embed_call(model: str, inputs: Inputs, dimensions: int | None, objective: Objective) -> Call[Embeddings]:
+def embed_call(model: str, inputs: Inputs, options: EmbedOptions) -> Call[Embeddings]:
     given = inputs if isinstance(inputs, str) else list(inputs)
-    body = {"model": model, "input": given, "encoding_format": "base64"} | _with_slo(objective)
-    if dimensions is not None:
-        body["dimensions"] = dimensions
+    body = {"model": model, "input": given} | _with_slo(options) | {"encoding_format": "base64"}
     return Call("/v1/embeddings", orjson.dumps(body), _embeddings)
 
 

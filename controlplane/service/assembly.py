@@ -85,6 +85,7 @@ def assemble(config: Config) -> "Service":
             max_running=model.max_running,
             device=model.device,
             dtype=model.dtype,
+            normalize=model.normalize,
             max_input_tokens=model.max_input_tokens,
             dimensions=model.dimensions,
             threads=model.threads,
@@ -246,13 +247,14 @@ class Service:
         return {Owner.LLM: kv_bytes, Owner.EMBEDDING: self._checked_workspace()}
 
     def _checked_workspace(self) -> int:
-        for embedder in self._embedders.values():
-            if embedder.workspace_bytes > self._workspace_bytes:
-                raise ConfigError(
-                    f"models.embeddings {embedder.model!r}: its largest batch takes "
-                    f"{embedder.workspace_bytes} bytes and quota.embedding gives {self._workspace_bytes}; "
-                    "lower batch_tokens, or raise quota.embedding.nominal or pool.memory"
-                )
+        # Each model has its own process, so their batches are on the device side by side.
+        together = sum(embedder.workspace_bytes for embedder in self._embedders.values())
+        if together > self._workspace_bytes:
+            raise ConfigError(
+                f"models.embeddings {', '.join(self._embedders)}: the largest batches take {together} bytes "
+                f"and quota.embedding gives {self._workspace_bytes}; lower batch_tokens, or raise "
+                "quota.embedding.nominal or pool.memory"
+            )
         return self._workspace_bytes if self._embedders else 0
 
     async def check(self) -> None:

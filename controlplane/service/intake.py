@@ -6,7 +6,15 @@ from itertools import count
 from typing import TypeVar
 
 from controlplane.core.clock import Clock, Instant, milliseconds
-from controlplane.core.ports import ChatPrompt, Embedder, Generator, Refused, Sampling, Vectors
+from controlplane.core.ports import (
+    ChatPrompt,
+    Embedder,
+    Generator,
+    Refused,
+    Sampling,
+    TruncationSide,
+    Vectors,
+)
 from controlplane.core.request import Gist, Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.seen_vectors import SeenVectors
@@ -40,8 +48,20 @@ class GenerateJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """What has more than `tokens` (None: than the model takes) loses the rest at that `side` (None: where
+    the model's tokenizer cuts)."""
+
+    tokens: int | None = None
+    side: TruncationSide | None = None
+
+
+_AS_THE_MODEL = Cut()
+
+
+@dataclass(frozen=True, slots=True)
 class EmbedJob:
-    """`texts` are the inputs as they came, empty if they came as token ids or go behind a prompt."""
+    """`texts` are the inputs as they came, empty unless their vectors are those of the plain texts."""
 
     request: Request
     inputs: Sequence[Sequence[int]]
@@ -130,11 +150,11 @@ class Intake:
         inputs: Sequence[str] | Sequence[Sequence[int]],
         hints: Hints,
         *,
-        truncates: bool = False,
+        cut: Cut | None = None,
         prompt: str | None = None,
     ) -> EmbedJob:
-        """With `truncates` an input that is too long is cut to what the model takes, not refused. `prompt`
-        names what the model puts before texts; token ids are taken as they are."""
+        """Without a `cut` an input that is too long is refused. `prompt` names what the model puts before
+        texts; token ids are taken as they are."""
         arrival = self._clock.now()
         embedder = _named(self._embedders, model, "embeddings", others=self._generators)
         texts = [text for text in inputs if isinstance(text, str)]
@@ -145,10 +165,16 @@ class Intake:
                 "or put the prompt's tokens in",
                 param="prompt_name",
             )
+        limit = None if cut is None else _limit(cut, embedder)
         token_ids = await embedder.tokenize(texts, prompt=prompt) if texts else given
-        if truncates:
-            token_ids = [_cut(ids, embedder.max_input_tokens) for ids in token_ids]
+        if cut is not None and limit is not None:
+            token_ids = [embedder.cut(ids, limit, cut.side) for ids in token_ids]
         for position, ids in enumerate(token_ids):
+            if not ids:
+                raise Refused(
+                    f"input[{position}] has no tokens: {model} sees nothing in it; leave it out",
+                    param="input",
+                )
             if len(ids) > embedder.max_input_tokens:
                 raise Refused(
                     f"input[{position}] has {len(ids):,} tokens; {model} takes at most "
@@ -159,7 +185,8 @@ class Intake:
         draft = _Draft(request_id, caller, hints, arrival)
         tokens = sum(map(len, token_ids))
         request = self._request(draft, Kind.EMBED, model, tokens, 0, len(token_ids))
-        return EmbedJob(request, token_ids, texts if prompt is None else ())
+        is_plain = prompt is None and cut in (None, _AS_THE_MODEL)
+        return EmbedJob(request, token_ids, texts if is_plain else ())
 
     def embedded(self, job: EmbedJob, vectors: Vectors) -> None:
         """A prompt that was embedded is better foretold."""
@@ -251,9 +278,15 @@ class Intake:
         return _named(self._generators, model, "chat and completions", others=self._embedders)
 
 
-def _cut(token_ids: Sequence[int], limit: int) -> Sequence[int]:
-    """The last token ends the text for the model (SEP, EOS), so it stays."""
-    return token_ids if len(token_ids) <= limit else [*token_ids[: limit - 1], token_ids[-1]]
+def _limit(cut: Cut, embedder: Embedder) -> int:
+    most = embedder.max_input_tokens
+    if cut.tokens is not None and cut.tokens > most:
+        raise Refused(
+            f"truncate_prompt_tokens={cut.tokens}: {embedder.model} takes at most {most:,}; lower it, or "
+            "use -1 for that",
+            param="truncate_prompt_tokens",
+        )
+    return most if cut.tokens is None else cut.tokens
 
 
 _Backend = TypeVar("_Backend")

@@ -34,16 +34,33 @@ async def embedder():
     await found.stop()
 
 
-@pytest.mark.engine
-@on_module_loop
-async def test_rows_equal_encode_in_the_order_given(embedder):
+@pytest.fixture(scope="module")
+def reference():
     from sentence_transformers import SentenceTransformer
 
-    texts = ["", "  space before and after  ", *sentences(150)]
-    reference = SentenceTransformer(resolve(MINILM), device="cpu").encode(texts)
+    return SentenceTransformer(resolve(MINILM), device="cpu")
+
+
+@pytest.mark.engine
+@on_module_loop
+async def test_rows_equal_encode_in_the_order_given(embedder, reference):
+    texts = ["", " \n\t ", "  space before and after  ", *sentences(150)]
     found = await embed(embedder, await embedder.tokenize(texts))
     assert found.dtype == np.float32
-    assert np.abs(found - reference).max() < 1e-5
+    assert np.abs(found - reference.encode(texts)).max() < 1e-5
+
+
+@pytest.mark.engine
+@on_module_loop
+@pytest.mark.parametrize("side", ["right", "left"])
+async def test_what_is_cut_equals_encode_under_that_length(embedder, reference, side, monkeypatch):
+    texts, limit = sentences(60), 24
+    whole = await embedder.tokenize(texts)
+    found = await embed(embedder, [embedder.cut(ids, limit, side) for ids in whole])
+    monkeypatch.setattr(reference, "max_seq_length", limit)
+    monkeypatch.setattr(reference.tokenizer, "truncation_side", side)
+    assert sum(len(ids) > limit for ids in whole) > 30
+    assert np.abs(found - reference.encode(texts)).max() < 1e-5
 
 
 @pytest.mark.engine

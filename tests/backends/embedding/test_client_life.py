@@ -137,6 +137,13 @@ async def test_options_reach_the_model():
 
 
 @pytest.mark.engine
+async def test_a_length_that_the_model_lacks_stops_the_start():
+    embedder = WorkerEmbedder(MINILM, dimensions=(64, 512), threads=1)
+    with pytest.raises(BackendDown, match="dimensions=512 is more than the 384 that it has"):
+        await embedder.start()
+
+
+@pytest.mark.engine
 def test_the_worker_ends_when_its_server_is_killed():
     server = """
 import asyncio

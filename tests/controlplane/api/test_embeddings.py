@@ -64,7 +64,13 @@ async def test_forecasts_are_given_the_whole_vector_of_a_prompt_whatever_dimensi
         message = {"role": "user", "content": "hi"}
         await stage.http.post("/v1/chat/completions", json={"model": CHAT_MODEL, "messages": [message]})
         gist = stage.generator.runs[0].request.gist
+        await vectors(stage, input="hi!", truncate_prompt_tokens=1)
+        message = {"role": "user", "content": "hi!"}
+        await stage.http.post("/v1/chat/completions", json={"model": CHAT_MODEL, "messages": [message]})
+        of_the_cut = stage.generator.runs[1].request.gist
     assert len(short) == 4
+    assert of_the_cut is not None
+    assert of_the_cut.vector == b"", "the vector of its first letter is not its own"
     assert gist is not None
     assert np.frombuffer(gist.vector, np.float16).tolist() == np.float16(whole).tolist()
 
@@ -75,8 +81,31 @@ async def test_the_most_inputs_come_back_in_order(stage: Stage):
     assert await vectors(stage, input=inputs) == [alone[number] for _, number in inputs]
 
 
-async def test_truncation_to_the_maximum_is_accepted_and_changes_nothing_that_fits(stage: Stage):
-    assert await vectors(stage, truncate_prompt_tokens=-1) == await vectors(stage)
+@pytest.mark.parametrize(
+    ("given", "fields", "left"),
+    [
+        ("abcdef", {"truncate_prompt_tokens": 3}, "abc"),
+        ("abcdef", {"truncate_prompt_tokens": 3, "truncation_side": "right"}, "abc"),
+        ("abcdef", {"truncate_prompt_tokens": 3, "truncation_side": "left"}, "def"),
+        ("abc", {"truncate_prompt_tokens": 3, "truncation_side": "left"}, "abc"),
+        ([5, 6, 7], {"truncate_prompt_tokens": 2}, [5, 6]),
+        ("x" * 65, {"truncate_prompt_tokens": -1}, "x" * 64),
+        ("x" * 63 + "yz", {"truncate_prompt_tokens": -1, "truncation_side": "left"}, "x" * 62 + "yz"),
+    ],
+)
+async def test_what_is_too_long_is_cut_where_asked(
+    stage: Stage, given: Any, fields: dict[str, Any], left: Any
+):
+    assert await vectors(stage, input=given, **fields) == await vectors(stage, input=left)
+
+
+async def test_usage_counts_what_is_left(stage: Stage):
+    body = embed(input=["abcdef", "ab"], truncate_prompt_tokens=3)
+    assert (await stage.http.post(EMBED, json=body)).json()["usage"]["prompt_tokens"] == 5
+
+
+async def test_a_text_of_white_space_is_a_text(stage: Stage):
+    assert len(await vectors(stage, input=[" \n", "a"])) == 2
 
 
 async def test_a_named_prompt_goes_before_texts_only(stage: Stage):
@@ -89,7 +118,12 @@ async def test_a_named_prompt_goes_before_texts_only(stage: Stage):
 
 
 @pytest.mark.parametrize(
-    ("field", "remedy"), [("input_type", "prompt_name"), ("truncate", "truncate_prompt")]
+    ("field", "remedy"),
+    [
+        ("input_type", "prompt_name"),
+        ("truncate", "truncate_prompt"),
+        ("truncation_direction", "truncation_side"),
+    ],
 )
 async def test_what_other_servers_call_otherwise_is_refused_with_its_name_here(
     stage: Stage, field: str, remedy: str

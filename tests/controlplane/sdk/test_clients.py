@@ -78,6 +78,11 @@ async def test_the_asynchronous_client(stage: Stage, url: str):
         short = await tandem.embed([[1, 2], [3]], model=EMBED_MODEL, dimensions=4, e2e_ms=5000)
         assert short.vectors.shape == (2, 4)
         assert short.usage.prompt_tokens == 3
+        cut = await tandem.embed(
+            "abcdef", model=EMBED_MODEL, truncate_prompt_tokens=2, truncation_side="left", extra={"user": "u"}
+        )
+        whole = await tandem.embed("ef", model=EMBED_MODEL)
+        np.testing.assert_array_equal(cut.vectors, whole.vectors)
 
 
 async def test_a_stream_closed_early_aborts_the_request():

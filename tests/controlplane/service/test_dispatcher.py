@@ -11,7 +11,7 @@ from controlplane.core.memory import Quota
 from controlplane.core.ports import BackendDown, BackendFailed, Refused
 from controlplane.core.request import Owner
 from controlplane.service.answer import Answer
-from controlplane.service.intake import Caller, Hints
+from controlplane.service.intake import Caller, Cut, Hints
 from controlplane.service.ticket import Rejected
 
 
@@ -327,9 +327,11 @@ def test_too_long_an_input_is_cut_only_when_asked(bench):
         intake, limit, text = b.service.intake, b.embedder.max_input_tokens, "x" * 2_000 + "!"
         with pytest.raises(Refused, match=r"2,001 tokens; .* at most 512"):
             await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], Hints())
-        job = await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], Hints(), truncates=True)
-        assert len(job.inputs[0]) == limit
-        assert bytes(job.inputs[0]) == b"x" * (limit - 1) + b"!"
+        job = await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], Hints(), cut=Cut())
+        assert bytes(job.inputs[0]) == b"x" * limit
+        assert job.request.prompt_tokens == limit
+        with pytest.raises(Refused, match=r"input\[1\] has no tokens"):
+            await intake.embeddings("e", Caller("tests"), b.embedder.model, [[5], []], Hints())
 
     bench(scenario)
 
