@@ -62,6 +62,7 @@ class SimulatedEmbedder:
         self.batch_limit: Callable[[], Duration | None] | None = None
         self.prompts: Mapping[str, str] = {}
         self.budget_bytes = batch_tokens * bytes_per_token
+        self.allocator_bytes = 0
         self._device = device
         self._batch_tokens = batch_tokens
         self._bytes_per_token = bytes_per_token

@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
@@ -23,7 +22,7 @@ from backends.embedding.contract import EncoderFacts, EncoderOptions
 from backends.embedding.deliveries import Caller, Deliveries
 from backends.embedding.framing import Computed, Frame, FrameKind, pack_inputs, unpack_inputs
 from backends.embedding.inputs import checked, prompt_text
-from backends.embedding.link import WorkerLink
+from backends.embedding.link import Signs, WorkerLink
 from backends.embedding.time_model import ObservedTime
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
 from controlplane.core.ports import BackendDown, EmbeddingPass, TruncationSide, Vectors
@@ -38,23 +37,13 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
-@dataclass(eq=False, slots=True)
-class _Answers:
-    """Wakes whoever waits for a sign of life."""
-
-    event: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def saw_one(self) -> None:
-        self.event.set()
-        self.event = asyncio.Event()
-
-
 class WorkerEmbedder:
     """The `Embedder` port on sentence-transformers in a process of its own.
 
     `model` is a folder, a hub name or `tandem/minilm`; `batch_tokens` the largest pass in padded
     tokens; `dimensions` the shorter lengths that the model was trained for (Matryoshka);
-    `check_seconds` how long a busy worker may stay silent before `check` calls it down.
+    `check_seconds` how long a busy worker may stay silent before `check` calls it down. One that
+    `returns_memory` keeps none for later passes when its budget falls.
     """
 
     def __init__(
@@ -73,6 +62,7 @@ class WorkerEmbedder:
         yields_cpu: bool = False,
         trust_remote_code: bool = False,
         check_seconds: float = 30.0,
+        returns_memory: bool = False,
     ) -> None:
         self.model = served_name or model
         self.max_running = max_running
@@ -89,11 +79,13 @@ class WorkerEmbedder:
         )
         self._shorter = tuple(sorted(set(dimensions)))
         self._check_seconds = check_seconds
+        self._returns_memory = returns_memory
+        self.allocator_bytes = 0
         self._deliveries = Deliveries()
         self._held: dict[str, Caller] = {}
         self._texts: dict[int, asyncio.Future[bytes]] = {}
         self._text_numbers = count(1)
-        self._answers = _Answers()
+        self._signs = Signs()
         self._facts: EncoderFacts | None = None
         self._tokenizer: Tokenizer | None = None
         self._link: WorkerLink | None = None
@@ -126,7 +118,7 @@ class WorkerEmbedder:
     async def check(self) -> None:
         """Any frame is a sign of life; the worker is asked for one in case it is idle."""
         link = self._up()
-        answered = self._answers.event
+        answered = self._signs.event
         link.send(Frame(FrameKind.PING, 0, b""))
         try:
             await asyncio.wait_for(answered.wait(), self._check_seconds)
@@ -178,12 +170,17 @@ class WorkerEmbedder:
 
     @property
     def budget_bytes(self) -> int:
-        return self._budget().bytes or self.workspace_bytes
+        set_bytes = self._budget().bytes
+        return self.workspace_bytes if set_bytes is None else set_bytes
 
     def set_budget_bytes(self, budget_bytes: int) -> None:
         if budget_bytes < 0:
             raise ValueError(f"budget_bytes={budget_bytes}: bytes are 0 or more")
+        falls = budget_bytes < self.budget_bytes
         self._budget().bytes = budget_bytes
+        if falls and self._returns_memory and self._link is not None and self.ready.is_set():
+            # Behind the passes that were sent under the former budget.
+            self._link.send(Frame(FrameKind.RELEASE, 0, b""))
         self._feed_soon()
 
     def cut(self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
@@ -303,7 +300,7 @@ class WorkerEmbedder:
                 ObservedTime(facts.time),
             )
         )
-        self._link = link
+        self._link, self.allocator_bytes = link, 0
         self.ready.set()
         self._feed_soon()
 
@@ -314,7 +311,7 @@ class WorkerEmbedder:
                 self._take(frame)
             self.ready.clear()
             self._down = f"embedding worker {link.pid} died; another is starting"
-            self._answers.saw_one()
+            self._signs.saw_one()
             _log.error("%s (exit status %d)", self._down, await link.close())
             self._deliveries.worker_died(self._down)
             self._texts_lost()
@@ -371,9 +368,10 @@ class WorkerEmbedder:
         return None if limit is None else to_seconds(limit)
 
     def _take(self, frame: Frame) -> None:
-        self._answers.saw_one()
+        self._signs.saw_one()
         if frame.kind is FrameKind.VECTORS:
             found = Computed.unpack(frame.payload, self.dimension)
+            self.allocator_bytes = found.kept_bytes
             done = self._deliveries.computed(frame.batch, found)
             if done is not None and self.on_pass is not None:
                 self.on_pass(done)

@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from backends.embedding import time_model
 from backends.embedding.contract import EncoderFacts, EncoderOptions
 from backends.embedding.framing import Computed, Ids, Rows
-from backends.embedding.measuring import memory_points, time_points
+from backends.embedding.measuring import memory_points, time_points, trim_heap
 from backends.embedding.memory_model import EmbeddingMemory, fitted, prior
 from backends.embedding.truncation import Truncation
 
@@ -116,7 +116,15 @@ class Encoder:
         rows = self.vectors(lengths, ids)
         elapsed = time.perf_counter_ns() - start
         peak = torch.cuda.max_memory_allocated(self.device) - before if is_cuda else 0
-        return Computed(rows, elapsed, peak)
+        kept = torch.cuda.memory_reserved(self.device) if is_cuda else 0
+        return Computed(rows, elapsed, peak, kept)
+
+    def release(self) -> None:
+        """What the allocator keeps for later passes goes back to the device."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.device.type == "cpu":
+            trim_heap()
 
     def vectors(self, lengths: Ids, ids: Ids) -> Rows:
         """float32 [inputs, dimension]; `ids` holds all inputs one after the other."""

@@ -2,9 +2,10 @@
 
 A frame is a head (kind, batch number, payload bytes; little-endian) and its payload. Token ids travel
 as uint32 behind their lengths, vectors as raw float32 rows behind the nanoseconds and the peak bytes that
-they took (0: not measured), everything else as UTF-8 text or JSON. The worker's first frame is READY or
-LOAD_FAILED. Each BATCH is answered once, by VECTORS, OUT_OF_MEMORY or FAILED; each PING by PONG; each
-TEXTS (a JSON list) by TOKENS, packed like a batch, or empty when a text has no tokens to give.
+they took and the bytes that the allocator keeps (0: not measured), everything else as UTF-8 text or JSON.
+The worker's first frame is READY or LOAD_FAILED. Each BATCH is answered once, by VECTORS, OUT_OF_MEMORY or
+FAILED; each PING by PONG, and so each RELEASE, when what was kept is given back; each TEXTS (a JSON list) by
+TOKENS, packed like a batch, or empty when a text has no tokens to give.
 """
 
 import struct
@@ -19,7 +20,7 @@ Ids = npt.NDArray[np.uint32]
 Rows = npt.NDArray[np.float32]
 
 HEAD = struct.Struct("<BIQ")
-_COST = struct.Struct("<QQ")
+_COST = struct.Struct("<QQQ")
 
 
 class FrameKind(IntEnum):
@@ -33,6 +34,7 @@ class FrameKind(IntEnum):
     PONG = 8
     TEXTS = 9
     TOKENS = 10
+    RELEASE = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,11 @@ class Computed:
     rows: Rows
     elapsed_ns: int
     peak_bytes: int
+    kept_bytes: int = 0
 
     def pack(self) -> bytes:
-        return _COST.pack(self.elapsed_ns, self.peak_bytes) + self.rows.astype("<f4", copy=False).tobytes()
+        cost = _COST.pack(self.elapsed_ns, self.peak_bytes, self.kept_bytes)
+        return cost + self.rows.astype("<f4", copy=False).tobytes()
 
     @classmethod
     def unpack(cls, payload: bytes, dimension: int) -> "Computed":

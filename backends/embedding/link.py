@@ -8,11 +8,23 @@ import asyncio
 import os
 import socket
 import sys
+from dataclasses import dataclass, field
 
 from backends.embedding.contract import EncoderOptions
 from backends.embedding.framing import HEAD, Frame, unpack_head
 
 _GRACE_SECONDS = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class Signs:
+    """Wakes whoever waits for a sign of life."""
+
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def saw_one(self) -> None:
+        self.event.set()
+        self.event = asyncio.Event()
 
 
 class WorkerLink:

@@ -74,11 +74,17 @@ def _cuda_peak_bytes(compute: Compute, device: torch.device, inputs: int, length
 
 def _resident_peak_bytes(compute: Compute, device: torch.device, inputs: int, length: int) -> int:
     # What earlier passes freed would be used again without growing anything: give it back first.
-    ctypes.CDLL(None).malloc_trim(0)
+    trim_heap()
     _reset_resident_peak()
     before = _status_bytes("VmRSS")
     compute(inputs, length)
     return max(0, _status_bytes("VmHWM") - before)
+
+
+def trim_heap() -> None:
+    """Gives what was freed back to the system, where its C library can."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def _reset_resident_peak() -> bool:

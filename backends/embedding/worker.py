@@ -82,7 +82,9 @@ def _answer(encoder: "Encoder", frame: Frame) -> tuple[Frame, bool]:
     the tensors of the pass that failed, in the way of the smaller ones after it."""
     from backends.embedding.encoder import is_out_of_memory
 
-    if frame.kind is FrameKind.PING:
+    if frame.kind is FrameKind.RELEASE:
+        encoder.release()
+    if frame.kind in (FrameKind.PING, FrameKind.RELEASE):
         return Frame(FrameKind.PONG, frame.batch, b""), True
     try:
         lengths, ids = unpack_inputs(frame.payload)

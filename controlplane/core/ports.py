@@ -256,6 +256,8 @@ class Embedder(Protocol):
     max_running: int
     on_pass: Callable[[EmbeddingPass], None] | None
     batch_limit: Callable[[], Duration | None] | None
+    allocator_bytes: int
+    """Device bytes that its allocator had reserved after the last pass; 0 where nobody knows."""
 
     @property
     def is_computing(self) -> bool:

@@ -91,6 +91,7 @@ def assemble(config: Config) -> "Service":
             threads=model.threads,
             yields_cpu=model.yields_cpu if model.yields_cpu is not None else chat is not None,
             trust_remote_code=model.trust_remote_code,
+            returns_memory=config.pool.device_memory == "kvcached",
         )
         for model in config.models.embeddings
     ]
@@ -165,6 +166,7 @@ class Service:
             await self._learning.start()
         if self._make_monitor is not None:
             self.monitor = self._make_monitor(self._withhold)
+            self.monitor.allocated = lambda: sum(e.allocator_bytes for e in self._embedders.values())
             self.monitor.start(self.config.pool.monitor_ms / 1_000)
         self._is_started = True
 

@@ -18,12 +18,14 @@ _LETTING_GO = 1 / 16
 @dataclass(eq=False, slots=True)
 class MemoryMonitor:
     """`granted` says what may be held on top of the base; `withhold` is told of every change. `bound` is the
-    disagreement, and the least free memory, that is still tolerated."""
+    disagreement, and the least free memory, that is still tolerated. `allocated` is what the embedding
+    engines' allocators say that they have reserved."""
 
     probe: DeviceProbe
     granted: Callable[[], int]
     withhold: Callable[[int], None]
     bound: int
+    allocated: Callable[[], int] = lambda: 0
     last: DeviceReading | None = field(init=False, default=None)
     least_free: int | None = field(init=False, default=None)
     most_ours: int = field(init=False, default=0)
@@ -64,6 +66,7 @@ class MemoryMonitor:
             "most_ours": self.most_ours,
             "disagreement": self.disagreement,
             "withheld": self.withheld,
+            "allocator": self.allocated(),
             "alerts": self.alerts,
         }
 

@@ -59,6 +59,10 @@ def scheduling_of(embedder: WorkerEmbedder) -> set[int]:
     return {os.sched_getscheduler(int(thread.name)) for thread in threads}
 
 
+def resident_bytes(embedder: WorkerEmbedder) -> int:
+    return int(Path(f"/proc/{embedder.worker_pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 @contextlib.contextmanager
 def address_space_limited(embedder: WorkerEmbedder, *, spare_bytes: int):
     """Lets the worker of now have `spare_bytes` more than it has."""

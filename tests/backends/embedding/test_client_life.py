@@ -16,9 +16,11 @@ from controlplane.core.ports import BackendDown, BackendFailed, Refused
 from tests.backends.embedding.real_worker import (
     BOUND_SECONDS,
     BUDGET,
+    CAN_MEASURE,
     address_space_limited,
     embed,
     heavy_inputs,
+    resident_bytes,
     scheduling_of,
     sentences,
     until_gone,
@@ -46,6 +48,20 @@ async def test_out_of_memory_halves_the_batch_and_fails_only_what_never_fits(cap
     await asyncio.wait_for(embedder.ready.wait(), BOUND_SECONDS)
     assert (await embed(embedder, heavy_inputs(1))).shape == (1, 384)
     await embedder.stop()
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(not CAN_MEASURE, reason="resident memory is read from /proc")
+async def test_a_worker_that_returns_memory_does_so_when_its_budget_falls():
+    embedder = WorkerEmbedder(MINILM, batch_tokens=BUDGET, threads=1, returns_memory=True)
+    await embedder.start()
+    await embed(embedder, heavy_inputs(32))
+    before = resident_bytes(embedder)
+    embedder.set_budget_bytes(embedder.budget_bytes // 2)
+    await embedder.check()
+    after = resident_bytes(embedder)
+    await embedder.stop()
+    assert after < before - 2**20
 
 
 @pytest.mark.engine

@@ -25,9 +25,9 @@ def test_inputs_survive_the_wire(inputs):
 
 def test_rows_survive_the_wire():
     rows = np.array([[1.5, -2.0], [0.0, 3e-8]], dtype=np.float32)
-    found = Computed.unpack(Computed(rows, 5, 7).pack(), 2)
+    found = Computed.unpack(Computed(rows, 5, 7, 9).pack(), 2)
     assert (found.rows == rows).all()
-    assert (found.elapsed_ns, found.peak_bytes) == (5, 7)
+    assert (found.elapsed_ns, found.peak_bytes, found.kept_bytes) == (5, 7, 9)
 
 
 def test_head_names_kind_batch_and_size():

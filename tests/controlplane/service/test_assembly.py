@@ -32,7 +32,7 @@ def test_the_largest_batches_of_all_embedding_models_fit_side_by_side():
 
 
 def test_all_that_the_embedding_engine_can_do_is_the_operators_to_set():
-    ours = {"self", "served_name", "check_seconds"}
+    ours = {"self", "served_name", "check_seconds", "returns_memory"}
     assert {one.name for one in fields(EmbeddingModel)} - {"name"} == {
         *signature(WorkerEmbedder).parameters
     } - ours

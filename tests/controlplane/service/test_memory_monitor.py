@@ -85,9 +85,10 @@ def test_it_samples_as_often_as_asked_until_stopped():
 
 
 def test_a_reading_of_the_real_host_shows():
-    monitor = MemoryMonitor(HostProbe(), lambda: 2**30, lambda _: None, 2**20)
+    monitor = MemoryMonitor(HostProbe(), lambda: 2**30, lambda _: None, 2**20, lambda: 7)
     monitor.sample()
     shown = monitor.shown()
     monitor.stop()
     assert shown["total"] >= shown["free"] > 0 < shown["ours"] == shown["most_ours"]
     assert shown["disagreement"] == shown["alerts"] == 0
+    assert shown["allocator"] == 7
