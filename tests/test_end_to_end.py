@@ -72,9 +72,13 @@ def test_embeddings_are_those_of_the_model(client):
 
     from backends.embedding.bundled import MINILM, resolve
 
+    model = SentenceTransformer(resolve(MINILM), device="cpu")
     answer = client.embeddings.create(model="minilm", input=TEXTS)
-    expected = SentenceTransformer(resolve(MINILM), device="cpu").encode(TEXTS)
-    assert np.allclose([row.embedding for row in answer.data], expected, atol=1e-5)
+    assert np.allclose([row.embedding for row in answer.data], model.encode(TEXTS), atol=1e-5)
+    model.max_seq_length = 6
+    cut = client.embeddings.create(model="minilm", input=TEXTS, extra_body={"truncate_prompt_tokens": 6})
+    assert np.allclose([row.embedding for row in cut.data], model.encode(TEXTS), atol=1e-5)
+    assert cut.usage.prompt_tokens == 12
 
 
 def test_the_decision_is_told(url):
