@@ -101,7 +101,7 @@ async def test_the_longest_input_is_computed_and_a_longer_one_refused(embedder):
     ("inputs", "told"),
     [
         ([], "input is empty"),
-        ([[101], []], "input 1 has 0 tokens"),
+        ([[101], []], "input 1 has no tokens"),
         ([[-1]], "token id -1"),
         ([[5, 30_522]], "token id 30522"),
     ],
