@@ -48,3 +48,21 @@ def test_what_saves_time_costs_nothing():
     found = _observed(HiddenCost(MEASURED), HiddenPrice(-5e-7))
     assert found.token == 0.0
     assert min(found.request, found.step) >= 0.0
+
+
+def test_a_stall_moves_little():
+    cost = HiddenCost(MEASURED)
+    before = _observed(cost, HiddenPrice(0.0, 5e-5, 3e-3))
+    cost.observe(tokens=10_000, requests=50, hidden_tokens=10_000, hidden_requests=50, seconds=5.0)
+    moved = [
+        abs(getattr(cost.price, name) - getattr(before, name)) * many
+        for name, many in (("token", 10_000), ("request", 50), ("step", 1))
+    ]
+    assert sum(moved) < 1e-3
+
+
+def test_a_lasting_change_is_still_learned():
+    cost = HiddenCost(MEASURED)
+    _observed(cost, HiddenPrice(0.0, 0.0, 3e-3))
+    found = _observed(cost, HiddenPrice(0.0, 0.0, 3e-2))
+    assert found.step == pytest.approx(3e-2, rel=0.3)

@@ -22,7 +22,7 @@ from backends.vllm import control
 from backends.vllm.hybrid.cache import HybridCache
 from backends.vllm.hybrid.forms import StepForms
 from backends.vllm.scheduler import AsyncTandemScheduler, TandemScheduler
-from controlplane.core.clock import Instant
+from controlplane.core.clock import Duration, Instant
 from controlplane.core.view import HiddenPrice
 from controlplane.policy.catalogue import chosen
 from controlplane.policy.engine_step import EngineView
@@ -106,14 +106,13 @@ class HybridScheduling(_Base):
         else:
             measured = HiddenPrice(*price)
         self.hidden_cost = HiddenCost(measured)
-        self._decoded: tuple[int, int, int, int, int] | None = None
+        self._leaving: Mapping[str, int] = {}
+        self._decoded: Mapping[str, int] | None = None
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        now = Instant(self.clock())
-        self._learn(now)
-        leaving = self._choose(now)
         output = super().schedule(*args, **kwargs)
         held, hidden, scheduled = self._held, self.hybrid_cache.hidden, output.num_scheduled_tokens
+        leaving = self._leaving
         for name in leaving.keys() - scheduled.keys():
             # Who was passed over took no blocks, so it stays what it was.
             if held.get(name):
@@ -127,8 +126,13 @@ class HybridScheduling(_Base):
                 if name in scheduled
             },
         )
-        self._remember(now, output)
+        self._decoded = self._only_decoded(output)
         return output
+
+    def _plan(self, now: Instant) -> None:
+        # Behind the wait for embeddings: who came meanwhile may start in this step.
+        self._leaving = self._choose(now)
+        super()._plan(now)
 
     @property
     def _held(self) -> Mapping[str, Sequence[Any]]:
@@ -158,26 +162,26 @@ class HybridScheduling(_Base):
 
     # --- what hidden states cost ---------------------------------------------------------------
 
-    def _remember(self, now: Instant, output: Any) -> None:
-        """A step that only decodes says what its cells cost."""
+    def _only_decoded(self, output: Any) -> Mapping[str, int] | None:
+        """What a step's cells and requests were, if it did nothing but decode."""
         scheduled = output.num_scheduled_tokens
-        if not scheduled or output.total_num_scheduled_tokens != len(scheduled):
-            self._decoded = None
-            return
+        is_mixed = output.total_num_scheduled_tokens != len(scheduled)
+        if not scheduled or is_mixed or output.cache_forms.converted:
+            return None
         tokens = {name: self.requests[name].num_computed_tokens for name in scheduled}
         on_hidden = [tokens[name] for name in scheduled if name in self.hybrid_cache.hidden]
-        self._decoded = (now, sum(tokens.values()), len(tokens), sum(on_hidden), len(on_hidden))
+        return {
+            "tokens": sum(tokens.values()),
+            "requests": len(tokens),
+            "hidden_tokens": sum(on_hidden),
+            "hidden_requests": len(on_hidden),
+        }
 
-    def _learn(self, now: Instant) -> None:
-        if self._decoded is not None:
-            before, tokens, requests, hidden_tokens, hidden_requests = self._decoded
-            self.hidden_cost.observe(
-                tokens=tokens,
-                requests=requests,
-                hidden_tokens=hidden_tokens,
-                hidden_requests=hidden_requests,
-                seconds=(now - before) / 1e9,
-            )
+    def _observe_step(self, now: Instant, waited: Duration, *, is_alone: bool) -> None:
+        if is_alone and self.running and self._decoded is not None and self._last_step is not None:
+            took = now - self._last_step[0] - waited
+            self.hidden_cost.observe(**self._decoded, seconds=took / 1e9)
+        super()._observe_step(now, waited, is_alone=is_alone)
 
 
 class HybridScheduler(HybridScheduling, TandemScheduler):

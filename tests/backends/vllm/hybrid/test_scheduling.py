@@ -1,12 +1,17 @@
 """The greedy inside vLLM's real scheduler, without a model; and the whole engine with one."""
 
+from queue import Queue
+
 import pytest
 
-from backends.vllm.board import named_board
+from backends.vllm.board import Board, named_board
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.stepped import HiddenStates, Setup, SteppedEngine
 from controlplane.core.ports import Sampling
+from controlplane.core.view import HiddenPrice
 from controlplane.policy.engine_options import EngineOptions
+from controlplane.policy.forms import FormChoice
+from predictors.hidden_cost import HiddenCost
 from tests.engines import complete, running_vllm, tokens_of
 
 pytestmark = pytest.mark.engine
@@ -48,6 +53,68 @@ def test_short_memory_serves_twice_as_many_at_a_time(stepped):
 
 def test_ample_memory_keeps_everybody_on_keys_and_values(stepped):
     assert _run(stepped, FREE, requests=2) == (2, 2, False)
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """Embeddings want the device."""
+    board = Board.create(tmp_path / "board")
+    board.is_shared = True
+    return board
+
+
+def test_a_newcomer_that_ended_a_wait_keeps_hidden_states_too(stepped, shared):
+    scheduler = stepped.restart(tandem={}, hidden=HiddenStates(0.0, 0.0, 0.0, forms="on"))
+    stepped.add("first", 20, 60, extra={"tandem": {"ttft_ms": 60_000, "tpot_ms": 60_000}})
+    for _ in range(3):
+        stepped.step()
+    scheduler._board = shared
+    arriving = Queue()
+    arriving.put("newcomer")
+    scheduler.inputs = arriving
+    scheduler.take_in = lambda: stepped.add(arriving.get_nowait(), 20, 60, extra={})
+    stepped.step()
+    assert scheduler.hybrid_cache.hidden == {"first", "newcomer"}
+
+
+MEASURED = HiddenPrice(5e-6, 1e-4, 2e-3)
+
+
+def _learned(engine, *, board=None, forms=None, restoring=0.0):
+    """What hidden states are thought to cost after three answers on them."""
+    told = HiddenStates(MEASURED.token, MEASURED.request, MEASURED.step, restoring, forms="on")
+    scheduler = engine.restart(tandem={"ordering": "fcfs"}, hidden=told)
+    scheduler._board, scheduler.forms = board, forms or scheduler.forms
+    for number in range(3):
+        engine.add(f"r{number}", 100, 20 + 10 * number, extra={})
+    while scheduler.requests:
+        engine.step()
+    return scheduler.hidden_cost.price
+
+
+def test_steps_beside_embeddings_teach_nothing_of_hidden_states(stepped, shared):
+    assert _learned(stepped, board=shared) == HiddenCost(MEASURED).price
+    assert _learned(stepped) != HiddenCost(MEASURED).price
+
+
+class _LeaveOnce:
+    """One leaves as soon as all three decode."""
+
+    left = False
+
+    def choose(self, view, waiting, hidden, price):
+        if self.left or len(hidden) < 3:
+            return FormChoice(hidden=frozenset(progress.request.id for progress in waiting))
+        self.left = True
+        return FormChoice(leaving=frozenset({"r1"}))
+
+
+def test_a_step_that_rewrites_a_request_teaches_nothing_of_those_that_decode(stepped):
+    forms = _LeaveOnce()
+    # 101 tokens to restore: 10 seconds.
+    slow = _learned(stepped, forms=forms, restoring=0.1)
+    assert forms.left
+    assert slow == _learned(stepped, forms=_LeaveOnce(), restoring=0.0)
 
 
 @pytest.mark.asyncio(loop_scope="function")
