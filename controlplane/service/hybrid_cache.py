@@ -29,6 +29,7 @@ def hybrid_setup(config: Config, facts: Facts) -> HybridSetup | None:
     reason = _refusal(config, facts)
     if reason is None:
         architecture = facts(chat.model).config["architectures"][0]
+        log.info("%s: requests may keep hidden states; prefix caching is off, as they cannot be shared", said)
         return HybridSetup(architecture, chat.hybrid_cache)
     if chat.hybrid_cache == "on":
         raise ConfigError(f"{said}: {reason}; choose auto or off")

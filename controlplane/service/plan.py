@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backends.vllm.hybrid.support import refusal, scratch_bytes
 from controlplane.config import Config, ConfigError
 from controlplane.core.geometry import KvGeometry, kv_geometry
 
@@ -81,7 +82,7 @@ def memory_plan(
     max_model_tokens = 0
     if geometry is not None and chat is not None and chat_facts is not None:
         kv = kv // geometry.bytes_per_block * geometry.bytes_per_block
-        max_model_tokens = int(chat.engine.get("max_model_len") or chat_facts.context_tokens)
+        max_model_tokens = _max_model_tokens(chat.engine, chat_facts)
         if geometry.bytes(max_model_tokens) > kv:
             raise ConfigError(
                 f"models.chat.engine.max_model_len={max_model_tokens}: one such request takes "
@@ -113,18 +114,28 @@ def _layers(facts: ModelFacts) -> int:
     return int(text.get("num_hidden_layers") or text.get("n_layer") or 0)
 
 
+def _max_model_tokens(engine: Mapping[str, Any], facts: ModelFacts) -> int:
+    return int(engine.get("max_model_len") or facts.context_tokens)
+
+
 def _activation_bytes(config: Config, facts: ModelFacts | None) -> int:
-    """Peak of one full prefill: hidden states, the MLP's two halves and fp32 logits of every sequence."""
+    """Peak of one full prefill: hidden states, the MLP's two halves and fp32 logits of every sequence. Where
+    requests may decode from hidden states, a layer may need more for that than its MLP does after it."""
     if config.pool.activation != "auto":
         return config.pool.activation
     if facts is None or config.models.chat is None:
         return 0
-    engine, text = config.models.chat.engine, facts.config.get("text_config") or facts.config
+    chat, text = config.models.chat, facts.config.get("text_config") or facts.config
+    engine = chat.engine
     hidden = int(text.get("hidden_size") or text.get("n_embd") or 0)
     inner = int(text.get("intermediate_size") or text.get("ffn_dim") or 4 * hidden)
     tokens = int(engine.get("max_num_batched_tokens") or 8_192)
     sequences = int(engine.get("max_num_seqs") or 256)
-    return 2 * tokens * (4 * hidden + 2 * inner) + 4 * sequences * int(text.get("vocab_size") or 0)
+    largest = 2 * tokens * 2 * inner
+    if chat.hybrid_cache != "off" and refusal(facts.config, engine) is None:
+        longest = _max_model_tokens(engine, facts)
+        largest = max(largest, scratch_bytes(facts.config, requests=sequences, tokens=longest))
+    return 2 * tokens * 4 * hidden + largest + 4 * sequences * int(text.get("vocab_size") or 0)
 
 
 def described(plan: MemoryPlan) -> str:

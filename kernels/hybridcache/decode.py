@@ -77,7 +77,7 @@ def _attended(
 ) -> torch.Tensor:
     """From scores to answers `[requests, heads, head_dim]`: weights sum to one, so the bias is added once."""
     # A request of no tokens has only scores of minus infinity.
-    weights = torch.softmax(scores, -1).nan_to_num(0.0).to(hidden.dtype)
+    weights = torch.softmax(scores, -1).nan_to_num_(0.0).to(hidden.dtype)
     mixed = ops.mix_rows(weights, hidden, held)
     heads = scores.shape[1]
     value_weight = projection.value_weight.view(heads, head_dim, -1)

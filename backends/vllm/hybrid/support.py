@@ -11,18 +11,27 @@ PREFIX = "TandemHybrid"
 
 ARCHITECTURES = ("OPTForCausalLM", "LlamaForCausalLM")
 
-# What must stay at one, or unset, and why it does not go together with hidden states.
+# What must stay at one, unset, or at its default, and why it does not go together with hidden states.
 _ONE = {
     "tensor_parallel_size": "every rank would keep whole hidden states, but only its part of the heads",
     "pipeline_parallel_size": "the forms of a step reach one worker",
     "data_parallel_size": "each engine would need a scheduler of its own",
     "decode_context_parallel_size": "a request's blocks would lie on several devices",
+    "prefill_context_parallel_size": "a prompt's rows would lie on several devices",
 }
 _UNSET = {
     "enable_lora": "an adapter changes the projections that restore keys and values",
     "speculative_config": "a draft's tokens have no hidden states of the target model",
     "kv_transfer_config": "other engines expect keys and values",
+    "kv_offloading_size": "what comes back would be taken for keys and values",
     "quantization": "the projections must be plain matrices",
+    "enable_dbo": "each half of a batch would be sorted as if it were the whole",
+    "enable_prefix_caching": "a block of hidden states cannot be shared as keys and values",
+}
+_DEFAULT = {
+    "kv_cache_dtype": (("auto",), "hidden states are kept in the model's own type"),
+    "model_impl": (("auto", "vllm"), "only vLLM's own models show attention its input"),
+    "worker_cls": (("auto",), "the worker that hears who keeps hidden states takes its place"),
 }
 
 
@@ -49,10 +58,10 @@ def refusal(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | No
             return f"{name}={given[name]}: {_ONE[name]}"
     for name in sorted(_UNSET.keys() & given.keys()):
         return f"{name}={given[name]}: {_UNSET[name]}"
-    if arguments.get("kv_cache_dtype", "auto") != "auto":
-        return f"kv_cache_dtype={arguments['kv_cache_dtype']}: hidden states are kept in the model's own type"
-    if arguments.get("enable_prefix_caching"):
-        return "enable_prefix_caching=True: a block of hidden states cannot be shared as keys and values"
+    for name in sorted(_DEFAULT.keys() & given.keys()):
+        allowed, reason = _DEFAULT[name]
+        if given[name] not in allowed:
+            return f"{name}={given[name]}: {reason}"
     return None
 
 
@@ -67,6 +76,13 @@ def _kv_heads(config: Mapping[str, Any]) -> int:
     return int(config.get("num_key_value_heads") or config["num_attention_heads"])
 
 
+def scratch_bytes(config: Mapping[str, Any], *, requests: int, tokens: int) -> int:
+    """What a layer takes besides while so many requests of so many tokens decode from hidden states, in 16
+    bits: scores and weights of each head and token, absorbed queries and sums of each head."""
+    per_head = tokens * (4 + 4 + 2) + 2 * config["hidden_size"] * 2
+    return int(requests * config["num_attention_heads"] * per_head)
+
+
 @dataclass(frozen=True, slots=True)
 class HybridSetup:
     """`forms` as in `scheduling.FORMS`."""
@@ -76,8 +92,8 @@ class HybridSetup:
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The engine arguments that put the hybrid cache into the engine."""
-        additional = {**given.get("additional_config", {}), "tandem_hybrid": {"forms": self.forms}}
-        overrides = {**given.get("hf_overrides", {}), "architectures": [PREFIX + self.architecture]}
+        additional = {**(given.get("additional_config") or {}), "tandem_hybrid": {"forms": self.forms}}
+        overrides = {**(given.get("hf_overrides") or {}), "architectures": [PREFIX + self.architecture]}
         return {
             **given,
             "hf_overrides": overrides,

@@ -1,6 +1,6 @@
 import pytest
 
-from backends.vllm.hybrid.support import memory_ratio, refusal
+from backends.vllm.hybrid.support import memory_ratio, refusal, scratch_bytes
 
 OPT = {"architectures": ["OPTForCausalLM"], "hidden_size": 5120, "num_attention_heads": 40}
 LLAMA_2 = {
@@ -12,7 +12,8 @@ LLAMA_3 = LLAMA_2 | {"num_key_value_heads": 8}
 
 @pytest.mark.parametrize("config", [OPT, LLAMA_2])
 def test_heads_of_their_own_are_served_at_half_the_memory(config):
-    assert refusal(config, {"tensor_parallel_size": 1, "block_size": 16}) is None
+    harmless = {"tensor_parallel_size": 1, "block_size": 16, "kv_cache_dtype": "auto", "model_impl": "vllm"}
+    assert refusal(config, harmless) is None
     assert memory_ratio(config) == 0.5
 
 
@@ -27,9 +28,17 @@ def test_heads_of_their_own_are_served_at_half_the_memory(config):
         (OPT, {"tensor_parallel_size": 2}, "tensor_parallel_size=2: every rank"),
         (OPT, {"enable_prefix_caching": True}, "enable_prefix_caching=True: .* cannot be shared"),
         (OPT, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype=fp8"),
+        (OPT, {"model_impl": "transformers"}, "model_impl=transformers: only vLLM's own"),
+        (OPT, {"worker_cls": "my.Worker"}, "worker_cls=my.Worker: .* takes its place"),
+        (OPT, {"kv_offloading_size": 4.0}, "kv_offloading_size=4.0"),
         (OPT, {"enable_lora": True}, "enable_lora=True"),
     ],
 )
 def test_the_reason_is_named(config, arguments, reason):
     with pytest.raises(ValueError, match=reason):
         raise ValueError(refusal(config, arguments))
+
+
+def test_what_decoding_takes_besides():
+    """By hand, for OPT-13B: of 256 requests of 2,048 tokens 10 bytes a head and token, 20 KiB a head."""
+    assert scratch_bytes(OPT, requests=256, tokens=2_048) == 256 * 40 * (2_048 * 10 + 20 * 1_024)
