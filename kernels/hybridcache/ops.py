@@ -16,6 +16,7 @@ def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) 
     """Write row t of `[tokens, hidden_size]` to slot `slots[t]` of `hidden` `[blocks, rows, hidden_size]`;
     a negative slot drops the row. Raises ValueError."""
     _check_hidden(hidden)
+    _check_numbers("slots", slots, len(rows), hidden)
     _expect("rows", rows, (len(slots), hidden.shape[2]), hidden)
     _implementation(hidden).scatter_rows(rows, slots, hidden)
 
@@ -23,6 +24,7 @@ def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) 
 def gather_rows(hidden: torch.Tensor, held: Held, starts: torch.Tensor, out: torch.Tensor) -> None:
     """The rows of request r to `out[starts[r] : starts[r] + lengths[r]]`. Raises ValueError."""
     _check_held(hidden, held)
+    _check_numbers("starts", starts, len(held.lengths), hidden)
     _expect("out", out, (out.shape[0], hidden.shape[2]), hidden)
     _expect_stride("out", out, 0, hidden.shape[2])
     _implementation(hidden).gather_rows(hidden, held, starts, out)
@@ -43,7 +45,7 @@ def restore(
     _check_projection(projection, rotary, hidden, keys.shape[2] * keys.shape[3], keys.shape[3], held)
     _check_cache("keys", keys, keys, hidden)
     _check_cache("values", values, keys, hidden)
-    _check_tables("tables", tables, held, keys.shape[1])
+    _check_tables("tables", tables, held, keys.shape[1], hidden)
     _implementation(hidden).restore(hidden, held, projection, rotary, keys, values, tables)
 
 
@@ -53,7 +55,7 @@ def paged_decode(
     """Attention of one query a request, `[requests, heads, head_dim]`. Raises ValueError."""
     _check_cache("keys", keys, keys, query)
     _check_cache("values", values, keys, query)
-    _check_tables("held.tables", held.tables, held, keys.shape[1])
+    _check_tables("held.tables", held.tables, held, keys.shape[1], query)
     _check_query(query, (len(held.lengths), *keys.shape[2:]), keys)
     answer: torch.Tensor = _implementation(query).paged_decode(query, keys, values, held, scale)
     return answer
@@ -134,10 +136,20 @@ def _check_hidden(hidden: torch.Tensor) -> None:
 
 def _check_held(hidden: torch.Tensor, held: Held) -> None:
     _check_hidden(hidden)
-    _check_tables("held.tables", held.tables, held, hidden.shape[1])
+    _check_tables("held.tables", held.tables, held, hidden.shape[1], hidden)
 
 
-def _check_tables(name: str, tables: torch.Tensor, held: Held, block_tokens: int) -> None:
+def _check_numbers(name: str, numbers: torch.Tensor, count: int, like: torch.Tensor) -> None:
+    whole = numbers.dtype in (torch.int32, torch.int64)
+    if numbers.shape != (count,) or not whole or numbers.device != like.device:
+        raise ValueError(
+            f"{name}: {tuple(numbers.shape)} of {numbers.dtype} on {numbers.device}, expected ({count},) of "
+            f"int32 or int64 on {like.device}; reshape, convert or move it"
+        )
+    _expect_stride(name, numbers, 0, 1)
+
+
+def _check_tables(name: str, tables: torch.Tensor, held: Held, block_tokens: int, like: torch.Tensor) -> None:
     if tables.dtype != torch.int32 or held.lengths.dtype != torch.int32:
         raise ValueError(f"{name} of {tables.dtype}, lengths of {held.lengths.dtype}: both must be int32")
     if tables.dim() != 2 or len(tables) != len(held.lengths):
@@ -149,7 +161,10 @@ def _check_tables(name: str, tables: torch.Tensor, held: Held, block_tokens: int
             f"{name} {tuple(tables.shape)}: blocks of {block_tokens} tokens cannot hold "
             f"longest={held.longest}; widen the table"
         )
+    if tables.device != like.device:
+        raise ValueError(f"{name} on {tables.device}, expected {like.device}; move it")
     _expect_stride(name, tables, 1, 1)
+    _check_numbers("held.lengths", held.lengths, len(tables), like)
 
 
 def _check_cache(name: str, cache: torch.Tensor, keys: torch.Tensor, like: torch.Tensor) -> None:
@@ -184,5 +199,8 @@ def _check_projection(
             f"[at least {held.longest} positions, at most {head_dim // 2}]"
         )
     for name, part in (("cos", rotary.cos), ("sin", rotary.sin)):
-        if part.dtype != torch.float32 or not part.is_contiguous():
-            raise ValueError(f"rotary.{name} of {part.dtype}: must be contiguous float32")
+        if part.dtype != torch.float32 or not part.is_contiguous() or part.device != hidden.device:
+            raise ValueError(
+                f"rotary.{name} of {part.dtype} on {part.device}: must be contiguous float32 on "
+                f"{hidden.device}"
+            )

@@ -47,3 +47,20 @@ def test_a_transposed_weight_is_refused(case):
     turned = case.projection._replace(key_weight=case.projection.key_weight.T.contiguous().T)
     with pytest.raises(ValueError, match=r"key_weight: stride 128 in dimension 1, expected 1"):
         ops.rotated_scores(case.query, case.hidden, case.held, turned, case.rotary, case.scale)
+
+
+def test_slots_that_skip_or_lie_elsewhere_are_refused(case):
+    rows = torch.zeros(2, 128)
+    for slots in (torch.tensor([0, 1, 2, 3])[::2], torch.zeros(2), torch.tensor([0, 1], device="meta")):
+        with pytest.raises(ValueError, match=r"slots: "):
+            ops.scatter_rows(rows, slots, case.hidden)
+
+
+def test_what_lies_on_another_device_is_refused(case):
+    """A kernel would follow its address."""
+    away = replace(case.held, lengths=case.held.lengths.to("meta"))
+    with pytest.raises(ValueError, match=r"held.lengths: .* on meta, expected .* on cpu"):
+        ops.hidden_scores(torch.zeros(2, 4, 128), case.hidden, away)
+    angles = Rotary(case.rotary.cos, case.rotary.sin.to("meta"))
+    with pytest.raises(ValueError, match=r"rotary.sin of torch.float32 on meta: .* on cpu"):
+        ops.rotated_scores(case.query, case.hidden, case.held, case.projection, angles, case.scale)
