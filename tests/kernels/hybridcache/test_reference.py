@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hybridcache import decode, ops
-from hybridcache.layout import BlockLayout, Held, NotWorthwhileError
+from hybridcache.layout import BlockLayout, Held, NotWorthwhileError, Projection
 
 from tests.kernels.hybridcache.cases import a_case
 
@@ -31,6 +33,21 @@ def test_absorbing_decodes_as_plain_attention(bias):
     found = decode.absorbed(case.query, case.hidden, case.held, case.projection, case.scale)
     for own, (_, _, expected) in zip(found, case.plain(), strict=True):
         torch.testing.assert_close(own, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_absorbing_in_16_bits_errs_no_more_than_keys_and_values_do(dtype):
+    case = a_case([300, 500], heads=8, head_dim=64, dtype=dtype)
+    exact = replace(
+        case,
+        rows=[rows.float() for rows in case.rows],
+        projection=Projection(*(part.float() for part in case.projection)),
+        query=case.query.float(),
+    )
+    truth, plain = (torch.stack([found for *_, found in one.plain()]) for one in (exact, case))
+    absorbed = decode.absorbed(case.query, case.hidden, case.held, case.projection, case.scale)
+    errors = [(found.to(dtype).float() - truth).square().mean().sqrt() for found in (absorbed, plain)]
+    assert 0 < errors[0] <= 1.5 * errors[1]
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

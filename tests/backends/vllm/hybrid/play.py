@@ -2,6 +2,7 @@
 
     python play.py MODEL SCHEDULES [compiled]
 
+Answers are compared token by token and, on the runner that vLLM uses on CPUs, by all logits of each token.
 With TRITON_INTERPRET=1 on a CPU it plays on the runner that vLLM uses on GPUs, with kernels in Triton.
 
 A process of its own, because vLLM keeps global state and binds threads. `test_outputs` reads the result.
@@ -24,6 +25,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     triton.backends.backends["cpu"] = SimpleNamespace(driver=active, compiler=None)
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
 
+import numpy as np
+
 from backends.tiny import resolve
 from backends.vllm.hybrid.support import HybridSetup
 from controlplane.policy.forms import FormChoice
@@ -39,6 +42,9 @@ COMMON = {
     "max_num_batched_tokens": 64,
     "enable_prefix_caching": False,
     "dtype": "float32",
+    "skip_tokenizer_init": True,
+    "max_logprobs": -1,
+    "logprobs_mode": "raw_logits",
     # Two engines of one process: each has its worker, and the state that vLLM keeps globally, elsewhere.
     "distributed_executor_backend": "mp",
     # On a GPU: both find this much free.
@@ -60,9 +66,14 @@ class RandomForms:
 
 @dataclass
 class Played:
+    """`logits[i]` has a row for each token of answer i; `hid` counts those that came back from preemption on
+    hidden states who had kept keys and values."""
+
     tokens: list
+    logits: list
     preempted: int
     converted: int
+    hid: int
     most_blocks: list
     leaked: int
 
@@ -92,7 +103,11 @@ class Engine:
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
-        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        # Interpreted, the second runner's kernels would take minutes to rank them.
+        logits = -1 if self.runner == 1 else None
+        sampling = SamplingParams(
+            temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=logits
+        )
         self.core.scheduler.add_request(Request(f"r{at}", prompt, sampling, None, arrival_time=float(at)))
 
     def play(self, requests, *, forms=None, blocks=AMPLE, joins=None, aborts=None):
@@ -103,16 +118,24 @@ class Engine:
             scheduler.forms = forms
             scheduler.set_quota(blocks)
         answers = {f"r{at}": [] for at in range(len(requests))}
+        logits = {name: [] for name in answers}
         before = getattr(scheduler, "preempted", 0)
         pool = scheduler.kv_cache_manager.block_pool
-        converted, most = 0, [0] * len(requests)
+        cache = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+        converted = hid = 0
+        most, plain = [0] * len(requests), set()
         inner = scheduler.schedule
 
         def watched(*args, **kwargs):
-            nonlocal converted
+            nonlocal converted, hid
             output = inner(*args, **kwargs)
-            converted += len(output.cache_forms.converted) if forms is not None else 0
-            held = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+            held = cache.req_to_blocks
+            if forms is not None:
+                converted += len(output.cache_forms.converted)
+                holding = {name for name in answers if held.get(name)}
+                hid += len(plain & holding & cache.hidden)
+                plain.difference_update(holding & cache.hidden)
+                plain.update(holding - cache.hidden)
             most[:] = [max(before, len(held.get(f"r{at}", ()))) for at, before in enumerate(most)]
             return output
 
@@ -127,14 +150,32 @@ class Engine:
             for group in (self.core.step_fn()[0] or {}).values():
                 for one in group.outputs:
                     answers[one.request_id] += one.new_token_ids
+                    if one.new_logprobs is not None:
+                        logits[one.request_id] += _by_token(one.new_logprobs)
         scheduler.schedule = inner
         if forms is not None:
             scheduler.set_quota(AMPLE)
             scheduler.balloon.leave(AMPLE)
         leaked = AMPLE - pool.get_num_free_blocks()
-        return Played(
-            list(answers.values()), getattr(scheduler, "preempted", 0) - before, converted, most, leaked
-        )
+        preempted = getattr(scheduler, "preempted", 0) - before
+        return Played(list(answers.values()), list(logits.values()), preempted, converted, hid, most, leaked)
+
+
+def _by_token(reported):
+    """vLLM reports the sampled token, then all from the largest on."""
+    rows = []
+    for tokens, values in zip(reported.logprob_token_ids, reported.logprobs, strict=True):
+        row = np.empty(len(tokens) - 1, np.float32)
+        row[tokens[1:]] = values[1:]
+        rows.append(row)
+    return rows
+
+
+def _furthest(played, expected):
+    """The largest difference of two logits; None where none were asked for. Who was cut short says less."""
+    pairs = zip(played, expected, strict=True)
+    found = [float(abs(a - b).max()) for one, two in pairs for a, b in zip(one, two, strict=False)]
+    return max(found, default=None)
 
 
 def _requests(seed, count):
@@ -152,17 +193,20 @@ def main(model, schedules, *, compiled):
     plain = Engine(model, hybrid=False)
     engine = Engine(model, hybrid=True, compiled=compiled)
     requests = _requests(1, 10)
+    everybody = range(len(requests))
     found = {"mode": engine.mode, "runner": engine.runner}
 
-    def tell(name, played, expected, cut=()):
+    def tell(name, played, chosen=everybody, cut=()):
         """Who was cut short says the beginning of what is expected."""
-        pairs = enumerate(zip(played.tokens, expected, strict=True))
+        wanted = [expected.tokens[i] for i in chosen]
+        pairs = enumerate(zip(played.tokens, wanted, strict=True))
         same = sum(one == (two[: len(one)] if at in cut else two) for at, (one, two) in pairs)
-        ended = sum(len(one) < len(two) for one, two in zip(played.tokens, expected, strict=True))
-        told = {"tokens": None, "same": same, "of": len(expected), "cut": ended}
+        ended = sum(len(one) < len(two) for one, two in zip(played.tokens, wanted, strict=True))
+        off = _furthest(played.logits, [expected.logits[i] for i in chosen])
+        told = {"tokens": None, "logits": off, "same": same, "of": len(wanted), "cut": ended}
         found[name] = {**vars(played), **told}
 
-    expected = plain.play(requests).tokens
+    expected = plain.play(requests)
     found["lengths"] = [len(prompt) + tokens for prompt, tokens in requests]
     runs = {
         "all plain": RandomForms(0, hidden=0, leave=0),
@@ -171,10 +215,10 @@ def main(model, schedules, *, compiled):
         "leaving": RandomForms(0, hidden=1, leave=0.1),
     }
     for name, forms in runs.items():
-        tell(name, engine.play(requests, forms=forms), expected)
+        tell(name, engine.play(requests, forms=forms))
     for name in ("mixed", "leaving"):
         played = engine.play(requests, forms=runs[name], blocks=SCARCE)
-        tell(f"{name}, scarce", played, expected)
+        tell(f"{name}, scarce", played)
     for seed in range(schedules):
         draw = random.Random(seed)
         chosen = draw.sample(range(len(requests)), 5)
@@ -188,7 +232,7 @@ def main(model, schedules, *, compiled):
             joins=joins,
             aborts=aborts,
         )
-        tell(f"schedule {seed}", played, [expected[i] for i in chosen], aborts)
+        tell(f"schedule {seed}", played, chosen, aborts)
     json.dump(found, sys.stdout)
 
 

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.kernels.hybridcache.little import CONFIGS, save_model
+
 HIDDEN_ROWS = 64
 BLOCK_TOKENS = 32
-MODELS = ["tandem/tiny-opt", "tandem/tiny-llama-mha"]
+TINY = ["tandem/tiny-opt", "tandem/tiny-llama-mha"]
 
 
 def _played(model, schedules, *options, **environment):
@@ -32,11 +34,14 @@ def _all_right(found):
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("model", MODELS)
-def test_answers_are_those_of_vllm_alone(model):
-    engine, found = _played(model, 3)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_answers_and_logits_are_those_of_vllm_alone(name, tmp_path):
+    save_model(name, tmp_path)
+    engine, found = _played(str(tmp_path), 3)
     assert engine.mode == "NONE"
     _all_right(found)
+    if engine.runner == 1:
+        assert max(one["logits"] for one in found.values()) <= 1e-5
     # The last token is never cached.
     blocks = {
         rows: [-(-(length - 1) // rows) for length in engine.lengths] for rows in (BLOCK_TOKENS, HIDDEN_ROWS)
@@ -59,7 +64,7 @@ def test_a_compiled_model_answers_the_same():
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", TINY)
 def test_the_runner_for_gpus_answers_the_same(model):
     """vLLM has two; its second one is the default wherever Triton runs."""
     engine, found = _played(model, 0, TRITON_INTERPRET="1")
@@ -70,12 +75,12 @@ def test_the_runner_for_gpus_answers_the_same(model):
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", TINY)
 def test_answers_survive_many_random_schedules(model):
     _, found = _played(model, 200)
     _all_right(found)
     random = [one for name, one in found.items() if name.startswith("schedule")]
     assert len(random) == 200
     # Rare events did occur, or nothing was shown.
-    for event in ("preempted", "converted", "cut"):
+    for event in ("preempted", "converted", "hid", "cut"):
         assert sum(one[event] for one in random) > 20, event
