@@ -5,7 +5,8 @@
 vLLM's real scheduler, stepped on virtual time: OPT-13B on an A100-40GB with 709 blocks; lengths known within
 lognormal noise (sigma 0.5); requests from an empty engine, all counted. Each contender is Tandem's scheduler
 under one order: `KV` keeps keys and values only, `M0` may restore hidden states at every step, `M2` may
-absorb them. What those cost is no measurement but a roofline of the device (`costs`).
+absorb them. What those cost is no measurement but a roofline of the device (`costs`). Summaries of arXiv
+papers, as far as they fit 2,048 tokens, stand for LongBench.
 """
 
 import argparse

@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmark_control_plane.inputs import BadInput, read_object
-from benchmark_control_plane.report import facts, wording
+from benchmark_control_plane.report import facts, hybrid_quotes, wording
 from benchmark_control_plane.report.folder import committed, read_results
 from benchmark_control_plane.report.headline import headline
 from benchmark_control_plane.report.page import picture
@@ -92,9 +92,8 @@ def section(folder: Path) -> str:
         if file.name not in IN_FULL
     ] + [
         f"| {question} | {answer} | {_link(file)} |"
-        for file in sorted(folder / name for name in FIGURES)
-        if file.exists()
-        for question, answer in FIGURES[file.name](read_object(str(file)))
+        for file, name in sorted((file, name) for name in FIGURES for file in folder.glob(name))
+        for question, answer in FIGURES[name](read_object(str(file)))
     ]
     if quoted:
         parts.append("\n".join(("| question | answer | from |", "|---|---|---|", *quoted, "")))
@@ -382,6 +381,8 @@ FIGURES: Mapping[str, Callable[[Mapping[str, Any]], Quotes]] = {
     "prediction-goodput.json": _prediction_goodput,
     "collocated-mix.json": _collocated_mix,
     "engine-frontier.json": _engine_frontier,
+    "hybrid-cost-*.json": hybrid_quotes.cost,
+    "hybrid-attainment.json": hybrid_quotes.attainment,
     "mcsf-table.json": _mcsf_table,
     "mcsf-synthetic.json": _mcsf_synthetic,
 }
