@@ -169,10 +169,11 @@ def _round_steps(low: float, high: float, most: int) -> list[float]:
 
 
 def _decades(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten; with 2 and 5 between them where there is room."""
+    """Powers of ten; with 2 and 5 between them where there is room. Where that leaves fewer than three, equal
+    steps: within a decade they are told apart well enough."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for marks in ((1, 2, 5), (1, 3), (1,)):
         ticks = [m * 10.0**p for p in powers for m in marks if low <= m * 10.0**p <= high]
         if len(ticks) <= most:
             break
-    return ticks[:: math.ceil(len(ticks) / most)] if ticks else [low, high]
+    return ticks[:: math.ceil(len(ticks) / most)] if len(ticks) > 2 else _round_steps(low, high, most)
