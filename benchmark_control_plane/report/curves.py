@@ -65,12 +65,18 @@ def _load_title(results: Results) -> str:
 def _system_line(results: Results, name: str, number: int, frame: svg.Frame) -> Markup:
     system = results["systems"][number]["name"]
     upper, lower, middle, marks, dots = [], [], [], [], []
-    for load in facts.loads(results):
-        runs = facts.runs_of(results, system, load)
+    at_load = {load: facts.runs_of(results, system, load) for load in facts.loads(results)}
+    most = max(map(len, at_load.values()))
+    for load, runs in at_load.items():
         over = facts.attained(runs, name)
         if over is None:
             continue
         x = frame.x(load)
+        each = (run["attainment"].get(name) for run in runs)
+        dots += [el("circle", class_="seed", cx=x, cy=frame.y(v), r=1.6) for v in each if v is not None]
+        # Where the search for a frontier led few seeds, their median is not that of all.
+        if 2 * len(runs) < most:
+            continue
         middle.append((x, frame.y(over.median)))
         upper.append((x, frame.y(over.high)))
         lower.append((x, frame.y(over.low)))
@@ -80,8 +86,6 @@ def _system_line(results: Results, name: str, number: int, frame: svg.Frame) -> 
             f"{system}, {name} at {wording.load(load)} load: {wording.share(over.median)} ({ends}, {seeds})"
         )
         marks.append(marker(number, x, frame.y(over.median), class_="mark", data_tip=said))
-        each = (run["attainment"].get(name) for run in runs)
-        dots += [el("circle", class_="seed", cx=x, cy=frame.y(v), r=1.6) for v in each if v is not None]
     refused = [
         el("path", class_="refused", d=cross(x, y), data_tip=f"not valid: {why}")
         for x, y, why in _refused(results, system, name, frame)

@@ -7,6 +7,8 @@ from benchmark_control_plane.report.markup import Markup, el, join
 from benchmark_control_plane.report.schema import Results, Run
 from benchmark_control_plane.report.signs import marker, sign
 
+_UNBROKEN = "\N{NO-BREAK SPACE}%"
+
 
 def opening(results: Results) -> Markup:
     return el(
@@ -118,7 +120,10 @@ def _cards(results: Results) -> Markup | None:
     if system is None or not facts.loads(results):
         return None
     cards = [*_rate_cards(results, system["name"]), *_load_cards(results, system["name"])]
-    cells = (el("div", el("dt", name), el("dd", value, el("small", beside))) for name, value, beside in cards)
+    cells = (
+        el("div", el("dt", name.replace(" %", _UNBROKEN)), el("dd", value, el("small", beside)))
+        for name, value, beside in cards
+    )
     return el("dl", *cells, class_="cards")
 
 
