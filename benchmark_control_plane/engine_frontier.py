@@ -165,9 +165,9 @@ def starts_like(
     }
 
 
-def table(studies: Sequence[Mapping[str, Any]]) -> str:
+def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str, float]]) -> str:
     """Markdown. Mean rates over seeds with their deviation, and the ratio to stock FCFS on the same seeds and
-    window; pauses and waits are those at the highest rate seen that still reaches 90 %."""
+    window; pauses and waits are those at the highest rate seen that still reaches 90 %. Fluid bounds last."""
     groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for one in studies:
         groups.setdefault((one["dataset"], one["prediction"], one["policy"]), []).append(one)
@@ -183,12 +183,9 @@ def table(studies: Sequence[Mapping[str, Any]]) -> str:
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
     for (data, prediction, policy), runs in sorted(groups.items()):
         cells = [data, prediction, policy, ", ".join(str(run["seed"]) for run in runs)]
-        for key in KEYS:
-            rates = [run["rates"][key] for run in runs]
-            spread = f" ± {stdev(rates):.2f}" if len(rates) > 1 else ""
-            stock = _stock(groups, data, runs, key)
-            ratio = f" ({mean(rates) / stock:.2f}x)" if stock else ""
-            cells.append(f"{mean(rates):.2f}{spread}{ratio}")
+        cells += [
+            _rated([run["rates"][key] for run in runs], _stock(groups, data, runs, key)) for key in KEYS
+        ]
         kept = [
             max((p for p in run["points"] if p["strict"] >= 0.9), key=_rate, default=None) for run in runs
         ]
@@ -196,7 +193,19 @@ def table(studies: Sequence[Mapping[str, Any]]) -> str:
         cells.append(f"{max((p['longest_gap'] for p in known), default=0):.0f}")
         cells.append(f"{max((p['lost_wait']['p95'] for p in known), default=0):.0f}")
         lines.append(" | ".join(cells))
+    for data, bound in sorted(bounds.items()):
+        stock = groups.get((data, "oracle", "stock-fcfs"), [])
+        rates = [
+            _rated([bound[key.rpartition("-")[2]]], [run["rates"][key] for run in stock]) for key in KEYS
+        ]
+        lines.append(" | ".join([data, "oracle", "fluid bound", "", *rates, "", ""]))
     return "\n".join(f"| {line} |" for line in lines)
+
+
+def _rated(rates: Sequence[float], stock: Sequence[float]) -> str:
+    spread = f" ± {stdev(rates):.2f}" if len(rates) > 1 else ""
+    ratio = f" ({mean(rates) / mean(stock):.2f}x)" if stock else ""
+    return f"{mean(rates):.2f}{spread}{ratio}"
 
 
 def _rate(point: Mapping[str, Any]) -> float:
@@ -206,16 +215,15 @@ def _rate(point: Mapping[str, Any]) -> float:
 
 def _stock(
     groups: Mapping[Any, list[Mapping[str, Any]]], data: str, runs: Sequence[Mapping[str, Any]], key: str
-) -> float | None:
-    """None unless stock FCFS has run on all these seeds in the same window."""
+) -> list[float]:
+    """Empty unless stock FCFS has run on all these seeds in the same window."""
     stock = {
         (one["seed"], *one["window"].values()): one for one in groups.get((data, "oracle", "stock-fcfs"), [])
     }
     alike = [(run["seed"], *run["window"].values()) for run in runs]
     if any(one not in stock for one in alike):
-        return None
-    rates: list[float] = [stock[one]["rates"][key] for one in alike]
-    return mean(rates)
+        return []
+    return [stock[one]["rates"][key] for one in alike]
 
 
 def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path: Path) -> None:
@@ -252,7 +260,8 @@ def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path:
 def publish(saved: Mapping[str, Any], results: Path) -> None:
     """The JSON file, the table and the pictures beside it."""
     results.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
-    results.with_suffix(".md").write_text(table(saved["studies"]) + "\n", encoding="utf-8")
+    text = table(saved["studies"], saved["fluid_bounds"])
+    results.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
     for data, prediction in sorted({(one["dataset"], one["prediction"]) for one in saved["studies"]}):
         draw(saved["studies"], data, prediction, results.with_name(f"{results.stem}-{data}-{prediction}.png"))
 
@@ -297,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     kept = [s for s in saved["studies"] if _key(s) != key]
                     saved = {**saved, "setup": asdict(setup), "studies": [*kept, one]}
                     publish(saved, options.results)
-    print(table(saved["studies"]))
+    print(table(saved["studies"], saved["fluid_bounds"]))
     return 0
 
 

@@ -2,8 +2,10 @@
 
     python -m benchmark_control_plane.plugin_cost
 
-A real EngineCore without a model. *slots*: 256 run because no more may. *memory*: 180 to 310 run, by how an
-ordering fills the blocks, and every few steps somebody must give way.
+A real EngineCore without a model, whose scheduler writes its board as it does behind the gate. *slots*: 256
+run, because no more may. *memory*: as many may, but the blocks do not suffice for all to grow, so somebody
+must give way every few steps, or be held back. Who gave way waits too; when more than 1,000 do, those that
+came last leave.
 """
 
 import argparse
@@ -15,6 +17,7 @@ from statistics import median, quantiles
 from time import perf_counter_ns
 from typing import Any
 
+from backends.vllm.board import named_board
 from backends.vllm.stepped import Setup, SteppedEngine
 from controlplane.policy.catalogue import ORDERINGS
 
@@ -22,17 +25,22 @@ RESULTS = Path(__file__).parent / "results" / "plugin-cost.json"
 
 _PROMPT = 100
 _OUTPUT = 400
-_SETTLING_STEPS = 150
+# Longer than the longest answer: the first ones all started together.
+_SETTLING_STEPS = 700
 
 
 def measure(
     engine: SteppedEngine, tandem: Mapping[str, Any] | None, *, waiting: int, steps: int
 ) -> dict[str, float]:
-    """Microseconds a step; `schedule` includes the hook."""
-    scheduler = engine.restart(tandem=tandem)
+    """Microseconds a step; `schedule` includes the hook. Counts are medians over the steps, `preempted` their
+    sum."""
+    with named_board():
+        scheduler = engine.restart(tandem=tandem)
     took: list[int] = []
     hooks: list[int] = []
-    inner = scheduler.schedule
+    preempted: list[int] = []
+    counts: list[tuple[int, int]] = []
+    inner, preempt = scheduler.schedule, scheduler._preempt_request
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = perf_counter_ns()
@@ -41,11 +49,17 @@ def measure(
         hooks.append(getattr(scheduler, "hook_ns", 0))
         return output
 
-    scheduler.schedule = timed
+    def counted(*args: Any, **kwargs: Any) -> None:
+        preempted.append(len(took))
+        preempt(*args, **kwargs)
+
+    scheduler.schedule, scheduler._preempt_request = timed, counted
     added = 0
     while len(took) < _SETTLING_STEPS + steps:
         while len(scheduler.waiting) < waiting:
             added = _add(engine, added)
+        _keep(engine, waiting)
+        counts.append((len(scheduler.running), len(scheduler.waiting)))
         engine.step()
     hook, whole = hooks[_SETTLING_STEPS:], took[_SETTLING_STEPS:]
     own = [all_ - mine for all_, mine in zip(whole, hook, strict=True)]
@@ -53,10 +67,18 @@ def measure(
         "hook_median_us": median(hook) / 1e3,
         "hook_p99_us": quantiles(hook, n=100)[-1] / 1e3,
         "vllm_median_us": median(own) / 1e3,
-        "running": len(scheduler.running),
-        "waiting": len(scheduler.waiting),
-        "preempted": getattr(scheduler, "preempted", 0),
+        "running": median(running for running, _ in counts[_SETTLING_STEPS:]),
+        "waiting": median(waited for _, waited in counts[_SETTLING_STEPS:]),
+        "preempted": sum(at >= _SETTLING_STEPS for at in preempted),
     }
+
+
+def _keep(engine: SteppedEngine, most: int) -> None:
+    """So many wait, those that came first."""
+    queue = engine.core.scheduler.waiting
+    if len(queue) > most:
+        came = sorted(queue, key=lambda request: int(request.request_id[1:]))
+        engine.abort([request.request_id for request in came[most:]])
 
 
 def _add(engine: SteppedEngine, number: int) -> int:
@@ -76,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[str, dict[str, dict[str, float]]] = {}
     setups = {
         "slots": Setup(blocks=20_000, max_running=options.running, max_step_tokens=8_192),
-        "memory": Setup(blocks=options.running * 22, max_running=2 * options.running, max_step_tokens=8_192),
+        "memory": Setup(blocks=options.running * 22, max_running=options.running, max_step_tokens=8_192),
     }
     for regime, setup in setups.items():
         engine = SteppedEngine(setup)

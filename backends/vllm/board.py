@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from zlib import crc32
@@ -23,7 +24,8 @@ ENVIRONMENT = "TANDEM_BOARD"
 
 _HEAD = struct.Struct("<IQ")  # checksum over all that follows it, sequence
 _FACTS = struct.Struct("<qQQQIIIIIIIQI")
-_ROW = struct.Struct("<QII")
+_ROW_FORMAT = "QII"
+_ROW = struct.Struct("<" + _ROW_FORMAT)
 _ROWS = 4_096
 _HALF = _HEAD.size + _FACTS.size + _ROWS * _ROW.size
 _IS_SHARED = 2 * _HALF
@@ -122,7 +124,7 @@ class Board:
             facts.at_ns, facts.step, facts.step_ns, facts.prompt_token_ns,
             facts.total, facts.quota, facts.used, facts.ceded,
             facts.running, facts.waiting, facts.preemptions, facts.recompute_tokens, len(kept),
-        ) + b"".join([_ROW.pack(*row) for row in kept])  # fmt: skip
+        ) + struct.pack("<" + _ROW_FORMAT * len(kept), *chain.from_iterable(kept))  # fmt: skip
         self._sequence += 1
         half = _HEAD.pack(0, self._sequence) + body
         half = crc32(half[_SUMMED:]).to_bytes(_SUMMED, "little") + half[_SUMMED:]

@@ -21,7 +21,7 @@ class ServerSection:
 
 @section(frozen=True, config=STRICT)
 class TenantSection:
-    """Where any tenant states a `weight`, those that have work share each engine by it at the gate."""
+    """Where any tenant states a `weight`, those that have work share each engine by it."""
 
     api_keys_sha256: Annotated[tuple[Sha256, ...], Field(min_length=1)]
     classes: tuple[str, ...] | None = None

@@ -4,7 +4,8 @@ The collocation proposal's Algorithm 1 with growth, uncertainty and absolute tim
 
 1. what could never fit is rejected at once, with the numbers;
 2. what fits beside the predicted use of all leases, errors of the predictions included, is admitted;
-3. what would miss its deadline by waiting may preempt strictly lower priority, if that suffices;
+3. what would miss its deadline by waiting, and has not yet, may preempt strictly lower priority, if that
+   suffices;
 4. what can still make it waits, up to a bound; a class that is not sheddable waits in any case;
 5. the rest is rejected with the predicted drain as the time to come back.
 
@@ -112,9 +113,13 @@ class Admission:
         return Admit(waiting.footprint, wait=wait or Duration(0))
 
     def try_preempt(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | None:
-        """Only for a request that waiting would make late, and only if the victims suffice."""
-        priority = waiting.request.service_class.priority
+        """Only for a request that waiting would make late, and only if the victims suffice. What is late
+        already has nothing to win by it: it would take from the lower classes what they started with."""
+        request = waiting.request
+        priority, deadline = request.service_class.priority, request.slo.first_token_deadline(request.arrival)
         if not len(share.leases) or share.leases.priority.min() >= priority:
+            return None
+        if deadline is None or deadline < now:
             return None
         if not self._is_late_after(predicted_wait(share, look, waiting, ahead=0.0), share, waiting, now):
             return None

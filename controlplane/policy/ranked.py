@@ -4,7 +4,8 @@ Before every step, from the head of the waiting in order of rank:
 
 1. who fits by the admission's rule starts; the look-ahead asks all, only the *background* (who has no
    deadline left to keep), or nobody;
-2. the first that does not fit may preempt strictly lower priority if waiting would make it late;
+2. the first that does not fit may preempt strictly lower priority if waiting would make it late, and it is
+   not yet;
 3. then nobody else starts: a large request is not starved by small ones.
 
 A request that the quota cannot hold stands aside and holds nobody up. Who gives way when blocks run
@@ -185,6 +186,8 @@ def _is_background(progress: Progress, now: Instant) -> bool:
 
 
 def _may_preempt_later(progress: Progress, view: EngineView) -> bool:
+    if progress.first_due is None or progress.first_due < view.now:
+        return False
     priority = progress.request.service_class.priority
     return any(p.request.service_class.priority < priority for p in view.running)
 

@@ -32,7 +32,7 @@ from controlplane.service.rates import Rates
 from controlplane.service.returns import Returns
 from controlplane.service.shared_device import SharedDevice
 from controlplane.service.ticket import Rejected, Ticket
-from controlplane.service.turns import Tenants
+from controlplane.service.turns import Tenants, alone
 from controlplane.service.waiting import WaitingRoom
 from predictors.step_time import paces
 
@@ -94,7 +94,7 @@ class Dispatcher:
             self._inside = Inside(generators, ledger, self._tickets, policies.engine_goes_before)
             self.paces[Owner.LLM] = self._inside.pace
         self._device = SharedDevice(generators.values())
-        self._returns = Returns(ledger, self.paces)
+        self._returns = Returns()
         self.first_tokens = FirstTokens(generators, self.paces, self._tickets)
         self.accounting = Accounting(ledger, metrics, lengths, self.paces, self.first_tokens, generators)
 
@@ -230,8 +230,8 @@ class Dispatcher:
         elif (wait := self._rates.wait(request.tenant, now, request.prompt_tokens)) is not None:
             self._refuse(ticket, Reject(Reason.RATE_LIMITED, wait), Outcome.REJECTED)
         else:
-            owner = request.kind.owner
-            self._tenants.take_turn(ticket, self.paces[owner].pace, self.ledger.ceiling(owner), now)
+            longest = self._policies.admission.options.max_wait
+            self._tenants.take_turn(ticket, self._alone(ticket), longest, now)
             self._enter(ticket)
             self.decide()
         await self.wait_for_grant(ticket)
@@ -303,7 +303,7 @@ class Dispatcher:
                 self._tell(ticket.request, defer)
         for request_id, said in plan.rejections:
             ticket = self._tickets[request_id]
-            reject = self._returns.spaced(said, ticket, now)
+            reject = self._returns.spaced(said, ticket.request.kind.owner, self._alone(ticket), now)
             self._refuse(ticket, reject, Outcome.REJECTED)
             self._tell(ticket.request, reject)
         self._set_timer()
@@ -340,30 +340,29 @@ class Dispatcher:
         victim.starting = None
         victim.preemptions += 1
         victim.granted = asyncio.get_running_loop().create_future()
-        victim.footprint = self._resumed_footprint(victim)
+        generator = self._generators[victim.request.model]
+        victim.footprint = victim.footprint_to_resume(generator.geometry)
         self._metrics.preempted(victim.request.service_class.name)
         self._enter(victim)
-        generator = self._generators[victim.request.model]
         return asyncio.create_task(generator.preempt(request_id))
 
-    def _resumed_footprint(self, ticket: Ticket) -> Footprint:
-        request, done = ticket.request, ticket.timeline.output_tokens
-        left = request.max_output_tokens - done
-        forecast = None if ticket.forecast is None else ticket.forecast.remaining(after=done)
-        return generate_footprint(
-            self._generators[request.model].geometry,
-            prompt_tokens=request.prompt_tokens + done,
-            max_output_tokens=left,
-            expected_tokens=left if forecast is None else forecast.mean,
-            deviation_tokens=0.0 if forecast is None else forecast.deviation,
-        )
+    def _alone(self, ticket: Ticket) -> Duration | None:
+        """None before anything was observed."""
+        owner = ticket.request.kind.owner
+        pace, ceiling = self.paces[owner].pace, self.ledger.ceiling(owner)
+        if pace is None:
+            return None
+        return alone(ticket.request, ticket.footprint, pace, ceiling, self._slots(owner))
+
+    def _slots(self, owner: Owner) -> int:
+        backends: Collection[Generator | Embedder]
+        backends = (self._generators if owner is Owner.LLM else self._embedders).values()
+        return sum(backend.max_running for backend in backends)
 
     def _share(self, owner: Owner, now: Instant) -> Share:
         ledger, quota = self.ledger, self.ledger.quota(owner)
         leases = ledger.table(owner)
         ceiling = ledger.ceiling(owner)
-        backends: Collection[Generator | Embedder]
-        backends = (self._generators if owner is Owner.LLM else self._embedders).values()
         extra = self._policies.engine_queue if owner is Owner.LLM else 0
         share = Share(
             ceiling=ceiling,
@@ -371,7 +370,7 @@ class Dispatcher:
             deficit=ledger.deficit(owner),
             largest=self.largest.get(owner, quota.nominal),
             reserve=self._reserved.get(owner),
-            free_slots=sum(backend.max_running for backend in backends) + extra - len(leases),
+            free_slots=self._slots(owner) + extra - len(leases),
             leases=leases,
             pace=self.paces[owner].pace,
             is_serial=owner is Owner.EMBEDDING,

@@ -5,16 +5,11 @@ be served: each takes as long as its part of the whole share does. Without this 
 come back as the same burst.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from controlplane.core.clock import Duration, Instant, after, between, scaled, seconds
 from controlplane.core.decision import Reject
-from controlplane.core.memory import MemoryLedger
 from controlplane.core.request import Owner
-from controlplane.service.ticket import Ticket
-from controlplane.service.turns import alone
-from predictors.step_time import ObservedPace, ReportedPace
 
 # Those who come back find newcomers, and a drain that took longer than was thought.
 _MARGIN = 3.0
@@ -22,19 +17,15 @@ _LATEST = seconds(2)
 
 
 class Returns:
-    def __init__(self, ledger: MemoryLedger, paces: Mapping[Owner, ObservedPace | ReportedPace]) -> None:
-        self._ledger = ledger
-        self._paces = paces
+    def __init__(self) -> None:
         self._taken_until: dict[Owner, Instant] = {}
 
-    def spaced(self, reject: Reject, ticket: Ticket, now: Instant) -> Reject:
-        request, footprint = ticket.request, ticket.footprint
-        owner = request.kind.owner
-        pace, ceiling = self._paces[owner].pace, self._ledger.ceiling(owner)
-        if reject.retry_after is None or pace is None:
+    def spaced(self, reject: Reject, owner: Owner, work: Duration | None, now: Instant) -> Reject:
+        """For a request that the owner would be busy with for so long, if that is known."""
+        if reject.retry_after is None or work is None:
             return reject
         late = min(_LATEST, scaled(reject.retry_after, _MARGIN - 1))
         at = after(now, Duration(reject.retry_after + late))
         at = max(at, self._taken_until.get(owner, at))
-        self._taken_until[owner] = after(at, scaled(alone(request, footprint, pace, ceiling), _MARGIN))
+        self._taken_until[owner] = after(at, scaled(work, _MARGIN))
         return replace(reject, retry_after=between(now, at))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from controlplane.core.clock import Duration, Instant, between, scaled, to_milliseconds
 from controlplane.core.decision import Outcome, Reject
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.memory import Footprint, Lease
+from controlplane.core.geometry import KvGeometry
+from controlplane.core.memory import Footprint, Lease, generate_footprint
 from controlplane.core.request import Phase, Request, Timeline, moved
 from controlplane.core.view import Pace, Running, Waiting
 from predictors.first_token import Ahead, FirstToken
@@ -88,6 +89,19 @@ class Ticket:
             recompute=recompute,
             remaining_steps=remaining_steps,
             preemptions=self.preemptions,
+        )
+
+    def footprint_to_resume(self, geometry: KvGeometry) -> Footprint:
+        """Its tokens so far are read again with the prompt."""
+        request, done = self.request, self.timeline.output_tokens
+        left = request.max_output_tokens - done
+        forecast = None if self.forecast is None else self.forecast.remaining(after=done)
+        return generate_footprint(
+            geometry,
+            prompt_tokens=request.prompt_tokens + done,
+            max_output_tokens=left,
+            expected_tokens=left if forecast is None else forecast.mean,
+            deviation_tokens=0.0 if forecast is None else forecast.deviation,
         )
 
     def slack(self, now: Instant) -> Duration | None:

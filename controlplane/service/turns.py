@@ -1,22 +1,22 @@
 """Whose turn is it among tenants? The work that each has brought moves its next request back in the queue.
 
-Rule (after start-time fair queueing, Goyal, Vin and Cheng 1996): a tenant's clock is where its work would end
-if it had its weight's part of the engine; it never falls behind the present. A request goes back by as far as
-its tenant's clock is ahead of the one furthest behind, in seconds of that one's work, so that both come to
-their parts while both have work; never by more than `most`, which bounds the wait. What never ran is
-given back. Nothing moves where no weight is stated, or while everybody's work is done as it comes.
+Rule (generalized processor sharing, Parekh and Gallager 1993): all tenants with work are served at once, each
+by its weight's part of the engine. A tenant's clock says where in that service its work would end; it never
+falls behind the present. A request goes back to when the work before it would be done if those with work now
+kept it up. So they come to their parts however much a unit of work is thought to take, and one that comes new
+passes what others have piled up. Never by more than the gate lets anyone wait, which bounds what a wrong
+estimate can do. What never ran is given back. Nothing moves where no weight is stated, or while everybody's
+work is done as it comes.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from controlplane.core.clock import Duration, Instant, scaled, seconds
+from controlplane.core.clock import Duration, Instant, scaled
 from controlplane.core.memory import Footprint
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.view import Pace
 from controlplane.service.ticket import Ticket
-
-_LONGEST = seconds(10)
 
 
 @dataclass(slots=True)
@@ -24,7 +24,6 @@ class Turns:
     """One engine's. A tenant without a stated weight has 1."""
 
     weights: Mapping[str, float]
-    most: Duration
     _ends: dict[str, float] = field(init=False)
     _present: float = field(init=False, default=0.0)
     _since: Instant | None = field(init=False, default=None)
@@ -34,14 +33,12 @@ class Turns:
 
     def shift(self, tenant: str, work: Duration, now: Instant) -> Duration:
         """For a request that the whole engine would be busy with for so long."""
-        if not self.weights:
+        if len(self.weights) < 2:
             return Duration(0)
         self._advance(now)
         start = max(self._present, self._ends.get(tenant, 0.0))
         self._ends[tenant] = start + work / self._weight(tenant)
-        others = [(max(self._present, end), name) for name, end in self._ends.items() if name != tenant]
-        behind, name = min(others, default=(start, tenant))
-        return min(self.most, scaled(Duration(1), max(0.0, start - behind) * self._weight(name)))
+        return scaled(Duration(1), (start - self._present) * self._served())
 
     def give_back(self, tenant: str, work: Duration) -> None:
         """It was not done."""
@@ -49,11 +46,19 @@ class Turns:
             self._ends[tenant] -= work / self._weight(tenant)
 
     def _advance(self, now: Instant) -> None:
-        """The present goes on as fast as those with work left are served together."""
-        if self._since is not None:
-            busy = sum(self._weight(name) for name, end in self._ends.items() if end > self._present)
-            self._present += (now - self._since) / max(busy, min(map(self._weight, self._ends)))
+        """The present goes on as fast as those with work left are served together; without any it rests."""
+        left = 0.0 if self._since is None else float(now - self._since)
         self._since = now
+        for end in sorted(end for end in self._ends.values() if end > self._present):
+            until_end = (end - self._present) * self._served()
+            if until_end >= left:
+                self._present += left / self._served()
+                return
+            self._present, left = end, left - until_end
+
+    def _served(self) -> float:
+        """The weights of all that have work left."""
+        return sum(self._weight(name) for name, end in self._ends.items() if end > self._present)
 
     def _weight(self, tenant: str) -> float:
         return self.weights.get(tenant, 1.0)
@@ -67,23 +72,24 @@ class Tenants:
     _turns: dict[Owner, Turns] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._turns = {owner: Turns(self.weights, _LONGEST) for owner in Owner}
+        self._turns = {owner: Turns(self.weights) for owner in Owner}
 
-    def take_turn(self, ticket: Ticket, pace: Pace | None, quota_bytes: int, now: Instant) -> None:
-        """Before anything was observed work counts nothing."""
+    def take_turn(self, ticket: Ticket, work: Duration | None, longest: Duration, now: Instant) -> None:
+        """`work` is None before anything was observed: it counts nothing then."""
+        ticket.work = work or Duration(0)
         request = ticket.request
-        if pace is not None:
-            ticket.work = alone(request, ticket.footprint, pace, quota_bytes)
-        ticket.turn = self._turns[request.kind.owner].shift(request.tenant, ticket.work, now)
+        ticket.turn = min(longest, self._turns[request.kind.owner].shift(request.tenant, ticket.work, now))
 
     def give_back(self, ticket: Ticket) -> None:
         """It never ran."""
         self._turns[ticket.request.kind.owner].give_back(ticket.request.tenant, ticket.work)
 
 
-def alone(request: Request, footprint: Footprint, pace: Pace, quota_bytes: int) -> Duration:
+def alone(request: Request, footprint: Footprint, pace: Pace, quota_bytes: int, slots: int) -> Duration:
     """How long its owner would be busy with it: by tokens where they are worked off one after another, else
-    by its part of the memory over its steps."""
+    by its part of the memory or of the `slots` over its steps, whichever is more, and by its prompt."""
+    reading = scaled(pace.per_prompt_token, request.prompt_tokens)
     if request.kind is Kind.EMBED:
-        return scaled(pace.per_prompt_token, request.prompt_tokens)
-    return scaled(pace.step, footprint.area / max(1, quota_bytes))
+        return reading
+    steps = max(footprint.area / max(1, quota_bytes), footprint.steps * request.sequences / max(1, slots))
+    return Duration(scaled(pace.step, steps) + reading)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmark_control_plane.engine_frontier import KEYS, highest_rate, starts_like
+from benchmark_control_plane.engine_frontier import KEYS, highest_rate, starts_like, table
 
 
 def crossing(at: float, start: float, seen: dict) -> tuple[float, int]:
@@ -61,3 +61,19 @@ def test_a_study_starts_where_its_likes_ended_scaled_to_its_data():
     assert start("d", "a", "noisy") == dict.fromkeys(KEYS, 7.0)
     assert start("d", "other", "known") == dict.fromkeys(KEYS, 8.0)
     assert start("e", "a", "known") == {key: 4.0 if key.endswith("90%") else 6.0 for key in KEYS}
+
+
+def test_the_table_sets_rates_beside_stock_fcfs_on_the_same_seeds_and_the_fluid_bound():
+    def one(policy: str, seed: int, rate: float) -> dict:
+        point = {"rate": rate, "strict": 0.95, "longest_gap": 30.0, "lost_wait": {"p95": 20.0}}
+        return {
+            "dataset": "d", "policy": policy, "prediction": "oracle", "seed": seed,
+            "window": {"warm_up": 0, "requests": 9}, "rates": dict.fromkeys(KEYS, rate), "points": [point],
+        }  # fmt: skip
+
+    studies = [one("stock-fcfs", 1, 1.0), one("stock-fcfs", 2, 3.0), one("tandem", 2, 6.0)]
+    lines = table(studies, {"d": {"100%": 4.0, "90%": 7.0, "60%": 9.0}}).splitlines()[2:]
+    rows = {cells[3]: cells for cells in ([cell.strip() for cell in line.split("|")] for line in lines)}
+    assert set(rows["stock-fcfs"][5:9]) == {"2.00 ± 1.41 (1.00x)"}
+    assert rows["tandem"][4:] == ["2", *["6.00 (2.00x)"] * 4, "30", "20", ""]
+    assert rows["fluid bound"][5:9] == [*["7.00 (3.50x)"] * 2, *["9.00 (4.50x)"] * 2]

@@ -8,17 +8,20 @@ import pytest
 from backends.vllm.board import Board
 from backends.vllm.metadata import metadata_of
 from benchmark_control_plane.engine_fairness import AGED_SHARE, HEAD_START_S, aged, overtaken, step
-from controlplane.core.clock import Instant, seconds
+from controlplane.core.clock import Duration, Instant, seconds
+from controlplane.core.geometry import KvGeometry
+from controlplane.core.memory import generate_footprint
 from controlplane.core.ports import Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.catalogue import ORDERINGS
-from controlplane.service.turns import Turns
+from controlplane.service.turns import Turns, alone
 
 pytestmark = pytest.mark.engine
 
 BLOCKS = 64
 BLOCK_TOKENS = 16
+MOST_RUNNING = 16
 EVERY_ORDERING = sorted(ORDERINGS)
 
 
@@ -31,7 +34,7 @@ def engine(request):
             blocks=BLOCKS,
             block_tokens=BLOCK_TOKENS,
             max_model_tokens=512,
-            max_running=16,
+            max_running=MOST_RUNNING,
             max_step_tokens=256,
             batch_time="opt-13b-a100-80g",
             is_async=request.param,
@@ -45,6 +48,13 @@ def conserved(scheduler) -> bool:
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     held = {b.block_id for m in managers for blocks in m.req_to_blocks.values() for b in blocks}
     return pool.get_num_free_blocks() + len(scheduler.balloon) + len(held) == BLOCKS
+
+
+def seen_as_it_is(scheduler) -> bool:
+    """The policies' view counts the blocks that vLLM has given to each that runs."""
+    (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
+    given = {one.request_id: len(manager.req_to_blocks[one.request_id]) for one in scheduler.running}
+    return scheduler.view(Instant(scheduler.clock())).held == given
 
 
 def said(random: Random, output: int) -> dict[str, object]:
@@ -65,6 +75,7 @@ def test_no_block_is_lost_over_a_thousand_requests_with_aborts_and_quota_changes
     wanted: dict[str, int] = {}
     got: dict[str, int] = {}
     gone: set[str] = set()
+    steps_since = 0
     for number in range(1_000):
         request_id, output = f"r{number}", random.randint(1, 60)
         wanted[request_id] = output
@@ -73,8 +84,12 @@ def test_no_block_is_lost_over_a_thousand_requests_with_aborts_and_quota_changes
             for one, tokens in step(engine).items():
                 got[one] = got.get(one, 0) + tokens
             assert conserved(scheduler)
+            assert seen_as_it_is(scheduler)
+            steps_since += 1
+            assert steps_since < 2 or scheduler.balloon.used <= scheduler.quota
         if random.random() < 0.05:
             scheduler.set_quota(random.randint(20, BLOCKS))
+            steps_since = 0
         if random.random() < 0.1 and (alive := sorted(scheduler.requests)):
             gone.add(leaver := random.choice(alive))
             engine.abort([leaver])
@@ -179,6 +194,16 @@ def test_a_low_class_waits_for_a_higher_one_only_within_the_head_start(engine, o
     assert 0.5 * HEAD_START_S < max(wait.waited for wait in started) <= HEAD_START_S
 
 
+@pytest.mark.parametrize("ordering", ["fcfs", "edf"])
+def test_a_low_class_ends_what_it_started_beside_more_of_a_higher_one_than_can_be_in_time(engine, ordering):
+    lows = sum(1 for _ in overtaken(engine, ordering, 1_200))
+    progress = [p for name, p in engine.core.scheduler.progress.items() if name.startswith("low")]
+    assert lows - len(progress) >= 3
+    # Alone it takes about 3 s.
+    long_ago = Instant(engine.now_ns - seconds(10))
+    assert not [p.name for p in progress if p.first_token is not None and p.first_token < long_ago]
+
+
 def test_those_that_lost_their_promise_start_within_their_bound_beside_small_work_without_end(engine):
     waits = list(aged(engine, AGED_SHARE, 1_800))
     assert len(waits) >= 5
@@ -206,21 +231,35 @@ def test_a_newcomer_is_in_the_step_that_it_ended_the_wait_for(engine, tmp_path):
     assert {request.request_id for request in scheduler.running} == {"first", "newcomer"}
 
 
-def test_tenants_with_more_work_than_the_engine_can_do_share_it_by_weight(engine):
-    scheduler = engine.restart(tandem={"ordering": "edf"})
-    turns = Turns({"heavy": 3.0, "light": 1.0}, seconds(1_000))
+# The first run out of blocks, the second out of places.
+@pytest.mark.parametrize(("prompt", "output", "every"), [(60, 40, 3), (10, 20, 1)])
+@pytest.mark.parametrize("ordering", ["edf", "srmt"])
+def test_tenants_with_more_work_than_the_engine_can_do_share_it_by_weight(
+    engine, ordering, prompt, output, every
+):
+    """By the gate's own estimate of that work, and beside a third who brings none."""
+    scheduler = engine.restart(tandem={"ordering": ordering})
+    turns = Turns({"heavy": 3.0, "light": 1.0, "idle": 1.0})
     klass = ServiceClass("any", Slo(ttft=seconds(1)), 0, sheddable=False)
+    footprint = generate_footprint(
+        KvGeometry(1, 1, BLOCK_TOKENS),
+        prompt_tokens=prompt,
+        max_output_tokens=output,
+        expected_tokens=output,
+        deviation_tokens=0.0,
+    )
     served = {"heavy": 0, "light": 0}
     for number in range(900):
-        if number % 3 == 0:
-            for tenant in served:
-                now = Instant(engine.now_ns)
-                name = f"{tenant}{number}"
-                request = Request(name, Kind.GENERATE, "m", tenant, klass, klass.slo, now, 60, 40)
-                # What the engine takes for one of them; twice as many come.
-                standing = Standing(turn=turns.shift(tenant, seconds(0.1), now))
-                engine.add(name, 60, 40, extra={"tandem": metadata_of(request, standing)})
+        for tenant in served if number % every == 0 else ():
+            now, pace = Instant(engine.now_ns), scheduler.observed.pace
+            name = f"{tenant}{number}"
+            request = Request(name, Kind.GENERATE, "m", tenant, klass, klass.slo, now, prompt, output)
+            work = Duration(0)
+            if pace is not None:
+                work = alone(request, footprint, pace, BLOCKS * BLOCK_TOKENS, MOST_RUNNING)
+            standing = Standing(turn=turns.shift(tenant, work, now))
+            engine.add(name, prompt, output, extra={"tandem": metadata_of(request, standing)})
         for one, tokens in step(engine).items():
             served[one.rstrip("0123456789")] += tokens if number >= 300 else 0
     assert len(scheduler.waiting) > 100
-    assert served["heavy"] / served["light"] == pytest.approx(3.0, rel=0.25)
+    assert served["heavy"] / served["light"] == pytest.approx(3.0, rel=0.15)

@@ -216,13 +216,14 @@ def test_what_never_fits_is_rejected_with_the_numbers() -> None:
     assert "1,500" in reject.detail and "1,000" in reject.detail
 
 
-def test_a_request_that_waiting_makes_late_preempts_the_lower_class() -> None:
+def test_a_request_that_waiting_makes_late_preempts_the_lower_class_and_one_that_is_late_does_not() -> None:
     running = share_of([Footprint(400, 0, 60), Footprint(550, 0, 60)])
     wish = {"ago_ms": 400, "at": 2, "footprint": Footprint(300), "accepted": False, "undecided": True}
     ((name, admit),) = run_cycle(view_of(running, [wish]), NOW, admission()).dispatches
     assert (name, [v.request_id for v in admit.victims]) == ("w0", ["r0"])
-    patient = {**wish, "at": 0}
-    assert run_cycle(view_of(running, [patient]), NOW, admission()).dispatches == ()
+    patient, late = {**wish, "at": 0}, {**wish, "ago_ms": 600, "accepted": True}
+    for other in (patient, late):
+        assert run_cycle(view_of(running, [other]), NOW, admission()).dispatches == ()
 
 
 def test_unknown_names_list_the_valid_ones() -> None:
