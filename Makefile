@@ -4,6 +4,7 @@
 #   make serve      set up, then serve configs/dev.yaml (CONFIG=... for another)
 #   make test       set up, then every check and every test
 #   make test-fast  only the tests that start no engine; those of the pages want Chromium, or are skipped
+#   make kernels    every Triton kernel compiled for A100 and H100, which needs neither
 #   make test-gpu   on a machine with CUDA, what only a GPU can say (docs/gpu.md)
 #   make lint       style, types, import contracts, sizes
 #   make coverage   which lines the quick tests reach
@@ -29,7 +30,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 
 .DELETE_ON_ERROR:
-.PHONY: setup serve test test-fast test-engine test-gpu lint coverage clean
+.PHONY: setup serve test test-fast kernels test-engine test-gpu lint coverage clean
 
 setup: $(READY)
 
@@ -55,10 +56,13 @@ $(READY): pyproject.toml constraints.txt Makefile backends/vllm/distribution.py
 serve: setup
 	$(BIN)/tandem serve $(CONFIG)
 
-test: lint test-fast test-engine
+test: lint test-fast kernels test-engine
 
 test-fast: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -m "not engine and not gpu and not slow"
+
+kernels: setup
+	$(BIN)/python -m benchmark_control_plane.kernel_figures --check
 
 # Apart from the tests: tracing makes the property tests several times slower.
 coverage: setup

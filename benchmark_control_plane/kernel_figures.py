@@ -1,21 +1,46 @@
 """What would each kernel of the hybrid cache take on an A100 and an H100? Compiled here, without either.
 
-python -m benchmark_control_plane.kernel_figures
+    python -m benchmark_control_plane.kernel_figures [--check]
+
+With `--check` nothing is written; what spills, or became other than what is kept, is told.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmark_control_plane.inputs import read_object
+
 RESULTS = Path(__file__).parent / "results" / "kernel-figures.json"
+
+Kept = Mapping[str, Any]
+"""`triton`, its version; `kernels`, figures by capability, model and name."""
+
+
+def problems(found: Kept, kept: Kept) -> Iterator[str]:
+    """Registers are compared only where the same Triton counted them."""
+    before = dict(_rows(kept)) if found["triton"] == kept["triton"] else {}
+    for where, figures in _rows(found):
+        if figures["spilled_bytes"]:
+            yield f"{where}: {figures['spilled_bytes']} bytes spilled; give it a smaller tile in launch.py"
+        if before and before.get(where) != figures:
+            yield f"{where}: {figures}, kept are {before.get(where)}; if that is meant, run without --check"
+
+
+def _rows(figures: Kept) -> Iterator[tuple[str, Mapping[str, int]]]:
+    for capability, models in figures["kernels"].items():
+        for model, kernels in models.items():
+            for name, row in kernels.items():
+                yield f"{capability} {model} {name}", row
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.kernel_figures", description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if something is not as kept")
     options = parser.parse_args(arguments)
     # Needs Triton, which only the extra `hybrid` brings.
     import triton
@@ -30,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flush=True,
         )
     found: dict[str, Any] = {"triton": triton.__version__, "kernels": kernels}
+    if options.check:
+        told = list(problems(found, read_object(str(options.results))))
+        print(*told, sep="\n", end="\n" if told else "", file=sys.stderr)
+        return int(bool(told))
     options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -1,3 +1,5 @@
+"""`make kernels` compiles all of them; what it found is kept, and read here."""
+
 import json
 
 import pytest
@@ -12,16 +14,6 @@ from hybridcache import compiled
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10}
 
 
-@pytest.mark.parametrize("capability", compiled.CAPABILITIES)
-def test_restoring_compiles_without_a_gpu_and_spills_nothing(capability, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    found = compiled.measure(compiled.MODELS["Llama-2-7B"]["restore"], capability)
-    assert found.spilled_bytes == 0
-    # 65,536 registers of a processor must do for at least one program.
-    assert 0 < found.registers * 32 * found.warps <= 1 << 16
-    assert found.shared_bytes <= SHARED_BYTES[f"sm_{capability}"]
-
-
 def test_the_kept_figures_cover_every_kernel_and_none_spills():
     kept = json.loads(kernel_figures.RESULTS.read_text(encoding="utf-8"))["kernels"]
     assert set(kept) == set(SHARED_BYTES)
@@ -31,4 +23,6 @@ def test_the_kept_figures_cover_every_kernel_and_none_spills():
         }
         figures = [row for kernels in models.values() for row in kernels.values()]
         assert {row["spilled_bytes"] for row in figures} == {0}
+        # 65,536 registers of a processor must do for at least one program.
+        assert max(row["registers"] * 32 * row["warps"] for row in figures) <= 1 << 16
         assert max(row["shared_bytes"] for row in figures) <= SHARED_BYTES[capability]
