@@ -44,6 +44,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class BenchRun:
+    """`sent_s`: seconds from the first request to each."""
+
     request_throughput: float
     output_throughput: float
     median_ttft_ms: float
@@ -51,6 +53,7 @@ class BenchRun:
     p99_ttft_ms: float
     completed: int
     failed: int
+    sent_s: tuple[float, ...]
 
 
 def free_port() -> int:
@@ -148,7 +151,8 @@ def bench_serve(
             "--tokenizer", tiny.resolve("tandem/tiny-llama"), "--dataset-name", "random",
             "--random-input-len", str(input_tokens), "--random-output-len", str(output_tokens),
             "--num-prompts", str(requests), "--request-rate", rate, "--seed", str(seed), "--ignore-eos",
-            "--disable-tqdm", "--save-result", "--result-dir", folder, "--result-filename", "run.json",
+            "--disable-tqdm", "--save-result", "--save-detailed", "--result-dir", folder,
+            "--result-filename", "run.json",
         ]  # fmt: skip
         ran = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
         path = Path(folder) / "run.json"
@@ -158,6 +162,7 @@ def bench_serve(
     return BenchRun(
         result["request_throughput"], result["output_throughput"], result["median_ttft_ms"],
         result["median_tpot_ms"], result["p99_ttft_ms"], result["completed"], requests - result["completed"],
+        tuple(start - result["start_times"][0] for start in result["start_times"]),
     )  # fmt: skip
 
 

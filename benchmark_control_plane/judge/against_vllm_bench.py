@@ -1,8 +1,9 @@
 """Does this client measure what `vllm bench serve` measures, and which of them is right where they differ?
 
 One plain vLLM server, and one of known delays; prompts of fixed length, Poisson arrivals. The two clients
-ask A B B A after a round that warms up; medians of TTFT and TPOT are compared over all rounds, those of
-the server of known delays with what it did. Besides, what a request costs this client in CPU.
+take turns after a round that warms up, and ours sends at the moments at which theirs did: where
+arrivals differ, so does what the server does. Medians of TTFT and TPOT are compared over all rounds, those
+of the server of known delays with what it did. Besides, what a request costs this client in CPU.
 
     python -m benchmark_control_plane.judge.against_vllm_bench [--rounds 2] [--requests 120] [--rate 10]
 """
@@ -63,7 +64,8 @@ class _Judge:
     records: list[Record] = field(default_factory=list)
     cpu_seconds: float = 0.0
 
-    def ask(self, seed: int) -> Medians:
+    def ask(self, seed: int, moments: Sequence[float]) -> Medians:
+        """At these seconds from the start."""
         load = self.load
         stream = Stream(
             kind="generate",
@@ -75,7 +77,8 @@ class _Judge:
         drawn = planned(
             {"chat": stream}, rate=load.rate, seed=seed, warmup=0.0,
             measured=3 * load.requests / load.rate, data=Path(),
-        )[: load.requests]  # fmt: skip
+        )  # fmt: skip
+        drawn = [replace(one, at=at) for one, at in zip(drawn, moments, strict=False)]
 
         async def act(target: Target, clock: Clock, read: Read | None) -> Played:
             assert isinstance(target, HttpTarget)
@@ -92,32 +95,39 @@ class _Judge:
         return {name: median(v for r in found if (v := getattr(r, name)) is not None) for name in _METRICS}
 
 
-def _vllm_bench(server: Server, model: str, load: Load, seed: int) -> Medians:
+def _vllm_bench(server: Server, model: str, load: Load, seed: int) -> tuple[Medians, Sequence[float]]:
+    """Also when it sent each request."""
     run = bench_serve(
         server, model, load.requests, str(load.rate), seed=seed, input_tokens=load.prompt_tokens
     )
-    return {"ttft_ms": run.median_ttft_ms, "tpot_ms": run.median_tpot_ms}
+    return {"ttft_ms": run.median_ttft_ms, "tpot_ms": run.median_tpot_ms}, run.sent_s
 
 
 def compared(server: Server, model: str, load: Load, *, knows_truth: bool) -> dict[str, Any]:
     """Milliseconds; `ratio` is ours to theirs, `beyond_truth_ms` what each measured too much."""
     tokenizer = Tokenizer.from_file(f"{tiny.resolve('tandem/tiny-llama')}/tokenizer.json")
     judge = _Judge(server, model, load, tokenizer.decode)
-    clients: dict[str, Callable[[int], Medians]] = {
-        "vllm_bench": lambda seed: _vllm_bench(server, model, load, seed),
-        "judge": judge.ask,
-    }
-    rounds: dict[str, list[Medians]] = {name: [] for name in clients}
-    beyond: dict[str, list[Medians]] = {name: [] for name in clients}
+    rounds: dict[str, list[Medians]] = {"vllm_bench": [], "judge": []}
+    truths: dict[str, list[Mapping[str, float]]] = {name: [] for name in rounds}
     for turn in range(load.rounds + 1):
-        for name in clients if turn % 2 else reversed(clients):
-            found = clients[name](turn)
-            truth = _truth(server) if knows_truth else found
-            if turn:
-                rounds[name].append(found)
-                beyond[name].append({metric: found[metric] - truth[metric] for metric in _METRICS})
+        theirs, moments = _vllm_bench(server, model, load, turn)
+        rounds["vllm_bench"].append(theirs)
+        truths["vllm_bench"].append(_truth(server) if knows_truth else theirs)
+        ours = judge.ask(turn, moments)
+        rounds["judge"].append(ours)
+        truths["judge"].append(_truth(server) if knows_truth else ours)
         if not turn:
+            # That was to warm up.
             judge.records, judge.cpu_seconds = [], 0.0
+            for told in (*rounds.values(), *truths.values()):
+                told.clear()
+    beyond = {
+        name: {
+            m: median(one[m] - true[m] for one, true in zip(told, truths[name], strict=True))
+            for m in _METRICS
+        }
+        for name, told in rounds.items()
+    }
     medians = {name: _medians(told) for name, told in rounds.items()}
     return {
         "requests": len(judge.records),
@@ -125,7 +135,7 @@ def compared(server: Server, model: str, load: Load, *, knows_truth: bool) -> di
         "output_tokens": _OUTPUT_TOKENS,
         **medians,
         "ratio": {metric: medians["judge"][metric] / medians["vllm_bench"][metric] for metric in _METRICS},
-        **({"beyond_truth_ms": {n: _medians(told) for n, told in beyond.items()}} if knows_truth else {}),
+        **({"beyond_truth_ms": beyond} if knows_truth else {}),
         "rounds": rounds,
         "judge_lateness_ms": lateness([r.sent - r.scheduled for r in judge.records if r.sent is not None]),
         "client_cpu_ms_per_request": 1e3 * judge.cpu_seconds / max(1, len(judge.records)),
