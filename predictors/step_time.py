@@ -1,9 +1,10 @@
 """How fast does an owner work now? The time of one engine step, learned online from what steps report.
 
-Rule (`t = c0 + c1 decodes + c2 cells + c3 prompt tokens`): recursive least squares on relative errors, that
-forget, so that a lasting change is followed; an error far outside the usual ones counts no more than one
-at their edge, so that a stall moves little. It starts from what device and model should take, if that is
-known; observations soon outweigh it.
+Rule (`t = c0 + c1 decodes + c2 cells + c3 prompt tokens`): least squares on relative errors, that forget, so
+that a lasting change is followed; an error far outside the usual ones counts no more than one at their
+edge, so that a stall moves little. No part of a step takes less than no time, and a part that the steps tell
+nothing of stays what it was thought to be: what is known beforehand of device and model, which observations
+soon outweigh, is not forgotten as they are. When everything takes longer at once, every part does.
 Steps beside which embeddings were computed teach nothing of the engine; they tell how much longer a step
 then is. An engine that reports no steps is timed by its tokens: exponentially weighted means of the gap
 between two tokens and of the time a prompt token takes, clipped to a factor of four around the present one.
@@ -28,13 +29,18 @@ _CLIP = 4.0
 _FORGETS = 0.998
 # Natural sizes of the four terms, so that all coefficients are of a like size.
 _UNITS = (1.0, 16.0, 8_192.0, 256.0)
-_UNSURE = 4.0
+# What is known beforehand may be wrong by so many times itself: one deviation.
+_UNSURE = 2.0
+# Each observation begins from the last solution, so few passes over the coefficients are enough.
+_SWEEPS = 2
 # Errors beyond this many usual ones count as if they were there (Huber).
 _EDGE = 1.5
 _USUAL = 64
 _ENOUGH = 16
 _LATEST = 8
 _SHIFT, _SHIFTS = 0.15, 2.0
+# Of what was learned before everything changed.
+_KEEPS = 0.005
 _LEAST_ERROR = 0.02
 _LEAST_COEFFICIENT = 1e-4
 # How many steps the usual stretch, and the shortest one, look back over.
@@ -65,8 +71,10 @@ class StepTime:
         known = prior or _ANY
         seconds = (known.step, known.decode, known.cell, known.prompt_token)
         self._coefficients: Four = [s * unit for s, unit in zip(seconds, _UNITS, strict=True)]
-        self._covariance = self._doubt()
-        self._most = self._trace()
+        self._believed = [max(one, _LEAST_COEFFICIENT) for one in self._coefficients]
+        # The normal equations of what was seen.
+        self._seen_terms: list[Four] = [[0.0] * 4 for _ in range(4)]
+        self._seen_times: Four = [0.0] * 4
         self._errors: deque[float] = deque(maxlen=_USUAL)
         self._usual = 0.2
         self.seen = 0
@@ -75,8 +83,7 @@ class StepTime:
         return self._predicted(work.terms())
 
     def _predicted(self, terms: Four) -> float:
-        positive = [one if one > 0.0 else 0.0 for one in self._coefficients]
-        return max(_dot(terms, positive), 0.1 * positive[0], 1e-6)
+        return max(_dot(terms, self._coefficients), 0.1 * self._coefficients[0], 1e-6)
 
     def quantile(self, work: StepWork, level: float) -> float:
         """By the relative errors of the last steps."""
@@ -86,37 +93,41 @@ class StepTime:
 
     @property
     def per_prompt_token(self) -> float:
-        return max(0.0, self._coefficients[3] / _UNITS[3])
+        return self._coefficients[3] / _UNITS[3]
 
     def observe(self, work: StepWork, took: float) -> None:
         """`took` in seconds."""
         terms = work.terms()
-        predicted = self._predicted(terms)
-        error = (took - predicted) / predicted
         self.seen += 1
-        self._errors.append(error)
+        self._errors.append(took / self._predicted(terms) - 1)
         if self.seen % _LATEST == 0:
             self._look_back()
+        predicted = self._predicted(terms)
+        missed = _clipped(took / predicted, 1.0) - 1
         terms = [term / predicted for term in terms]
-        gained = [_dot(row, terms) for row in self._covariance]
-        unsure = _dot(terms, gained)
-        if unsure < 0.0:
-            # Rounding, after many steps all alike: no variance is negative, so nothing more is known of it.
-            self._covariance = self._doubt()
-            gained = [_dot(row, terms) for row in self._covariance]
-            unsure = _dot(terms, gained)
-        weight = min(1.0, _EDGE * sqrt(self._usual**2 + unsure) / max(abs(error), 1e-12))
-        noise = self._usual**2 / weight + unsure
-        gain = [one / noise for one in gained]
-        missed = took / predicted - _dot(terms, self._coefficients)
-        self._coefficients = [c + g * missed for c, g in zip(self._coefficients, gain, strict=True)]
-        # What is never excited must not become arbitrarily uncertain.
-        after = self._trace() - _dot(gain, gained)
-        forgets = _FORGETS if after < self._most else 1.0
-        self._covariance = [
-            [(value - g * other) / forgets for value, other in zip(row, gained, strict=True)]
-            for row, g in zip(self._covariance, gain, strict=True)
-        ]
+        doubts = [1 / (_UNSURE * one) ** 2 for one in self._believed]
+        rows, times = self._seen_terms, self._seen_times
+        unsure = sum(terms[at] ** 2 / (rows[at][at] + doubts[at]) for at in range(4))
+        edge = _EDGE * sqrt(self._usual**2 + unsure)
+        weight = min(1.0, edge / max(abs(missed), 1e-12)) / self._usual**2
+        for at in range(4):
+            counted, row = weight * terms[at], rows[at]
+            rows[at] = [_FORGETS * one + counted * other for one, other in zip(row, terms, strict=True)]
+            times[at] = _FORGETS * times[at] + counted * (1 + missed)
+        self._solve(doubts)
+        for at, doubt in enumerate(doubts):
+            gained = weight * terms[at] ** 2 / (rows[at][at] + doubt)
+            moved = self._believed[at] + gained * (self._coefficients[at] - self._believed[at])
+            self._believed[at] = max(moved, _LEAST_COEFFICIENT)
+
+    def _solve(self, doubts: Four) -> None:
+        """Towards the least squares, one coefficient after the other; none below zero."""
+        c = self._coefficients
+        for _ in range(_SWEEPS):
+            for at, row in enumerate(self._seen_terms):
+                others = _dot(row, c) - row[at] * c[at]
+                wanted = self._seen_times[at] + doubts[at] * self._believed[at] - others
+                c[at] = max(0.0, wanted / (row[at] + doubts[at]))
 
     def _look_back(self) -> None:
         """If the latest steps all went another way than was thought, little of what was learned holds."""
@@ -124,19 +135,11 @@ class StepTime:
         middle = median(errors)
         latest = median(errors[-_LATEST:])
         if abs(latest) > _SHIFT + _SHIFTS * self._usual:
-            self._covariance = self._doubt()
-            self._most = self._trace()
+            self._seen_terms = [[_KEEPS * one for one in row] for row in self._seen_terms]
+            self._seen_times = [_KEEPS * one for one in self._seen_times]
             self._errors.clear()
         else:
             self._usual = max(_LEAST_ERROR, 1.4826 * median(abs(error - middle) for error in errors))
-
-    def _doubt(self) -> list[Four]:
-        """A relative error of `_UNSURE` is one deviation."""
-        spread = [(_UNSURE * max(one, _LEAST_COEFFICIENT)) ** 2 for one in self._coefficients]
-        return [[one if at == row else 0.0 for at in range(4)] for row, one in enumerate(spread)]
-
-    def _trace(self) -> float:
-        return sum(self._covariance[at][at] for at in range(4))
 
 
 def _dot(a: Four, b: Four) -> float:

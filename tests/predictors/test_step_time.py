@@ -185,8 +185,8 @@ def test_reported_steps_make_the_pace_of_the_present_load():
 
 def test_steps_that_are_never_alone_bound_what_was_thought_too_long():
     pace = ObservedPace()
-    for prompt in (2_048, 2_000, 1_900) * 10:
-        pace.observe_work(StepWork(prompt, 1, 2_000), milliseconds(75))
+    for _ in range(30):
+        pace.observe_work(StepWork(0, 8, 1_000), milliseconds(40))
     thought = pace.own_step
     for _ in range(200):
         pace.observe_work(StepWork(0, 8, 1_000), milliseconds(15), is_alone=False)
@@ -202,3 +202,19 @@ def test_what_is_embedded_beside_a_step_is_not_the_engines_own():
     assert pace.own_step == pytest.approx(milliseconds(10), rel=0.01)
     assert pace.pace is not None
     assert pace.pace.step == pytest.approx(milliseconds(20), rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_machine_that_stalls_and_slows_down_makes_no_nonsense_of_any_part(seed):
+    random, steps = Random(seed), StepTime(TRUE)
+    for _ in range(60):
+        slowness, stalls = random.choice([1.0, 1.0, 1.3, 2.5]), random.choice([0.0, 0.01, 0.05])
+        decodes, reads_prompts = random.randint(1, 20), random.random() < 0.3
+        for _ in range(random.choice([20, 100, 400])):
+            prompt = random.randint(1, 500) if reads_prompts and random.random() < 0.2 else 0
+            work = StepWork(prompt, decodes, decodes * random.randint(100, 400))
+            took = slowness * seconds_of(work, TRUE) * random.lognormvariate(0, 0.05)
+            steps.observe(work, took * (random.uniform(2, 30) if random.random() < stalls else 1.0))
+        decoding = StepWork(0, 8, 2_000)
+        assert 0.2 < steps.predict(decoding) / seconds_of(decoding, TRUE) < 10
+        assert steps.per_prompt_token / TRUE.prompt_token < 20
