@@ -333,7 +333,8 @@ def _tandem(folder: Path) -> Server:
             "embeddings": [{"model": EMBEDDING_MODEL, "threads": os.cpu_count() or 1}],
         },
         "pool": {"memory": "2GiB"},
-        "scheduling": {"engine": {}},
+        # Nearer to the promise than by default: the promise is all that is asked for here.
+        "scheduling": {"engine": {"decode_pace": 0.9}},
         "quota": {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}},
         "classes": {
             "interactive": {

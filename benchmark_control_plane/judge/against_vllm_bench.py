@@ -119,8 +119,9 @@ def compared(server: Server, model: str, load: Load, *, knows_truth: bool) -> di
         if not turn:
             # That was to warm up.
             judge.records, judge.cpu_seconds = [], 0.0
-            for told in (*rounds.values(), *truths.values()):
-                told.clear()
+            for name in rounds:
+                rounds[name].clear()
+                truths[name].clear()
     beyond = {
         name: {
             m: median(one[m] - true[m] for one, true in zip(told, truths[name], strict=True))

@@ -24,7 +24,7 @@ class EngineOptions:
     ordering: str = "edf"
     policy: str = "look-ahead"
     look_ahead: LookAheadFor = "background"
-    decode_pace: float = 0.9
+    decode_pace: float = 0.8
     overflow_probability: float = 0.05
     priority_head_start_ms: float = 1_000.0
     patience_ms: float = 10_000.0
