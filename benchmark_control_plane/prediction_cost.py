@@ -33,7 +33,7 @@ def cost(samples: Sequence[Sample]) -> dict[str, Any]:
 def _forecast_cost(lengths: LearnedLengths, samples: Sequence[Sample]) -> dict[str, float]:
     before = _resident()
     taught(lengths, samples)
-    lengths.swap(trained_elsewhere(Kept(lengths.examples.table())))
+    lengths.swap(asyncio.run(trained_elsewhere(Kept(lengths.examples.table()))))
     grown = _resident() - before
     features, forecasts = [], []
     for sample in samples:

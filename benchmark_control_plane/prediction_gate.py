@@ -39,6 +39,9 @@ class Foretold:
     def observe(self, request: Request, output_tokens: int) -> None:
         """Nothing to learn."""
 
+    def withdraw(self, request: Request) -> None:
+        """Nothing was kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class GateOutcome:

@@ -54,10 +54,10 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Calibration:
-    """`forget_after` bounds the forecasts kept whose requests never finish."""
+    """`forget_after` bounds the forecasts kept of requests that nobody says have ended."""
 
     window: int = 512
-    forget_after: int = 16_384
+    forget_after: int = 4_096
     _open: dict[str, Forecasted] = field(default_factory=dict)
     _recent: dict[str, deque[_Outcome]] = field(default_factory=dict)
 
@@ -73,6 +73,10 @@ class Calibration:
         if (said := self._open.pop(request_id, None)) is not None:
             recent = self._recent.setdefault(class_name, deque(maxlen=self.window))
             recent.append(_outcome(said, tokens))
+
+    def withdrawn(self, request_id: str) -> None:
+        """Nothing will happen."""
+        self._open.pop(request_id, None)
 
     def coverage(self) -> dict[str, float]:
         """By class: share of answers no longer than the 0.9 quantile forecast for them."""

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from predictors.examples import Table
-from predictors.length_model import LengthModel, of_arrays
+from predictors.examples import ROW, WIDTH, Table
+from predictors.length_model import LEVELS, LengthModel, of_arrays
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ VERSION = 2
 
 # What numpy and zipfile raise for files of which some bytes are others than were written.
 _BROKEN = (
-    KeyError, ValueError, TypeError, EOFError, OSError, RuntimeError, struct.error, zlib.error,
-    zipfile.BadZipFile,
+    LookupError, ValueError, TypeError, AttributeError, EOFError, OSError, RuntimeError, struct.error,
+    zlib.error, zipfile.BadZipFile,
 )  # fmt: skip
 
 
@@ -61,11 +61,24 @@ def read(path: Path) -> Kept:
         table = Table(**{f.name: arrays[f"table.{f.name}"] for f in fields(Table)})
         model = {n.removeprefix("model."): a for n, a in arrays.items() if n.startswith("model.")}
         standing = json.loads(arrays["standing"].tobytes())
+        _check(table, standing)
         return Kept(table, of_arrays(model) if model else None, standing)
     except FileNotFoundError:
         raise
     except _BROKEN as error:
         raise ValueError(f"{path}: no saved predictor: {error}") from error
+
+
+def _check(table: Table, standing: Mapping[str, Any] | None) -> None:
+    """Raises ValueError if they are of other features or levels than these."""
+    counts = [len(getattr(table, f.name)) for f in fields(Table)]
+    levels = {len(offsets) for *_, offsets in (standing or {}).get("conformal", ())}
+    columns = table.numbers.shape[1], table.words.shape[1]
+    if len(set(counts)) > 1 or columns != (len(ROW), WIDTH) or not levels <= {len(LEVELS)}:
+        raise ValueError(
+            f"rows {counts} of {columns} numbers and words, levels {sorted(levels)}; this version has "
+            f"{(len(ROW), WIDTH)} and {len(LEVELS)}"
+        )
 
 
 def read_or_set_aside(path: Path) -> Kept | None:

@@ -32,7 +32,7 @@ _TAIL_SHARE = 0.35
 _HEAD_SHARE = 0.5
 # e^16 tokens: more than any context holds.
 _LONGEST = 16.0
-_OPEN_FORECASTS = 16_384
+_OPEN_FORECASTS = 4_096
 _LOSS_MEMORY = 128
 _MEAN_MEMORY = 64
 # Forecasts by history need this many answers of their class and model, or of their model.
@@ -135,6 +135,11 @@ class LearnedLengths:
             return
         self.examples.add(stated.row, log_tokens)
         self._judge(name, stated, log_tokens, log(max(1, request.max_output_tokens)))
+
+    def withdraw(self, request: Request) -> None:
+        self._history.withdraw(request)
+        self.calibration.withdrawn(request.id)
+        self._open.pop(request.id, None)
 
     def _judge(self, name: str, stated: _Stated, log_tokens: float, top: float) -> None:
         judged = self._classes.setdefault(name, _ByClass())

@@ -42,6 +42,9 @@ class MaxTokens:
     def observe(self, request: Request, output_tokens: int) -> None:
         """Nothing to learn."""
 
+    def withdraw(self, request: Request) -> None:
+        """Nothing was kept."""
+
 
 @dataclass(slots=True)
 class _History:
@@ -133,6 +136,9 @@ class HistoryQuantiles:
         by_model = self._by_model.setdefault(request.model, _History(self._window))
         by_class.add(output_tokens)
         by_model.add(output_tokens)
+
+    def withdraw(self, request: Request) -> None:
+        self.calibration.withdrawn(request.id)
 
     def _history(self, request: Request) -> _History | None:
         own = self._by_class.get((request.service_class.name, request.model))

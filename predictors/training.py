@@ -5,10 +5,11 @@
 reads the examples in SOURCE (see `keeping`), and writes them with the model learned from them to TARGET.
 """
 
+import asyncio
 import os
-import subprocess
 import sys
 import tempfile
+from asyncio.subprocess import DEVNULL, PIPE
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,23 +20,28 @@ _NICENESS = 19
 _LONGEST_SECONDS = 900.0
 
 
-def trained_elsewhere(kept: Kept) -> LengthModel:
-    """Blocks: for a thread. Raises RuntimeError with what the process said."""
+async def trained_elsewhere(kept: Kept) -> LengthModel:
+    """Raises RuntimeError with what the process said, TimeoutError. Cancelling it ends the process."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "examples.npz"), Path(folder, "model.npz")
-        save(source, replace(kept, model=None))
-        command = [sys.executable, "-m", "predictors.training", str(source), str(target)]
-        ran = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_LONGEST_SECONDS,
+        await asyncio.to_thread(save, source, replace(kept, model=None))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "predictors.training", str(source), str(target)),
+            stdout=DEVNULL,
+            stderr=PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        if ran.returncode:
-            raise RuntimeError(f"the training process failed: {ran.stderr[-2_000:]}")
-        model = read(target).model
+        try:
+            async with asyncio.timeout(_LONGEST_SECONDS):
+                _, said = await process.communicate()
+        finally:
+            # A server that stops does not wait until it has learned.
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            raise RuntimeError(f"the training process failed: {said.decode(errors='replace')[-2_000:]}")
+        model = (await asyncio.to_thread(read, target)).model
     assert model is not None
     return model
 

@@ -337,3 +337,6 @@ class LengthPredictor(Protocol):
     def forecast(self, request: Request) -> LengthForecast: ...
 
     def observe(self, request: Request, output_tokens: int) -> None: ...
+
+    def withdraw(self, request: Request) -> None:
+        """It ended without a whole answer: there is nothing to learn, and nothing to keep of it."""

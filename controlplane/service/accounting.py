@@ -74,6 +74,8 @@ class Accounting:
             outcome = Outcome.MET if all(seen.kept(request.slo).values()) else Outcome.LATE
             if request.kind is Kind.GENERATE:
                 self._lengths.observe(request, seen.output_tokens)
+        elif request.kind is Kind.GENERATE:
+            self._lengths.withdraw(request)
         ticket.outcome = outcome
         self._metrics.ended(request, seen, outcome)
 

@@ -6,7 +6,6 @@ model is put in force between two requests. Should it fail, the model in force s
 
 import asyncio
 import logging
-import subprocess
 from pathlib import Path
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -76,8 +75,8 @@ class Learning:
     async def learn(self) -> None:
         seen = self._lengths.examples.seen
         try:
-            model = await asyncio.to_thread(trained_elsewhere, Kept(self._lengths.examples.table()))
-        except (RuntimeError, OSError, ValueError, subprocess.TimeoutExpired) as error:
+            model = await trained_elsewhere(Kept(self._lengths.examples.table()))
+        except (RuntimeError, OSError, ValueError) as error:
             log.warning("no new length model, the last one stays in force: %s", error)
             return
         self._lengths.swap(model)

@@ -1,6 +1,10 @@
 """What was learned survives; what cannot be read is set aside."""
 
+import asyncio
 import logging
+import os
+import sys
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -21,8 +25,8 @@ def learned(traffic):
     return lengths
 
 
-def test_another_process_learns_a_model_that_survives_the_file(tmp_path, learned):
-    model = trained_elsewhere(Kept(learned.examples.table()))
+async def test_another_process_learns_a_model_that_survives_the_file(tmp_path, learned):
+    model = await trained_elsewhere(Kept(learned.examples.table()))
     path = tmp_path / "lengths.npz"
     save(path, Kept(learned.examples.table(), model, learned.standing()))
     kept = read_or_set_aside(path)
@@ -36,9 +40,24 @@ def test_another_process_learns_a_model_that_survives_the_file(tmp_path, learned
     assert path.stat().st_size < 5_000_000
 
 
-def test_too_few_examples_are_the_failure_that_the_process_reports(learned):
+async def test_giving_up_on_a_training_ends_its_process(tmp_path, monkeypatch, learned):
+    pipe, program = tmp_path / "pipe", tmp_path / "python"
+    os.mkfifo(pipe)
+    program.write_text(f"#!/bin/sh\necho $$ > {pipe}\nexec sleep 600\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    training = asyncio.create_task(trained_elsewhere(Kept(learned.examples.table())))
+    number = int(await asyncio.to_thread(pipe.read_text))
+    training.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+
+
+async def test_too_few_examples_are_the_failure_that_the_process_reports(learned):
     with pytest.raises(RuntimeError, match="at least 200 are needed"):
-        trained_elsewhere(Kept(learned.examples.table().head(10)))
+        await trained_elsewhere(Kept(learned.examples.table().head(10)))
 
 
 def test_no_file_is_a_cold_start(tmp_path):
@@ -60,6 +79,20 @@ def test_a_file_that_cannot_be_read_is_set_aside(tmp_path, caplog, learned, how)
     assert path.with_name("lengths.npz.corrupt").exists()
     assert "set aside" in caplog.text
     with pytest.raises(FileNotFoundError):
+        read(path)
+
+
+@pytest.mark.parametrize("part", ["numbers", "words", "log_tokens", "conformal"])
+def test_what_another_version_knew_of_prompts_or_levels_is_no_saved_predictor(tmp_path, learned, part):
+    path, table, standing = tmp_path / "lengths.npz", learned.examples.table(), learned.standing()
+    if part == "conformal":
+        standing = {"conformal": [["chat", 0, 1, 0.9, [0.0, 0.0]]]}
+    elif part == "log_tokens":
+        table = replace(table, log_tokens=table.log_tokens[:-1])
+    else:
+        table = replace(table, **{part: getattr(table, part)[:, :-1]})
+    save(path, Kept(table, None, standing))
+    with pytest.raises(ValueError, match="no saved predictor"):
         read(path)
 
 

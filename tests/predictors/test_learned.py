@@ -89,3 +89,14 @@ def test_an_answer_that_nothing_can_end_is_as_long_as_allowed_and_teaches_nothin
     assert lengths.forecast(forced).quantile(0.01) == lengths.forecast(forced).quantile(0.99) == 700
     lengths.observe(forced, 700)
     assert lengths.examples.seen == seen
+
+
+def test_requests_that_end_without_an_answer_push_out_nobody_who_still_runs(a_request):
+    lengths = LearnedLengths(use_prior=False)
+    long = a_request()
+    lengths.forecast(long)
+    for _ in range(5_000):
+        lengths.forecast(request := a_request())
+        lengths.withdraw(request)
+    lengths.observe(long, 900)
+    assert lengths.examples.seen == 1

@@ -14,7 +14,7 @@ from predictors.features import gist_of
 from predictors.learned import LearnedLengths
 
 
-def serve(lengths, count, seed=0):
+def serve(lengths, count, seed=0, factor=1):
     random = Random(seed)
     for number in range(count):
         kind, tokens = random.choice([("list", 40), ("essay", 900)])
@@ -24,7 +24,7 @@ def serve(lengths, count, seed=0):
             gist=gist_of(f"{kind} topic {number % 20}"),
         )  # fmt: skip
         lengths.forecast(request)
-        lengths.observe(request, round(tokens * random.lognormvariate(0, 0.2)))
+        lengths.observe(request, round(factor * tokens * random.lognormvariate(0, 0.2)))
 
 
 async def test_it_learns_when_enough_is_new_and_not_before():
@@ -68,6 +68,22 @@ async def test_a_failed_training_leaves_the_model_and_says_so(caplog):
         await learning.learn()
     assert lengths.model is first
     assert "the last one stays in force" in caplog.text
+
+
+async def test_out_of_coverage_is_said_once_and_when_it_is_over(caplog):
+    lengths = LearnedLengths()
+    learning = Learning(lengths, every_seconds=3_600, file=None)
+    caplog.set_level(logging.INFO)
+    serve(lengths, 60)
+    serve(lengths, 30, factor=20)
+    await learning.look()
+    assert "class chat: too many answers are longer than their 0.9 quantile" in caplog.text
+    caplog.clear()
+    await learning.look()
+    assert caplog.text == ""
+    serve(lengths, 100)
+    await learning.look()
+    assert "class chat: forecasts cover again" in caplog.text
 
 
 async def test_requests_are_served_while_it_learns():
