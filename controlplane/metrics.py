@@ -88,6 +88,9 @@ class Metrics:
         self.ttft_error = self._gauge(
             "ttft_forecast_error_seconds", "Mean absolute error of the forecast median", ("class",)
         )
+        self.tpot_forecast = self._gauge(
+            "tpot_forecast_seconds", "Time to an answer's next token, from the engine's steps", ("level",)
+        )
         self.length_error = self._gauge(
             "length_forecast_error_tokens", "Mean absolute error of the forecast median", ("class",)
         )

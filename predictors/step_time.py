@@ -170,6 +170,12 @@ class StepReports:
         # without them would ever correct it.
         return min(_duration(self._decoding()), *self._wholes)
 
+    def foretold_gap(self, level: float) -> Duration | None:
+        """Between two tokens of an answer, beside what is embedded; None until enough steps were reported."""
+        if not self.reports_steps:
+            return None
+        return _duration(self.steps.quantile(self._decode_work(), level) * self._stretch)
+
     def observe_work(self, work: StepWork, took: Duration, *, is_alone: bool = True) -> None:
         """A whole step as the engine reports it; not `is_alone` if embeddings were computed meanwhile."""
         self._last = work
@@ -187,7 +193,10 @@ class StepReports:
         return Pace(_duration(step * self._stretch), _duration(token * self._stretch))
 
     def _decoding(self) -> float:
-        return self.steps.predict(StepWork(0, self._last.decodes, self._last.cells))
+        return self.steps.predict(self._decode_work())
+
+    def _decode_work(self) -> StepWork:
+        return StepWork(0, self._last.decodes, self._last.cells)
 
 
 class ObservedPace(StepReports):

@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from prometheus_client import Gauge
 
-from controlplane.core.clock import Duration, Instant, between, to_milliseconds
+from controlplane.core.clock import Duration, Instant, between, to_milliseconds, to_seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
@@ -19,6 +19,8 @@ from controlplane.service.ticket import Starting, Ticket
 from predictors.calibration import LEVEL, Calibration
 from predictors.first_token import Ahead, FirstTokenTime, steps_until_slot
 from predictors.step_time import ObservedPace, ReportedPace
+
+_TOLD = (0.5, LEVEL)
 
 
 class FirstTokens:
@@ -71,7 +73,9 @@ class FirstTokens:
 
     def gauges(self, metrics: Metrics) -> Mapping[Gauge, Mapping[str, float]]:
         errors = self.calibration.mean_absolute_error()
+        gaps = {f"{level:g}": self._paces[Owner.LLM].foretold_gap(level) for level in _TOLD}
         return {
+            metrics.tpot_forecast: {level: to_seconds(gap) for level, gap in gaps.items() if gap is not None},
             metrics.ttft_coverage: self.calibration.coverage(),
             metrics.ttft_error: {name: error / 1_000 for name, error in errors.items()},
         }

@@ -183,6 +183,17 @@ def test_reported_steps_make_the_pace_of_the_present_load():
     assert pace.pace.per_prompt_token == pytest.approx(milliseconds(0.15), rel=0.1)
 
 
+def test_the_next_token_is_foretold_with_quantiles():
+    pace, random = ObservedPace(), Random(5)
+    assert pace.foretold_gap(0.5) is None
+    for _ in range(200):
+        pace.observe_work(StepWork(0, 8, 1_000), seconds(0.02 * random.lognormvariate(0, 0.2)))
+    middle, upper = pace.foretold_gap(0.5), pace.foretold_gap(0.9)
+    assert middle == pytest.approx(milliseconds(20), rel=0.1)
+    # e^(0.2 * 1.28), the ninth decile of that law.
+    assert upper == pytest.approx(milliseconds(25.8), rel=0.12)
+
+
 def test_steps_that_are_never_alone_bound_what_was_thought_too_long():
     pace = ObservedPace()
     for _ in range(30):
