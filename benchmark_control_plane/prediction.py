@@ -4,15 +4,17 @@
 
 Writes results/prediction.json and results/prediction.png. Alike prompts are always in one fold. The
 predictor starts without its shipped priors, which were learned from these very prompts. Needs the extras
-`bench` and `embeddings`. `--only cost` on a quiet machine.
+`bench` and `embeddings`. `--only cost` on a quiet machine; `--only` alone draws again, beside what
+`prediction_goodput` found.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from benchmark_control_plane.prediction_streams import conditional, coverage, sw
 from benchmark_control_plane.prompt_sets import Sample, samples
 from benchmark_control_plane.prompt_vectors import with_vectors
 from controlplane.core.memory import Floats
-from predictors.length_model import ENOUGH, LEVELS, MEDIAN, UPPER
+from predictors.length_model import LEVELS, MEDIAN, UPPER
 
 RESULTS = Path(__file__).parent / "results"
 FOLDS = 5
@@ -63,11 +65,8 @@ def _separate(known: Sequence[Sample]) -> dict[str, Any]:
     found = {}
     known = with_vectors(known)
     for source in dict.fromkeys(sample.source for sample in known):
-        own = [sample for sample in known if sample.source == source]
-        # Less than this teaches no model; history then decides, as it does when served.
-        if len(own) * (FOLDS - 1) / FOLDS > ENOUGH:
-            found[source] = crossed(own, FOLDS)
-            print(_line(source, found[source]), flush=True)
+        found[source] = crossed([sample for sample in known if sample.source == source], FOLDS)
+        print(_line(source, found[source]), flush=True)
     return found
 
 
@@ -97,13 +96,14 @@ PARTS: dict[str, Callable[[Sequence[Sample]], dict[str, Any]]] = {
 }
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
+def draw(results: dict[str, Any], goodput: Mapping[str, Any], path: Path) -> None:
+    """`goodput` is what `prediction_goodput` found."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, (calibration, sharpness, growing) = pyplot.subplots(1, 3, figsize=(14, 4.2))
+    figure, ((calibration, sharpness), (growing, bought)) = pyplot.subplots(2, 2, figsize=(11, 8))
     for name, judged in results["mixed"].items():
         calibration.plot(LEVELS, judged["calibration"], marker="o", markersize=3, label=name)
     calibration.plot((0, 1), (0, 1), color="grey", linewidth=0.5)
@@ -124,15 +124,32 @@ def draw(results: dict[str, Any], path: Path) -> None:
         growing.plot(shares, [results["conditional"][s][way] for s in shares], marker="o", label=way)
     growing.set(xlabel="share of the answer seen", ylabel="pinball loss of the rest", title="while it grows")
     growing.legend(fontsize=7)
+    _draw_goodput(bought, goodput.get("runs", ()))
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
+def _draw_goodput(axes: Any, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Requests kept a second, mean over the seeds, by what was told of lengths."""
+    kept: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        by_place = kept.setdefault(run["told"], {})
+        by_place.setdefault(f"{run['on']}, {run['rate']:g}/s", []).append(run["rate"] * run["strict"])
+    places = sorted({place for by_place in kept.values() for place in by_place})
+    for at, (told, by_place) in enumerate(kept.items()):
+        own = [place for place in places if place in by_place]
+        shifted = [places.index(place) + 0.8 * (at / len(kept) - 0.5) for place in own]
+        axes.bar(shifted, [fmean(by_place[place]) for place in own], 0.8 / len(kept), label=told)
+    axes.set_xticks(range(len(places)), places, fontsize=7)
+    axes.set(ylabel="requests kept a second", title="what it buys")
+    axes.legend(fontsize=7)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.prediction", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--results", type=Path, default=RESULTS / "prediction.json")
     options = parser.parse_args(arguments)
     known = samples(options.data)
@@ -147,7 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name}: {json.dumps(results[name])}", flush=True)
         options.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if {"mixed", "conditional"} <= results.keys():
-        draw(results, options.results.with_suffix(".png"))
+        goodput = options.results.with_name("prediction-goodput.json")
+        bought = json.loads(goodput.read_text(encoding="utf-8")) if goodput.exists() else {}
+        draw(results, bought, options.results.with_suffix(".png"))
     return 0
 
 

@@ -16,7 +16,7 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Floats
 from controlplane.core.ports import LengthPredictor
 from predictors.learned import LearnedLengths
-from predictors.length_model import LEVELS, fit
+from predictors.length_model import ENOUGH, LEVELS, fit
 from predictors.output_length import HistoryQuantiles
 
 REMEMBER = 16_384
@@ -54,7 +54,9 @@ def learned_predictor(known: Sequence[Sample]) -> LearnedLengths:
     """Without the shipped priors, which were learned from these very prompts."""
     predictor = LearnedLengths(remember=REMEMBER, use_prior=False)
     taught(predictor, known)
-    predictor.swap(fit(predictor.examples.table()))
+    # Fewer teach no model; history then decides, as it does when served.
+    if len(predictor.examples) >= ENOUGH:
+        predictor.swap(fit(predictor.examples.table()))
     return predictor
 
 
