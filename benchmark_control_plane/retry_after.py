@@ -43,23 +43,23 @@ class Told:
     then_admitted: bool
 
 
-def returns(rate: float, seed: int) -> dict[str, Any]:
-    told = run(_course(rate, seed))
+def returns(rate: float, seed: int, count: int = _COUNT) -> dict[str, Any]:
+    told = run(_course(rate, seed, count))
     return {
         "rate": rate,
         "seed": seed,
-        "requests": _COUNT,
+        "requests": count,
         "turned_away": len(told),
-        "then_admitted": sum(one.then_admitted for one in told) / max(1, len(told)),
-        "median_wait_s": median(one.wait for one in told) if told else 0.0,
-        "longest_wait_s": max((one.wait for one in told), default=0.0),
+        "then_admitted": sum(one.then_admitted for one in told),
+        "median_wait_s": median(one.wait for one in told) if told else None,
+        "longest_wait_s": max((one.wait for one in told), default=None),
     }
 
 
-async def _course(rate: float, seed: int) -> list[Told]:
+async def _course(rate: float, seed: int, count: int) -> list[Told]:
     rng = np.random.default_rng(seed)
     asks = []
-    for at in arrival_times(rng, rate, _COUNT, variation=4.0):
+    for at in arrival_times(rng, rate, count, variation=4.0):
         output = int(min(400, max(1, rng.lognormal(4.0, 0.8))))
         asks.append(Ask(at, int(rng.integers(20, 300)), output, 512, "chat"))
 
@@ -106,7 +106,7 @@ async def _asked(service: Service, number: int, one: Ask) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.retry_after", description=__doc__)
     parser.add_argument("--rates", type=float, nargs="+", default=[6.0, 8.0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--results", type=Path, default=RESULTS / "retry-after.json")
     options = parser.parse_args(arguments)
     found = []
@@ -114,7 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in options.seeds:
             found.append(returns(rate, seed))
             print(json.dumps(found[-1]), flush=True)
-    options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    options.results.write_text(json.dumps({"runs": found}, indent=1) + "\n", encoding="utf-8")
+    admitted, away = (sum(run[key] for run in found) for key in ("then_admitted", "turned_away"))
+    print(f"then admitted, of all turned away: {admitted} of {away}")
     return 0
 
 

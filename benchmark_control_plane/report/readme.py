@@ -13,11 +13,11 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from benchmark_control_plane.inputs import BadInput, read_object
-from benchmark_control_plane.report import facts, hybrid_quotes, wording
+from benchmark_control_plane.report import facts, hybrid_quotes, prediction_quotes, wording
 from benchmark_control_plane.report.folder import committed, read_results
 from benchmark_control_plane.report.headline import headline
 from benchmark_control_plane.report.page import picture
@@ -298,50 +298,6 @@ def _embedding_throughput(content: Mapping[str, Any]) -> Quotes:
         )
 
 
-def _prediction(content: Mapping[str, Any]) -> Quotes:
-    mixed = content["mixed"]
-    losses = {name: float(one["pinball"]) for name, one in mixed.items()}
-    others = {name: loss for name, loss in losses.items() if not name.startswith("learned")}
-    best = min(others, key=others.__getitem__)
-    learned = losses["learned"]
-    told = f"pinball loss {learned:.1f} tokens, {wording.times(learned / others[best])} of {best}'s"
-    told += f" and {wording.times(learned / others['tf-idf ridge'])} of a plain tf-idf ridge's"
-    if (encoded := losses.get("learned, encoder")) is not None:
-        told += f"; {wording.times(encoded / others[best])} and "
-        told += f"{wording.times(encoded / others['tf-idf ridge'])} where prompts were embedded before"
-    yield (
-        f"How well are answer lengths foretold from the prompt ({content['samples']:,} answers, five folds)?",
-        f"{told}; {wording.share(mixed['learned']['coverage_90'])} of the answers stay within their 0.9 "
-        "quantile",
-    )
-    stream, switches = content["coverage"], content["switches"].values()
-    outside = fmean(one["windows_outside"] for one in switches)
-    after = [covered for one in switches for covered in one["after_500"]]
-    yield (
-        "How many answers are within their 0.9 quantile 500 requests after a switch of model or traffic?",
-        f"{wording.share(min(after))} to {wording.share(max(after))} ({len(switches)} switches, "
-        f"{len(content['seeds'])} seeds); of windows of 500 {wording.share(outside)} leave 88 to 92 %, "
-        f"without switches {wording.share(stream['windows_outside'])}, by chance alone "
-        f"{wording.share(stream['outside_by_chance'])} would",
-    )
-
-
-def _prediction_goodput(content: Mapping[str, Any]) -> Quotes:
-    runs = content["runs"]
-    places = {"engine": "on vLLM's real scheduler", "simulator": "at the gate, simulated,"}
-    for place, rate in sorted({(run["on"], run["rate"]) for run in runs}):
-        kept: dict[str, list[float]] = {}
-        for run in runs:
-            if (run["on"], run["rate"]) == (place, rate):
-                kept.setdefault(run["told"], []).append(rate * run["strict"])
-        yield (
-            f"What do length forecasts buy {places[place]} at {rate:g} requests/s (virtual time)?",
-            "requests kept a second: "
-            + ", ".join(f"{name} {fmean(rates):.1f}" for name, rates in kept.items())
-            + f" ({len(next(iter(kept.values())))} seeds)",
-        )
-
-
 def _collocated_mix(content: Mapping[str, Any]) -> Quotes:
     summary = content["summary"]
     policies, best = summary["policies"], summary["best_static"]
@@ -377,8 +333,10 @@ FIGURES: Mapping[str, Callable[[Mapping[str, Any]], Quotes]] = {
     "against-vllm-bench.json": _against_vllm_bench,
     "collocation.json": _collocation,
     "embedding-throughput.json": _embedding_throughput,
-    "prediction.json": _prediction,
-    "prediction-goodput.json": _prediction_goodput,
+    "prediction.json": prediction_quotes.lengths,
+    "prediction-goodput.json": prediction_quotes.goodput,
+    "ttft-forecast.json": prediction_quotes.first_token,
+    "retry-after.json": prediction_quotes.retry_after,
     "collocated-mix.json": _collocated_mix,
     "engine-frontier.json": _engine_frontier,
     "hybrid-cost-*.json": hybrid_quotes.cost,
