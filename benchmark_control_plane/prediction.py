@@ -143,7 +143,8 @@ def _draw_goodput(axes: Any, runs: Sequence[Mapping[str, Any]]) -> None:
         axes.bar(shifted, [fmean(by_place[place]) for place in own], 0.8 / len(kept), label=told)
     axes.set_xticks(range(len(places)), places, fontsize=7)
     axes.set(ylabel="requests kept a second", title="what it buys")
-    axes.legend(fontsize=7)
+    axes.margins(y=0.25)
+    axes.legend(fontsize=7, ncols=3)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
