@@ -28,6 +28,11 @@ class LookAhead:
         return np.argsort(self.table.steps)
 
     @cached_property
+    def _grows(self) -> bool:
+        """Or may be more than was predicted. Embeddings do neither: the present is their peak."""
+        return bool(self.table.per_step.any() or self.table.variance.any())
+
+    @cached_property
     def steps(self) -> Floats:
         return self.table.steps[self._order]
 
@@ -45,6 +50,8 @@ class LookAhead:
 
     def peak_with(self, footprint: Footprint) -> float:
         """Highest use, margin included, at any completion up to the newcomer's own."""
+        if not (footprint.per_step or footprint.spread or self._grows):
+            return float(self.table.base.sum()) + footprint.base
         end = float(footprint.steps)
         variance = footprint.spread**2
         at = int(np.searchsorted(self.steps, end, side="left"))

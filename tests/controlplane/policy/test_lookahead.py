@@ -31,6 +31,16 @@ def test_peak_is_that_of_every_step(pool: list[Footprint], newcomer: Footprint) 
     assert look_at(pool).peak_with(newcomer) == max(use_at(everyone, k) for k in range(1, newcomer.steps + 1))
 
 
+level = st.builds(Footprint, base=st.integers(0, 50), steps=st.integers(1, 20))
+
+
+@given(st.lists(level, max_size=8), level | footprints)
+def test_where_nobody_grows_the_peak_is_now(pool: list[Footprint], newcomer: Footprint) -> None:
+    peak = look_at(pool, z=2.0).peak_with(newcomer)
+    everyone = [*pool, newcomer]
+    assert peak == max(use_at(everyone, k) for k in range(1, newcomer.steps + 1))
+
+
 @given(pools, footprints, st.integers(0, 7))
 def test_fewer_leases_never_raise_the_peak(pool: list[Footprint], newcomer: Footprint, gone: int) -> None:
     fewer = pool[:gone] + pool[gone + 1 :]
