@@ -196,8 +196,8 @@ def policies(time: BatchTime) -> list[Policy]:
     for name, level in (("dynamic", 0.9), ("no forecast", None)):
         quota: dict[str, Any] = {
             "policy": "dynamic",
-            "llm": {"nominal": 0.9, "min": 0.8, "borrow": 0.075, "lend": 0.05},
-            "embedding": {"nominal": 0.1, "min": least, "borrow": 0.05, "lend": 0.075},
+            "llm": {"nominal": 0.95, "min": 0.8, "borrow": 0.025, "lend": 0.05},
+            "embedding": {"nominal": 0.05, "min": least, "borrow": 0.05, "lend": 0.025},
             "forecast": {"level": level, "window_ms": 250},
         }
         found.append(Policy(name, machine(time, kv_bytes), {"quota": quota}))
