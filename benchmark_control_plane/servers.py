@@ -128,7 +128,8 @@ def serving(server: Server, log: Path, *, own_session: bool = True) -> Iterator[
 def stop_as_interrupted() -> None:
     """From here on SIGTERM ends this process as Ctrl-C does: by way of every `serving`, so that no server
     outlives it. Only the main thread may call it."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # Not by sending SIGINT: a shell has what it starts in the background ignore that.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def bench_serve(
