@@ -278,12 +278,14 @@ def _collocation(content: Mapping[str, Any]) -> Quotes:
             continue
         ratio, rate = cell["tandem_over_naive"], key.split("_")[1]
         ours, theirs = (wording.share(cell[who]["burst_attainment"]) for who in ("tandem", "naive"))
+        alone = cell["alone"]["tandem"]["p99_ttft_ms"] / cell["naive"]["p99_ttft_ms"]
         yield (
             f"How do chat at {rate}/s and bursts of passages share two cores, beside two servers "
             "that know nothing of each other?",
-            f"P99 TTFT {wording.times(ratio['p99_ttft_ms'])}, TPOT {wording.times(ratio['p99_tpot_ms'])}, "
+            f"P99 TTFT {wording.times(ratio['p99_ttft_ms'])} ({wording.times(alone)} without any passages), "
+            f"TPOT {wording.times(ratio['p99_tpot_ms'])}, "
             f"passages/s {wording.times(ratio['passages_per_s'])} of theirs; bursts in time {ours} "
-            f"(theirs {theirs})",
+            f"(theirs {theirs}; {len(cell['runs'])} runs, medians)",
         )
 
 
