@@ -298,17 +298,11 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         )
 
     def _rows(self) -> list[Row]:
-        keys, usual = self._keys, self.block_size
-        if not self.has_packed:
-            # In one expression, since hundreds run and this is done at every step.
-            return [
-                (keys[r.request_id], r.num_tokens, -(-r.num_computed_tokens // usual)) for r in self.running
-            ]
         rows = []
         for request in self.running:
-            per_block = self.progress[request.request_id].per_block or usual
+            per_block = self.progress[request.request_id].per_block or self.block_size
             blocks = -(-request.num_computed_tokens // per_block)
-            rows.append((keys[request.request_id], request.num_tokens, blocks))
+            rows.append((self._keys[request.request_id], request.num_tokens, blocks))
         return rows
 
 
