@@ -4,7 +4,7 @@ Rule (`t = c0 + c1 decodes + c2 cells + c3 prompt tokens`): least squares on rel
 that a lasting change is followed; an error far outside the usual ones counts no more than one at their
 edge, so that a stall moves little. No part of a step takes less than no time, and a part that the steps tell
 nothing of stays what it was thought to be: what is known beforehand of device and model, which observations
-soon outweigh, is not forgotten as they are. When everything takes longer at once, every part does.
+soon outweigh, is not forgotten as they are.
 Steps beside which embeddings were computed teach nothing of the engine; they tell how much longer a step
 then is. An engine that reports no steps is timed by its tokens: exponentially weighted means of the gap
 between two tokens and of the time a prompt token takes, clipped to a factor of four around the present one.
@@ -39,7 +39,7 @@ _USUAL = 64
 _ENOUGH = 16
 _LATEST = 8
 _SHIFT, _SHIFTS = 0.15, 2.0
-# Of what was learned before everything changed.
+# The part that still counts of what was seen before everything changed.
 _KEEPS = 0.005
 _LEAST_ERROR = 0.02
 _LEAST_COEFFICIENT = 1e-4
@@ -98,11 +98,11 @@ class StepTime:
     def observe(self, work: StepWork, took: float) -> None:
         """`took` in seconds."""
         terms = work.terms()
+        predicted = self._predicted(terms)
         self.seen += 1
-        self._errors.append(took / self._predicted(terms) - 1)
+        self._errors.append(took / predicted - 1)
         if self.seen % _LATEST == 0:
             self._look_back()
-        predicted = self._predicted(terms)
         missed = _clipped(took / predicted, 1.0) - 1
         terms = [term / predicted for term in terms]
         doubts = [1 / (_UNSURE * one) ** 2 for one in self._believed]
