@@ -66,10 +66,10 @@ class ForecastSection:
 @section(frozen=True, config=STRICT)
 class QuotaSection:
     """`dynamic` moves the quotas each tick towards the kind with the more urgent requests, by at most
-    `max_step` of the pool a tick; a gap of at most `dead_band` of it is left alone. A request is urgent
-    with less than `critical_ms` to spare. `compare` weighs either kind by the part of its requests that is
-    urgent or was turned away (`mean`), or by their number (`sum`); an urgency of one kind of
-    `resting_weight` moves the quotas half way from their nominal place."""
+    `max_step` of the pool a tick; where they move to changes by more than `dead_band` of it or not at all. A
+    request is urgent with less than `critical_ms` to spare. `compare` weighs either kind by the part of its
+    requests that is urgent or was turned away (`mean`), or by their number (`sum`); an urgency of one kind
+    of `resting_weight` moves the quotas half way from their nominal place."""
 
     policy: Literal["static", "dynamic"] = "static"
     llm: ShareSection = ShareSection(nominal=0.9)
@@ -109,14 +109,13 @@ class QuotaSection:
         least[Owner.EMBEDDING] = max(least[Owner.EMBEDDING], pool_bytes - most_llm_bytes)
         useful = max(least[Owner.EMBEDDING], most_embedding_bytes)
         least[Owner.LLM] = min(max(least[Owner.LLM], pool_bytes - useful), most_llm_bytes)
-        owned = max(int(self.llm.nominal * pool_bytes), least[Owner.LLM])
+        whole_least = -(-least[Owner.LLM] // block_bytes) * block_bytes
+        owned = max(int(self.llm.nominal * pool_bytes), whole_least)
         nominal = split(pool_bytes, min(owned, most_llm_bytes), block_bytes)
-        flexible = pool_bytes - sum(least.values())
-        resting = (nominal[Owner.LLM] - least[Owner.LLM]) / flexible if flexible > 0 else 0.0
         options = QuotaOptions(
             pool=pool_bytes,
             minimum=least,
-            resting_share=min(1.0, max(0.0, resting)),
+            resting=nominal[Owner.LLM],
             resting_weight=self.resting_weight,
             rate=self.max_step / (self.tick_ms / 1_000),
             dead_band=int(self.dead_band * pool_bytes),

@@ -3,7 +3,8 @@
 The collocation proposal's Algorithm 2, put right: urgency is continuous and grows as slack shrinks (the
 printed one drops when a request becomes late); lateness counts up to a cap; minimums win over the
 step limit; a dead-band keeps small changes of urgency from moving memory to and fro. What the LLM does not
-get the embeddings get, so the sum never changes. Who are equally urgent stay where their owner put them.
+get the embeddings get, so the sum never changes. Who are equally urgent go back to where their owner put
+them, to the last block.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,14 +41,14 @@ class UrgencyOptions:
 
 @dataclass(frozen=True, slots=True)
 class QuotaOptions:
-    """Bytes of `minimum` are never taken away. The LLM's share of the rest is `resting_share` when nothing
-    is urgent, or both are equally; `resting_weight` is the urgency of one that moves it half way from there
-    (0: all the way). `rate` is the share of the pool that may move in a second; a gap of at most `dead_band`
-    bytes is left alone; the LLM's part is whole blocks of `block_bytes`."""
+    """Bytes of `minimum` are never taken away. The LLM's part is `resting` when nothing is urgent, or both
+    are equally; `resting_weight` is the urgency of one that moves it half way from there (0: all the way).
+    `rate` is the share of the pool that may move in a second; a target is kept while the next is at most
+    `dead_band` bytes from it; the LLM's part is whole blocks of `block_bytes`."""
 
     pool: int
     minimum: Mapping[Owner, int]
-    resting_share: float
+    resting: int
     resting_weight: float
     rate: float
     dead_band: int
@@ -66,8 +67,11 @@ class QuotaOptions:
                 f"{parts}: minimums must fit into the pool's {self.pool} bytes in whole blocks of "
                 f"{self.block_bytes}; lower one of them"
             )
-        if not 0 <= self.resting_share <= 1:
-            raise ValueError(f"quota.resting_share={self.resting_share}: a share is between 0 and 1")
+        if self.resting != _bounded(_blocks_down(self.resting, self.block_bytes), self):
+            raise ValueError(
+                f"quota.resting={self.resting}: the LLM rests on whole blocks of {self.block_bytes} bytes, "
+                f"{self.lowest} to {self.highest}"
+            )
         for name in ("resting_weight", "rate", "dead_band"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"quota.{name}={value}: must be at least 0; use 0 to switch it off")
@@ -107,14 +111,19 @@ def urgency_of_all(
 
 
 def target_nominal(urgency: Mapping[Owner, float], options: QuotaOptions) -> int:
-    """Bytes that the LLM should own in the end, in whole blocks."""
-    llm, embedding, rest = urgency[Owner.LLM], urgency[Owner.EMBEDDING], options.resting_share
+    """Bytes that the LLM should own, in whole blocks."""
+    llm, embedding, rest = urgency[Owner.LLM], urgency[Owner.EMBEDDING], options.resting
     total = llm + embedding + options.resting_weight
     lean = (llm - embedding) / total if total > 0 else 0.0
-    share = rest + lean * (1 - rest if lean > 0 else rest)
-    flexible = options.pool - sum(options.minimum.values())
-    wanted = options.minimum[Owner.LLM] + int(flexible * share)
-    return _bounded(_blocks_down(wanted, options.block_bytes), options)
+    room = options.highest - rest if lean > 0 else rest - options.lowest
+    return _blocks_down(rest + int(lean * room), options.block_bytes)
+
+
+def steadied(former: int, wanted: int, options: QuotaOptions) -> int:
+    """The target to keep to. The dead-band is around the target, not around what is owned: a move that has
+    begun is completed, and rest is always gone back to."""
+    is_near = abs(wanted - former) <= options.dead_band
+    return former if is_near and wanted != options.resting else wanted
 
 
 def next_nominals(
@@ -126,10 +135,9 @@ def next_nominals(
     """
     now = current[Owner.LLM]
     most = int(options.rate * options.pool * to_seconds(elapsed))
-    llm = now
-    if target - now > options.dead_band:
+    if target > now:
         llm = max(now, min(target, _blocks_down(now + most, options.block_bytes)))
-    elif now - target > options.dead_band:
+    else:
         llm = min(now, max(target, _blocks_up(now - most, options.block_bytes)))
     llm = _bounded(llm, options)
     return {Owner.LLM: llm, Owner.EMBEDDING: options.pool - llm}

@@ -8,9 +8,8 @@ as soon as they are needed. What is lent and what is borrowed have limits of the
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from controlplane.core.clock import Duration
 from controlplane.core.request import Owner
-from controlplane.policy.quota import QuotaOptions, next_nominals, target_nominal
+from controlplane.policy.quota import QuotaOptions, steadied, target_nominal
 
 OTHER = {Owner.LLM: Owner.EMBEDDING, Owner.EMBEDDING: Owner.LLM}
 
@@ -32,13 +31,11 @@ def split(pool: int, llm: int, block_bytes: int) -> dict[Owner, int]:
     return {Owner.LLM: llm, Owner.EMBEDDING: pool - llm}
 
 
-def owned_next(
-    owned: Mapping[Owner, int], urgency: Mapping[Owner, float], sharing: Sharing, *, elapsed: Duration
-) -> Mapping[Owner, int]:
+def target_next(target: int, urgency: Mapping[Owner, float], sharing: Sharing) -> int:
+    """Bytes that the LLM should come to own, after it was `target`."""
     if not sharing.follows_urgency:
-        return sharing.nominal
-    target = target_nominal(urgency, sharing.options)
-    return next_nominals(owned, target, elapsed=elapsed, options=sharing.options)
+        return sharing.nominal[Owner.LLM]
+    return steadied(target, target_nominal(urgency, sharing.options), sharing.options)
 
 
 def lent(owned: Mapping[Owner, int], needed: Mapping[Owner, int], sharing: Sharing) -> dict[Owner, int]:

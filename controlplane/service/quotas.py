@@ -20,8 +20,8 @@ from controlplane.core.memory import Footprint, Quota
 from controlplane.core.ports import BackendDown, Embedder, EngineState, Generator
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.metrics import Metrics
-from controlplane.policy.quota import bytes_to_reclaim
-from controlplane.policy.sharing import Sharing, lent, owned_next
+from controlplane.policy.quota import bytes_to_reclaim, next_nominals
+from controlplane.policy.sharing import Sharing, lent, target_next
 from controlplane.service.dispatcher import Dispatcher
 from controlplane.service.foresight import Foresight
 from controlplane.service.ticket import Ticket
@@ -79,6 +79,7 @@ class Quotas:
     reclaimed_bytes: int = field(init=False, default=0)
     moves: int = field(init=False, default=0)
     withheld: int = field(init=False, default=0)
+    _target: int = field(init=False)
     _order: int = field(init=False)
     _full: Mapping[str, int] = field(init=False)
     _bytes_per_token: float = field(init=False)
@@ -91,6 +92,7 @@ class Quotas:
 
     def __post_init__(self) -> None:
         self.owned = self.usable = dict(self.pool.sharing.nominal)
+        self._target = self.owned[Owner.LLM]
         self._order = self.pool.memory.most_llm_bytes
         self._full = {embedder.model: embedder.workspace_bytes for embedder in self.pool.embedders}
         self._bytes_per_token = max(
@@ -151,9 +153,10 @@ class Quotas:
         elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
         self._lately.fade(now)
         paces = {owner: pace.pace for owner, pace in self.dispatcher.paces.items()}
-        options = self.pool.sharing.options.urgency
-        self.urgency = urgencies(self.dispatcher.tickets(), paces, self._lately, now, options)
-        self.owned = owned_next(self.owned, self.urgency, self.pool.sharing, elapsed=elapsed)
+        options = self.pool.sharing.options
+        self.urgency = urgencies(self.dispatcher.tickets(), paces, self._lately, now, options.urgency)
+        self._target = target_next(self._target, self.urgency, self.pool.sharing)
+        self.owned = next_nominals(self.owned, self._target, elapsed=elapsed, options=options)
         self._moved_at = now
 
     def _needed(self, now: Instant) -> dict[Owner, int]:

@@ -15,6 +15,7 @@ from controlplane.policy.quota import (
     UrgencyOptions,
     bytes_to_reclaim,
     next_nominals,
+    steadied,
     target_nominal,
     urgency_of,
     urgency_of_all,
@@ -24,7 +25,7 @@ LLM, EMBEDDING = Owner.LLM, Owner.EMBEDDING
 PLAIN = QuotaOptions(
     pool=10_000,
     minimum={LLM: 2_000, EMBEDDING: 1_000},
-    resting_share=0.7,
+    resting=6_900,
     resting_weight=0.0,
     rate=0.05,
     dead_band=0,
@@ -39,7 +40,7 @@ urgencies = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
 
 
 @st.composite
-def options(draw: st.DrawFn, *, dead_band: int | None = None) -> QuotaOptions:
+def options(draw: st.DrawFn) -> QuotaOptions:
     block = draw(st.sampled_from([1, 7, 64]))
     pool = draw(st.integers(3 * block, 5_000))
     llm = draw(st.integers(0, pool - 2 * block))
@@ -47,10 +48,10 @@ def options(draw: st.DrawFn, *, dead_band: int | None = None) -> QuotaOptions:
     return QuotaOptions(
         pool=pool,
         minimum={LLM: llm, EMBEDDING: embedding},
-        resting_share=draw(st.floats(0, 1)),
+        resting=draw(st.integers(-(-llm // block), (pool - embedding) // block)) * block,
         resting_weight=draw(st.sampled_from([0.0, 0.5])),
         rate=draw(st.floats(0, 0.5)),
-        dead_band=draw(st.integers(0, 300)) if dead_band is None else dead_band,
+        dead_band=draw(st.integers(0, 300)),
         block_bytes=block,
         urgency=UrgencyOptions(),
     )
@@ -83,7 +84,7 @@ def test_bounds_win_over_rate() -> None:
         assert after[LLM] == lands
 
 
-@given(options(dead_band=0), st.integers(0, 5_000), urgencies, urgencies)
+@given(options(), st.integers(0, 5_000), urgencies, urgencies)
 def test_constant_target_is_reached_without_overshoot(
     given: QuotaOptions, start: int, llm: float, embedding: float
 ) -> None:
@@ -111,21 +112,34 @@ def test_alternating_target_swings_at_most_one_step(start: int, one: int, other:
     assert max(settled) - min(settled) <= STEP
 
 
-def test_dead_band_leaves_small_gaps_alone() -> None:
+def test_dead_band_keeps_the_target_where_it_is_unless_it_is_at_rest() -> None:
     banded = replace(PLAIN, dead_band=100)
-    start = split(5_000, banded)
-    for target, lands in ((5_100, 5_000), (4_900, 5_000), (5_101, 5_101), (4_000, 4_500)):
-        assert next_nominals(start, target, elapsed=SECOND, options=banded)[LLM] == lands
+    for wanted, kept in ((5_100, 5_000), (4_900, 5_000), (5_101, 5_101), (4_000, 4_000)):
+        assert steadied(5_000, wanted, banded) == kept
+    assert steadied(6_850, 6_900, banded) == 6_900
+
+
+@given(options(), st.lists(st.tuples(urgencies, urgencies), max_size=20), st.lists(st.integers(200, 1_500)))
+def test_whatever_was_urgent_in_the_end_everybody_is_back_to_the_last_byte(
+    given: QuotaOptions, urgent: list[tuple[float, float]], gaps_ms: list[int]
+) -> None:
+    assume(int(given.rate * given.pool) >= 5 * given.block_bytes)
+    target, owned = given.resting, split(given.resting, given)
+    for llm, embedding in [*urgent, *[(0.0, 0.0)] * 50]:
+        target = steadied(target, target_nominal({LLM: llm, EMBEDDING: embedding}, given), given)
+        elapsed = milliseconds(gaps_ms.pop() if gaps_ms else 1_000)
+        owned = next_nominals(owned, target, elapsed=elapsed, options=given)
+    assert owned == split(given.resting, given)
 
 
 def test_rounding_keeps_the_sum() -> None:
-    blocks = replace(PLAIN, block_bytes=384)
+    blocks = replace(PLAIN, block_bytes=384, resting=6_912)
     after = next_nominals(split(3_840, blocks), 9_000, elapsed=SECOND, options=blocks)
     assert after == {LLM: 4_224, EMBEDDING: 10_000 - 4_224}
 
 
 def test_a_step_below_one_block_moves_nothing() -> None:
-    blocks = replace(PLAIN, block_bytes=512)
+    blocks = replace(PLAIN, block_bytes=512, resting=6_656)
     assert next_nominals(split(5_120, blocks), 9_000, elapsed=SECOND, options=blocks)[LLM] == 5_120
     assert next_nominals(split(5_000, blocks), 9_000, elapsed=milliseconds(1), options=blocks)[LLM] == 5_000
 
@@ -189,7 +203,7 @@ def test_only_demand_reclaims() -> None:
         ({"minimum": {LLM: 6_000, EMBEDDING: 4_001}}, r"llm\.minimum=6000.*pool's 10000.*lower one"),
         ({"block_bytes": 3_001, "minimum": {LLM: 7_000, EMBEDDING: 1_000}}, "whole blocks of 3001"),
         ({"minimum": {LLM: -1, EMBEDDING: 0}}, r"llm\.minimum=-1.*negative"),
-        ({"resting_share": 1.1}, r"resting_share=1\.1.*between 0 and 1"),
+        ({"resting": 9_100}, r"resting=9100.*whole blocks of 1 bytes, 2000 to 9000"),
         ({"rate": -0.1}, r"rate=-0\.1.*at least 0"),
         ({"block_bytes": 0}, "block_bytes=0"),
     ],

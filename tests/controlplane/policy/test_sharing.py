@@ -3,10 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.clock import milliseconds, seconds
 from controlplane.core.request import Owner
 from controlplane.policy.quota import QuotaOptions, UrgencyOptions
-from controlplane.policy.sharing import OTHER, Sharing, lent, owned_next, split
+from controlplane.policy.sharing import OTHER, Sharing, lent, split, target_next
 
 LLM, EMBEDDING = Owner.LLM, Owner.EMBEDDING
 POOL = 1_000
@@ -14,7 +13,7 @@ POOL = 1_000
 
 def sharing(*, block=10, follows_urgency=True, borrow=(300, 300), lend=(200, 100)) -> Sharing:
     options = QuotaOptions(
-        pool=POOL, minimum={LLM: 400, EMBEDDING: 50}, resting_share=0.7, resting_weight=1.0, rate=1.0,
+        pool=POOL, minimum={LLM: 400, EMBEDDING: 50}, resting=780, resting_weight=1.0, rate=1.0,
         dead_band=0, block_bytes=block, urgency=UrgencyOptions(),
     )  # fmt: skip
     return Sharing(
@@ -58,10 +57,7 @@ def test_lending_conserves_and_keeps_to_its_limits(llm, needs, borrow, lend):
             assert usable[other] >= needed[other], "a lender keeps what it needs"
 
 
-def test_owned_shares_follow_urgency_only_where_asked_to():
-    owned, urgent = {LLM: 800, EMBEDDING: 200}, {LLM: 0.0, EMBEDDING: 9.0}
-    moved = owned_next(owned, urgent, sharing(), elapsed=milliseconds(50))
-    assert moved == {LLM: 750, EMBEDDING: 250}
-    assert owned_next(owned, urgent, sharing(), elapsed=seconds(10))[LLM] == 430
-    still = sharing(follows_urgency=False)
-    assert owned_next(owned, urgent, still, elapsed=seconds(10)) == still.nominal
+def test_the_target_follows_urgency_only_where_asked_to():
+    urgent = {LLM: 0.0, EMBEDDING: 9.0}
+    assert target_next(800, urgent, sharing()) == 430
+    assert target_next(800, urgent, sharing(follows_urgency=False)) == 800
