@@ -11,6 +11,7 @@ between two tokens and of the time a prompt token takes, clipped to a factor of 
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
 from statistics import median
@@ -18,7 +19,7 @@ from statistics import median
 import numpy as np
 
 from controlplane.core.clock import Duration
-from controlplane.core.ports import StepCost
+from controlplane.core.ports import Embedder, StepCost
 from controlplane.core.request import Owner
 from controlplane.core.view import Pace
 
@@ -45,6 +46,8 @@ _LEAST_ERROR = 0.02
 _LEAST_COEFFICIENT = 1e-4
 # How many steps the usual stretch, and the shortest one, look back over.
 _STRETCH_STEPS = 64
+# Full batches of passages: what a token costs while there is much to do.
+_PASSAGES, _PASSAGE_TOKENS = 32, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +255,17 @@ class ReportedPace(StepReports):
         pass
 
 
-def paces(step_cost: StepCost | None) -> dict[Owner, ObservedPace | ReportedPace]:
-    """Of those whose work is seen from outside; `step_cost` is the LLM's."""
-    return {Owner.LLM: ObservedPace(prior=step_cost), Owner.EMBEDDING: ObservedPace()}
+def paces(
+    step_cost: StepCost | None, embedders: Iterable[Embedder] = ()
+) -> dict[Owner, ObservedPace | ReportedPace]:
+    """Of those whose work is seen from outside. `step_cost` is the LLM's; what the embedding models measured
+    when they started counts as one pass seen."""
+    embedding = ObservedPace()
+    for embedder in embedders:
+        lengths = [min(_PASSAGE_TOKENS, embedder.max_input_tokens)] * _PASSAGES
+        if took := embedder.batch_time(lengths):
+            embedding.observe_prefill(sum(lengths), took)
+    return {Owner.LLM: ObservedPace(prior=step_cost), Owner.EMBEDDING: embedding}
 
 
 def _duration(seconds: float) -> Duration:

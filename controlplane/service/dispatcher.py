@@ -88,7 +88,7 @@ class Dispatcher:
         """The most that a single request could ever have, where that is not the present quota."""
         self.on_offer: Callable[[Request, Footprint], None] | None = None
         self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
-        self.paces = paces(next((one.step_cost for one in generators.values()), None))
+        self.paces = paces(next((g.step_cost for g in generators.values()), None), embedders.values())
         self._inside: Inside | None = None
         if policies.engine_goes_before is not None:
             self._inside = Inside(generators, ledger, self._tickets, policies.engine_goes_before)

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.scripted import ScriptedEmbedder
 from controlplane.core.clock import Duration, milliseconds, seconds
 from controlplane.core.ports import StepCost
+from controlplane.core.request import Owner
 from controlplane.core.view import Pace
-from predictors.step_time import ObservedPace, ReportedPace, StepTime, StepWork
+from predictors.step_time import ObservedPace, ReportedPace, StepTime, StepWork, paces
 
 
 def test_nothing_observed_is_no_pace():
@@ -229,3 +231,16 @@ def test_a_machine_that_stalls_and_slows_down_makes_no_nonsense_of_any_part(seed
         decoding = StepWork(0, 8, 2_000)
         assert 0.2 < steps.predict(decoding) / seconds_of(decoding, TRUE) < 10
         assert steps.per_prompt_token / TRUE.prompt_token < 20
+
+
+def test_embedding_models_are_paced_as_measured_until_their_passes_tell():
+    models = [ScriptedEmbedder(token_seconds=cost, max_input_tokens=100) for cost in (1e-4, 3e-4)]
+    pace = paces(None, models)[Owner.EMBEDDING]
+    assert pace.pace.per_prompt_token == pytest.approx(seconds(2e-4), rel=1e-3)
+    # A short first pass, mostly its start, says little of what a token costs.
+    pace.observe_prefill(8, milliseconds(8))
+    assert pace.pace.per_prompt_token == pytest.approx(seconds(2e-4), rel=0.01)
+    for _ in range(8):
+        pace.observe_prefill(3_200, milliseconds(3_200))
+    assert pace.pace.per_prompt_token == pytest.approx(seconds(1e-3), rel=0.2)
+    assert paces(None, [ScriptedEmbedder()])[Owner.EMBEDDING].pace is None, "nothing is known of its time"

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from backends.scripted import Script, ScriptedEmbedder, ScriptedGenerator
-from controlplane.core.clock import seconds, to_seconds
+from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Reason
 from controlplane.core.memory import Quota
 from controlplane.core.ports import BackendDown, BackendFailed, Refused
@@ -362,7 +362,7 @@ def test_an_embedding_is_refused_for_the_work_before_it_only(bench):
             )
             return await b.service.dispatcher.embed(job)
 
-        b.service.dispatcher.paces[Owner.EMBEDDING].observe_prefill(1_000, seconds(1))
+        # What a token costs is known before the first pass: it was measured when the engine started.
         first = asyncio.create_task(embed(20, 2_500))
         await b.embedder.until_runs(1)
         # 2 s of work are inside; these need 0.8 s and have 2.6 or 2.4 s.
@@ -373,5 +373,5 @@ def test_an_embedding_is_refused_for_the_work_before_it_only(bench):
         await first
 
     classes = {"quick": {"priority": 1, "e2e_ms": 60_000, "default": True}}
-    embedder = ScriptedEmbedder(call_seconds=1.0, batch_tokens=100_000)
+    embedder = ScriptedEmbedder(token_seconds=0.001, batch_tokens=100_000)
     assert bench(scenario, embedder=embedder, classes=classes).outcomes == ["rejected", "met", "met"]
