@@ -8,7 +8,7 @@ A token is a byte of UTF-8. Everything asked is kept in `runs`, with how it ende
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,8 @@ _GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens
 
 class ScriptedGenerator(ScriptedEngine):
     """A `Generator`. The first token takes `prefill_seconds` and as much a prompt token, each other
-    `token_seconds`. One that `orders` takes every order, keeps it for the test to see, and obeys none."""
+    `token_seconds`. One that `orders` takes every order, keeps it for the test to see, and obeys none; what a
+    test sets as `on_order` comes first, and may raise or never end."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class ScriptedGenerator(ScriptedEngine):
         self.orders = orders
         self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None
+        self.on_order: Callable[[], Awaitable[None]] | None = None
         self.quota_bytes = kv_bytes
         self.options: dict[str, Any] = {}
         self.forecasts: dict[str, LengthForecast] = {}
@@ -77,6 +79,11 @@ class ScriptedGenerator(ScriptedEngine):
         self._prompt_token_seconds = prompt_token_seconds
         self._token_seconds = token_seconds
         self._preemptions = 0
+
+    async def start(self) -> None:
+        await super().start()
+        # A new engine knows of no quota.
+        self.quota_bytes = self.kv_bytes
 
     async def tokenize(self, text: str) -> list[int]:
         await self.check()
@@ -121,6 +128,9 @@ class ScriptedGenerator(ScriptedEngine):
 
     async def set_quota(self, quota_bytes: int) -> None:
         self._require_orders()
+        if self.on_order is not None:
+            await self.on_order()
+        await self.check()
         if not self.geometry.bytes_per_block <= quota_bytes <= self.kv_bytes:
             raise Refused(f"quota of {quota_bytes} bytes: from one block to {self.kv_bytes}")
         self.quota_bytes = quota_bytes

@@ -119,6 +119,9 @@ class Metrics:
         )
         self.urgency = self._gauge("urgency", "Urgency that moves the quotas", ("owner",))
         self.quota_moves = self._gauge("quota_moves", "Changes of the quotas so far", ("owner",))
+        self.quota_failures = self._gauge(
+            "quota_failures", "Ticks so far that could not put their quotas in force", ("fault",)
+        )
         self.reclaimed_bytes = self._gauge(
             "reclaimed_bytes", "Bytes preempted so far for what the other side asked for", ("owner",)
         )

@@ -42,6 +42,8 @@ from controlplane.core.ports import (
 )
 from controlplane.policy.engine_options import EngineOptions
 
+_DEAD = "the vLLM engine died; its log says why; restart the server"
+
 
 class Engine:
     """`orders` is None for vLLM's own scheduler.
@@ -164,6 +166,9 @@ class Engine:
             await self._llm.is_sleeping()
 
     def state(self) -> EngineState:
+        """Raises BackendDown when it is dead: its last report would look alive."""
+        if self._llm.errored:
+            raise BackendDown(_DEAD)
         # A step that only aborts reports nothing: without requests the last report is out of date.
         is_idle = not self._llm.output_processor.has_unfinished_requests()
         if self.orders is not None:
@@ -221,7 +226,7 @@ def _our_errors(caller_mistakes: tuple[type[Exception], ...] = CALLER_MISTAKES) 
     except (Refused, BackendDown, BackendFailed):
         raise
     except EngineDeadError as error:
-        raise BackendDown("the vLLM engine died; its log says why; restart the server") from error
+        raise BackendDown(_DEAD) from error
     except caller_mistakes as error:
         raise _refusal(error) from error
     except Exception as error:

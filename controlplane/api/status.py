@@ -52,7 +52,9 @@ def status_routes(service: Service, settings: ApiSettings) -> APIRouter:
             raise Problem(
                 503, f"not ready: no answer within {settings.ready_timeout_s:g} s", code="backend_down"
             ) from None
-        return json_response({"status": "ready"})
+        # It serves, but not all goes on that should: by name, with the kind of fault. The state says more.
+        impaired = service.impaired()
+        return json_response({"status": "ready"} | ({"impaired": impaired} if impaired else {}))
 
     @routes.get("/metrics", response_model=None)
     async def show_metrics() -> Response:

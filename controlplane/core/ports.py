@@ -234,7 +234,9 @@ class Generator(Protocol):
         """Whether somebody else wants the device now. An engine that `orders` then goes on no faster than
         promised, so that its steps cost less; any other takes no notice."""
 
-    def state(self) -> EngineState: ...
+    def state(self) -> EngineState:
+        """Raises BackendDown."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

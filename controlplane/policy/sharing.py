@@ -5,7 +5,7 @@ needs neither now nor for the work forecast go to the other if that one is short
 as soon as they are needed. What is lent and what is borrowed have limits of their own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controlplane.core.request import Owner
@@ -49,3 +49,14 @@ def lent(owned: Mapping[Owner, int], needed: Mapping[Owner, int], sharing: Shari
         usable[giver] -= moved
         usable[taker] += moved
     return usable
+
+
+def parts(budget: int, least: Sequence[int], full: Sequence[int]) -> list[int]:
+    """One owner's bytes, shared out among its models: `least` (1 or more) to each if that goes round, the
+    rest by what they could use of it beyond that: `full` less `least`."""
+    floors, rest = list(least), budget - sum(least)
+    weights = [max(0, most - one) for most, one in zip(full, least, strict=True)]
+    if rest < 0 or not any(weights):
+        floors, rest, weights = [0] * len(floors), budget, floors
+    total = sum(weights)
+    return [floor + rest * weight // total for floor, weight in zip(floors, weights, strict=True)]

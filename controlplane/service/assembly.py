@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prometheus_client import Gauge
-
 from backends import device
 from backends.device_memory import DeviceMemory
 from backends.embedding.client import WorkerEmbedder
@@ -31,7 +29,7 @@ from controlplane.service.clocks import MonotonicClock
 from controlplane.service.dispatcher import Dispatcher, Policies
 from controlplane.service.hybrid_cache import hybrid_setup
 from controlplane.service.intake import Intake
-from controlplane.service.learning import Learning, lengths_of
+from controlplane.service.learning import Learning, calibration_gauges, lengths_of
 from controlplane.service.memory_monitor import MemoryMonitor
 from controlplane.service.model_facts import facts_of
 from controlplane.service.plan import MemoryPlan, memory_plan
@@ -42,7 +40,6 @@ from controlplane.service.sharing_setup import kvcached_memory, monitor_of, pool
 from controlplane.service.ticks import ScheduledTicks, Ticks
 from controlplane.service.turns import Tenants
 from predictors.learned import LearnedLengths
-from predictors.output_length import HistoryQuantiles
 from predictors.step_time import StepWork
 
 
@@ -159,15 +156,16 @@ class Service:
             if (quotas := self.quotas) is not None:
                 await quotas.start()
                 self._ticks.every(self.config.quota.tick_ms / 1_000, lambda: quotas.tick(self._clock.now()))
+            if self._learning is not None:
+                await self._learning.start()
+            if self._make_monitor is not None:
+                self.monitor = self._make_monitor(self._withhold)
+                self.monitor.allocated = lambda: sum(e.allocator_bytes for e in self._embedders.values())
+                self.monitor.start(self.config.pool.monitor_ms / 1_000)
         except BaseException:
-            await asyncio.gather(*(b.stop() for b in backends))
+            self._stop_repeating()
+            await self._stop_engines()
             raise
-        if self._learning is not None:
-            await self._learning.start()
-        if self._make_monitor is not None:
-            self.monitor = self._make_monitor(self._withhold)
-            self.monitor.allocated = lambda: sum(e.allocator_bytes for e in self._embedders.values())
-            self.monitor.start(self.config.pool.monitor_ms / 1_000)
         self._is_started = True
 
     def _backends(self) -> list[Generator | Embedder]:
@@ -177,10 +175,16 @@ class Service:
         if not self._is_started:
             return
         self._is_started = False
+        self._stop_repeating()
+        await self.drain()
+        await self._stop_engines()
+
+    def _stop_repeating(self) -> None:
         self._ticks.stop()
         if self.monitor is not None:
             self.monitor.stop()
-        await self.drain()
+
+    async def _stop_engines(self) -> None:
         if self._learning is not None:
             await self._learning.stop()
         await asyncio.gather(*(b.stop() for b in self._backends()))
@@ -266,6 +270,15 @@ class Service:
         for backend in self._backends():
             await backend.check()
 
+    def impaired(self) -> dict[str, str]:
+        """What does not go on as it should though requests are served, with the kind of fault."""
+        repeated = {"quotas": self.quotas, "memory_monitor": self.monitor}
+        return {
+            name: work.trouble.fault.value
+            for name, work in repeated.items()
+            if work is not None and work.trouble.fault is not None
+        }
+
     def changeable(self) -> dict[str, dict[str, Any]]:
         """What `reconfigure` may change, as it is."""
         return changeable(self.config)
@@ -344,7 +357,7 @@ class Service:
                 m.ceded_bytes: {owner: state.ceded_bytes for owner, state in engine.items()},
                 m.engine_running: {owner: state.running for owner, state in engine.items()},
                 m.engine_waiting: {owner: state.waiting for owner, state in engine.items()},
-                **self._calibration(),
+                **calibration_gauges(self._lengths, m),
                 **({} if self.quotas is None else self.quotas.gauges(m)),
                 **self.dispatcher.first_tokens.gauges(m),
                 **({} if self.monitor is None else {m.device_bytes: self.monitor.shown()}),
@@ -356,21 +369,6 @@ class Service:
                 },
             }
         )
-
-    def _calibration(self) -> Mapping[Gauge, Mapping[str, float]]:
-        if not isinstance(self._lengths, LearnedLengths | HistoryQuantiles):
-            return {}
-        m, judged = self.metrics, self._lengths.calibration
-        found = {
-            m.coverage: judged.coverage(),
-            m.length_error: judged.mean_absolute_error(),
-            m.length_bias: judged.bias(),
-            m.length_pinball: judged.pinball(),
-            m.length_drift: judged.drift(),
-        }
-        if isinstance(self._lengths, LearnedLengths):
-            found[m.widened] = {n: float(is_out) for n, is_out in self._lengths.out_of_coverage().items()}
-        return found
 
     def _engine_states(self) -> dict[str, EngineState]:
         """A dead engine has no state; its last one would look alive."""

@@ -6,12 +6,15 @@ model is put in force between two requests. Should it fail, the model in force s
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from prometheus_client import Gauge
 
 from controlplane.config import Config
 from controlplane.core.ports import LengthPredictor
+from controlplane.metrics import Metrics
 from predictors.keeping import Kept, read_or_set_aside, save
 from predictors.learned import LearnedLengths
 from predictors.length_model import ENOUGH
@@ -33,6 +36,22 @@ def lengths_of(config: Config) -> LengthPredictor:
             return HistoryQuantiles()
         case "max-tokens":
             return MaxTokens()
+
+
+def calibration_gauges(lengths: LengthPredictor, metrics: Metrics) -> Mapping[Gauge, Mapping[str, float]]:
+    if not isinstance(lengths, LearnedLengths | HistoryQuantiles):
+        return {}
+    judged = lengths.calibration
+    found = {
+        metrics.coverage: judged.coverage(),
+        metrics.length_error: judged.mean_absolute_error(),
+        metrics.length_bias: judged.bias(),
+        metrics.length_pinball: judged.pinball(),
+        metrics.length_drift: judged.drift(),
+    }
+    if isinstance(lengths, LearnedLengths):
+        found[metrics.widened] = {n: float(is_out) for n, is_out in lengths.out_of_coverage().items()}
+    return found
 
 
 class Learning:

@@ -3,7 +3,8 @@
 What our processes held when the backends had started (weights, contexts, what was allocated beforehand) is
 the base. On top of it they may hold what the ledger gives them. More than that, beyond a bound, is a
 disagreement: as much is withheld at once, so the margin stays whole, and let go little by little.
-So is what another process takes of the last bytes that are free.
+So is what another process takes of the last bytes that are free. A reading that fails changes nothing, and
+the next one is taken all the same.
 """
 
 import asyncio
@@ -11,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from backends.device import DeviceProbe, DeviceReading
+from controlplane.service.trouble import Trouble
 
 _LETTING_GO = 1 / 16
+_TROUBLE = ("the device's memory is not watched", "the device's memory is watched again")
 
 
 @dataclass(eq=False, slots=True)
@@ -33,6 +36,7 @@ class MemoryMonitor:
     withheld: int = field(init=False, default=0)
     alerts: int = field(init=False, default=0)
     """How often a disagreement began."""
+    trouble: Trouble = field(init=False, default_factory=lambda: Trouble(*_TROUBLE))
     _base: int | None = field(init=False, default=None)
     _timer: asyncio.TimerHandle | None = field(init=False, default=None)
 
@@ -58,7 +62,7 @@ class MemoryMonitor:
         self._keep(max(0, self.disagreement - self.bound, self.bound - found.free))
 
     def shown(self) -> dict[str, float]:
-        """Bytes, but for `alerts`."""
+        """Bytes, but for `alerts` and `failures`."""
         found = self.last
         seen = {} if found is None else asdict(found)
         return seen | {
@@ -68,6 +72,7 @@ class MemoryMonitor:
             "withheld": self.withheld,
             "allocator": self.allocated(),
             "alerts": self.alerts,
+            "failures": self.trouble.failures.total(),
         }
 
     def _keep(self, needed: int) -> None:
@@ -75,8 +80,8 @@ class MemoryMonitor:
         if needed < self.withheld:
             kept = max(needed, int(self.withheld * (1 - _LETTING_GO)))
         if kept != self.withheld:
-            self.withheld = kept
             self.withhold(kept)
+            self.withheld = kept
 
     def _schedule(self, every: float) -> None:
         loop = asyncio.get_running_loop()
@@ -84,7 +89,12 @@ class MemoryMonitor:
 
         def again() -> None:
             nonlocal due
-            self.sample()
+            try:
+                self.sample()
+            except Exception as error:
+                self.trouble.met(error)
+            else:
+                self.trouble.passed()
             # Samples that a busy loop has missed are not made up for.
             due = max(due + every, loop.time())
             self._timer = loop.call_at(due, again)

@@ -4,7 +4,8 @@ A tick owns the change from one pair of quotas to the next, in an order that nev
 have the same byte: whoever loses is told first, and what it still holds stays its own until it is given
 back. The LLM's share is the engine's quota, the embeddings' the budget of their batches. A quota below
 use stops admission; running answers are preempted only for embeddings that wait, and only those of lower
-priority.
+priority. What the engine, or its memory, does not confirm is not in force: the tick that failed puts back
+what it had changed, and the next ones try again.
 """
 
 import asyncio
@@ -17,19 +18,32 @@ from backends.device_memory import DeviceMemory
 from controlplane.core.clock import Clock, Duration, Instant, between, milliseconds
 from controlplane.core.decision import Defer, Reason, Reject
 from controlplane.core.memory import Footprint, Quota
-from controlplane.core.ports import BackendDown, Embedder, EngineState, Generator
+from controlplane.core.ports import (
+    BackendDown,
+    BackendFailed,
+    Embedder,
+    EngineState,
+    Generator,
+    Refused,
+)
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.metrics import Metrics
 from controlplane.policy.quota import bytes_to_reclaim, next_nominals
-from controlplane.policy.sharing import Sharing, lent, target_next
+from controlplane.policy.sharing import Sharing, lent, parts, target_next
 from controlplane.service.dispatcher import Dispatcher
 from controlplane.service.foresight import Foresight
 from controlplane.service.ticket import Ticket
+from controlplane.service.trouble import Fault, Trouble
 from controlplane.service.urgency import Lately, urgencies
 from predictors.series import LEVELS
 
 # Between two ticks on urgency; the step limit counts time, so ticks in between move no more.
 _SHORTEST_GAP = milliseconds(5)
+
+# An order is taken between two steps, and a step over a long prompt may take seconds.
+_ANSWER_WITHIN_SECONDS = 15.0
+
+_TROUBLE = ("quotas stand still", "quotas move again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +81,8 @@ class Pool:
 @dataclass(eq=False, slots=True)
 class Quotas:
     """`owned` moves with urgency, `usable` is what is in force. `withheld` bytes are kept back from both,
-    for a device that has less than the ledger thinks."""
+    for a device that has less than the ledger thinks. `_order` is the most that the engine may use: what it
+    confirmed last or says, or what it was asked for since without an answer."""
 
     clock: Clock
     dispatcher: Dispatcher
@@ -79,6 +94,7 @@ class Quotas:
     reclaimed_bytes: int = field(init=False, default=0)
     moves: int = field(init=False, default=0)
     withheld: int = field(init=False, default=0)
+    trouble: Trouble = field(init=False, default_factory=lambda: Trouble(*_TROUBLE))
     _target: int = field(init=False)
     _order: int = field(init=False)
     _full: Mapping[str, int] = field(init=False)
@@ -108,9 +124,7 @@ class Quotas:
 
     async def start(self) -> None:
         """Puts the nominal quotas in force. Raises Refused by an engine that keeps to no quota."""
-        self._order = self.usable[Owner.LLM]
-        self.pool.memory.limit_llm(self._order)
-        await self.pool.generator.set_quota(self._order)
+        await self._tell_engine(self.usable[Owner.LLM])
         self._tell_embedders(self.usable[Owner.EMBEDDING])
 
     def _offered(self, request: Request, footprint: Footprint) -> None:
@@ -132,22 +146,31 @@ class Quotas:
         await self.tick(self.clock.now())
 
     async def tick(self, now: Instant) -> None:
-        """Does nothing while the tick before waits for the engine, or the engine is down."""
+        """Does nothing while the tick before waits for the engine."""
         if self._is_ticking:
             return
         self._is_ticking, self._last_tick = True, now
         try:
-            self._own(now)
-            needed = self._needed(now)
-            usable = lent(self.owned, needed, self.pool.sharing)
-            await self._apply(usable, now)
-            released = self._released_bytes(self.foresight.horizon)
-            self.dispatcher.reserve(Owner.LLM, self.foresight.reserve(now, released_bytes=released))
-        except BackendDown:
-            # Its quota is set again when it is back; until then nobody can use what it held.
-            return
+            await self._share_out(now)
+        except Exception as error:
+            self.trouble.met(error)
+        else:
+            self.trouble.passed()
         finally:
             self._is_ticking = False
+
+    async def _share_out(self, now: Instant) -> None:
+        owned = self.owned
+        self._own(now)
+        try:
+            await self._apply(lent(self.owned, self._needed(now), self.pool.sharing), now)
+        except Exception:
+            # Else they would jump, by all that could not be followed, once it can.
+            self.owned = owned
+            raise
+        finally:
+            released = self._released_bytes(self.foresight.horizon)
+            self.dispatcher.reserve(Owner.LLM, self.foresight.reserve(now, released_bytes=released))
 
     def _own(self, now: Instant) -> None:
         elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
@@ -182,8 +205,25 @@ class Quotas:
         return int((leases.base + leases.per_step * leases.steps)[ends].sum())
 
     async def _apply(self, usable: Mapping[Owner, int], now: Instant) -> None:
-        before = self.dispatcher.ledger.quota(Owner.LLM).nominal
-        llm = usable[Owner.LLM]
+        before, budget = self.dispatcher.ledger.quota(Owner.LLM).nominal, self._budget
+        try:
+            llm, state = await self._move_llm(usable, before, now)
+        except Exception:
+            self._put_back(before, budget, now)
+            raise
+        if llm > before:
+            self._set(Owner.LLM, llm)
+        room = self.pool.memory.workspace_room(state) - self.withheld
+        self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._room)), now)
+        self.moves += usable != self.usable
+        self.usable = usable
+        self.dispatcher.decide()
+
+    async def _move_llm(
+        self, usable: Mapping[Owner, int], before: int, now: Instant
+    ) -> tuple[int, EngineState]:
+        """What the LLM may have now that the engine has confirmed it, and the engine's state."""
+        state, llm = self.pool.generator.state(), usable[Owner.LLM]
         if llm < before:
             self._set(Owner.LLM, llm)
         elif llm > before:
@@ -192,24 +232,46 @@ class Quotas:
             block = self.pool.sharing.options.block_bytes
             free = self.pool.memory.pool_bytes - self.withheld - self._batches_in_flight()
             llm = max(before, min(llm, free // block * block))
-        state = self.pool.generator.state()
-        self._reclaim(llm, state)
-        order = self._engine_order(llm, state)
-        if order != self._order:
-            self.pool.memory.limit_llm(order)
-            await self.pool.generator.set_quota(order)
-            self._order = order
+        order, found = self._engine_order(llm, state), state
+        # One that was started anew has it all; after a failure nobody knows what is in force.
+        self._order = max(self._order, state.quota_bytes or 0)
+        if order != self._order or self.trouble.fault is not None:
+            await self._tell_engine(order)
             state = self.pool.generator.state()
-        if llm > before:
-            self._set(Owner.LLM, llm)
-        room = (
-            min(self.pool.memory.workspace_room(state), self.pool.memory.pool_bytes - self._order)
-            - self.withheld
-        )
-        self._set_budget(max(0, min(usable[Owner.EMBEDDING], room)), now)
-        self.moves += usable != self.usable
-        self.usable = usable
+        self._reclaim(llm, found)
+        return llm, state
+
+    async def _tell_engine(self, order: int) -> None:
+        """Raises BackendDown where no answer comes: then it may have the order, or get it still."""
+        memory, generator, former = self.pool.memory, self.pool.generator, self._order
+        # Its limit is never below its quota.
+        memory.limit_llm(max(order, former))
+        self._order = max(order, former)
+        try:
+            async with asyncio.timeout(_ANSWER_WITHIN_SECONDS):
+                await generator.set_quota(order)
+        except TimeoutError as error:
+            raise BackendDown(
+                f"the engine of {generator.model} took no quota within {_ANSWER_WITHIN_SECONDS:.0f} s"
+            ) from error
+        except (Refused, BackendFailed):
+            self._order = former
+            memory.limit_llm(former)
+            raise
+        self._order = order
+        if order < former:
+            memory.limit_llm(order)
+
+    def _put_back(self, llm: int, budget: int, now: Instant) -> None:
+        """What was in force before a change, as far as it surely still is."""
+        self._set(Owner.LLM, min(llm, self._order))
+        self._set_budget(max(0, min(budget, self._room)), now)
         self.dispatcher.decide()
+
+    @property
+    def _room(self) -> int:
+        """Beside all that the engine may use."""
+        return self.pool.memory.pool_bytes - self._order - self.withheld
 
     def _engine_order(self, llm: int, state: EngineState) -> int:
         """Never below what is in use: that would preempt. One block each lets running answers go on."""
@@ -260,9 +322,12 @@ class Quotas:
         self._tell_embedders(budget)
 
     def _tell_embedders(self, budget: int) -> None:
-        full = sum(self._full.values())
-        for embedder in self.pool.embedders:
-            embedder.set_budget_bytes(budget * self._full[embedder.model] // full)
+        embedders = self.pool.embedders
+        # By what passes have taken meanwhile.
+        least = [embedder.batch_bytes([embedder.max_input_tokens]) for embedder in embedders]
+        full = [self._full[embedder.model] for embedder in embedders]
+        for embedder, part in zip(embedders, parts(budget, least, full), strict=True):
+            embedder.set_budget_bytes(part)
 
     def _set(self, owner: Owner, nominal: int) -> None:
         self.dispatcher.ledger.set_quota(owner, Quota(nominal))
@@ -282,6 +347,7 @@ class Quotas:
             "usable_bytes": {owner.value: share for owner, share in self.usable.items()},
             "urgency": {owner.value: urgency for owner, urgency in self.urgency.items()},
             "moves": self.moves,
+            "trouble": self.trouble.shown(),
             "reclaimed_bytes": self.reclaimed_bytes,
             "embedding_load": {
                 "tokens_per_second": load.tokens_per_second(),
@@ -301,6 +367,7 @@ class Quotas:
             metrics.owned_bytes: {owner.value: share for owner, share in self.owned.items()},
             metrics.urgency: {owner.value: urgency for owner, urgency in self.urgency.items()},
             metrics.quota_moves: {owner.value: self.moves for owner in Owner},
+            metrics.quota_failures: {fault.value: self.trouble.failures[fault] for fault in Fault},
             metrics.reclaimed_bytes: {Owner.LLM.value: self.reclaimed_bytes},
             metrics.forecast_tokens: dict(zip(levels, forecast.tokens, strict=True)) if forecast else {},
             metrics.forecast_coverage: dict(zip(levels, load.tokens.coverage, strict=True)),

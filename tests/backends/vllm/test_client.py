@@ -368,6 +368,8 @@ async def test_killed_engine_is_noticed_and_streams_end():
             await generator.check()
         with pytest.raises(BackendDown):
             await complete(generator, [5], sampling)
+        with pytest.raises(BackendDown):
+            generator.state()
 
 
 async def test_stopping_ends_open_streams():

@@ -6,6 +6,7 @@ from hashlib import sha256
 import pytest
 
 from controlplane.api.settings import ApiSettings
+from controlplane.core.ports import Refused
 from controlplane.core.request import Owner
 from tests.controlplane.api.stage import CHAT_MODEL, staged, until
 
@@ -58,6 +59,19 @@ async def test_a_change_that_cannot_be_changes_nothing(change, expected):
         assert answer.status_code == 400
         assert expected in answer.json()["error"]["message"]
         assert (await stage.http.get("/admin/config", headers=ADMIN)).json() == before
+
+
+async def test_quotas_that_stand_still_are_told_where_an_operator_looks():
+    quota = {"policy": "dynamic", "llm": {"nominal": 0.7, "min": 0.3}, "embedding": {"nominal": 0.3}}
+    async with staged(SETTINGS, scheduling={"engine": {}}, quota=quota | {"tick_ms": 10_000}) as stage:
+        assert (await stage.http.get("/ready")).json() == {"status": "ready"}
+        stage.service.quotas.trouble.met(Refused("no such quota"))
+        ready = await stage.http.get("/ready")
+        assert ready.status_code == 200
+        assert ready.json() == {"status": "ready", "impaired": {"quotas": "refused"}}
+        told = (await stage.http.get("/admin/state", headers=ADMIN)).json()["sharing"]["trouble"]
+        assert told == {"fault": "refused", "message": "no such quota", "failures": {"refused": 1}}
+        assert 'tandem_quota_failures{fault="refused"} 1.0' in (await stage.http.get("/metrics")).text
 
 
 async def test_only_the_operator_may_look_and_change():

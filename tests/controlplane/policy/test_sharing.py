@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from controlplane.core.request import Owner
 from controlplane.policy.quota import QuotaOptions, UrgencyOptions
-from controlplane.policy.sharing import OTHER, Sharing, lent, split, target_next
+from controlplane.policy.sharing import OTHER, Sharing, lent, parts, split, target_next
 
 LLM, EMBEDDING = Owner.LLM, Owner.EMBEDDING
 POOL = 1_000
@@ -61,3 +61,32 @@ def test_the_target_follows_urgency_only_where_asked_to():
     urgent = {LLM: 0.0, EMBEDDING: 9.0}
     assert target_next(800, urgent, sharing()) == 430
     assert target_next(800, urgent, sharing(follows_urgency=False)) == 800
+
+
+def models():
+    """(least, full) of some models; the full workspace holds the longest input at least."""
+    one = st.tuples(st.integers(1, 500), st.integers(0, 5_000)).map(lambda m: (m[0], m[0] + m[1]))
+    return st.lists(one, min_size=1, max_size=5)
+
+
+@given(models(), st.integers(0, 30_000))
+def test_each_model_has_its_longest_input_and_together_they_have_no_more_than_the_budget(sizes, budget):
+    least, full = zip(*sizes, strict=True)
+    shares = parts(budget, least, full)
+    assert sum(shares) <= budget < sum(shares) + len(shares)
+    if budget >= sum(least):
+        assert all(share >= one for share, one in zip(shares, least, strict=True))
+    assert budget != sum(full) or shares == list(full)
+
+
+@given(models(), st.integers(0, 10_000), st.integers(0, 10_000))
+def test_a_larger_budget_is_less_for_no_model(sizes, budget, more):
+    least, full = zip(*sizes, strict=True)
+    for before, now in zip(parts(budget, least, full), parts(budget + more, least, full), strict=True):
+        assert now >= before
+
+
+def test_the_rest_goes_by_what_each_could_use():
+    assert parts(1_000, [100, 100], [200, 1_000]) == [180, 820]
+    assert parts(100, [100, 300], [200, 1_000]) == [25, 75], "less than the longest inputs take"
+    assert parts(1_000, [100, 300], [100, 300]) == [250, 750], "more than anybody can use"

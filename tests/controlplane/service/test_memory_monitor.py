@@ -1,5 +1,6 @@
 """Disagreement between ledger and device is seen, told once, withheld at once and let go slowly."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from backends.device import DeviceReading, HostProbe
@@ -14,8 +15,11 @@ class Readings:
     ours: int = 100
     free: int = 1_000
     is_closed: bool = False
+    fails: bool = False
 
     def read(self) -> DeviceReading:
+        if self.fails:
+            raise OSError("nothing to be read")
         return DeviceReading(2_000, self.free, self.ours, 2_000 - self.free - self.ours)
 
     def close(self) -> None:
@@ -82,6 +86,46 @@ def test_it_samples_as_often_as_asked_until_stopped():
 
     assert run(main()) == (1, 900)
     assert bench.probe.is_closed
+
+
+def test_readings_that_fail_are_told_once_and_end_nothing(caplog):
+    bench = Bench()
+
+    async def main() -> int:
+        import asyncio
+
+        monitor = bench.monitor()
+        monitor.start(0.01)
+        bench.probe.fails = True
+        await asyncio.sleep(0.1)
+        assert (monitor.trouble.fault, monitor.shown()["failures"]) == ("os_error", 10)
+        bench.probe.fails = False
+        bench.probe.ours = 900
+        await asyncio.sleep(0.02)
+        monitor.stop()
+        assert monitor.trouble.fault is None
+        return monitor.alerts
+
+    assert run(main()) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "the device's memory is not watched: nothing to be read; trying on"
+    ]
+
+
+def test_what_could_not_be_withheld_is_told_again():
+    told = []
+
+    def withhold(kept: int) -> None:
+        if not told:
+            told.append(None)
+            raise OSError("not now")
+        told.append(kept)
+
+    monitor = MemoryMonitor(Readings(free=20), lambda: 500, withhold, 50)
+    for _ in range(2):
+        with suppress(OSError):
+            monitor.sample()
+    assert told == [None, 30]
 
 
 def test_a_reading_of_the_real_host_shows():

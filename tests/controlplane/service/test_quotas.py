@@ -77,8 +77,9 @@ class Bench:
         return asyncio.create_task(self.service.dispatcher.embed(job))
 
 
-def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900):
+def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900, memory=None, others=()):
     """A pool of 1,000 KiB; a token takes 1 KiB in either kind, the largest batch 400."""
+    memory = memory or ElasticMemory(1_000 * KIB, kv_kib * KIB)
 
     async def main():
         generator = ScriptedGenerator(
@@ -89,8 +90,8 @@ def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900):
         )
         service = Service(
             parse({"models": {"chat": {"model": "scripted"}}, "classes": CLASSES, "quota": quota}),
-            [generator], [embedder], workspace_bytes=400 * KIB, clock=LoopClock(), ticks=NoTicks(),
-            device_memory=lambda: ElasticMemory(1_000 * KIB, kv_kib * KIB),
+            [generator], [embedder, *others], workspace_bytes=400 * KIB, clock=LoopClock(), ticks=NoTicks(),
+            device_memory=lambda: memory,
         )  # fmt: skip
         await service.start()
         bench = Bench(service, generator, embedder)
@@ -224,6 +225,20 @@ def test_the_llm_waits_for_the_batch_under_way():
         return tasks
 
     play(scenario)
+
+
+def test_a_small_model_beside_a_large_one_can_hold_its_longest_input():
+    small = ScriptedEmbedder(model="small", batch_tokens=100, max_input_tokens=100, bytes_per_token=KIB)
+
+    async def scenario(b):
+        assert (small.budget_bytes, b.embedder.budget_bytes) == (100 * KIB, 100 * KIB)
+        b.quotas.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
+        b.quotas._target = 608 * KIB
+        await b.tick()
+        assert (small.budget_bytes, b.embedder.budget_bytes) == (100 * KIB, 292 * KIB)
+        return []
+
+    play(scenario, quota={**QUOTA, "embedding": {"nominal": 0.2, "min": 0.2}}, others=[small])
 
 
 def test_a_dead_engine_leaves_the_quotas_alone():
