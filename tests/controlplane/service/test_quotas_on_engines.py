@@ -1,6 +1,11 @@
-"""Real vLLM and a real embedding worker in one pool: a burst takes the LLM's quota, its end gives it back."""
+"""Real vLLM and a real embedding worker in one pool: a burst takes the LLM's quota, its end gives it back; an
+engine that dies is told of, and leaves the quotas as they are.
+"""
 
 import asyncio
+import multiprocessing
+import os
+import signal
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,7 +14,7 @@ from backends.device_memory import ElasticMemory
 from backends.embedding.client import WorkerEmbedder
 from backends.vllm.client import VllmGenerator
 from controlplane.config import parse
-from controlplane.core.ports import Sampling
+from controlplane.core.ports import BackendDown, Sampling
 from controlplane.core.request import Owner
 from controlplane.service.assembly import Service
 from controlplane.service.intake import Caller, Hints
@@ -76,6 +81,7 @@ async def test_a_burst_of_embeddings_takes_the_engines_quota_and_gives_it_back()
     await service.start()
     try:
         await burst_beside_answers(service, generator, embedder, ticks)
+        await killed_beside_ticks(service, ticks)
     finally:
         await service.stop()
 
@@ -106,6 +112,17 @@ async def burst_beside_answers(service, generator, embedder, ticks):
     assert longest <= 2
     service.dispatcher.ledger.check_integrity()
     assert service.dispatcher.ledger.held(Owner.LLM) == service.dispatcher.ledger.held(Owner.EMBEDDING) == 0
+
+
+async def killed_beside_ticks(service, ticks):
+    (engine,) = set(multiprocessing.active_children())
+    usable, quotas = service.quotas.usable, service.dispatcher.ledger.quota
+    assert service.impaired() == {}
+    os.kill(engine.pid, signal.SIGKILL)
+    await ticks.until(lambda: service.impaired() == {"quotas": "backend_down"})
+    assert {owner: quotas(owner).nominal for owner in Owner} == usable == service.quotas.owned
+    with pytest.raises(BackendDown):
+        await service.check()
 
 
 async def chat(service, number):
