@@ -27,6 +27,7 @@ from controlplane.metrics import Metrics
 from controlplane.policy.catalogue import goes_before
 from controlplane.service.clocks import MonotonicClock
 from controlplane.service.dispatcher import Dispatcher, Policies
+from controlplane.service.embedding_bytes import longest_input_bytes, share_out
 from controlplane.service.hybrid_cache import hybrid_setup
 from controlplane.service.intake import Intake
 from controlplane.service.learning import Learning, calibration_gauges, lengths_of
@@ -235,9 +236,9 @@ class Service:
         if self.quotas is not None:
             self.quotas.withheld = kept
             return
-        for embedder in self._embedders.values():
-            least = embedder.batch_bytes([embedder.max_input_tokens])
-            embedder.set_budget_bytes(max(least, embedder.workspace_bytes - kept))
+        embedders = self._embedders.values()
+        whole = sum(embedder.workspace_bytes for embedder in embedders)
+        share_out(max(whole - kept, sum(map(longest_input_bytes, embedders))), embedders)
 
     def _note_step(self, done: EngineStep) -> None:
         work = StepWork(done.prefill_tokens, done.decodes, done.cells)

@@ -8,11 +8,14 @@ the next one is taken all the same.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from backends.device import DeviceProbe, DeviceReading
 from controlplane.service.trouble import Trouble
+
+log = logging.getLogger(__name__)
 
 _LETTING_GO = 1 / 16
 _TROUBLE = ("the device's memory is not watched", "the device's memory is watched again")
@@ -54,6 +57,8 @@ class MemoryMonitor:
         found = self.last = self.probe.read()
         if self._base is None:
             self._base = found.ours
+            if not found.ours:
+                log.warning("the device shows none of our processes: only its free bytes are watched")
         self.most_ours = max(self.most_ours, found.ours)
         self.least_free = found.free if self.least_free is None else min(self.least_free, found.free)
         had = self.disagreement > self.bound

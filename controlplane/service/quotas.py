@@ -29,8 +29,9 @@ from controlplane.core.ports import (
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.metrics import Metrics
 from controlplane.policy.quota import bytes_to_reclaim, next_nominals
-from controlplane.policy.sharing import Sharing, lent, parts, target_next
+from controlplane.policy.sharing import Sharing, lent, target_next
 from controlplane.service.dispatcher import Dispatcher
+from controlplane.service.embedding_bytes import longest_input_bytes, share_out
 from controlplane.service.foresight import Foresight
 from controlplane.service.ticket import Ticket
 from controlplane.service.trouble import Fault, Trouble
@@ -65,7 +66,7 @@ class Pool:
                 f"{generator.max_model_tokens} tokens takes {one_answer}: it would stall; raise "
                 "quota.llm.min or lower engine.max_model_len"
             )
-        one_input = sum(e.batch_bytes([e.max_input_tokens]) for e in self.embedders)
+        one_input = sum(map(longest_input_bytes, self.embedders))
         if least[Owner.EMBEDDING] < one_input:
             raise ValueError(
                 f"quota.embedding.min gives {least[Owner.EMBEDDING]} bytes and the longest input takes "
@@ -97,7 +98,7 @@ class Quotas:
     trouble: Trouble = field(init=False, default_factory=lambda: Trouble(*_TROUBLE))
     _target: int = field(init=False)
     _order: int = field(init=False)
-    _full: Mapping[str, int] = field(init=False)
+    _full: int = field(init=False)
     _bytes_per_token: float = field(init=False)
     _lately: Lately = field(init=False, default_factory=Lately)
     _moved_at: Instant | None = field(init=False, default=None)
@@ -110,14 +111,13 @@ class Quotas:
         self.owned = self.usable = dict(self.pool.sharing.nominal)
         self._target = self.owned[Owner.LLM]
         self._order = self.pool.memory.most_llm_bytes
-        self._full = {embedder.model: embedder.workspace_bytes for embedder in self.pool.embedders}
+        self._full = sum(embedder.workspace_bytes for embedder in self.pool.embedders)
         self._bytes_per_token = max(
-            embedder.batch_bytes([embedder.max_input_tokens]) / embedder.max_input_tokens
-            for embedder in self.pool.embedders
+            longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self.pool.embedders
         )
         self.dispatcher.largest = {
             Owner.LLM: self.pool.sharing.options.highest,
-            Owner.EMBEDDING: sum(self._full.values()),
+            Owner.EMBEDDING: self._full,
         }
         self.dispatcher.on_offer = self._offered
         self.dispatcher.on_refusal = self._refused
@@ -125,7 +125,7 @@ class Quotas:
     async def start(self) -> None:
         """Puts the nominal quotas in force. Raises Refused by an engine that keeps to no quota."""
         await self._tell_engine(self.usable[Owner.LLM])
-        self._tell_embedders(self.usable[Owner.EMBEDDING])
+        share_out(self.usable[Owner.EMBEDDING], self.pool.embedders)
 
     def _offered(self, request: Request, footprint: Footprint) -> None:
         self._lately.came[request.kind.owner] += 1
@@ -187,8 +187,8 @@ class Quotas:
         flight, waiting and foreseen, as far as full batches of them go."""
         held = {owner: self._predicted_bytes(owner) for owner in Owner}
         foreseen = int(self.foresight.embedding_tokens(now) * self._bytes_per_token)
-        full = sum(self._full.values())
-        return {Owner.LLM: held[Owner.LLM], Owner.EMBEDDING: min(full, held[Owner.EMBEDDING] + foreseen)}
+        wanted = min(self._full, held[Owner.EMBEDDING] + foreseen)
+        return {Owner.LLM: held[Owner.LLM], Owner.EMBEDDING: wanted}
 
     def _predicted_bytes(self, owner: Owner) -> int:
         leases = self.dispatcher.ledger.table(owner)
@@ -319,15 +319,7 @@ class Quotas:
             most = former if self._shrunk is None else max(former, self._shrunk[1])
             self._shrunk = (now, most)
         self._set(Owner.EMBEDDING, budget)
-        self._tell_embedders(budget)
-
-    def _tell_embedders(self, budget: int) -> None:
-        embedders = self.pool.embedders
-        # By what passes have taken meanwhile.
-        least = [embedder.batch_bytes([embedder.max_input_tokens]) for embedder in embedders]
-        full = [self._full[embedder.model] for embedder in embedders]
-        for embedder, part in zip(embedders, parts(budget, least, full), strict=True):
-            embedder.set_budget_bytes(part)
+        share_out(budget, self.pool.embedders)
 
     def _set(self, owner: Owner, nominal: int) -> None:
         self.dispatcher.ledger.set_quota(owner, Quota(nominal))

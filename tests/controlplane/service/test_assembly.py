@@ -1,26 +1,30 @@
 """What a configuration promises of memory is there, and what an engine can do can be asked for."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from inspect import signature
 
 import pytest
 
+from backends.device import DeviceReading
 from backends.embedding.client import WorkerEmbedder
 from backends.scripted import ScriptedEmbedder
 from benchmark_control_plane.virtual_time import run
 from controlplane.config import ConfigError, parse
 from controlplane.config.models import EmbeddingModel
+from controlplane.core.ports import BackendDown
 from controlplane.service.assembly import Service
 from controlplane.service.clocks import LoopClock
+from controlplane.service.memory_monitor import MemoryMonitor
 
 TWO = {"models": {"embeddings": [{"model": "one"}, {"model": "two"}]}}
 
 
+def two_embedders():
+    return [ScriptedEmbedder(model=model, bytes_per_token=1, batch_tokens=1_000) for model in ("one", "two")]
+
+
 async def started(workspace_bytes: int) -> None:
-    embedders = [
-        ScriptedEmbedder(model=model, bytes_per_token=1, batch_tokens=1_000) for model in ("one", "two")
-    ]
-    service = Service(parse(TWO), [], embedders, workspace_bytes=workspace_bytes, clock=LoopClock())
+    service = Service(parse(TWO), [], two_embedders(), workspace_bytes=workspace_bytes, clock=LoopClock())
     await service.start()
     await service.stop()
 
@@ -29,6 +33,57 @@ def test_the_largest_batches_of_all_embedding_models_fit_side_by_side():
     run(started(2_000))
     with pytest.raises(ConfigError, match=r"one, two: the largest batches take 2000 bytes .* gives 1999"):
         run(started(1_999))
+
+
+@dataclass
+class Nearly:
+    """A device whose free bytes the test says; what the monitor lacks of 1,000 it withholds."""
+
+    free: int = 1_000
+
+    def read(self) -> DeviceReading:
+        return DeviceReading(10_000, self.free, 100, 10_000 - self.free - 100)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("free", "budget"), [(1_000, 2_000), (700, 1_700), (0, 1_024)])
+def test_what_is_withheld_from_several_models_is_withheld_once(free, budget):
+    """And never so much that one of them could not hold its longest input, of 512 bytes."""
+    embedders = two_embedders()
+
+    async def main():
+        service = Service(
+            parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock(),
+            monitor=lambda withhold: MemoryMonitor(Nearly(free), lambda: 0, withhold, 1_000),
+        )  # fmt: skip
+        await service.start()
+        assert [embedder.budget_bytes for embedder in embedders] == [budget // 2] * 2
+        await service.stop()
+
+    run(main())
+
+
+def test_nothing_is_left_running_when_the_device_cannot_be_asked():
+    class Broken(Nearly):
+        def read(self) -> DeviceReading:
+            raise OSError("no such device")
+
+    embedders = two_embedders()
+
+    async def main():
+        service = Service(
+            parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock(),
+            monitor=lambda withhold: MemoryMonitor(Broken(), lambda: 0, withhold, 1_000),
+        )  # fmt: skip
+        with pytest.raises(OSError, match="no such device"):
+            await service.start()
+        for embedder in embedders:
+            with pytest.raises(BackendDown, match="stopped"):
+                await embedder.check()
+
+    run(main())
 
 
 def test_all_that_the_embedding_engine_can_do_is_the_operators_to_set():

@@ -88,6 +88,16 @@ def test_it_samples_as_often_as_asked_until_stopped():
     assert bench.probe.is_closed
 
 
+def test_a_device_that_knows_none_of_our_processes_is_told_of(caplog):
+    """A container's GPU may list the host's process numbers."""
+    for ours in (0, 100):
+        bench = Bench(Readings(ours=ours))
+        monitor = bench.monitor()
+        monitor.sample()
+        monitor.sample()
+    assert len(caplog.records) == 1 and "shows none of our processes" in caplog.text
+
+
 def test_readings_that_fail_are_told_once_and_end_nothing(caplog):
     bench = Bench()
 
