@@ -12,7 +12,8 @@ import gc
 import json
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,27 @@ class HiddenStates:
         return (self.token_seconds, self.request_seconds, self.step_seconds)
 
 
+def begin_anew(core: Any, make: Callable[..., Any], *, is_async: bool) -> Any:
+    """The scheduler that `make` makes, given to an engine that has no requests; whether the engine is a step
+    ahead of its output is decided anew too. vLLM allows that on no CPU, though the model, not being asked
+    to overlap anything, computes the same there."""
+    old = core.scheduler
+    config = old.vllm_config
+    config.scheduler_config.async_scheduling = is_async
+    core.batch_queue_size = 2 if is_async else 1
+    # Steps that are still in flight are of requests that the new scheduler does not know.
+    core.batch_queue = deque(maxlen=core.batch_queue_size) if is_async else None
+    core.step_fn = core.step_with_batch_queue if is_async else core.step
+    core.scheduler = make(
+        vllm_config=config,
+        kv_cache_config=old.kv_cache_config,
+        structured_output_manager=core.structured_output_manager,
+        block_size=old.block_size,
+        hash_block_size=old.hash_block_size,
+    )
+    return core.scheduler
+
+
 class SteppedEngine:
     """`now_ns` is virtual time. One instance a process and setup: vLLM keeps global state."""
 
@@ -94,8 +116,6 @@ class SteppedEngine:
                     }
                 },
             ).create_engine_config()
-            # vLLM's CPU build switches it off; without a model there is nothing that could not overlap.
-            config.scheduler_config.async_scheduling = setup.is_async
             self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         # It froze all that was there, and what is frozen at the end counts as leaked: pages of warnings.
         atexit.register(gc.unfreeze)
@@ -119,14 +139,15 @@ class SteppedEngine:
     ) -> Any:
         """A new scheduler at time 0: vLLM's own under its policy `stock`, or Tandem's with these options,
         whose requests may keep hidden states if `hidden` says what they cost."""
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler, SchedulingPolicy
 
         from backends.vllm import scheduler as plain
 
-        old, config = self.core.scheduler, self.core.scheduler.vllm_config
+        config = self.core.scheduler.vllm_config
         config.scheduler_config.policy = SchedulingPolicy(stock).value
         config.additional_config["tandem"] = dict(tandem or {})
-        make = plain.make
+        make: Callable[..., Any] = plain.make
         if hidden is not None:
             from backends.vllm.hybrid import scheduling
 
@@ -134,19 +155,11 @@ class SteppedEngine:
             config.additional_config["tandem_hybrid"] = {"forms": hidden.forms, "price": hidden.price}
             self._executor.hidden_seconds = (*hidden.price, hidden.restore_seconds)
         self._executor.now_ns = 0
-        if self.core.batch_queue is not None:
-            # Steps of the last run that are still in flight.
-            self.core.batch_queue.clear()
-        scheduler = (Scheduler if tandem is None else make)(
-            vllm_config=config,
-            kv_cache_config=old.kv_cache_config,
-            structured_output_manager=self.core.structured_output_manager,
-            block_size=old.block_size,
-            hash_block_size=old.hash_block_size,
-        )
+        if tandem is None:
+            make = AsyncScheduler if self.setup.is_async else Scheduler
+        scheduler = begin_anew(self.core, make, is_async=self.setup.is_async)
         if tandem is not None:
             scheduler.clock = lambda: self._executor.now_ns
-        self.core.scheduler = scheduler
         return scheduler
 
     def add(

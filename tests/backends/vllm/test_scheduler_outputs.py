@@ -1,10 +1,12 @@
-"""Real vLLM, real weights: being preempted again and again changes no token, whoever orders the steps."""
+"""Real vLLM, real weights: being preempted again and again changes no token, whoever orders the steps, and
+whether or not the next step is planned while the last one runs."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -27,9 +29,10 @@ REQUESTS = 8
 # Each of them ends with 5 blocks, so about two fit at their end and four at their start.
 TIGHT_BLOCKS = 11
 
-
-# Half of what they take, so that the plans are wrong.
-EXPECTED = LengthForecast((0.0, 1.0), (50.0, 70.0))
+# A crowded machine may be slow at everything; but the next token of somebody always comes.
+SILENCE_SECONDS = 300
+# A quarter of what they take or less, so that the plans are wrong: also who looks ahead runs out of blocks.
+EXPECTED = LengthForecast((0.0, 1.0), (20.0, 30.0))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tandem/tiny-llama", "tandem/tiny-opt"])
@@ -37,6 +40,7 @@ async def generator(request):
     async with running_vllm(
         request.param,
         scheduling=EngineOptions(),
+        distributed_executor_backend="tests.overlap.Overlapping",
         # In 16 bits a token computed with its prompt differs from one computed alone by a rounding, and
         # the likeliest two of random weights are that close.
         dtype="float32",
@@ -46,23 +50,48 @@ async def generator(request):
         yield running
 
 
-async def told(generator: VllmGenerator) -> dict[str, object]:
-    """What the scheduler itself says, where the port says it in bytes or not at all."""
-    return await generator._engine._llm.engine_core.call_utility_async(METHOD, "state")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(generator):
+    found = await answers(generator)
+    assert generator.state().preemptions == 0
+    return found
 
 
-async def answer(generator: VllmGenerator, prompt: list[int]) -> list[int]:
+@pytest_asyncio.fixture(loop_scope="module", params=["TandemScheduler", "AsyncTandemScheduler"])
+async def overlapping(generator, undisturbed, request):
+    """The engine, which from now on waits for each step or does not."""
+    is_ahead = request.param.startswith("Async")
+    assert await told(generator, "overlap", is_ahead) == request.param
+    yield generator
+    await told(generator, "overlap", False)
+
+
+async def told(generator: VllmGenerator, method: str = METHOD, *arguments: object) -> Any:
+    """What the engine's process itself says, where the port says it in bytes or not at all."""
+    return await generator._engine._llm.engine_core.call_utility_async(method, *(arguments or ("state",)))
+
+
+async def answer(
+    generator: VllmGenerator, prompt: list[int], guard: asyncio.Timeout | None = None
+) -> list[int]:
     request = replace(
         a_request(prompt, GREEDY), slo=Slo(ttft=milliseconds(300)), arrival=Instant(time.monotonic_ns())
     )
     standing = Standing(forecast=EXPECTED)
+    found: list[int] = []
     async with aclosing(generator.generate(request, prompt, GREEDY, standing=standing)) as deltas:
-        return tokens_of([delta async for delta in deltas])
+        async for delta in deltas:
+            found += delta.token_ids
+            if guard is not None:
+                guard.reschedule(asyncio.get_running_loop().time() + SILENCE_SECONDS)
+    return found
 
 
 async def answers(generator: VllmGenerator) -> list[list[int]]:
+    """Raises TimeoutError when nobody gets a token any more."""
     prompts = [[11 + 7 * number + at % 13 for at in range(20 + 3 * number)] for number in range(REQUESTS)]
-    return await asyncio.wait_for(asyncio.gather(*(answer(generator, prompt) for prompt in prompts)), 300)
+    async with asyncio.timeout(SILENCE_SECONDS) as guard:
+        return await asyncio.gather(*(answer(generator, prompt, guard) for prompt in prompts))
 
 
 async def after(tokens: int, deltas: AsyncIterator[Delta]) -> None:
@@ -72,19 +101,15 @@ async def after(tokens: int, deltas: AsyncIterator[Delta]) -> None:
         read += len((await anext(deltas)).token_ids)
 
 
-async def test_greedy_answers_survive_a_pool_that_is_far_too_small(generator):
-    size = generator.geometry.bytes_per_block
-    undisturbed = await answers(generator)
-    assert generator.state().preemptions == 0
+async def test_greedy_answers_survive_a_pool_that_is_far_too_small(overlapping, undisturbed):
+    generator, size = overlapping, overlapping.geometry.bytes_per_block
     before = 0
     for ordering in EVERY_ORDERING:
         await generator.set_options({"ordering": ordering, "look_ahead": "nobody"})
         await generator.set_quota(TIGHT_BLOCKS * size)
         assert await answers(generator) == undisturbed, ordering
         state, inside = generator.state(), await told(generator)
-        if ordering != "mc-sf":
-            # Nobody is preempted where predictions are believed by all, unless they are wrong.
-            assert state.preemptions >= before + 3, ordering
+        assert state.preemptions >= before + 3, ordering
         before = state.preemptions
         assert (inside["used"], inside["running"], inside["waiting"], inside["malformed"]) == (0, 0, 0, 0)
         assert (state.quota_bytes, state.total_bytes) == (TIGHT_BLOCKS * size, generator.kv_bytes)

@@ -99,6 +99,13 @@ class Engine:
         self.runner = 2 if config.use_v2_model_runner else 1
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
 
+    def go_ahead(self):
+        """Each step is planned from now on before the engine has seen what came of the last."""
+        from backends.vllm.hybrid.scheduling import make
+        from backends.vllm.stepped import begin_anew
+
+        begin_anew(self.core, make, is_async=True)
+
     def _add(self, at, prompt, tokens):
         from vllm import SamplingParams
         from vllm.v1.request import Request
@@ -141,7 +148,7 @@ class Engine:
 
         scheduler.schedule = watched
         step = 0
-        while scheduler.has_requests() or step <= max(joins.values(), default=0):
+        while scheduler.has_requests() or self.core.batch_queue or step <= max(joins.values(), default=0):
             for at, (prompt, tokens) in enumerate(requests):
                 if joins.get(at, 0) == step:
                     self._add(at, prompt, tokens)
@@ -233,6 +240,9 @@ def main(model, schedules, *, compiled):
             aborts=aborts,
         )
         tell(f"schedule {seed}", played, chosen, aborts)
+    engine.go_ahead()
+    for name in ("mixed", "leaving"):
+        tell(f"{name}, a step ahead", engine.play(requests, forms=runs[name], blocks=SCARCE))
     json.dump(found, sys.stdout)
 
 
