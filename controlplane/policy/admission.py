@@ -3,7 +3,9 @@
 The collocation proposal's Algorithm 1 with growth, uncertainty and absolute times put right:
 
 1. what could never fit is rejected at once, with the numbers;
-2. what fits beside the predicted use of all leases, errors of the predictions included, is admitted;
+2. what fits beside the predicted use of all leases, errors of the predictions included, is admitted; so is
+   what would be late by waiting for that and fits, at its peak, beside what they hold now: it risks that
+   somebody must give way later, and waiting loses a promise for sure;
 3. what would miss its deadline by waiting, and has not yet, may preempt strictly lower priority, if that
    suffices;
 4. what can still make it waits, up to a bound; a class that is not sheddable waits in any case;
@@ -90,6 +92,18 @@ class Admission:
         share = share.as_seen_by(waiting.request)
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
 
+    def try_in_time(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | Reason:
+        """As `try_admit`; but what would be late before the room that is foreseen takes the room of now."""
+        verdict = self.try_admit(share, look, waiting)
+        if verdict is not Reason.NO_MEMORY or share.deficit > 0 or not _can_be_in_time(waiting, now):
+            return verdict
+        share = share.as_seen_by(waiting.request)
+        if not fits_now(share, look, waiting.footprint):
+            return verdict
+        steps = look.steps_until_fits(waiting.footprint, share.ceiling)
+        wait = None if steps is None or share.pace is None else scaled(share.pace.step, steps)
+        return Admit(waiting.footprint) if self._is_late_after(wait, share, waiting, now) else verdict
+
     def is_held_by_reserve(self, share: Share, look: LookAhead, waiting: Waiting) -> bool:
         """Whether nothing else keeps it from starting."""
         if share.reserve is None or share.is_kept_for(waiting.request):
@@ -115,28 +129,28 @@ class Admission:
     def try_preempt(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | None:
         """Only for a request that waiting would make late, and only if the victims suffice. What is late
         already has nothing to win by it: it would take from the lower classes what they started with."""
-        request = waiting.request
-        priority, deadline = request.service_class.priority, request.slo.first_token_deadline(request.arrival)
+        priority = waiting.request.service_class.priority
         if not len(share.leases) or share.leases.priority.min() >= priority:
             return None
-        if deadline is None or deadline < now:
+        if not _can_be_in_time(waiting, now):
             return None
         if not self._is_late_after(predicted_wait(share, look, waiting, ahead=0.0), share, waiting, now):
             return None
-        overflow = look.peak_with(waiting.footprint) - share.ceiling
-        now_short = share.held + waiting.footprint.base - share.ceiling
+        ceiling = share.as_seen_by(waiting.request).ceiling
+        # Only what it needs beside what is held now: who gives way for what is foreseen may do so in vain.
+        short = share.held + waiting.footprint.peak - ceiling
         # A victim of an earlier request in this cycle has no lease left to take.
         leased = set(share.leases.ids)
         victims = choose_victims(
             [running for running in share.preemptible() if running.request_id in leased],
-            needed_bytes=max(1, round(overflow), share.deficit + now_short),
+            needed_bytes=max(1, share.deficit + short),
             incoming_priority=priority,
             options=self.eviction,
         )
         if not victims:
             return None
         freed = share.without([victim.request_id for victim in victims])
-        verdict = self.try_admit(freed, self.look(freed), waiting)
+        verdict = self.try_in_time(freed, self.look(freed), waiting, now)
         return Admit(waiting.footprint, victims) if isinstance(verdict, Admit) else None
 
     def wait_or_reject(
@@ -178,6 +192,12 @@ def fits_now(share: Share, look: LookAhead, footprint: Footprint) -> bool:
 def anything(share: Share, look: LookAhead, footprint: Footprint) -> bool:
     """Present use alone decides: that the base fits is checked before."""
     return True
+
+
+def _can_be_in_time(waiting: Waiting, now: Instant) -> bool:
+    """What is late already, or has no deadline, has nothing to win by taking from others."""
+    deadline = waiting.request.slo.first_token_deadline(waiting.request.arrival)
+    return deadline is not None and deadline >= now
 
 
 def latest_start(request: Request, footprint: Footprint, pace: Pace | None) -> Instant | None:

@@ -91,7 +91,7 @@ def _admit_from_head(
         if (late := admission.too_late_inside(share, waiting, now)) is not None:
             verdict = late
         elif share.inside is None:
-            verdict = admission.try_admit(share, look, waiting)
+            verdict = admission.try_in_time(share, look, waiting, now)
         else:
             verdict = admission.try_forward(share, look, waiting, now)
         if isinstance(verdict, Reject):

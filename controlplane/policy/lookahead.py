@@ -66,6 +66,17 @@ class LookAhead:
             use += self.z * np.sqrt(self.variance[:at] + variance)
         return max(own, float(use.max()))
 
+    def steps_until_fits(self, footprint: Footprint, limit: float) -> float | None:
+        """Steps until `footprint`, taken at its peak, fits beside what is left at every later completion,
+        margin included. `None` if it does not fit into `limit` by itself."""
+        if footprint.peak > limit:
+            return None
+        use = self.base[:-1] + self.per_step[:-1] * self.steps
+        if self.z:
+            use += self.z * np.sqrt(self.variance[:-1] + footprint.spread**2)
+        overflowing = np.flatnonzero(use + footprint.peak > limit)
+        return float(self.steps[overflowing[-1]]) if len(overflowing) else 0.0
+
     def steps_until_free(self, needed: float, limit: float) -> float | None:
         """Steps until completions have brought use down so far that `needed` bytes fit.
 

@@ -226,6 +226,28 @@ def test_a_request_that_waiting_makes_late_preempts_the_lower_class_and_one_that
         assert run_cycle(view_of(running, [other]), NOW, admission()).dispatches == ()
 
 
+@pytest.mark.parametrize(
+    ("at", "ago_ms", "steps", "starts"),
+    [(2, 100, 60, True), (2, 100, 10, False), (0, 100, 60, False), (2, 600, 60, False)],
+    ids=["late if it waits", "room comes in time", "nothing promised", "late already"],
+)
+def test_who_would_be_late_by_waiting_for_room_foreseen_takes_the_room_of_now(at, ago_ms, steps, starts):
+    # 600 of 1,000 are held and grow by 240 to 300 within `steps` of 20 ms; 0.5 s is promised.
+    running = share_of([Footprint(300, 150 // steps, steps)] * 2)
+    newcomer = Footprint(200, steps=60)
+    wish = {"ago_ms": ago_ms, "at": at, "footprint": newcomer, "accepted": True, "undecided": True}
+    plan = run_cycle(view_of(running, [wish]), NOW, admission())
+    assert [(name, admit.victims) for name, admit in plan.dispatches] == ([("w0", ())] if starts else [])
+
+
+def test_who_must_give_way_is_chosen_for_the_room_of_now() -> None:
+    # The growth foreseen of the others, 600, would take the second victim as well.
+    running = share_of([Footprint(400, 10, 30), Footprint(150), Footprint(400, 10, 30)])
+    wish = {"ago_ms": 400, "at": 2, "footprint": Footprint(300), "accepted": False, "undecided": True}
+    ((_, admit),) = run_cycle(view_of(running, [wish]), NOW, admission()).dispatches
+    assert [victim.freed_bytes for victim in admit.victims] == [400]
+
+
 def test_unknown_names_list_the_valid_ones() -> None:
     options = OrderingOptions(seconds(1), seconds(10))
     with pytest.raises(ValueError, match=r"scheduling\.ordering='lifo'.*edf, fcfs, least-slack"):

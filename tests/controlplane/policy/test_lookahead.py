@@ -66,6 +66,29 @@ def test_wait_ends_at_the_first_completion_that_leaves_room(
     assert answer == after[0]
 
 
+@given(pools, footprints, st.integers(1, 900))
+def test_after_the_wait_for_room_it_fits_and_stays_so(
+    pool: list[Footprint], newcomer: Footprint, limit: int
+) -> None:
+    wait = look_at(pool).steps_until_fits(newcomer, limit)
+    if newcomer.peak > limit:
+        assert wait is None
+        return
+    assert wait is not None
+    assert wait == 0 or wait in {float(f.steps) for f in pool}
+    steps = int(wait)
+    rest = [
+        Footprint(f.base + f.per_step * steps, f.per_step, f.steps - steps) for f in pool if f.steps > steps
+    ]
+    assert look_at(rest).peak_with(newcomer) <= limit
+
+
+def test_a_margin_lengthens_the_wait_for_room() -> None:
+    unsure = [Footprint(100, 0, 5, spread=60.0), Footprint(100, 0, 9, spread=60.0)]
+    assert look_at(unsure).steps_until_fits(Footprint(100), 300) == 0
+    assert look_at(unsure, z=1.0).steps_until_fits(Footprint(100), 300) == 5
+
+
 def test_margin_is_of_the_sum_not_the_sum_of_margins() -> None:
     alike = [Footprint(100, 1, 10, spread=30.0)] * 15
     peak = look_at(alike, z=2.0).peak_with(alike[0])
