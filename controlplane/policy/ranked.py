@@ -131,7 +131,7 @@ class RankedPolicy:
                 continue
             admission = self._admission(progress, view)
             look = look or admission.look(share)
-            verdict = admission.try_admit(share, look, waiting)
+            verdict = admission.try_in_time(share, look, waiting, view.now)
             if not isinstance(verdict, Admit) and not share.leases.ids and not plan.offer:
                 # The line bounds its blocks from above; alone it starts if the blocks are there.
                 verdict = Admit(waiting.footprint)
