@@ -1,5 +1,8 @@
 """The look-ahead against stepping through every step of every lease."""
 
+from statistics import NormalDist
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,6 +96,34 @@ def test_margin_is_of_the_sum_not_the_sum_of_margins() -> None:
     alike = [Footprint(100, 1, 10, spread=30.0)] * 15
     peak = look_at(alike, z=2.0).peak_with(alike[0])
     assert peak == pytest.approx(16 * 110 + 2.0 * 30.0 * 4)
+
+
+@given(st.lists(st.floats(0, 90), max_size=12), st.floats(0, 90), st.floats(0, 3))
+def test_the_margin_is_never_more_than_that_of_each_by_itself(
+    spreads: list[float], own: float, z: float
+) -> None:
+    pool = [Footprint(100, 1, 10, spread=spread) for spread in spreads]
+    newcomer = Footprint(100, 1, 10, spread=own)
+    peak = look_at(pool, z).peak_with(newcomer)
+    assert peak <= sum(f.peak + z * f.spread for f in [*pool, newcomer]) + 1e-6
+    assert peak >= newcomer.peak + z * own - 1e-6
+    assert look_at([], z).peak_with(newcomer) == pytest.approx(newcomer.peak + z * own)
+
+
+def test_a_margin_covers_as_many_sums_of_independent_lengths_as_it_states() -> None:
+    rng = np.random.default_rng(0)
+    expected, deviation, cells = rng.integers(60, 200, 30), rng.integers(5, 20, 30), rng.integers(50, 900, 30)
+    pool = [
+        Footprint(int(base), 1, int(mean), spread=float(sd))
+        for base, mean, sd in zip(cells, expected, deviation, strict=True)
+    ]
+    reserved = look_at(pool[1:], z=NormalDist().inv_cdf(0.95)).peak_with(pool[0])
+    lengths = np.maximum(1, np.rint(rng.normal(expected, deviation, (500, 30)))).astype(int)
+    peaks = []
+    for drawn in lengths:
+        true = [Footprint(int(base), 1, int(steps)) for base, steps in zip(cells, drawn, strict=True)]
+        peaks.append(look_at(true[1:]).peak_with(true[0]))
+    assert np.mean(np.array(peaks) <= reserved) >= 0.95
 
 
 def test_only_those_still_running_add_to_the_margin() -> None:
