@@ -122,13 +122,19 @@ class RankedPolicy:
 
     def _start(self, view: EngineView, plan: StepPlan) -> None:
         """Steps 1 to 3 of the module's rule."""
-        share = share_of(view.without(plan.preempt))
+        share: Share | None = None
         look: LookAhead | None = None
         self._blocked = None
         for place in self._line:
             progress, waiting = place.progress, place.waiting
             if view.need(progress) > view.quota:
                 continue
+            has_slot = view.free_slots + len(plan.preempt) > len(plan.offer)
+            if not has_slot and not _may_preempt(progress, view):
+                # Nothing to weigh, and the shares of memory take time to draw up.
+                self._note_blocked(place, view)
+                return
+            share = share or share_of(view.without(plan.preempt))
             admission = self._admission(progress, view)
             look = look or admission.look(share)
             verdict = admission.try_in_time(share, look, waiting, view.now)
@@ -136,7 +142,7 @@ class RankedPolicy:
                 # The line bounds its blocks from above; alone it starts if the blocks are there.
                 verdict = Admit(waiting.footprint)
             if not isinstance(verdict, Admit):
-                forced = self._preempt(share, waiting, view)
+                forced = self.ahead.try_preempt(share, self.ahead.look(share), waiting, view.now)
                 if forced is None:
                     self._note_blocked(place, view)
                     return
@@ -155,14 +161,8 @@ class RankedPolicy:
             return self._at_once
         return self.ahead
 
-    def _preempt(self, share: Share, waiting: Waiting, view: EngineView) -> Admit | None:
-        priority = waiting.request.service_class.priority
-        if not len(share.leases) or share.leases.priority.min() >= priority:
-            return None
-        return self.ahead.try_preempt(share, self.ahead.look(share), waiting, view.now)
-
     def _note_blocked(self, place: _Place, view: EngineView) -> None:
-        if self._line[0] is place and not _may_preempt_later(place.progress, view):
+        if self._line[0] is place and not _may_preempt(place.progress, view):
             self._blocked = _Blocked(
                 place.progress.request.id, len(view.running), view.quota, self._steps + _ASK_AGAIN_STEPS
             )
@@ -185,7 +185,7 @@ def _is_background(progress: Progress, now: Instant) -> bool:
     return progress.deadline() is None or progress.is_hopeless(now, Duration(0))
 
 
-def _may_preempt_later(progress: Progress, view: EngineView) -> bool:
+def _may_preempt(progress: Progress, view: EngineView) -> bool:
     if progress.first_due is None or progress.first_due < view.now:
         return False
     priority = progress.request.service_class.priority

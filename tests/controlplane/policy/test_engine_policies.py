@@ -144,12 +144,13 @@ def test_an_idle_engine_starts_whatever_fits_alone(ordering):
 
 @pytest.mark.parametrize("ordering", AS_THE_GATE)
 @FEWER
-@given(crowd=crowds)
-def test_the_gate_and_the_engine_decide_alike(ordering, crowd):
+@given(crowd=crowds, slots=st.sampled_from([0, 1, 3, 64]))
+def test_the_gate_and_the_engine_decide_alike(ordering, crowd, slots):
     """The same view through the gate's cycle and through the engine's policy: same order, same victims."""
     running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
     waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(crowd[1])]
-    view = view_of(running, free=40 + crowd[2])
+    # Somebody has the slots that are taken.
+    view = replace(view_of(running, free=40 + crowd[2]), free_slots=slots if running else 64)
     policy = engine_policy(EngineOptions(ordering=ordering, look_ahead="all"))
     for one in waiting:
         policy.joined(one, NOW)
