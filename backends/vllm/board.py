@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
 from threading import Lock
 from zlib import crc32
@@ -24,10 +23,9 @@ ENVIRONMENT = "TANDEM_BOARD"
 
 _HEAD = struct.Struct("<IQ")  # checksum over all that follows it, sequence
 _FACTS = struct.Struct("<qQQQIIIIIIIQI")
-_ROW_FORMAT = "QII"
-_ROW = struct.Struct("<" + _ROW_FORMAT)
 _ROWS = 4_096
-_HALF = _HEAD.size + _FACTS.size + _ROWS * _ROW.size
+_ROW_SIZE = 16
+_HALF = _HEAD.size + _FACTS.size + _ROWS * _ROW_SIZE
 _IS_SHARED = 2 * _HALF
 _SIZE = _IS_SHARED + 1
 _SUMMED = 4
@@ -117,14 +115,16 @@ class Board:
     def close(self) -> None:
         self._memory.close()
 
-    def write(self, facts: EngineFacts, rows: Sequence[Row]) -> None:
-        """Rows beyond the first 4,096 are left out."""
-        kept = rows[:_ROWS]
+    def write(
+        self, facts: EngineFacts, keys: Sequence[int], tokens: Sequence[int], blocks: Sequence[int]
+    ) -> None:
+        """The rows by column. Those beyond the first 4,096 are left out."""
+        count = min(len(keys), _ROWS)
         body = _FACTS.pack(
             facts.at_ns, facts.step, facts.step_ns, facts.prompt_token_ns,
             facts.total, facts.quota, facts.used, facts.ceded,
-            facts.running, facts.waiting, facts.preemptions, facts.recompute_tokens, len(kept),
-        ) + struct.pack("<" + _ROW_FORMAT * len(kept), *chain.from_iterable(kept))  # fmt: skip
+            facts.running, facts.waiting, facts.preemptions, facts.recompute_tokens, count,
+        ) + struct.pack(_columns(count), *keys[:count], *tokens[:count], *blocks[:count])  # fmt: skip
         self._sequence += 1
         half = _HEAD.pack(0, self._sequence) + body
         half = crc32(half[_SUMMED:]).to_bytes(_SUMMED, "little") + half[_SUMMED:]
@@ -158,9 +158,15 @@ class Board:
     def _whole(self, start: int) -> Reading | None:
         checksum, sequence = _HEAD.unpack_from(self._memory, start)
         *facts, count = _FACTS.unpack_from(self._memory, start + _HEAD.size)
-        end = start + _HEAD.size + _FACTS.size + min(count, _ROWS) * _ROW.size
+        end = start + _HEAD.size + _FACTS.size + min(count, _ROWS) * _ROW_SIZE
         summed = self._memory[start + _SUMMED : end]
         if sequence == 0 or crc32(summed) != checksum:
             return None
-        rows = tuple(_ROW.iter_unpack(summed[_HEAD.size - _SUMMED + _FACTS.size :]))
-        return Reading(EngineFacts(*facts), rows)
+        numbers = struct.unpack_from(_columns(count), summed, _HEAD.size - _SUMMED + _FACTS.size)
+        rows = zip(numbers[:count], numbers[count : 2 * count], numbers[2 * count :], strict=True)
+        return Reading(EngineFacts(*facts), tuple(rows))
+
+
+def _columns(count: int) -> str:
+    """Keys, tokens and blocks of so many rows."""
+    return f"<{count}Q{count}I{count}I"

@@ -15,6 +15,7 @@ say nothing); all can be changed while the engine runs (`control`). Importing th
 import logging
 import time
 from collections.abc import Callable, Mapping
+from itertools import repeat
 from queue import Queue
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from backends.vllm import control
 from backends.vllm.balloon import Balloon
-from backends.vllm.board import Board, EngineFacts, Row, key_of
+from backends.vllm.board import Board, EngineFacts, key_of
 from backends.vllm.compat import most_running
 from backends.vllm.metadata import Defaults, defaults_of, progress_of, stated
 from backends.vllm.offer_queue import OfferQueue
@@ -256,7 +257,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def _publish(self, now: Instant) -> None:
         if self._board is not None:
-            self._board.write(self.facts(now), self._rows())
+            self._board.write(self.facts(now), *self._rows())
 
     def set_options(self, changes: Mapping[str, Any]) -> None:
         """What waits is handed over to a newly built policy. Raises ValueError."""
@@ -297,13 +298,16 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             recompute_tokens=self.recompute_tokens,
         )
 
-    def _rows(self) -> list[Row]:
-        rows = []
-        for request in self.running:
-            per_block = self.progress[request.request_id].per_block or self.block_size
-            blocks = -(-request.num_computed_tokens // per_block)
-            rows.append((self._keys[request.request_id], request.num_tokens, blocks))
-        return rows
+    def _rows(self) -> tuple[list[int], list[int], list[int]]:
+        """By column: a key, its tokens, its blocks."""
+        running, size = self.running, self.block_size
+        names = [request.request_id for request in running]
+        sizes = [self.progress[name].per_block or size for name in names] if self.has_packed else repeat(size)
+        return (
+            [self._keys[name] for name in names],
+            [request.num_tokens for request in running],
+            [-(-request.num_computed_tokens // one) for request, one in zip(running, sizes, strict=False)],
+        )
 
 
 def _nothing() -> None:

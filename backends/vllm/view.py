@@ -39,19 +39,16 @@ def engine_view(
     held: dict[str, int] = {}
     growth = 0
     for request in running:
-        request_id = request.request_id
-        one = progress[request_id]
+        name, tokens, computed = request.request_id, request.num_tokens, request.num_computed_tokens
+        one = progress[name]
         # Written out: half of the plug-in's time goes by in this loop.
-        if new := request.num_output_tokens + one.resumed - one.done:
+        if new := tokens - request.num_prompt_tokens + one.resumed - one.done:
             one.stamp(now, new)
-        computed = request.num_computed_tokens
-        known = request.num_tokens_with_spec + request.num_output_placeholders
-        if known - computed > max_step_tokens:
-            known = computed + max_step_tokens
         per_block = one.per_block or block_tokens
-        blocks = -(-computed // per_block)
-        held[request_id] = blocks
-        growth += -(-known // per_block) - blocks
+        held[name] = blocks = -(-computed // per_block)
+        known = tokens + len(request.spec_token_ids) + request.num_output_placeholders
+        if known > blocks * per_block:
+            growth += -(-min(known, computed + max_step_tokens) // per_block) - blocks
         listed.append(one)
     return EngineView(
         now=now,

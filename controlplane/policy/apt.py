@@ -66,7 +66,8 @@ class AptKv:
         needs = _needs(columns[_TOKENS], self._waiting, view)
         if free < needs.min():
             return plan
-        values = self._values(columns[_SINCE], needs, columns[_LOST_AFTER] < view.now, view)
+        weight = np.where(columns[_LOST_AFTER] < view.now, self._decay, 1.0)
+        values = ((view.now - columns[_SINCE]) / 1e9 * weight + _LEAST_SECONDS) / needs
         # Nobody starts after the first that does not fit, so only the better ones need sorting.
         blocking = values[(needs > free) & (needs <= view.quota)]
         better = np.flatnonzero(values >= blocking.max(initial=-np.inf))
@@ -84,14 +85,14 @@ class AptKv:
         """The running ones, most value per block first."""
         running = self._by_age(view.running)
         # Written out: with the memory full it is asked in every step, of everybody.
-        since = np.array([p.last_token or p.request.arrival for p in running], np.int64)
         tokens = np.array([p.request.prompt_tokens + p.done for p in running], np.int64)
-        needs = _needs(tokens, running, view)
-        is_lost = np.array([p.is_missed for p in running])
-        # Whose token appeared just now is late only if that is noted already.
-        for at in np.flatnonzero(since < view.now).tolist():
-            is_lost[at] = running[at].is_hopeless(view.now, _NO_WORK)
-        values = self._values(since, needs, is_lost, view)
+        pending = np.zeros(len(running))
+        for at, progress in enumerate(running):
+            # Nearly all got a token just now.
+            if progress.last_token != view.now:
+                weight = self._decay if progress.is_hopeless(view.now, _NO_WORK) else 1.0
+                pending[at] = (view.now - _since(progress)) / 1e9 * weight
+        values = (pending + _LEAST_SECONDS) / _needs(tokens, running, view)
         return [running[at] for at in np.argsort(-values, kind="stable").tolist()]
 
     def _by_age(self, running: Sequence[Progress]) -> list[Progress]:
@@ -103,18 +104,6 @@ class AptKv:
             insort(kept, progress, key=_key)
         self._running = kept
         return kept
-
-    def _values(
-        self,
-        since: npt.NDArray[np.int64],
-        needs: npt.NDArray[np.int64],
-        is_lost: npt.NDArray[np.bool_],
-        view: EngineView,
-    ) -> npt.NDArray[np.float64]:
-        """Per block."""
-        pending = (view.now - since) / 1e9 * np.where(is_lost, self._decay, 1.0)
-        found: npt.NDArray[np.float64] = (pending + _LEAST_SECONDS) / needs
-        return found
 
 
 def _needs(tokens: npt.NDArray[np.int64], of: Sequence[Progress], view: EngineView) -> npt.NDArray[np.int64]:

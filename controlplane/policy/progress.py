@@ -59,9 +59,9 @@ class Progress:
 
     def stamp(self, now: Instant, tokens: int) -> None:
         """`tokens` more have appeared."""
-        if self.first_token is None:
+        if self.last_token is None:
             self.began(now)
-        elif self.gap is not None and self.last_token is not None and now - self.last_token > self.gap:
+        elif self.gap is not None and now - self.last_token > self.gap:
             self.is_missed = True
         self.last_token = now
         self.done += tokens

@@ -29,13 +29,13 @@ def write_many(path: Path, steps: int) -> None:
     board = Board(path)
     for step in range(1, steps + 1):
         # Every reading must be of one step: all numbers agree with its own.
-        board.write(facts(step), [(step, step, step)] * (step % 50))
+        board.write(facts(step), *[[step] * (step % 50)] * 3)
 
 
 def test_what_is_written_is_read(tmp_path):
     board = Board.create(tmp_path / "board")
     assert (board.read(), board.newest()) == (None, 0)
-    board.write(facts(5), [(key_of("a"), 17, 2), (key_of("b"), 3, 1)])
+    board.write(facts(5), [key_of("a"), key_of("b")], [17, 3], [2, 1])
     reading = board.read()
     assert reading.facts == facts(5)
     assert reading.of("a") == (key_of("a"), 17, 2)
@@ -48,7 +48,7 @@ def test_the_other_side_says_whether_the_device_is_shared(tmp_path):
     writer = Board(tmp_path / "board")
     assert not board.is_shared
     writer.is_shared = True
-    board.write(facts(1), [(1, 1, 1)] * 4_096)
+    board.write(facts(1), *[[1] * 4_097] * 3)
     assert board.is_shared
     writer.is_shared = False
     assert not board.is_shared
@@ -79,8 +79,8 @@ def test_a_reader_in_another_process_never_sees_half_a_step(tmp_path):
 def test_a_writer_that_died_while_writing_leaves_the_step_before(tmp_path):
     path = tmp_path / "board"
     board = Board.create(path)
-    board.write(facts(1), [])
-    board.write(facts(2), [(7, 7, 7)])
+    board.write(facts(1), [], [], [])
+    board.write(facts(2), [7], [7], [7])
     content = bytearray(path.read_bytes())
     content[content.index((7).to_bytes(8, "little"))] = 8
     path.write_bytes(content)
@@ -89,7 +89,7 @@ def test_a_writer_that_died_while_writing_leaves_the_step_before(tmp_path):
 
 def test_a_board_of_which_nothing_is_whole_is_noticed(tmp_path):
     path = tmp_path / "board"
-    Board.create(path).write(facts(1), [])
+    Board.create(path).write(facts(1), [], [], [])
     content = bytearray(path.read_bytes())
     content[content.index((3).to_bytes(4, "little"))] ^= 255
     path.write_bytes(content)
