@@ -157,6 +157,7 @@ class StepReports:
         self._is_told = prior is not None
         self._last = StepWork(0, 0, 0)
         self._stretch = 1.0
+        self._read_seconds = self._all_seconds = 0.0
         self._wholes: deque[Duration] = deque(maxlen=_STRETCH_STEPS)
 
     @property
@@ -186,7 +187,15 @@ class StepReports:
         if is_alone:
             self.steps.observe(work, took / 1e9)
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))
+        reading = min(took / 1e9, work.prefill_tokens * self.steps.per_prompt_token)
+        self._read_seconds = _FORGETS * self._read_seconds + reading
+        self._all_seconds = _FORGETS * self._all_seconds + took / 1e9
         self._stretch += (_clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
+
+    @property
+    def prompt_share(self) -> float:
+        """Of the time of the last steps, what went to reading prompts; less than all."""
+        return self._read_seconds / self._all_seconds if self._all_seconds else 0.0
 
     def _thought(self) -> Pace | None:
         """By the steps reported; before there are enough of them, by what was told of the engine."""

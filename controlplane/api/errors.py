@@ -28,6 +28,7 @@ HEADER_DROPPED = "x-llm-d-request-dropped-reason"
 _DROPPED = {
     Reason.NO_MEMORY: "rejected-saturated",
     Reason.NO_SLOT: "rejected-saturated",
+    Reason.NO_PACE: "rejected-saturated",
     Reason.BEHIND_OTHERS: "rejected-saturated",
     Reason.SLO_UNATTAINABLE: "rejected-saturated",
     Reason.QUEUE_FULL: "rejected-saturated",
@@ -52,6 +53,7 @@ _REJECT_STATUS = {
 _REJECT_WORDS = {
     Reason.NO_MEMORY: "the pool's memory is taken",
     Reason.NO_SLOT: "as many requests run as may run",
+    Reason.NO_PACE: "one more would slow the answers under way below their promise",
     Reason.BEHIND_OTHERS: "others are served first",
     Reason.NEVER_FITS: "this request could never fit the pool; shorten the prompt or lower max_tokens",
     Reason.SLO_UNATTAINABLE: "the objective cannot be met now; relax it, choose another class or try later",

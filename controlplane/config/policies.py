@@ -14,7 +14,8 @@ class AdmissionSection:
     """`engine_queue` requests beyond the engine's own limit are sent ahead. With vLLM's own scheduler (64
     unless said) so that those that finish are replaced in the engine's next step; they wait there in the
     gate's order, but can no longer be rejected. With `scheduling.engine` (1,000) because it is the engine
-    that holds them."""
+    that holds them. `keeps_pace` lets one more answer start only if those under way keep their promised time
+    per token; with `scheduling.engine` it has no effect."""
 
     policy: str = "look-ahead"
     lengths: Literal["learned", "history", "max-tokens"] = "learned"
@@ -22,6 +23,7 @@ class AdmissionSection:
     max_waiting: Annotated[int, Field(ge=0)] = 1_000
     max_wait_ms: Milliseconds = 60_000
     defer_threshold_ms: Annotated[float, Field(ge=0)] = 0
+    keeps_pace: bool = True
     engine_queue: Annotated[int, Field(ge=0)] | None = None
     victim_tau_ms: Milliseconds = 100
     victim_almost_done_steps: Annotated[int, Field(ge=0)] = 8

@@ -74,6 +74,7 @@ class Config:
             a.max_waiting,
             milliseconds(a.max_wait_ms),
             milliseconds(a.defer_threshold_ms),
+            keeps_pace=a.keeps_pace,
         )
         eviction = EvictionOptions(
             milliseconds(a.victim_tau_ms), a.victim_almost_done_steps, a.victim_thrash_penalty

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from controlplane.core.clock import Duration, Instant
-from controlplane.core.memory import Footprint, LeaseTable
+from controlplane.core.memory import Floats, Footprint, LeaseTable
 from controlplane.core.request import Owner, Request
 
 
@@ -61,6 +63,42 @@ class Reserve:
     priority: int
 
 
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """What an engine's steps carry, and how fast they must go on. `step` is what one takes, in nanoseconds,
+    by the sequences in it and the cells that they read; `unread` prompt tokens are to be computed first,
+    each for `per_prompt_token`, and `prompt_share` of all time goes to prompts. Of each answer that was
+    promised a pace: the time `left` to its last token, and the `tokens` until then; `tightest` is the
+    shortest time a token among those promises."""
+
+    step: Callable[[int, int], float]
+    per_prompt_token: float
+    prompt_share: float
+    sequences: int
+    cells: int
+    unread: int
+    left: Floats
+    tokens: Floats
+    tightest: Duration | None
+
+    def with_one(self, request: Request, tokens: int) -> "Tempo":
+        """Had this request started, `tokens` being what it is predicted to answer."""
+        tempo = replace(
+            self,
+            sequences=self.sequences + request.sequences,
+            cells=self.cells + request.sequences * request.prompt_tokens,
+            unread=self.unread + request.prompt_tokens,
+        )
+        if (tpot := request.slo.tpot) is None:
+            return tempo
+        return replace(
+            tempo,
+            left=np.append(self.left, float(tpot * tokens)),
+            tokens=np.append(self.tokens, float(tokens)),
+            tightest=tpot if self.tightest is None else min(tpot, self.tightest),
+        )
+
+
 def _nobody() -> tuple[Running, ...]:
     return ()
 
@@ -72,7 +110,8 @@ class Share:
     another, any other all at once. `preemptible` lists possible victims when asked: only a
     request that would preempt pays for the list. `inside` is given where the engine itself holds requests
     back: the work of those that wait in it and go before this one. `before` is a serial owner's: the work
-    that it holds and does before this one, in tokens."""
+    that it holds and does before this one, in tokens. `tempo` is given where the gate alone says how many
+    run, once steps were observed."""
 
     ceiling: int
     held: int
@@ -86,6 +125,7 @@ class Share:
     preemptible: Callable[[], tuple[Running, ...]] = _nobody
     inside: Callable[[Waiting], float] | None = None
     before: Callable[[Waiting], float] | None = None
+    tempo: Tempo | None = None
 
     def is_kept_for(self, request: Request) -> bool:
         """Whether what is reserved, is reserved for it."""
@@ -108,6 +148,7 @@ class Share:
             held=self.held + footprint.base,
             free_slots=self.free_slots - 1,
             leases=self.leases.with_lease(request.id, footprint, request.service_class.priority),
+            tempo=None if self.tempo is None else self.tempo.with_one(request, footprint.steps),
         )
 
     def without(self, request_ids: Sequence[str]) -> "Share":

@@ -5,7 +5,8 @@ The collocation proposal's Algorithm 1 with growth, uncertainty and absolute tim
 1. what could never fit is rejected at once, with the numbers;
 2. what fits beside the predicted use of all leases, errors of the predictions included, is admitted; so is
    what would be late by waiting for that and fits, at its peak, beside what they hold now: it risks that
-   somebody must give way later, and waiting loses a promise for sure;
+   somebody must give way later, and waiting loses a promise for sure; but only if the answers under way can
+   keep the pace that they were promised (`keeping_pace`);
 3. what would miss its deadline by waiting, and has not yet, may preempt strictly lower priority, if that
    suffices;
 4. what can still make it waits, up to a bound; a class that is not sheddable waits in any case;
@@ -26,6 +27,7 @@ from controlplane.core.memory import Footprint
 from controlplane.core.request import Request
 from controlplane.core.view import Pace, Share, Waiting
 from controlplane.policy.eviction import EvictionOptions, choose_victims
+from controlplane.policy.keeping_pace import keeps_pace
 from controlplane.policy.lookahead import LookAhead
 from controlplane.policy.ordering import work_before_deadline
 
@@ -37,12 +39,14 @@ _SHORTEST_RETRY = seconds(1)
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
     """`overflow_probability` is the accepted chance that predictions are so far off together that the
-    engine must preempt. `defer_threshold` is the least time left that is worth waiting for."""
+    engine must preempt. `defer_threshold` is the least time left that is worth waiting for. With `keeps_pace`
+    as many answers run as the promised time per token allows."""
 
     overflow_probability: float
     max_waiting: int
     max_wait: Duration
     defer_threshold: Duration
+    keeps_pace: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,15 @@ class Admission:
             else None
         )
 
+    def stands_back(self, share: Share, waiting: Waiting, now: Instant) -> bool:
+        """A newcomer that is late whatever is done lets those go first who can still be in time; for half of
+        the longest wait at most, so that it does not starve."""
+        if waiting.until is None:
+            return False
+        latest = latest_start(waiting.request, waiting.footprint, share.pace)
+        waited = between(waiting.request.arrival, now)
+        return latest is not None and latest < now and 2 * waited < self.options.max_wait
+
     def try_admit(self, share: Share, look: LookAhead, waiting: Waiting) -> Admit | Reason:
         """The reason is why not. Where nobody runs, nothing is reserved: that would keep the pool idle."""
         if share.free_slots <= 0:
@@ -89,6 +102,8 @@ class Admission:
             return Reason.NO_MEMORY
         if len(share.leases) == 0:
             return Admit(waiting.footprint)
+        if self.options.keeps_pace and share.tempo is not None and not keeps_pace(share.tempo, waiting):
+            return Reason.NO_PACE
         share = share.as_seen_by(waiting.request)
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
 

@@ -11,7 +11,8 @@ For each owner, with the queue sorted by rank:
 6. decide those whose wait is up, finally.
 
 Nobody overtakes the blocked head within an owner, so a large request is not starved by small ones. But those
-for whom memory is reserved pass one that would have started had it not been.
+for whom memory is reserved pass one that would have started had it not been; and where the pace of answers is
+kept, who can no longer be in time goes behind those who can, for half of the longest wait at most.
 """
 
 from bisect import bisect_left
@@ -48,7 +49,10 @@ def _decide_owner(share: Share, queue: Queue, now: Instant, admission: Admission
         draft.rejections += impossible.items()
         waiting = [w for w in waiting if w.request.id not in impossible]
 
+    if share.tempo is not None and admission.options.keeps_pace:
+        waiting = sorted(waiting, key=lambda one: (admission.stands_back(share, one, now), one.rank))
     left, share, look, why = _admit_from_head(share, waiting, now, admission, draft)
+    left.sort(key=_by_rank)
     if why is None:
         return
     for one in undecided:

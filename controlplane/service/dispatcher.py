@@ -31,6 +31,7 @@ from controlplane.service.intake import EmbedJob, GenerateJob
 from controlplane.service.rates import Rates
 from controlplane.service.returns import Returns
 from controlplane.service.shared_device import SharedDevice
+from controlplane.service.tempo import tempo_of
 from controlplane.service.ticket import Rejected, Ticket
 from controlplane.service.turns import Tenants, alone
 from controlplane.service.waiting import WaitingRoom
@@ -376,11 +377,11 @@ class Dispatcher:
             is_serial=owner is Owner.EMBEDDING,
             preemptible=lambda: self._preemptible(owner, now),
         )
-        if owner is Owner.LLM and self._inside is not None:
-            return replace(share, preemptible=tuple, inside=self._inside.work_before)
         if owner is Owner.EMBEDDING:
             return replace(share, before=lambda one: tokens_before(one, self._tickets, self._embedders))
-        return share
+        if self._inside is not None:
+            return replace(share, preemptible=tuple, inside=self._inside.work_before)
+        return replace(share, tempo=tempo_of(self._tickets.values(), ledger, self.paces[owner], now))
 
     def _preemptible(self, owner: Owner, now: Instant) -> tuple[Running, ...]:
         pace = self.paces[owner].pace
