@@ -164,7 +164,8 @@ class Admission:
         )
         if not victims:
             return None
-        freed = share.without([victim.request_id for victim in victims])
+        # At least one leaves for the one that joins: steps get no longer.
+        freed = replace(share.without([victim.request_id for victim in victims]), tempo=None)
         verdict = self.try_in_time(freed, self.look(freed), waiting, now)
         return Admit(waiting.footprint, victims) if isinstance(verdict, Admit) else None
 

@@ -102,7 +102,8 @@ def _admit_from_head(
             draft.rejections.append((waiting.request.id, verdict))
             continue
         if not isinstance(verdict, Admit):
-            forced = admission.try_preempt(share, look, waiting, now)
+            is_for_pace = verdict is Reason.NO_PACE
+            forced = None if is_for_pace else admission.try_preempt(share, look, waiting, now)
             if forced is None:
                 why = why or verdict
                 if not admission.is_held_by_reserve(share, look, waiting):

@@ -108,3 +108,18 @@ def test_a_pool_in_two_parts_holds_both_and_no_more():
         assert parts.kv_bytes % whole.geometry.bytes_per_block == 0
         assert parts.kv_bytes <= share * pool
         assert parts.kv_bytes + parts.embed_batch_tokens * parts.embed_bytes_per_token <= pool
+
+
+def test_answers_keep_their_pace_where_memory_is_plenty():
+    """Alone a token takes 11 ms, 20 are promised: nine at once keep that. Twice as many come."""
+    machine = Machine(llm_only(affine(0.01, 1e-6, 0.001, 0)))
+    sections = {"classes": {"chat": {"ttft_ms": 200, "tpot_ms": 20, "default": True}}}
+    offered = [Ask(at, 10, 50) for at in arrival_times(np.random.default_rng(0), 18.0, 250)]
+
+    def met(**admission: bool) -> int:
+        played = simulate(offered, machine, sections | {"admission": admission})
+        return sum(record.outcome == "met" for record in played.records)
+
+    # In 13.9 s of nine at once about 125 answers of 50 tokens fit.
+    assert met() > 90
+    assert met(keeps_pace=False) < 30

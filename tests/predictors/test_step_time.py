@@ -244,3 +244,13 @@ def test_embedding_models_are_paced_as_measured_until_their_passes_tell():
         pace.observe_prefill(3_200, milliseconds(3_200))
     assert pace.pace.per_prompt_token == pytest.approx(seconds(1e-3), rel=0.2)
     assert paces(None, [ScriptedEmbedder()])[Owner.EMBEDDING].pace is None, "nothing is known of its time"
+
+
+def test_the_share_of_prompts_in_all_time_is_followed():
+    told = StepCost(step=0.01, decode=0.0, cell=0.0, prompt_token=1e-4)
+    paces = ObservedPace(prior=told)
+    assert paces.prompt_share == 0.0
+    for _ in range(200):
+        paces.observe_work(StepWork(0, 1, 0), milliseconds(10))
+        paces.observe_work(StepWork(100, 1, 0), milliseconds(20))
+    assert paces.prompt_share == pytest.approx(10 / 30, rel=0.05)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from controlplane.core.decision import Admit, Plan, Reason
 from controlplane.core.memory import Footprint, MemoryLedger, Quota
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace, PoolView, Queue, Reserve, Running, Share, Waiting
+from controlplane.core.view import Pace, PoolView, Queue, Reserve, Running, Share, Tempo, Waiting
 from controlplane.policy.admission import Admission, AdmissionOptions, predicted_wait, wait_bound
 from controlplane.policy.catalogue import ADMISSIONS, ORDERINGS, chosen, gate_ordering
 from controlplane.policy.cycle import run_cycle
@@ -335,3 +336,32 @@ def test_room_in_a_serial_owner_is_not_time():
     assert verdict(1, 19_000) == "in"
     assert verdict(1, 20_000) == Reason.SLO_UNATTAINABLE
     assert verdict(0, 1e9) == "in"
+
+
+def one_more_at_a_time(width: int) -> Tempo:
+    """So many run, and one more keeps the promise of 20 ms a token that somebody has."""
+    none = np.zeros(0)
+    return Tempo(
+        step=lambda sequences, cells: 20e6 if sequences <= width + 1 else 21e6,
+        per_prompt_token=0.0, prompt_share=0.0, sequences=width, cells=0, unread=0, left=none, tokens=none,
+        tightest=milliseconds(20),
+    )  # fmt: skip
+
+
+def test_who_can_still_be_in_time_goes_before_who_cannot():
+    """The class "urgent" is late half a second after it came."""
+    share = replace(share_of([Footprint(10, steps=5)]), tempo=one_more_at_a_time(1))
+    wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True}
+
+    def started(late_ms: int, *, accepted: bool = False, **changed: Any) -> list[str]:
+        late = {**wish, "at": 2, "ago_ms": late_ms, "accepted": accepted}
+        view = view_of(replace(share, **changed), [late, {**wish, "at": 0, "ago_ms": 0}])
+        return [name for name, _ in run_cycle(view, NOW, admission()).dispatches]
+
+    # The wait of 30 s is bounded by half of it behind others.
+    assert started(400) == ["w0"]
+    assert started(14_900) == ["w1"]
+    assert started(15_000) == ["w0"]
+    # What was let in before resumes at its rank, and without a pace to keep nobody is put back.
+    assert started(14_900, accepted=True) == ["w0"]
+    assert started(14_900, tempo=None) == ["w0", "w1"]
