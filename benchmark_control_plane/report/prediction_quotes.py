@@ -24,6 +24,11 @@ def lengths(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{told}; {wording.share(mixed['learned']['coverage_90'])} of the answers stay within their 0.9 "
         "quantile",
     )
+    yield (
+        f"And where each of these {len(content['separate'])} sets of prompts is all that is served?",
+        "pinball loss, of the best other way's without vectors: "
+        + ", ".join(f"{name} {_of_best_other(methods)}" for name, methods in content["separate"].items()),
+    )
     stream, switches = content["coverage"], content["switches"].values()
     outside = fmean(one["windows_outside"] for one in switches)
     after = [covered for one in switches for covered in one["after_500"]]
@@ -46,6 +51,11 @@ def lengths(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{cost['both_us'] / 1e3:.2f} ms ({cost['encoder']['both_us'] / 1e3:.1f} ms with a prompt's vector), "
         f"{cost['resident_mib']:.0f} MiB; the loop is {cost['loop']['training_p99_ms']:.1f} ms late at P99",
     )
+
+
+def _of_best_other(methods: Mapping[str, Any]) -> str:
+    others = [one["pinball"] for name, one in methods.items() if not name.startswith("learned")]
+    return wording.times(methods["learned"]["pinball"] / min(others))
 
 
 def goodput(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
