@@ -14,6 +14,7 @@ say nothing); all can be changed while the engine runs (`control`). Importing th
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import repeat
 from queue import Queue
@@ -81,7 +82,10 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._board = Board.from_environment()
         self._keys: dict[str, int] = {}
         self._named: dict[str, list[str]] = {}
-        self._last_step: tuple[int, StepWork] | None = None
+        self._looked: Instant | None = None
+        self._last_step: Instant | None = None
+        self._in_flight: deque[StepWork] = deque()
+        self._ended: list[StepWork] = []
         self._is_shared = False
         self._used_before = 0
         self._next_to_go: list[Any] = []
@@ -108,7 +112,9 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         scheduled = output.num_scheduled_tokens
         prefill = output.total_num_scheduled_tokens - len(scheduled)
         work = StepWork(prefill, len(scheduled), self.balloon.used * self.block_size)
-        self._last_step = (now, work) if scheduled else None
+        if scheduled:
+            self._in_flight.append(work)
+        self._looked, self._last_step = now, now if scheduled else None
         self._publish(now)
         self._used_before = self.balloon.used
         self.hook_ns += time.perf_counter_ns() - began
@@ -118,7 +124,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         """Leaves the device to who else wants it as long as nobody misses anything. Returns how long."""
         if not self._is_shared or self._last_step is None or len(self.waiting):
             return Duration(0)
-        last, now = Instant(self._last_step[0]), Instant(self.clock())
+        last, now = self._last_step, Instant(self.clock())
         began = now
         for request in self.running:
             stamp(request, self.progress[request.request_id], now)
@@ -133,11 +139,21 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             now = Instant(self.clock())
         return between(began, now)
 
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if scheduler_output.num_scheduled_tokens:
+            self._ended.append(self._in_flight.popleft())
+        return super().update_from_output(scheduler_output, *args, **kwargs)
+
     def _observe_step(self, now: Instant, waited: Duration, *, is_alone: bool) -> None:
+        """What has ended since the last look took that long: the step planned then or, where one was in
+        flight, that one."""
         # Without anyone running the engine may have rested since.
-        if self._last_step is not None and self.running:
-            before, work = self._last_step
-            self.observed.observe_work(work, Duration(now - before - waited), is_alone=is_alone)
+        if self._looked is not None and self.running and len(self._ended) == 1:
+            self._observe(self._ended[0], Duration(now - self._looked - waited), is_alone=is_alone)
+        self._ended.clear()
+
+    def _observe(self, work: StepWork, took: Duration, *, is_alone: bool) -> None:
+        self.observed.observe_work(work, took, is_alone=is_alone)
 
     def view(self, now: Instant) -> EngineView:
         return engine_view(

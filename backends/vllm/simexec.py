@@ -11,7 +11,7 @@ that extra cost.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -42,7 +42,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
             "tandem_sim.clock", {"real": False, "virtual": True}, config.get("clock", "real")
         )
         self.hidden_seconds: Sequence[float] | None = config.get("hidden_seconds")
-        self.now_ns = 0
+        self.now_ns = self._busy_until_ns = 0
         self._known: dict[str, int] = {}
         self._computed: dict[str, int] = {}
         self._last: dict[str, int] = {}
@@ -106,14 +106,25 @@ class SimExecutor(Executor):  # type: ignore[misc]
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # noqa: FBT001, FBT002
         output, took = self._step(scheduler_output)
         if self._is_virtual:
-            self.now_ns += round(took * 1e9)
-            future = _done(output)
+            future = self._promised(output, round(took * 1e9))
         else:
             future = self._thread.submit(partial(_after, took, output))
         if scheduler_output.total_num_scheduled_tokens == 0:
             return future if non_block else future.result()
         self._pending = future
         return _done(None) if non_block else None
+
+    def _promised(self, output: ModelRunnerOutput, took_ns: int) -> "Future[ModelRunnerOutput]":
+        """Steps are computed one after the other, and time moves on when somebody waits for the output."""
+        self._busy_until_ns = ends_ns = max(self.now_ns, self._busy_until_ns) + took_ns
+        return _Promised(output, partial(self.jump, ends_ns))
+
+    def jump(self, to_ns: int) -> None:
+        self.now_ns = max(to_ns, self.now_ns)
+
+    def rewind(self) -> None:
+        """Time is 0 again, and nothing is being computed."""
+        self.now_ns = self._busy_until_ns = 0
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: FBT001, FBT002
         future, self._pending = self._pending, None
@@ -188,6 +199,17 @@ class SimExecutor(Executor):  # type: ignore[misc]
                 self._first_block[request_id] = blocks[0][0]
             if request_id in cached.all_token_ids:
                 self._known[request_id] = len(cached.all_token_ids[request_id])
+
+
+class _Promised(Future[ModelRunnerOutput]):
+    def __init__(self, output: ModelRunnerOutput, on_wait: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_wait = on_wait
+        self.set_result(output)
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        self._on_wait()
+        return super().result(timeout)
 
 
 def _layouts() -> list[str]:

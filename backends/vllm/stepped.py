@@ -128,7 +128,7 @@ class SteppedEngine:
         return now
 
     def jump(self, to_ns: int) -> None:
-        self._executor.now_ns = max(to_ns, self._executor.now_ns)
+        self._executor.jump(to_ns)
 
     def restart(
         self,
@@ -154,7 +154,7 @@ class SteppedEngine:
             make = scheduling.make
             config.additional_config["tandem_hybrid"] = {"forms": hidden.forms, "price": hidden.price}
             self._executor.hidden_seconds = (*hidden.price, hidden.restore_seconds)
-        self._executor.now_ns = 0
+        self._executor.rewind()
         if tandem is None:
             make = AsyncScheduler if self.setup.is_async else Scheduler
         scheduler = begin_anew(self.core, make, is_async=self.setup.is_async)

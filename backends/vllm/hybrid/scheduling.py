@@ -10,6 +10,7 @@ measurement.
 """
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,6 +30,7 @@ from controlplane.policy.engine_step import EngineView
 from controlplane.policy.forms import FormChoice, choose_forms
 from controlplane.policy.progress import Progress
 from predictors.hidden_cost import HiddenCost
+from predictors.step_time import StepWork
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +109,7 @@ class HybridScheduling(_Base):
             measured = HiddenPrice(*price)
         self.hidden_cost = HiddenCost(measured)
         self._leaving: Mapping[str, int] = {}
+        self._in_flight_decoding: deque[Mapping[str, int] | None] = deque()
         self._decoded: Mapping[str, int] | None = None
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -126,8 +129,14 @@ class HybridScheduling(_Base):
                 if name in scheduled
             },
         )
-        self._decoded = self._only_decoded(output)
+        if scheduled:
+            self._in_flight_decoding.append(self._only_decoded(output))
         return output
+
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if scheduler_output.num_scheduled_tokens:
+            self._decoded = self._in_flight_decoding.popleft()
+        return super().update_from_output(scheduler_output, *args, **kwargs)
 
     def _plan(self, now: Instant) -> None:
         # Behind the wait for embeddings: who came meanwhile may start in this step.
@@ -166,7 +175,7 @@ class HybridScheduling(_Base):
         """What a step's cells and requests were, if it did nothing but decode."""
         scheduled = output.num_scheduled_tokens
         is_mixed = output.total_num_scheduled_tokens != len(scheduled)
-        if not scheduled or is_mixed or output.cache_forms.converted:
+        if is_mixed or output.cache_forms.converted:
             return None
         tokens = {name: self.requests[name].num_computed_tokens for name in scheduled}
         on_hidden = [tokens[name] for name in scheduled if name in self.hybrid_cache.hidden]
@@ -177,11 +186,10 @@ class HybridScheduling(_Base):
             "hidden_requests": len(on_hidden),
         }
 
-    def _observe_step(self, now: Instant, waited: Duration, *, is_alone: bool) -> None:
-        if is_alone and self.running and self._decoded is not None and self._last_step is not None:
-            took = now - self._last_step[0] - waited
+    def _observe(self, work: StepWork, took: Duration, *, is_alone: bool) -> None:
+        if is_alone and self._decoded is not None:
             self.hidden_cost.observe(**self._decoded, seconds=took / 1e9)
-        super()._observe_step(now, waited, is_alone=is_alone)
+        super()._observe(work, took, is_alone=is_alone)
 
 
 class HybridScheduler(HybridScheduling, TandemScheduler):

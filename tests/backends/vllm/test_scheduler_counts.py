@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from backends.batch_time import OPT_13B_A100_80G, StepLoad
 from backends.vllm.board import Board
 from backends.vllm.metadata import metadata_of
 from benchmark_control_plane.engine_fairness import AGED_SHARE, HEAD_START_S, aged, overtaken, step
@@ -16,6 +17,7 @@ from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.catalogue import ORDERINGS
 from controlplane.service.turns import Turns, alone
+from predictors.step_time import StepWork
 
 pytestmark = pytest.mark.engine
 
@@ -144,6 +146,20 @@ def test_who_needs_more_than_the_quota_holds_nobody_up(engine, ordering):
     for _ in range(200):
         finished |= {one for one, _, is_finished in engine.step() if is_finished}
     assert "large" in finished
+
+
+def test_a_prompt_is_thought_to_take_what_it_takes(engine):
+    """Also where a step has not ended yet when the next one is planned."""
+    random = Random(1)
+    scheduler = engine.restart(tandem={"ordering": "fcfs"})
+    for number in range(60):
+        engine.add(f"r{number}", random.randint(50, 200), random.randint(10, 30), extra={})
+        for _ in range(random.randrange(12)):
+            step(engine)
+    thought = scheduler.observed.steps.predict
+    alone, beside = StepLoad(decodes=8, cells=8 * 150), StepLoad(100, 100 * 100, 8, 8 * 150)
+    assert thought(StepWork(0, 8, 8 * 150)) == pytest.approx(OPT_13B_A100_80G(alone), rel=0.02)
+    assert thought(StepWork(100, 8, 8 * 150)) == pytest.approx(OPT_13B_A100_80G(beside), rel=0.05)
 
 
 def test_what_cannot_be_a_quota_or_an_option_is_refused(engine):

@@ -226,7 +226,8 @@ def main(model, schedules, *, compiled):
     for name in ("mixed", "leaving"):
         played = engine.play(requests, forms=runs[name], blocks=SCARCE)
         tell(f"{name}, scarce", played)
-    for seed in range(schedules):
+
+    def at_random(seed):
         draw = random.Random(seed)
         chosen = draw.sample(range(len(requests)), 5)
         forms = RandomForms(seed, hidden=draw.random(), leave=draw.choice([0, 0.05, 0.3]))
@@ -240,9 +241,14 @@ def main(model, schedules, *, compiled):
             aborts=aborts,
         )
         tell(f"schedule {seed}", played, chosen, aborts)
+
+    ahead = schedules // 2
+    for seed in range(ahead):
+        at_random(seed)
     engine.go_ahead()
-    for name in ("mixed", "leaving"):
-        tell(f"{name}, a step ahead", engine.play(requests, forms=runs[name], blocks=SCARCE))
+    tell("leaving, a step ahead", engine.play(requests, forms=runs["leaving"], blocks=SCARCE))
+    for seed in range(ahead, schedules):
+        at_random(seed)
     json.dump(found, sys.stdout)
 
 
