@@ -130,7 +130,8 @@ async def test_the_engine_makes_room_for_the_urgent_and_every_block_comes_back(u
     before = finished(url, "interactive"), finished(url, "batch")
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
         background = [asyncio.create_task(complete(http, "batch", 200)) for _ in range(40)]
-        while metric(url, "tandem_engine_requests_waiting") == 0:  # noqa: ASYNC110 (another process's state)
+        while metric(url, "tandem_engine_requests_waiting") == 0:
+            assert not all(task.done() for task in background), "nobody was seen to wait"
             await asyncio.sleep(0.05)
         assert metric(url, "tandem_requests_waiting") == 0, "one queue, and it is the engine's"
         # Late on no machine, however slow: who would be is refused.
