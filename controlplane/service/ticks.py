@@ -38,5 +38,7 @@ class ScheduledTicks:
             self._scheduler.start()
 
     def stop(self) -> None:
-        if self._scheduler.running:
-            self._scheduler.shutdown(wait=False)
+        # Its end comes with the loop's next turn; until then it says that it runs, and a second end is an error.
+        scheduler, self._scheduler = self._scheduler, AsyncIOScheduler()
+        if scheduler.running:
+            scheduler.shutdown(wait=False)
