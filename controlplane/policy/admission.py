@@ -86,13 +86,12 @@ class Admission:
         )
 
     def stands_back(self, share: Share, waiting: Waiting, now: Instant) -> bool:
-        """A newcomer that is late whatever is done lets those go first who can still be in time; for half of
-        the longest wait at most, so that it does not starve."""
-        if waiting.until is None:
+        """A newcomer that is late whatever is done lets those go first who can still be in time: nothing is
+        won by starting it now, and at the head of the line it would stop them all. Its wait ends as any."""
+        if waiting.until is None or share.inside is not None or share.is_serial:
             return False
         latest = latest_start(waiting.request, waiting.footprint, share.pace)
-        waited = between(waiting.request.arrival, now)
-        return latest is not None and latest < now and 2 * waited < self.options.max_wait
+        return latest is not None and latest < now
 
     def try_admit(self, share: Share, look: LookAhead, waiting: Waiting) -> Admit | Reason:
         """The reason is why not. Where nobody runs, nothing is reserved: that would keep the pool idle."""

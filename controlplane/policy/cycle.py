@@ -11,13 +11,14 @@ For each owner, with the queue sorted by rank:
 6. decide those whose wait is up, finally.
 
 Nobody overtakes the blocked head within an owner, so a large request is not starved by small ones. But those
-for whom memory is reserved pass one that would have started had it not been; and where the pace of answers is
-kept, who can no longer be in time goes behind those who can, for half of the longest wait at most.
+for whom memory is reserved pass one that would have started had it not been; and an answer that can no longer
+begin in time goes behind those that can, until its wait is up.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 
 from controlplane.core.clock import Instant
 from controlplane.core.decision import Admit, Defer, Plan, Reason, Reject
@@ -49,10 +50,7 @@ def _decide_owner(share: Share, queue: Queue, now: Instant, admission: Admission
         draft.rejections += impossible.items()
         waiting = [w for w in waiting if w.request.id not in impossible]
 
-    if share.tempo is not None and admission.options.keeps_pace:
-        waiting = sorted(waiting, key=lambda one: (admission.stands_back(share, one, now), one.rank))
-    left, share, look, why = _admit_from_head(share, waiting, now, admission, draft)
-    left.sort(key=_by_rank)
+    left, late, share, look, why = _admit_from_head(share, waiting, now, admission, draft)
     if why is None:
         return
     for one in undecided:
@@ -60,7 +58,7 @@ def _decide_owner(share: Share, queue: Queue, now: Instant, admission: Admission
         at = bisect_left(left, one.rank, key=_by_rank)
         if at == len(left) or left[at] is not one:
             continue
-        ahead = sum([w.work for w in left[:at]])
+        ahead = sum([w.work for w in left[:at] if w.request.id not in late])
         if share.inside is not None:
             ahead += share.inside(one)
         is_new = one.until is None or one.until > now
@@ -82,24 +80,27 @@ def _by_rank(waiting: Waiting) -> tuple[int, int, str]:
 
 def _admit_from_head(
     share: Share, queue: Sequence[Waiting], now: Instant, admission: Admission, draft: _Draft
-) -> tuple[list[Waiting], Share, LookAhead, Reason | None]:
-    """Who is left, the share after those taken, and why the first of those left was not."""
+) -> tuple[list[Waiting], Set[str], Share, LookAhead, Reason | None]:
+    """Who is left, who of them was seen to stand back, the share after those taken, and why the first of
+    those left was not."""
     look = admission.look(share)
-    left: list[Waiting] = []
+    late: dict[str, Waiting] = {}
+    taken: set[str] = set()
     why: Reason | None = None
-    for place, waiting in enumerate(queue):
-        if left and not share.is_kept_for(waiting.request):
-            left.append(waiting)
+    for waiting in _late_last(queue, late, partial(admission.stands_back, share, now=now)):
+        if why is not None and not share.is_kept_for(waiting.request):
             continue
         verdict: Admit | Reason | Reject
-        if (late := admission.too_late_inside(share, waiting, now)) is not None:
-            verdict = late
+        if (too_late := admission.too_late_inside(share, waiting, now)) is not None:
+            verdict = too_late
         elif share.inside is None:
             verdict = admission.try_in_time(share, look, waiting, now)
         else:
             verdict = admission.try_forward(share, look, waiting, now)
+        request_id = waiting.request.id
         if isinstance(verdict, Reject):
-            draft.rejections.append((waiting.request.id, verdict))
+            draft.rejections.append((request_id, verdict))
+            taken.add(request_id)
             continue
         if not isinstance(verdict, Admit):
             is_for_pace = verdict is Reason.NO_PACE
@@ -107,13 +108,26 @@ def _admit_from_head(
             if forced is None:
                 why = why or verdict
                 if not admission.is_held_by_reserve(share, look, waiting):
-                    return [*left, *queue[place:]], share, look, why
-                left.append(waiting)
+                    break
                 continue
             share = share.without([victim.request_id for victim in forced.victims])
             verdict = forced
-        draft.dispatches.append((waiting.request.id, verdict))
-        if place + 1 < len(queue):
+        draft.dispatches.append((request_id, verdict))
+        taken.add(request_id)
+        if len(taken) < len(queue):
             share = share.with_lease(waiting)
             look = admission.look(share)
-    return left, share, look, why
+    left = [waiting for waiting in queue if waiting.request.id not in taken]
+    return left, late.keys(), share, look, why
+
+
+def _late_last(
+    queue: Iterable[Waiting], late: dict[str, Waiting], stands_back: Callable[[Waiting], bool]
+) -> Iterator[Waiting]:
+    """Looks no further than it is asked to; `late` are those passed so far."""
+    for waiting in queue:
+        if stands_back(waiting):
+            late[waiting.request.id] = waiting
+        else:
+            yield waiting
+    yield from late.values()

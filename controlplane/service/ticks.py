@@ -38,7 +38,7 @@ class ScheduledTicks:
             self._scheduler.start()
 
     def stop(self) -> None:
-        # Its end comes with the loop's next turn; until then it says that it runs, and a second end is an error.
+        # It ends with the next turn of the loop; until then it says that it runs, and would end twice.
         scheduler, self._scheduler = self._scheduler, AsyncIOScheduler()
         if scheduler.running:
             scheduler.shutdown(wait=False)
