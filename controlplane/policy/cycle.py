@@ -16,7 +16,7 @@ begin in time goes behind those that can, until its wait is up.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -58,7 +58,7 @@ def _decide_owner(share: Share, queue: Queue, now: Instant, admission: Admission
         at = bisect_left(left, one.rank, key=_by_rank)
         if at == len(left) or left[at] is not one:
             continue
-        ahead = sum([w.work for w in left[:at] if w.request.id not in late])
+        ahead = sum([w.work for w in left[:at]]) - sum([w.work for w in late if w.rank < one.rank])
         if share.inside is not None:
             ahead += share.inside(one)
         is_new = one.until is None or one.until > now
@@ -80,11 +80,11 @@ def _by_rank(waiting: Waiting) -> tuple[int, int, str]:
 
 def _admit_from_head(
     share: Share, queue: Sequence[Waiting], now: Instant, admission: Admission, draft: _Draft
-) -> tuple[list[Waiting], Set[str], Share, LookAhead, Reason | None]:
+) -> tuple[list[Waiting], list[Waiting], Share, LookAhead, Reason | None]:
     """Who is left, who of them was seen to stand back, the share after those taken, and why the first of
     those left was not."""
     look = admission.look(share)
-    late: dict[str, Waiting] = {}
+    late: list[Waiting] = []
     taken: set[str] = set()
     why: Reason | None = None
     for waiting in _late_last(queue, late, partial(admission.stands_back, share, now=now)):
@@ -117,17 +117,19 @@ def _admit_from_head(
         if len(taken) < len(queue):
             share = share.with_lease(waiting)
             look = admission.look(share)
-    left = [waiting for waiting in queue if waiting.request.id not in taken]
-    return left, late.keys(), share, look, why
+    if not taken:
+        return list(queue), late, share, look, why
+    left, late = ([one for one in some if one.request.id not in taken] for some in (queue, late))
+    return left, late, share, look, why
 
 
 def _late_last(
-    queue: Iterable[Waiting], late: dict[str, Waiting], stands_back: Callable[[Waiting], bool]
+    queue: Iterable[Waiting], late: list[Waiting], stands_back: Callable[[Waiting], bool]
 ) -> Iterator[Waiting]:
     """Looks no further than it is asked to; `late` are those passed so far."""
     for waiting in queue:
         if stands_back(waiting):
-            late[waiting.request.id] = waiting
+            late.append(waiting)
         else:
             yield waiting
-    yield from late.values()
+    yield from late
