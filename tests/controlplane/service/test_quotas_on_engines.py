@@ -78,10 +78,13 @@ async def test_a_burst_of_embeddings_takes_the_engines_quota_and_gives_it_back()
         CONFIG, [generator], [embedder], workspace_bytes=0, ticks=ticks,
         device_memory=lambda: ElasticMemory(generator.kv_bytes, generator.kv_bytes),
     )  # fmt: skip
+    # Other tests keep engines of their own.
+    others = set(multiprocessing.active_children())
     await service.start()
+    (engine,) = set(multiprocessing.active_children()) - others
     try:
         await burst_beside_answers(service, generator, embedder, ticks)
-        await killed_beside_ticks(service, ticks)
+        await killed_beside_ticks(service, ticks, engine.pid)
     finally:
         await service.stop()
 
@@ -114,11 +117,10 @@ async def burst_beside_answers(service, generator, embedder, ticks):
     assert service.dispatcher.ledger.held(Owner.LLM) == service.dispatcher.ledger.held(Owner.EMBEDDING) == 0
 
 
-async def killed_beside_ticks(service, ticks):
-    (engine,) = set(multiprocessing.active_children())
+async def killed_beside_ticks(service, ticks, pid):
     usable, quotas = service.quotas.usable, service.dispatcher.ledger.quota
     assert service.impaired() == {}
-    os.kill(engine.pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     await ticks.until(lambda: service.impaired() == {"quotas": "backend_down"})
     assert {owner: quotas(owner).nominal for owner in Owner} == usable == service.quotas.owned
     with pytest.raises(BackendDown):
