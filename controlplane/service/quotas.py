@@ -151,7 +151,7 @@ class Quotas:
             return
         self._is_ticking, self._last_tick = True, now
         try:
-            await self._share_out(now)
+            await self._share_anew(now)
         except Exception as error:
             self.trouble.met(error)
         else:
@@ -159,7 +159,7 @@ class Quotas:
         finally:
             self._is_ticking = False
 
-    async def _share_out(self, now: Instant) -> None:
+    async def _share_anew(self, now: Instant) -> None:
         owned = self.owned
         self._own(now)
         try:
