@@ -127,16 +127,13 @@ class ScriptedGenerator(ScriptedEngine):
                 await run.ended.wait()
 
     async def set_quota(self, quota_bytes: int) -> None:
-        self._require_orders()
-        if self.on_order is not None:
-            await self.on_order()
-        await self.check()
+        await self._hear()
         if not self.geometry.bytes_per_block <= quota_bytes <= self.kv_bytes:
             raise Refused(f"quota of {quota_bytes} bytes: from one block to {self.kv_bytes}")
         self.quota_bytes = quota_bytes
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:
-        self._require_orders()
+        await self._hear()
         self.options |= changes
 
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
@@ -146,9 +143,12 @@ class ScriptedGenerator(ScriptedEngine):
     def share_device(self, *, is_shared: bool) -> None:
         self.is_sharing = is_shared
 
-    def _require_orders(self) -> None:
+    async def _hear(self) -> None:
         if not self.orders:
             raise Refused(f"scripted engine {self.model!r} does not order; make it with orders=True")
+        if self.on_order is not None:
+            await self.on_order()
+        await self.check()
 
     def state(self) -> EngineState:
         if self._down is not None:

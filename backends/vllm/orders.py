@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any
 
+from backends.vllm.alive import while_alive
 from backends.vllm.board import Board, Reading, key_of
 from backends.vllm.control import METHOD
 from controlplane.core.clock import Duration
@@ -98,7 +99,8 @@ class Orders:
                 return
 
     async def _call(self, order: str, argument: Any) -> None:
-        await self._llm.engine_core.call_utility_async(METHOD, order, argument)
+        call = self._llm.engine_core.call_utility_async(METHOD, order, argument)
+        await while_alive(self._llm, call)
 
     # --- state -------------------------------------------------------------------------------
 

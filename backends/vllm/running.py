@@ -14,6 +14,7 @@ from vllm.outputs import RequestOutput
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from backends.vllm.alive import while_alive
 from backends.vllm.arguments import engine_args, scheduled
 from backends.vllm.board import named_board
 from backends.vllm.compat import (
@@ -163,7 +164,7 @@ class Engine:
         """A round trip through the engine's own loop. Raises BackendDown when it is dead."""
         with _our_errors():
             await self._llm.check_health()
-            await self._llm.is_sleeping()
+            await while_alive(self._llm, self._llm.is_sleeping())
 
     def state(self) -> EngineState:
         """Raises BackendDown when it is dead: its last report would look alive."""

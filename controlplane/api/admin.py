@@ -10,6 +10,7 @@ from controlplane.api.errors import Problem
 from controlplane.api.settings import ApiSettings
 from controlplane.api.status import json_response
 from controlplane.config import ConfigError
+from controlplane.core.ports import BackendDown, BackendFailed
 from controlplane.service.assembly import Service
 
 
@@ -28,7 +29,8 @@ def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
 
     @routes.put("/admin/config", response_model=None)
     async def change_config(request: Request) -> Response:
-        """The body holds the keys that differ; the answer all that can be changed."""
+        """The body holds the keys that differ; the answer all that can be changed. The operator is told all
+        that is known of a failure."""
         require_admin(request.headers, settings)
         try:
             await service.reconfigure(orjson.loads(await request.body()))
@@ -36,6 +38,10 @@ def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
             raise Problem(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
         except ConfigError as error:
             raise Problem(400, str(error), code="invalid_value") from None
+        except BackendDown as error:
+            raise Problem(503, str(error), code="backend_down") from None
+        except BackendFailed as error:
+            raise Problem(500, str(error), code="backend_failed") from None
         return json_response(service.changeable())
 
     return routes

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from backends import device
@@ -28,6 +28,7 @@ from controlplane.policy.catalogue import goes_before
 from controlplane.service.clocks import MonotonicClock
 from controlplane.service.dispatcher import Dispatcher, Policies
 from controlplane.service.embedding_bytes import longest_input_bytes, share_out
+from controlplane.service.engine_orders import EngineRules
 from controlplane.service.hybrid_cache import hybrid_setup
 from controlplane.service.intake import Intake
 from controlplane.service.learning import Learning, calibration_gauges, lengths_of
@@ -133,6 +134,8 @@ class Service:
         self._clock = clock or MonotonicClock()
         self.metrics = Metrics()
         self._generators = {generator.model: generator for generator in generators}
+        self._engine_rules = EngineRules(generators, config.engine_options())
+        self._changing = asyncio.Lock()
         self._embedders = {embedder.model: embedder for embedder in embedders}
         self._workspace_bytes = workspace_bytes
         self._lengths = lengths or lengths_of(config)
@@ -146,12 +149,11 @@ class Service:
         self._is_started = False
 
     async def start(self) -> None:
-        """Raises BackendDown or ConfigError; then nothing is left running."""
-        backends = self._backends()
-        results = await asyncio.gather(*(b.start() for b in backends), return_exceptions=True)
-        errors = [r for r in results if isinstance(r, BaseException)]
+        """Raises BackendDown or ConfigError; then, and when it is cancelled, nothing is left running."""
+        starts = (backend.start() for backend in self._backends())
         try:
-            if errors:
+            results = await asyncio.gather(*starts, return_exceptions=True)
+            if errors := [r for r in results if isinstance(r, BaseException)]:
                 raise errors[0]
             self._build()
             if (quotas := self.quotas) is not None:
@@ -285,16 +287,14 @@ class Service:
         return changeable(self.config)
 
     async def reconfigure(self, content: object) -> None:
-        """Other policies and parameters from now on, in the gate and in the engine. Raises ConfigError."""
-        config = changed(self.config, content)
-        before, after = self.config.engine_options(), config.engine_options()
-        if before is not None and after is not None and before != after:
-            old = asdict(before)
-            differing = {name: value for name, value in asdict(after).items() if value != old[name]}
-            for generator in self._generators.values():
-                await generator.set_options(differing)
-        self.config = config
-        self.dispatcher.use(_policies(config))
+        """Other policies and parameters from now on, in the engine and then in the gate, one change after the
+        other. Raises ConfigError, and what `EngineRules.become` does."""
+        async with self._changing:
+            config = changed(self.config, content)
+            policies = _policies(config)
+            await self._engine_rules.become(config.engine_options())
+            self.config = config
+            self.dispatcher.use(policies)
 
     def models(self) -> list[ModelCard]:
         chat = [ModelCard(g.model, "generate", g.max_model_tokens) for g in self._generators.values()]

@@ -19,7 +19,6 @@ from controlplane.core.clock import Clock, Duration, Instant, between, milliseco
 from controlplane.core.decision import Defer, Reason, Reject
 from controlplane.core.memory import Footprint, Quota
 from controlplane.core.ports import (
-    BackendDown,
     BackendFailed,
     Embedder,
     EngineState,
@@ -32,6 +31,7 @@ from controlplane.policy.quota import bytes_to_reclaim, next_nominals
 from controlplane.policy.sharing import Sharing, lent, target_next
 from controlplane.service.dispatcher import Dispatcher
 from controlplane.service.embedding_bytes import longest_input_bytes, share_out
+from controlplane.service.engine_orders import taken
 from controlplane.service.foresight import Foresight
 from controlplane.service.ticket import Ticket
 from controlplane.service.trouble import Fault, Trouble
@@ -40,9 +40,6 @@ from predictors.series import LEVELS
 
 # Between two ticks on urgency; the step limit counts time, so ticks in between move no more.
 _SHORTEST_GAP = milliseconds(5)
-
-# An order is taken between two steps, and a step over a long prompt may take seconds.
-_ANSWER_WITHIN_SECONDS = 15.0
 
 _TROUBLE = ("quotas stand still", "quotas move again")
 
@@ -242,18 +239,13 @@ class Quotas:
         return llm, state
 
     async def _tell_engine(self, order: int) -> None:
-        """Raises BackendDown where no answer comes: then it may have the order, or get it still."""
+        """Raises Unanswered where no answer comes: it may have the order then, or get it still."""
         memory, generator, former = self.pool.memory, self.pool.generator, self._order
         # Its limit is never below its quota.
         memory.limit_llm(max(order, former))
         self._order = max(order, former)
         try:
-            async with asyncio.timeout(_ANSWER_WITHIN_SECONDS):
-                await generator.set_quota(order)
-        except TimeoutError as error:
-            raise BackendDown(
-                f"the engine of {generator.model} took no quota within {_ANSWER_WITHIN_SECONDS:.0f} s"
-            ) from error
+            await taken(generator.set_quota(order), generator, "quota")
         except (Refused, BackendFailed):
             self._order = former
             memory.limit_llm(former)

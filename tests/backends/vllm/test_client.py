@@ -10,6 +10,7 @@ import pytest
 
 from backends.vllm.client import VllmGenerator
 from controlplane.core.ports import BackendDown, ChatPrompt, Refused, Sampling
+from controlplane.policy.engine_options import EngineOptions
 from tests.engines import (
     BLOCK_TOKENS,
     BLOCKS,
@@ -352,14 +353,22 @@ async def test_cancelled_start_leaves_no_engine(monkeypatch):
     assert set(multiprocessing.active_children()) == before
 
 
-async def test_killed_engine_is_noticed_and_streams_end():
+async def test_killed_engine_is_noticed_and_streams_and_orders_end():
     before = set(multiprocessing.active_children())
-    async with running_vllm() as generator:
+    async with running_vllm(scheduling=EngineOptions()) as generator:
         sampling = greedy(900, ignore_eos=True)
         deltas = generator.generate(a_request([5], sampling), [5], sampling)
         await anext(deltas)
         (process,) = set(multiprocessing.active_children()) - before
+        # It dies with the order in its hands.
+        os.kill(process.pid, signal.SIGSTOP)
+        order = asyncio.create_task(generator.set_options({"urgency": 0.25}))
+        for _ in range(3):
+            await asyncio.sleep(0)
         os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(BackendDown):
+            async with asyncio.timeout(60):
+                await order
         with pytest.raises(BackendDown):
             async with asyncio.timeout(60):
                 async for _ in deltas:

@@ -40,6 +40,21 @@ async def test_the_engine_is_told_what_changed():
         assert stage.generator.options == {"ordering": "srmt", "urgency": 0.25, "patience_ms": 5_000}
 
 
+async def test_an_engine_that_dies_while_it_is_told_is_told_to_the_operator():
+    async with staged(SETTINGS, scheduling={"engine": {"ordering": "edf"}}) as stage:
+        before = (await stage.http.get("/admin/config", headers=ADMIN)).json()
+
+        async def die():
+            stage.generator.die()
+
+        stage.generator.on_order = die
+        change = {"scheduling": {"engine": {"ordering": "srmt"}}}
+        answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
+        assert answer.status_code == 503
+        assert "neither it nor the gate was changed" in answer.json()["error"]["message"]
+        assert (await stage.http.get("/admin/config", headers=ADMIN)).json() == before
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
