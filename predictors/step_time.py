@@ -1,10 +1,8 @@
 """How fast does an owner work now? The time of one engine step, learned online from what steps report.
 
-Rule (`t = c0 + c1 decodes + c2 cells + c3 prompt tokens`): least squares on relative errors, that forget, so
-that a lasting change is followed; an error far outside the usual ones counts no more than one at their
-edge, so that a stall moves little. No part of a step takes less than no time, and a part that the steps tell
-nothing of stays what it was thought to be: what is known beforehand of device and model, which observations
-soon outweigh, is not forgotten as they are.
+Rule (`t = c0 + c1 decodes + c2 cells + c3 prompt tokens`): `least_squares` on relative errors, starting from
+what is known beforehand of device and model; an error far outside the usual ones counts no more than one at
+their edge, so that a stall moves little.
 Steps beside which embeddings were computed teach nothing of the engine; they tell how much longer a step
 then is. An engine that reports no steps is timed by its tokens: exponentially weighted means of the gap
 between two tokens and of the time a prompt token takes, clipped to a factor of four around the present one.
@@ -22,9 +20,7 @@ from controlplane.core.clock import Duration
 from controlplane.core.ports import Embedder, StepCost
 from controlplane.core.request import Owner
 from controlplane.core.view import Pace
-
-# Plain floats: once between two steps of an engine, numpy takes four times as long for so few numbers.
-Four = list[float]
+from predictors.least_squares import ForgettingSquares, Row, dot
 
 _CLIP = 4.0
 _FORGETS = 0.998
@@ -32,8 +28,6 @@ _FORGETS = 0.998
 _UNITS = (1.0, 16.0, 8_192.0, 256.0)
 # What is known beforehand may be wrong by so many times itself: one deviation.
 _UNSURE = 2.0
-# Each observation begins from the last solution, so few passes over the coefficients are enough.
-_SWEEPS = 2
 # Errors beyond this many usual ones count as if they were there (Huber).
 _EDGE = 1.5
 _USUAL = 64
@@ -58,7 +52,7 @@ class StepWork:
     decodes: int
     cells: int
 
-    def terms(self) -> Four:
+    def terms(self) -> Row:
         one, decodes, cells, prefill = _UNITS
         return [1.0 / one, self.decodes / decodes, self.cells / cells, self.prefill_tokens / prefill]
 
@@ -73,11 +67,11 @@ class StepTime:
     def __init__(self, prior: StepCost | None = None) -> None:
         known = prior or _ANY
         seconds = (known.step, known.decode, known.cell, known.prompt_token)
-        self._coefficients: Four = [s * unit for s, unit in zip(seconds, _UNITS, strict=True)]
-        self._believed = [max(one, _LEAST_COEFFICIENT) for one in self._coefficients]
-        # The normal equations of what was seen.
-        self._seen_terms: list[Four] = [[0.0] * 4 for _ in range(4)]
-        self._seen_times: Four = [0.0] * 4
+        self._fit = ForgettingSquares(
+            [s * unit for s, unit in zip(seconds, _UNITS, strict=True)],
+            forgets=_FORGETS,
+            least=_LEAST_COEFFICIENT,
+        )
         self._errors: deque[float] = deque(maxlen=_USUAL)
         self._usual = 0.2
         self.seen = 0
@@ -85,8 +79,8 @@ class StepTime:
     def predict(self, work: StepWork) -> float:
         return self._predicted(work.terms())
 
-    def _predicted(self, terms: Four) -> float:
-        return max(_dot(terms, self._coefficients), 0.1 * self._coefficients[0], 1e-6)
+    def _predicted(self, terms: Row) -> float:
+        return max(dot(terms, self._fit.costs), 0.1 * self._fit.costs[0], 1e-6)
 
     def quantile(self, work: StepWork, level: float) -> float:
         """By the relative errors of the last steps."""
@@ -96,7 +90,7 @@ class StepTime:
 
     @property
     def per_prompt_token(self) -> float:
-        return self._coefficients[3] / _UNITS[3]
+        return self._fit.costs[3] / _UNITS[3]
 
     def observe(self, work: StepWork, took: float) -> None:
         """`took` in seconds."""
@@ -108,29 +102,10 @@ class StepTime:
             self._look_back()
         missed = _clipped(took / predicted, 1.0) - 1
         terms = [term / predicted for term in terms]
-        doubts = [1 / (_UNSURE * one) ** 2 for one in self._believed]
-        rows, times = self._seen_terms, self._seen_times
-        unsure = sum(terms[at] ** 2 / (rows[at][at] + doubts[at]) for at in range(4))
-        edge = _EDGE * sqrt(self._usual**2 + unsure)
+        doubts = [1 / (_UNSURE * one) ** 2 for one in self._fit.believed]
+        edge = _EDGE * sqrt(self._usual**2 + self._fit.unsure(terms, doubts))
         weight = min(1.0, edge / max(abs(missed), 1e-12)) / self._usual**2
-        for at in range(4):
-            counted, row = weight * terms[at], rows[at]
-            rows[at] = [_FORGETS * one + counted * other for one, other in zip(row, terms, strict=True)]
-            times[at] = _FORGETS * times[at] + counted * (1 + missed)
-        self._solve(doubts)
-        for at, doubt in enumerate(doubts):
-            gained = weight * terms[at] ** 2 / (rows[at][at] + doubt)
-            moved = self._believed[at] + gained * (self._coefficients[at] - self._believed[at])
-            self._believed[at] = max(moved, _LEAST_COEFFICIENT)
-
-    def _solve(self, doubts: Four) -> None:
-        """Towards the least squares, one coefficient after the other; none below zero."""
-        c = self._coefficients
-        for _ in range(_SWEEPS):
-            for at, row in enumerate(self._seen_terms):
-                others = _dot(row, c) - row[at] * c[at]
-                wanted = self._seen_times[at] + doubts[at] * self._believed[at] - others
-                c[at] = max(0.0, wanted / (row[at] + doubts[at]))
+        self._fit.observe(terms, 1 + missed, weight=weight, doubts=doubts)
 
     def _look_back(self) -> None:
         """If the latest steps all went another way than was thought, little of what was learned holds."""
@@ -138,15 +113,10 @@ class StepTime:
         middle = median(errors)
         latest = median(errors[-_LATEST:])
         if abs(latest) > _SHIFT + _SHIFTS * self._usual:
-            self._seen_terms = [[_KEEPS * one for one in row] for row in self._seen_terms]
-            self._seen_times = [_KEEPS * one for one in self._seen_times]
+            self._fit.keep(_KEEPS)
             self._errors.clear()
         else:
             self._usual = max(_LEAST_ERROR, 1.4826 * median(abs(error - middle) for error in errors))
-
-
-def _dot(a: Four, b: Four) -> float:
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
 
 
 class StepReports:

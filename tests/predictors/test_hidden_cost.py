@@ -7,13 +7,14 @@ from predictors.hidden_cost import HiddenCost
 MEASURED = HiddenPrice(1e-5, 1e-5, 1e-3)
 
 
-def _observed(cost, truth, *, steps=2_000, share=None):
+def _observed(cost, truth, *, steps=2_000, share=None, slowness=1.0):
     draw = np.random.default_rng(3)
     for _ in range(steps):
         requests = int(draw.integers(4, 100))
         hidden = int(requests * (draw.random() if share is None else share))
         tokens, hidden_tokens = (int(count * draw.integers(50, 300)) for count in (requests - hidden, hidden))
-        took = 0.03 + 7.8e-7 * (tokens + hidden_tokens) + 8e-5 * requests + float(draw.normal(0, 5e-4))
+        took = slowness * (0.03 + 7.8e-7 * (tokens + hidden_tokens) + 8e-5 * requests)
+        took += float(draw.normal(0, 5e-4))
         took += truth.token * hidden_tokens + truth.request * hidden + truth.step * (hidden > 0)
         cost.observe(
             tokens=tokens + hidden_tokens,
@@ -66,3 +67,16 @@ def test_a_lasting_change_is_still_learned():
     _observed(cost, HiddenPrice(0.0, 0.0, 3e-3))
     found = _observed(cost, HiddenPrice(0.0, 0.0, 3e-2))
     assert found.step == pytest.approx(3e-2, rel=0.3)
+
+
+def test_after_a_long_time_without_hidden_states_a_few_steps_with_them_overturn_nothing():
+    """What is not heard of grows no more uncertain, and all others' steps are still followed meanwhile."""
+    truth = HiddenPrice(0.0, 5e-5, 3e-3)
+    cost = HiddenCost(MEASURED)
+    learned = _observed(cost, truth)
+    _observed(cost, truth, steps=20_000, share=0.0)
+    stood = _observed(cost, truth, steps=3_000, share=0.0, slowness=1.5)
+    found = _observed(cost, truth, steps=20, slowness=1.5)
+    for price in (stood, found):
+        for name, of in (("token", 10_000), ("request", 50), ("step", 1)):
+            assert of * abs(getattr(price, name) - getattr(learned, name)) < 1e-3, name

@@ -1,0 +1,64 @@
+"""Costs are found, changes followed, and what is not heard of stays."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictors.least_squares import ForgettingSquares, dot
+
+TRUTH = [2.0, 0.5, 1.0]
+DOUBTS = [1.0, 1.0, 1.0]
+
+
+def observe(fit, random, truth, *, steps, third=True, noise=0.05):
+    for _ in range(steps):
+        load = [1.0, random.random(), random.random() if third else 0.0]
+        fit.observe(load, dot(load, truth) + random.gauss(0, noise), weight=1 / 0.05**2, doubts=DOUBTS)
+
+
+def a_fit(**options):
+    return ForgettingSquares([1.0, 1.0, 1.0], forgets=0.998, **options)
+
+
+def test_costs_are_found_and_a_change_is_followed():
+    random, fit = Random(0), a_fit()
+    observe(fit, random, TRUTH, steps=1_000)
+    assert fit.costs == pytest.approx(TRUTH, abs=0.05)
+    observe(fit, random, [1.0, 1.5, 0.0], steps=4_000)
+    assert fit.costs == pytest.approx([1.0, 1.5, 0.0], abs=0.05)
+
+
+def test_what_is_not_heard_of_stays_and_grows_no_less_certain():
+    """Forgetting alone would leave it to the noise of whatever comes first."""
+    random, fit = Random(1), a_fit()
+    observe(fit, random, TRUTH, steps=1_000)
+    observe(fit, random, TRUTH, steps=8_000, third=False)
+    assert fit.costs[2] == pytest.approx(TRUTH[2], abs=0.05)
+    assert fit.unsure([0.0, 0.0, 1.0], DOUBTS) <= 1 / DOUBTS[2]
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.floats(0, 10), min_size=3, max_size=3), st.floats(-10, 100), st.floats(0, 1e4)),
+        max_size=80,
+    ),
+    st.sampled_from([0.0, 0.25]),
+)
+def test_no_cost_is_below_nothing_and_no_belief_below_its_least(observations, least):
+    fit = a_fit(least=least)
+    for load, total, weight in observations:
+        fit.observe(load, total, weight=weight, doubts=DOUBTS)
+        assert min(fit.costs) >= 0.0 and min(fit.believed) >= least
+        assert max(fit.costs) < 1e9
+
+
+def test_what_is_kept_of_what_was_seen_is_outweighed_so_much_sooner():
+    random, fit, slow = Random(2), a_fit(), a_fit()
+    for one in (fit, slow):
+        observe(one, random, TRUTH, steps=1_000)
+    fit.keep(0.005)
+    for one in (fit, slow):
+        observe(one, random, [4.0, 0.5, 1.0], steps=30)
+    assert abs(fit.costs[0] - 4.0) < 0.3 < abs(slow.costs[0] - 4.0)
