@@ -55,25 +55,43 @@ def test_the_other_side_says_whether_the_device_is_shared(tmp_path):
     assert board.read().facts == facts(1)
 
 
-def test_a_reader_in_another_process_never_sees_half_a_step(tmp_path):
-    board = Board.create(tmp_path / "board")
-    steps = 20_000
-    writer = multiprocessing.get_context("spawn").Process(target=write_many, args=(tmp_path / "board", steps))
+def read_along(path: Path, writer, until: int) -> set[int]:
+    """Starts the writer and reads what it writes, until a step or its end. Returns the steps seen."""
+    board = Board.create(path)
     writer.start()
-    seen = set()
+    seen = {0}
     try:
-        while not seen or max(seen) < steps:
+        while max(seen) < until:
+            # Asked before the reading: what it wrote last is read once more.
+            is_writing = writer.is_alive()
             reading = board.read()
             if reading is not None:
                 step = reading.facts.step
                 seen.add(step)
                 assert reading.facts == facts(step)
                 assert reading.rows == ((step, step, step),) * (step % 50)
-            assert reading is not None or writer.is_alive()
+            if not is_writing:
+                break
     finally:
         writer.join(30)
-    assert writer.exitcode == 0
+    return seen
+
+
+def a_writer(path: Path, steps: int):
+    return multiprocessing.get_context("spawn").Process(target=write_many, args=(path, steps), daemon=True)
+
+
+def test_a_reader_in_another_process_never_sees_half_a_step(tmp_path):
+    path, steps = tmp_path / "board", 20_000
+    writer = a_writer(path, steps)
+    seen = read_along(path, writer, steps)
+    assert (max(seen), writer.exitcode) == (steps, 0)
     assert len(seen) > 10
+
+
+def test_a_writer_that_ends_early_holds_up_no_reader(tmp_path):
+    path = tmp_path / "board"
+    assert max(read_along(path, a_writer(path, 5), until=6)) == 5
 
 
 def test_a_writer_that_died_while_writing_leaves_the_step_before(tmp_path):

@@ -33,6 +33,8 @@ from controlplane.policy.forms import FormChoice
 
 BLOCK_TOKENS = 32
 AMPLE, SCARCE = 128, 8
+# Ten times what the longest of these plays takes.
+MOST_STEPS = 5_000
 COMMON = {
     "block_size": BLOCK_TOKENS,
     "num_gpu_blocks_override": AMPLE + 1,
@@ -154,6 +156,8 @@ class Engine:
                     self._add(at, prompt, tokens)
             self.core.abort_requests([f"r{at}" for at, end in aborts.items() if end == step])
             step += 1
+            if step > MOST_STEPS:
+                raise RuntimeError(f"after {step} steps still there: {sorted(scheduler.requests)}")
             for group in (self.core.step_fn()[0] or {}).values():
                 for one in group.outputs:
                     answers[one.request_id] += one.new_token_ids

@@ -3,8 +3,10 @@ short, and whether or not a step is planned while the last one runs. `play` runs
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,12 +19,22 @@ BLOCK_TOKENS = 32
 TINY = ["tandem/tiny-opt", "tandem/tiny-llama-mha"]
 
 
+def _ended(command, **environment):
+    """Exit status and both outputs of a process that has ended, whoever of its own still runs."""
+    # Files, because pipes stay open as long as any of its workers.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        run = subprocess.run(command, env=os.environ | environment, stdout=out, stderr=errors, check=False)
+        out.seek(0)
+        errors.seek(0)
+        return run.returncode, out.read(), errors.read()
+
+
 def _played(model, schedules, *options, **environment):
     """How the engine ran, and what came out by schedule."""
     command = [sys.executable, str(Path(__file__).with_name("play.py")), model, str(schedules), *options]
-    run = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(run.stdout)
+    status, out, errors = _ended(command, **environment)
+    assert status == 0, errors[-3000:]
+    found = json.loads(out)
     return SimpleNamespace(**{name: found.pop(name) for name in ("mode", "runner", "lengths")}), found
 
 
@@ -31,6 +43,17 @@ def _all_right(found):
         name: one["of"] for name, one in found.items()
     }
     assert {one["leaked"] for one in found.values()} == {0}
+
+
+def test_a_player_that_dies_is_not_waited_for_while_its_workers_live():
+    script = """
+import os, subprocess
+print(subprocess.Popen(["tail", "-f", os.devnull]).pid, flush=True)
+os._exit(3)
+"""
+    status, worker, _ = _ended([sys.executable, "-c", script])
+    os.kill(int(worker), signal.SIGKILL)
+    assert status == 3
 
 
 @pytest.mark.engine
