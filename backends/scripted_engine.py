@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,9 +64,12 @@ class ScriptedEngine:
         self._down: str | None = "not started"
         self._slots = asyncio.Semaphore(max_running)
         self._arrived = asyncio.Condition()
+        self.on_start: Callable[[], Awaitable[None]] | None = None
 
     async def start(self) -> None:
-        """Also brings a dead engine back."""
+        """Also brings a dead engine back. What a test sets as `on_start` comes first, and may never end."""
+        if self.on_start is not None:
+            await self.on_start()
         self._down = None
 
     async def stop(self) -> None:

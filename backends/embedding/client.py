@@ -343,6 +343,7 @@ class WorkerEmbedder:
             self._down = f"embedding model {self.model!r} is no longer kept up: {error!r}"
             _log.critical(self._down, exc_info=error)
             self._deliveries.give_up(self._down)
+            self._texts_lost()
 
     def _feed_soon(self) -> None:
         if self._feeding is None:

@@ -201,3 +201,19 @@ def test_the_server_side_imports_neither_torch_nor_transformers():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
     )
     assert found.stdout.strip() == "[]"
+
+
+async def test_nobody_waits_for_a_worker_that_nobody_listens_to_any_more(caplog):
+    """Neither for vectors nor for a text's tokens."""
+    embedder = WorkerEmbedder(MINILM)
+    text = embedder._texts[1] = asyncio.get_running_loop().create_future()
+
+    async def fail():
+        raise ValueError("a defect")
+
+    keeper = asyncio.create_task(fail())
+    keeper.add_done_callback(embedder._keeper_ended)
+    with pytest.raises(BackendDown, match="no longer kept up"):
+        async with asyncio.timeout(5):
+            await text
+    assert "a defect" in caplog.text

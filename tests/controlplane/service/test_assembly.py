@@ -1,5 +1,6 @@
 """What a configuration promises of memory is there, and what an engine can do can be asked for."""
 
+import asyncio
 from dataclasses import dataclass, fields
 from inspect import signature
 
@@ -91,3 +92,21 @@ def test_all_that_the_embedding_engine_can_do_is_the_operators_to_set():
     assert {one.name for one in fields(EmbeddingModel)} - {"name"} == {
         *signature(WorkerEmbedder).parameters
     } - ours
+
+
+def test_nothing_is_left_running_when_the_start_is_given_up():
+    quick, slow = two_embedders()
+
+    async def main():
+        slow.on_start = asyncio.Event().wait
+        service = Service(parse(TWO), [], [quick, slow], workspace_bytes=2_000, clock=LoopClock())
+        starting = asyncio.create_task(service.start())
+        await asyncio.sleep(1)
+        await quick.check()
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        with pytest.raises(BackendDown, match="stopped"):
+            await quick.check()
+
+    run(main())
