@@ -7,6 +7,7 @@
 #   make kernels    every Triton kernel compiled for A100 and H100, which needs neither
 #   make test-gpu   on a machine with CUDA, what only a GPU can say (docs/gpu.md)
 #   make lint       style, types, import contracts, sizes
+#   make fuzz       the property tests with other examples each time, and many more of them
 #   make coverage   which lines the quick tests reach
 #   make clean      remove .venv and all caches
 #
@@ -60,6 +61,11 @@ test: lint test-fast kernels test-engine
 
 test-fast: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -m "not engine and not gpu and not slow"
+
+# Other examples for the property tests each time, and twenty times as many.
+fuzz: setup
+	$(TEST_ENV) $(BIN)/python -m pytest -q --hypothesis-profile=fuzz \
+	  -m "hypothesis and not engine and not gpu and not slow"
 
 kernels: setup
 	$(BIN)/python -m benchmark_control_plane.kernel_figures --check

@@ -101,20 +101,17 @@ class QuotaSection:
     ) -> Sharing:
         """In bytes of the pool that there really is. Neither is given more than it can use: the LLM what its
         cache can hold, the embeddings their largest batches.
-
-        Raises ValueError for minimums that do not fit.
         """
-        shares = {Owner.LLM: self.llm, Owner.EMBEDDING: self.embedding}
-        least = {owner: int(share.min * pool_bytes) for owner, share in shares.items()}
-        least[Owner.EMBEDDING] = max(least[Owner.EMBEDDING], pool_bytes - most_llm_bytes)
-        useful = max(least[Owner.EMBEDDING], most_embedding_bytes)
-        least[Owner.LLM] = min(max(least[Owner.LLM], pool_bytes - useful), most_llm_bytes)
-        whole_least = -(-least[Owner.LLM] // block_bytes) * block_bytes
-        owned = max(int(self.llm.nominal * pool_bytes), whole_least)
-        nominal = split(pool_bytes, min(owned, most_llm_bytes), block_bytes)
+        reserved = max(int(self.embedding.min * pool_bytes), pool_bytes - most_llm_bytes)
+        useful = max(reserved, most_embedding_bytes)
+        kept = min(max(int(self.llm.min * pool_bytes), pool_bytes - useful), pool_bytes - reserved)
+        # Down: a floor of more blocks than the nominal share holds could not be kept.
+        least = kept // block_bytes * block_bytes
+        owned = min(max(int(self.llm.nominal * pool_bytes), least), pool_bytes - reserved)
+        nominal = split(pool_bytes, owned, block_bytes)
         options = QuotaOptions(
             pool=pool_bytes,
-            minimum=least,
+            minimum={Owner.LLM: least, Owner.EMBEDDING: reserved},
             resting=nominal[Owner.LLM],
             resting_weight=self.resting_weight,
             rate=self.max_step / (self.tick_ms / 1_000),
@@ -128,6 +125,7 @@ class QuotaSection:
                 by_mean=self.compare == "mean",
             ),
         )
+        shares = {Owner.LLM: self.llm, Owner.EMBEDDING: self.embedding}
         return Sharing(
             options,
             nominal,

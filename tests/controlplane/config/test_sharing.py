@@ -1,7 +1,7 @@
 """Shares of a file become bytes of the pool that there is."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controlplane.config import parse
@@ -31,20 +31,30 @@ def test_shares_become_bytes_in_whole_blocks():
     assert found.borrow == {Owner.LLM: 100, Owner.EMBEDDING: 0}
 
 
+@st.composite
+def shares(draw):
+    """Two kinds' shares, down to a floor that is the whole share."""
+    llm = draw(st.integers(0, 100)) / 100
+    parts = {"llm": llm, "embedding": 1 - llm}
+    return {kind: {"nominal": part, "min": part * draw(st.floats(0, 1))} for kind, part in parts.items()}
+
+
 @given(
-    st.integers(0, 100).map(lambda n: n / 100),
-    st.floats(0, 1),
+    shares(),
     st.integers(2_000, 100_000),
+    st.floats(0.1, 1),
+    st.floats(0.1, 1),
     st.sampled_from([1, 7, 384]),
 )
-def test_at_rest_the_llm_has_its_nominal_share_to_the_last_block(nominal, part, pool, block):
-    quota = section(
-        policy="dynamic",
-        llm={"nominal": nominal, "min": nominal * part},
-        embedding={"nominal": 1 - nominal, "min": 0.0},
-    )
-    found = sharing(quota, pool_bytes=pool, most_llm_bytes=pool, most_embedding_bytes=pool, block_bytes=block)
-    assert target_nominal(dict.fromkeys(Owner, 0.0), found.options) == found.nominal[Owner.LLM]
+@example({"llm": {"nominal": 0.96, "min": 0.96}, "embedding": {"nominal": 0.04}}, 2_002, 1.0, 1.0, 384)
+def test_at_rest_the_llm_has_its_nominal_share_to_the_last_block(shares, pool, cache, batch, block):
+    sizes = {"most_llm_bytes": int(pool * cache), "most_embedding_bytes": int(pool * batch)}
+    found = sharing(section(policy="dynamic", **shares), pool_bytes=pool, block_bytes=block, **sizes)
+    resting = found.nominal[Owner.LLM]
+    assert target_nominal(dict.fromkeys(Owner, 0.0), found.options) == resting
+    assert resting <= sizes["most_llm_bytes"]
+    wanted = min(int(shares["llm"]["nominal"] * pool), sizes["most_llm_bytes"])
+    assert resting > wanted - block
 
 
 def test_nobody_is_given_what_it_cannot_use():
@@ -59,10 +69,3 @@ def test_quotas_move_if_they_are_dynamic_or_somebody_may_borrow():
     assert section(policy="dynamic").moves
     assert section(**SHARES).moves
     assert not sharing(section(**SHARES)).follows_urgency
-
-
-def test_minimums_above_the_pool_are_named():
-    with pytest.raises(ValueError, match=r"quota.embedding.minimum=600: minimums must fit into the pool"):
-        section(llm={"nominal": 0.5, "min": 0.5}, embedding={"nominal": 0.5, "min": 0.5}).sharing(
-            pool_bytes=1_000, most_llm_bytes=400, most_embedding_bytes=600, block_bytes=300
-        )
