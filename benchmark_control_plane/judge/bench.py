@@ -1,7 +1,8 @@
 """How does one system do under one load with one seed? The same course of action live and simulated.
 
-Rule: before each run both kinds must answer a probe, which also waits for what an earlier run left behind;
-a run whose client lagged, or that cut requests off before their promise could be judged, is invalid.
+Rule: before each run both kinds must answer a probe, which also waits for what an earlier run left behind; so
+they must after it where other systems share the machine, or what one left would pass for slowness of the
+next. A run whose client lagged, or that cut requests off before their promise could be judged, is invalid.
 """
 
 import asyncio
@@ -48,7 +49,10 @@ _UNDECIDED_SHARE = 0.01
 
 
 class Stage(Protocol):
-    """Where a system can be asked; each act finds it empty."""
+    """Where a system can be asked; each act finds it empty. `shares_machine` with other systems."""
+
+    @property
+    def shares_machine(self) -> bool: ...
 
     def act(self, act: "Act[Result]") -> Result: ...
 
@@ -57,6 +61,7 @@ class Stage(Protocol):
 class LiveStage:
     up: Up
     limit: int
+    shares_machine = True
 
     def act(self, act: "Act[Result]") -> Result:
         with _first_in_line(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -96,6 +101,7 @@ class SimulatedStage:
     plan: Plan
     system: System
     objectives: Objectives
+    shares_machine = False
 
     def act(self, act: "Act[Result]") -> Result:
         return virtual_time.run(self._acted(act))
@@ -141,7 +147,10 @@ class Bench:
 
         async def act(target: Target, clock: Clock, read: Read | None) -> Played:
             await probe(target, requests, clock, system.name)
-            return await _watched(self, target, requests, clock, read, watch, seed, tick)
+            played = await _watched(self, target, requests, clock, read, watch, seed, tick)
+            if stage.shares_machine:
+                await probe(target, requests, clock, system.name)
+            return played
 
         played = stage.act(act)
         records = counted(played.records)

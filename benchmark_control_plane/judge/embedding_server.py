@@ -1,5 +1,5 @@
 """What would one put beside vLLM? Our embedding worker behind a plain endpoint: batches, first come first
-served, no gate, no classes, no deadlines.
+served, no gate, no classes, no deadlines. What nobody waits for any more is dropped.
 
     python -m benchmark_control_plane.judge.embedding_server --port 8001 [--model tandem/minilm]
 
@@ -7,10 +7,12 @@ The same model, kernels, batching and encoding as Tandem's, so that what differs
 """
 
 import argparse
+import asyncio
 import sys
 from base64 import b64encode
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import orjson
 import uvicorn
@@ -21,10 +23,12 @@ from starlette.routing import Route
 
 from backends.embedding.client import WorkerEmbedder
 from controlplane.core.clock import Instant
-from controlplane.core.ports import Refused
+from controlplane.core.ports import Refused, Vectors
 from controlplane.core.request import Kind
 from controlplane.core.request import Request as Asked
 from controlplane.core.slo import ServiceClass, Slo
+
+_CALLER_LEFT = 499
 
 _ANYBODY = ServiceClass("any", Slo(), priority=0, sheddable=False)
 
@@ -51,9 +55,11 @@ def application(embedder: WorkerEmbedder) -> Starlette:
             slo=_ANYBODY.slo, arrival=Instant(0), prompt_tokens=tokens, max_output_tokens=0,
         )  # fmt: skip
         try:
-            vectors = await embedder.embed(asked, inputs, deadline=None)
+            vectors = await _unless_left(request, embedder.embed(asked, inputs, deadline=None))
         except Refused as error:
             return _json({"error": {"message": str(error), "type": "invalid_request_error"}}, status=400)
+        if vectors is None:
+            return Response(status_code=_CALLER_LEFT)
         rows = [
             {"object": "embedding", "index": i, "embedding": b64encode(row.tobytes()).decode()}
             for i, row in enumerate(vectors)
@@ -63,6 +69,17 @@ def application(embedder: WorkerEmbedder) -> Starlette:
 
     routes = [Route("/health", health), Route("/v1/embeddings", embeddings, methods=["POST"])]
     return Starlette(routes=routes, lifespan=lifespan)
+
+
+async def _unless_left(request: Request, work: Coroutine[Any, Any, Vectors]) -> Vectors | None:
+    """None if the caller leaves first; with the body read, nothing else can come."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
 
 
 def _json(content: object, *, status: int = 200) -> Response:

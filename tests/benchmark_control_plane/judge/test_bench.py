@@ -1,0 +1,71 @@
+"""A run leaves nothing behind that the next system on the same machine would pay for."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+import yaml
+
+from benchmark_control_plane.judge.bench import Bench
+from benchmark_control_plane.judge.experiment import read_experiment
+from benchmark_control_plane.virtual_time import run
+
+EXPERIMENT = {
+    "name": "overloaded",
+    "question": "Who pays for what is left?",
+    "loads": [1.0],
+    "capacity": {"rps": 4},
+    "reference": "deaf",
+    "window": {"warmup_s": 0, "measured_s": 5, "drain_s": 1},
+    "device": {"kv_memory": "512MiB"},
+    "classes": {"documents": {"priority": 1, "e2e_ms": 2_000}},
+    "streams": {
+        "documents": {"kind": "embed", "service_class": "documents", "share": 1,
+                      "prompt_tokens": {"fixed": 8}, "batch": {"fixed": 1}},
+    },
+    "systems": [{"name": "deaf", "kind": "baseline", "ungated": True}],
+}  # fmt: skip
+
+
+class Deaf:
+    """Half as fast as it is asked, one at a time, and it does not hear that nobody waits any more."""
+
+    def __init__(self):
+        self.turn, self.undone = asyncio.Lock(), 0
+
+    async def send(self, planned, answer):
+        answer.sent = asyncio.get_running_loop().time()
+        self.undone += 1
+        await asyncio.shield(asyncio.create_task(self.work(answer)))
+
+    async def work(self, answer):
+        async with self.turn:
+            await asyncio.sleep(0.5)
+        self.undone -= 1
+        answer.ended = asyncio.get_running_loop().time()
+
+
+@dataclass
+class Stage:
+    target: Deaf
+    shares_machine: bool
+
+    def act(self, act):
+        async def acted():
+            played = await act(self.target, asyncio.get_running_loop().time, None)
+            self.undone = self.target.undone
+            return played
+
+        return run(acted())
+
+
+@pytest.mark.parametrize("shares_machine", [True, False])
+def test_what_a_run_leaves_is_waited_for_where_others_come_next(tmp_path, shares_machine):
+    path = tmp_path / "overloaded.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT), encoding="utf-8")
+    experiment = read_experiment(path, tmp_path)
+    stage = Stage(Deaf(), shares_machine)
+    bench = Bench(experiment, {}, capacity=4.0)
+    entry, _ = bench.run(stage, experiment.plan.systems[0], 1.0, 0, lambda answered, planned: None)
+    assert entry["attainment"]["overall"] < 0.9
+    assert (stage.undone == 0) is shares_machine
