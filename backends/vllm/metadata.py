@@ -106,7 +106,7 @@ def progress_of(
     name = str(said.get("class", defaults.name))
     klass = ServiceClass(name, slo, _whole(said, "priority", defaults.priority), sheddable=False)
     forecast = forecast_of(said)
-    resumed = min(_whole(said, "resumed_tokens", 0), prompt_tokens - 1)
+    resumed = max(0, min(_whole(said, "resumed_tokens", 0), prompt_tokens - 1))
     limit = max(1, max_tokens) + resumed
     expected = forecast.mean if forecast is not None else _whole(said, "tokens", defaults.tokens or limit)
     request = Request(
@@ -125,7 +125,7 @@ def progress_of(
     gap = _duration(said, "gap_ms", defaults.gap)
     progress = Progress(request, predicted, request.tenant, forecast, gap, is_guess=is_guess)
     if resumed > 0:
-        progress.done = progress.resumed = resumed
+        progress.tokens += resumed
         progress.began(Instant(_whole(said, "first_token_ns", now)))
         progress.last_token = Instant(_whole(said, "last_token_ns", now))
     return progress

@@ -38,16 +38,13 @@ from controlplane.core.view import Pace
 from controlplane.policy.catalogue import engine_policy
 from controlplane.policy.decode_pace import next_step
 from controlplane.policy.engine_options import EngineOptions
-from controlplane.policy.engine_step import EnginePolicy, EngineView
+from controlplane.policy.engine_step import RANKED, EnginePolicy, EngineView
 from controlplane.policy.progress import Progress
 from predictors.step_time import ObservedPace, StepWork
 
 log = logging.getLogger(__name__)
 
 _UNKNOWN_PACE = Pace(Duration(0), Duration(0))
-# So many running requests are ranked for vLLM's own preemption, which takes the largest `priority`, and
-# among all others the newest.
-_RANKED = 32
 
 
 if TYPE_CHECKING:
@@ -177,7 +174,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         if plan.preempt:
             self.balloon.leave(self.quota)
         if plan.ranked:
-            self._rank([self.requests[progress.request.id] for progress in plan.ranked[-_RANKED:]])
+            self._rank([self.requests[progress.request.id] for progress in plan.ranked[-RANKED:]])
         self.waiting.open([self.requests[progress.request.id] for progress in plan.offer])
 
     def _rank(self, next_to_go: list[Any]) -> None:

@@ -6,7 +6,7 @@ shares is counted with each of its readers, so `held` is what it can be relied o
 where nothing is shared.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends.vllm.balloon import Balloon
@@ -17,13 +17,12 @@ from controlplane.policy.progress import Progress
 
 
 def stamp(request: Any, progress: Progress, now: Instant) -> None:
-    new = request.num_output_tokens + progress.resumed - progress.done
-    if new:
+    if new := request.num_tokens - progress.tokens:
         progress.stamp(now, new)
 
 
 def engine_view(
-    running: Iterable[Any],
+    running: Sequence[Any],
     progress: Mapping[str, Progress],
     balloon: Balloon,
     *,
@@ -35,21 +34,21 @@ def engine_view(
     max_step_tokens: int,
     has_packed: bool = False,
 ) -> EngineView:
-    listed: list[Progress] = []
-    held: dict[str, int] = {}
+    names = [request.request_id for request in running]
+    listed = [progress[name] for name in names]
+    held: list[int] = []
     growth = 0
-    for request in running:
-        name, tokens, computed = request.request_id, request.num_tokens, request.num_computed_tokens
-        one = progress[name]
-        # Written out: half of the plug-in's time goes by in this loop.
-        if new := tokens - request.num_prompt_tokens + one.resumed - one.done:
+    # Written out: half of the plug-in's time goes by in this loop.
+    for request, one in zip(running, listed, strict=True):
+        tokens, computed = request.num_tokens, request.num_computed_tokens
+        if new := tokens - one.tokens:
             one.stamp(now, new)
         per_block = one.per_block or block_tokens
-        held[name] = blocks = -(-computed // per_block)
+        blocks = -(-computed // per_block)
         known = tokens + len(request.spec_token_ids) + request.num_output_placeholders
         if known > blocks * per_block:
             growth += -(-min(known, computed + max_step_tokens) // per_block) - blocks
-        listed.append(one)
+        held.append(blocks)
     return EngineView(
         now=now,
         pace=pace,
@@ -59,6 +58,6 @@ def engine_view(
         growth=growth,
         free_slots=max_running - len(listed),
         running=listed,
-        held=held,
+        held=dict(zip(names, held, strict=True)),
         has_packed=has_packed,
     )

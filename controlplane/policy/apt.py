@@ -8,14 +8,15 @@ Nothing about a waiting request changes but the time, so the waiting stand in co
 one vector operation values them all.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
 from controlplane.core.clock import Duration, Instant
-from controlplane.policy.engine_step import EngineView, StepPlan
+from controlplane.policy.engine_step import RANKED, EngineView, StepPlan
 from controlplane.policy.progress import Progress
 
 _NO_WORK = Duration(0)
@@ -33,7 +34,6 @@ class AptKv:
         self._keys: list[tuple[Instant, str]] = []
         self._waiting: list[Progress] = []
         self._columns = np.zeros((3, 64), np.int64)
-        self._running: list[Progress] = []
 
     def joined(self, progress: Progress, now: Instant) -> None:
         count = len(self._keys)
@@ -55,7 +55,8 @@ class AptKv:
 
     def plan(self, view: EngineView) -> StepPlan:
         free, slots = view.free, view.free_slots
-        plan = StepPlan(ranked=self._ranked(view) if free < 0 else [])
+        # A victim gives back a block at least.
+        plan = StepPlan(ranked=self._last(view, RANKED - free) if free < 0 else [])
         while free < 0 and plan.ranked:
             victim = plan.ranked.pop()
             plan.preempt.append(victim)
@@ -68,42 +69,36 @@ class AptKv:
             return plan
         weight = np.where(columns[_LOST_AFTER] < view.now, self._decay, 1.0)
         values = ((view.now - columns[_SINCE]) / 1e9 * weight + _LEAST_SECONDS) / needs
-        # Nobody starts after the first that does not fit, so only the better ones need sorting.
-        blocking = values[(needs > free) & (needs <= view.quota)]
-        better = np.flatnonzero(values >= blocking.max(initial=-np.inf))
-        for at in better[np.argsort(-values[better], kind="stable")].tolist():
+        values[needs > view.quota] = -inf
+        # Few start in a step, so nobody is sorted; of equals the oldest is found first.
+        while slots > 0:
+            at = int(values.argmax())
             need = int(needs[at])
-            if need > view.quota:
-                continue
-            if need > free or slots <= 0:
+            if need > free or values[at] == -inf:
                 break
             plan.offer.append(self._waiting[at])
+            values[at] = -inf
             free, slots = free - need, slots - 1
         return plan
 
-    def _ranked(self, view: EngineView) -> list[Progress]:
-        """The running ones, most value per block first."""
-        running = self._by_age(view.running)
-        # Written out: with the memory full it is asked in every step, of everybody.
-        tokens = np.array([p.request.prompt_tokens + p.done for p in running], np.int64)
-        pending = np.zeros(len(running))
-        for at, progress in enumerate(running):
-            # Nearly all got a token just now.
-            if progress.last_token != view.now:
-                weight = self._decay if progress.is_hopeless(view.now, _NO_WORK) else 1.0
-                pending[at] = (view.now - _since(progress)) / 1e9 * weight
-        values = (pending + _LEAST_SECONDS) / _needs(tokens, running, view)
-        return [running[at] for at in np.argsort(-values, kind="stable").tolist()]
+    def _last(self, view: EngineView, count: int) -> list[Progress]:
+        """Those of the running ones that are worth least per block, the least last: `count`, and more where
+        several are worth the same."""
+        running, now, size = view.running, view.now, view.block_tokens
+        # `view.need` written out, since everybody is asked, and no array: to fill one takes longer.
+        values = [
+            (self._pending(p, now) + _LEAST_SECONDS if p.last_token != now else _LEAST_SECONDS)
+            / -(-(p.tokens + 1) // (p.per_block or size))
+            for p in running
+        ]
+        most = sorted(values)[count - 1] if count < len(running) else inf
+        least = [(-value, _key(p), p) for value, p in zip(values, running, strict=True) if value <= most]
+        return [p for *_, p in sorted(least)]
 
-    def _by_age(self, running: Sequence[Progress]) -> list[Progress]:
-        """Sorted by key. Nearly all ran before the last step too, and stand in order already."""
-        new = set(running)
-        kept = [p for p in self._running if p in new]
-        new.difference_update(kept)
-        for progress in new:
-            insort(kept, progress, key=_key)
-        self._running = kept
-        return kept
+    def _pending(self, progress: Progress, now: Instant) -> float:
+        """In seconds, as far as they count."""
+        weight = self._decay if progress.is_hopeless(now, _NO_WORK) else 1.0
+        return (now - _since(progress)) / 1e9 * weight
 
 
 def _needs(tokens: npt.NDArray[np.int64], of: Sequence[Progress], view: EngineView) -> npt.NDArray[np.int64]:

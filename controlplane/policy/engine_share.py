@@ -32,7 +32,7 @@ def footprint_of(progress: Progress, block_tokens: int) -> Footprint:
 
 def lease_table(alive: Iterable[Progress], block_tokens: int) -> LeaseTable:
     listed = list(alive)
-    tokens = np.array([p.request.prompt_tokens + p.done for p in listed], dtype=np.float64)
+    tokens = np.array([p.tokens for p in listed], dtype=np.float64)
     slope, variance = np.ones(len(listed)), np.zeros(len(listed))
     # A token of one that packs its blocks more densely takes less than a token of the cache.
     if any(packed := [p.per_block for p in listed]):

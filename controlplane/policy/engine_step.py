@@ -13,6 +13,9 @@ from controlplane.core.clock import Instant
 from controlplane.core.view import Pace
 from controlplane.policy.progress import Progress
 
+RANKED = 32
+"""So many are ranked for the host, or all: beyond the plan no more give way in one step."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
@@ -55,8 +58,9 @@ class EngineView:
 
 @dataclass(slots=True)
 class StepPlan:
-    """`preempt` leave before the step, `offer` may start in it, in order. `ranked` are those that run on,
-    the first to give way last: what the host does if memory runs short after all."""
+    """`preempt` leave before the step, `offer` may start in it, in order. `ranked` are those that run on, the
+    first to give way last: what the host does if memory runs short after all. Only the last `RANKED` of
+    them need be there, and nobody where memory suffices."""
 
     preempt: list[Progress] = field(default_factory=list)
     offer: list[Progress] = field(default_factory=list)

@@ -24,22 +24,22 @@ class Progress:
     name: str
     forecast: LengthForecast | None = None
     gap: Duration | None = None
-    done: int = 0
     first_token: Instant | None = None
     last_token: Instant | None = None
     preemptions: int = 0
-    resumed: int = 0
-    """So many of `done` came with the prompt: it ran before, in the eyes of its reader."""
     is_guess: bool = False
     """Nobody predicted its length: `predicted` is only the limit."""
     is_missed: bool = False
     """The first token came too late, or a gap was longer than promised."""
     per_block: int | None = None
     """Its tokens that a block holds; None for as many as of keys and values."""
+    tokens: int = field(init=False)
+    """What must be in the cache before the next token: the prompt, and the answer so far."""
     first_due: Instant | None = field(init=False)
     """When the first token must be out; asked for each running request in each step."""
 
     def __post_init__(self) -> None:
+        self.tokens = self.request.prompt_tokens
         self.first_due = self.request.slo.first_token_deadline(self.request.arrival)
 
     def foretell(self, forecast: LengthForecast) -> None:
@@ -48,9 +48,9 @@ class Progress:
         self.predicted = max(1, min(round(forecast.mean), self.request.max_output_tokens))
 
     @property
-    def tokens(self) -> int:
-        """What must be in the cache before the next token."""
-        return self.request.prompt_tokens + self.done
+    def done(self) -> int:
+        """Tokens of its answer that have appeared."""
+        return self.tokens - self.request.prompt_tokens
 
     def began(self, at: Instant) -> None:
         """Its first token appeared."""
@@ -64,20 +64,23 @@ class Progress:
         elif self.gap is not None and now - self.last_token > self.gap:
             self.is_missed = True
         self.last_token = now
-        self.done += tokens
+        self.tokens += tokens
 
     def remaining(self) -> int:
         """Tokens expected to come, at least 1, given that the answer went on so far. Where only a number was
         predicted, one that outran it is given a quarter more of what it has: it is known to be long, not
         that it is nearly over."""
-        most = self.request.max_output_tokens - self.done
+        request = self.request
+        # Written out: everybody is asked in nearly every step.
+        done = self.tokens - request.prompt_tokens
+        most = request.max_output_tokens - done
         if self.forecast is not None:
-            left = round(self.forecast.expected_remaining(self.done))
+            left = round(self.forecast.expected_remaining(done))
         else:
-            left = self.predicted - self.done
+            left = self.predicted - done
             if left < 1:
-                left = max(16, self.done // 4)
-        # Comparisons, since calls of min and max take longer: everybody is asked in nearly every step.
+                left = max(16, done // 4)
+        # Comparisons, since calls of min and max take longer.
         left = left if left < most else most
         return left if left > 1 else 1
 

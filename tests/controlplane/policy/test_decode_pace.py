@@ -22,7 +22,8 @@ def running(*, first=900, done=11, limit=111, gap=None, **promise) -> Progress:
     )  # fmt: skip
     progress = Progress(request, 100, "r", gap=gap)
     if first is not None:
-        progress.first_token, progress.last_token, progress.done = Instant(first), Instant(990), done
+        progress.first_token, progress.last_token = Instant(first), Instant(990)
+        progress.tokens += done
     return progress
 
 

@@ -1,20 +1,22 @@
 """Policies of an engine's steps, over any state: what a host may rely on, whichever orders."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.core.clock import Instant, milliseconds, seconds
+from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
+from controlplane.policy.apt import AptKv
 from controlplane.policy.catalogue import ORDERINGS, engine_policy
 from controlplane.policy.cycle import run_cycle
 from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.engine_share import pool_view, waiting_of
-from controlplane.policy.engine_step import EngineView, StepPlan
+from controlplane.policy.engine_step import RANKED, EngineView, StepPlan
 from controlplane.policy.progress import Progress
 
 # For each of the orderings, which share nearly all of their code.
@@ -162,6 +164,70 @@ def test_the_gate_and_the_engine_decide_alike(ordering, crowd, slots):
     victims = [victim.request_id for _, admit in gate.dispatches for victim in admit.victims]
     assert [p.request.id for p in plan.offer] == [request_id for request_id, _ in gate.dispatches]
     assert [p.request.id for p in plan.preempt] == victims
+
+
+def alike(name: str, random: Random, count: int, prompts: list[int], *, has_packed: bool) -> list[Progress]:
+    """Most got a token just now; several came at the same time, are of one size, or both."""
+    running = []
+    for number in range(count):
+        life = {
+            "prompt": random.choice(prompts),
+            "done": random.choice([0, 20, 100]),
+            "predicted": 100,
+            "ago_ms": random.choice([10, 900, 9_000]),
+            "priority": 0,
+            "ttft_ms": random.choice([None, 300]),
+            "gap_ms": random.choice([None, 1_000]),
+        }
+        one = progress(f"{name}{number}", life, is_running=True)
+        if one.last_token is not None and random.random() < 0.8:
+            one.last_token = NOW
+        one.per_block = random.choice([None, 2 * BLOCK]) if has_packed else None
+        running.append(one)
+    return running
+
+
+@FEWER
+@given(
+    random=st.randoms(use_true_random=True),
+    counts=st.tuples(st.integers(0, 3 * RANKED), st.integers(0, 30)),
+    free=st.integers(-2 * RANKED, 2 * RANKED),
+    slots=st.integers(0, 9),
+    decay=st.sampled_from([0.0, 0.4, 1.0]),
+    has_packed=st.booleans(),
+)
+def test_apt_decides_as_if_it_had_valued_and_sorted_everybody(random, counts, free, slots, decay, has_packed):
+    running = alike("r", random, counts[0], [60, 100, 260], has_packed=has_packed)
+    # The longest are too large for any quota.
+    waiting = alike("w", random, counts[1], [60, 100, 260, 60_000], has_packed=has_packed)
+    view = replace(view_of(running, free=free), free_slots=slots, has_packed=has_packed)
+
+    def by_value(one: Progress) -> tuple[float, Instant, str]:
+        since = one.request.arrival if one.last_token is None else one.last_token
+        weight = decay if one.is_hopeless(NOW, Duration(0)) else 1.0
+        value = ((NOW - since) / 1e9 * weight + 1e-9) / view.need(one)
+        return (-value, one.request.arrival, one.request.id)
+
+    policy = AptKv(decay)
+    for one in waiting:
+        policy.joined(one, NOW)
+    plan = policy.plan(view)
+    everybody, victims, free = sorted(running, key=by_value), [], view.free
+    while free < 0 and everybody:
+        victims.append(everybody.pop())
+        free += view.held[victims[-1].request.id]
+    assert plan.preempt == victims
+    if view.free < 0:
+        assert plan.ranked == everybody[len(everybody) - len(plan.ranked) :]
+        assert len(plan.ranked) >= min(RANKED, len(everybody))
+    offer: list[Progress] = []
+    for one in sorted(waiting, key=by_value):
+        if view.need(one) <= view.quota:
+            if view.need(one) > free or len(offer) == slots:
+                break
+            offer.append(one)
+            free -= view.need(one)
+    assert plan.offer == offer
 
 
 def test_remaining_memory_time_decides_who_pays():
