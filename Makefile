@@ -29,6 +29,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # Nothing is fetched while tests run, and two cores are shared by several processes.
 TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
+# Only where no engine takes all cores by itself.
+SHARED_OUT := -n 2 --dist loadfile
 
 .DELETE_ON_ERROR:
 .PHONY: setup serve test test-fast kernels test-engine test-gpu lint coverage clean
@@ -60,11 +62,11 @@ serve: setup
 test: lint test-fast kernels test-engine
 
 test-fast: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not engine and not gpu and not slow"
+	$(TEST_ENV) $(BIN)/python -m pytest $(SHARED_OUT) -m "not engine and not gpu and not slow"
 
 # Other examples for the property tests each time, and twenty times as many.
 fuzz: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -q --hypothesis-profile=fuzz \
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(SHARED_OUT) --hypothesis-profile=fuzz \
 	  -m "hypothesis and not engine and not gpu and not slow"
 
 kernels: setup
