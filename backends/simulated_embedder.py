@@ -1,18 +1,20 @@
-"""How would an embedding model share a simulated device? One batch a step, earliest deadline first.
+"""How would an embedding model share a simulated device? One batch a step, earliest deadline first, who
+is late last.
 
 A batch is padded to its longest input, within the budget in bytes and what the time allows; one input alone
 is never cut. Nothing is computed: vectors are all alike.
 """
 
 import asyncio
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
 from itertools import count
 
 import numpy as np
 
 from backends.batch_time import StepLoad
+from backends.embedding.batcher import Key, key_of, late_last
 from backends.embedding.truncation import Truncation
 from backends.simulated_device import SimulatedDevice
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
@@ -27,7 +29,7 @@ class _Call:
     lengths: list[int]
     left: int
     tokens: int
-    deadline: Instant | None
+    key: Key
     done: asyncio.Future[None]
 
 
@@ -67,7 +69,7 @@ class SimulatedEmbedder:
         self._batch_tokens = batch_tokens
         self._bytes_per_token = bytes_per_token
         self._serial = count()
-        self._queue: list[tuple[float, int, _Call]] = []
+        self._queue: list[_Call] = []
         self._batch: list[tuple[_Call, int]] = []
         self._calls: dict[str, _Call] = {}
         self._padded = 0
@@ -128,12 +130,10 @@ class SimulatedEmbedder:
         self._device.require_up()
         # Longest first, so that what shares a batch is of like length; taken from the end.
         lengths = sorted(len(ids) for ids in inputs)
-        call = _Call(
-            lengths, len(lengths), sum(lengths), deadline, asyncio.get_running_loop().create_future()
-        )
-        rank = float("inf") if deadline is None else float(deadline)
+        key, done = key_of(deadline, next(self._serial)), asyncio.get_running_loop().create_future()
+        call = _Call(lengths, len(lengths), sum(lengths), key, done)
         self._calls[request.id] = call
-        heappush(self._queue, (rank, next(self._serial), call))
+        insort(self._queue, call, key=_key)
         self._device.wake()
         try:
             await call.done
@@ -147,8 +147,8 @@ class SimulatedEmbedder:
         limit = None if self.batch_limit is None else self.batch_limit()
         alone = self._device.duration(load) if load.has_llm and limit is not None else 0.0
         self._batch = []
-        while self._queue:
-            call = self._queue[0][2]
+        now = Instant(seconds(asyncio.get_running_loop().time()))
+        for call in late_last(self._queue, now, _key):
             while call.lengths:
                 wider = max(longest, call.lengths[-1])
                 if self._batch and not self._fits(
@@ -159,7 +159,7 @@ class SimulatedEmbedder:
                 self._batch.append((call, call.lengths.pop()))
             if call.lengths:
                 break
-            heappop(self._queue)
+            self._queue.remove(call)
         self._padded = longest * len(self._batch)
         if self._room is not None and self.pass_bytes > self._room():
             self._fail_batch()
@@ -179,8 +179,7 @@ class SimulatedEmbedder:
         self._survivable = max(1, self._padded // 2)
         for call, length in reversed(self._batch):
             if not call.lengths:
-                rank = float("inf") if call.deadline is None else float(call.deadline)
-                heappush(self._queue, (rank, next(self._serial), call))
+                insort(self._queue, call, key=_key)
             call.lengths.append(length)
         self._batch, self._padded = [], 0
 
@@ -208,3 +207,7 @@ class SimulatedEmbedder:
         for call in self._calls.values():
             if not call.done.done():
                 call.done.set_exception(BackendDown(f"simulated device: {reason}"))
+
+
+def _key(call: _Call) -> Key:
+    return call.key

@@ -1,30 +1,34 @@
 """Which inputs are computed together next? The most urgent one, with those that cost it least padding.
 
-Rule: calls stand in order (deadline, none last; arrival). The window is the longest prefix of their
-inputs whose tokens fit the budget. It is sorted by length and cut into passes, each within the budget
-in *padded* tokens (inputs times the longest of them), within what the caller allows for that length,
-and cut early where padding would cost more than starting another pass. The pass holding the most urgent
-input goes out; the rest stays and is chosen again beside whatever arrived meanwhile, so nothing waits
-behind what is less urgent for longer than one budget of tokens. An input above the budget goes alone.
-Halves of a failed pass go first. The pass closes when it is asked for; whoever asks learns from `has_a_pass`
-whether what is here is worth one.
+Rule: calls stand in order (deadline, none last; arrival), behind them those that are late already: nothing
+is won by computing them first, and the next ones would be late in turn. Who is late by a minute goes first
+again, so that nobody waits for ever. The window is the longest prefix of their inputs whose tokens fit the
+budget. It is sorted by length and cut into passes, each within the budget in *padded* tokens (inputs times
+the longest of them), within what the caller allows for that length, and cut early where padding would cost
+more than starting another pass. The pass holding the most urgent input goes out; the rest stays and is
+chosen again beside whatever arrived meanwhile, so nothing waits behind what is less urgent for longer than
+one budget of tokens. An input above the budget goes alone. Halves of a failed pass go first. The pass closes
+when it is asked for; whoever asks learns from `has_a_pass` whether what is here is worth one.
 """
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from typing import Generic, TypeVar
 
-from controlplane.core.clock import Instant
+from controlplane.core.clock import Instant, seconds
 
 Caller = TypeVar("Caller")
+Entry = TypeVar("Entry")
 
 # A smaller part than this many starts of a pass costs more than uneven lanes do, or a lane that waits.
 _LEAST_STARTS = 8
+_LONGEST_LATE = seconds(60)
+_BEFORE_ALL = Instant(0)
 
-_Key = tuple[bool, int, int]
+Key = tuple[bool, int, int]
 MostInputs = Callable[[int], int]
 """How many inputs a pass may hold, by the tokens of its longest."""
 
@@ -33,13 +37,25 @@ def _any_number(_longest: int) -> int:
     return 2**31
 
 
+def key_of(deadline: Instant | None, arrival: int) -> Key:
+    return (deadline is None, deadline or 0, arrival)
+
+
+def late_last(calls: Sequence[Entry], now: Instant, key: Callable[[Entry], Key]) -> Iterator[Entry]:
+    """`calls` are sorted by `key`."""
+    long_late, in_time = (
+        bisect_left(calls, key_of(deadline, 0), key=key) for deadline in (Instant(now - _LONGEST_LATE), now)
+    )
+    return chain(calls[:long_late], calls[in_time:], calls[long_late:in_time])
+
+
 @dataclass(eq=False, slots=True)
 class Call(Generic[Caller]):
     """One request's inputs. `pending` holds the positions not yet given out, longest input first."""
 
     caller: Caller
     lengths: Sequence[int]
-    key: _Key
+    key: Key
     pending: list[int]
     is_gone: bool = False
 
@@ -93,7 +109,7 @@ class BatchQueue(Generic[Caller]):
         return self._tokens >= min(_LEAST_STARTS * self.pass_tokens, budget_tokens)
 
     def put(self, caller: Caller, lengths: Sequence[int], *, deadline: Instant | None) -> Call[Caller]:
-        key = (deadline is None, deadline or 0, next(self._arrivals))
+        key = key_of(deadline, next(self._arrivals))
         longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
         call = Call(caller, lengths, key, longest_first)
         insort(self._calls, call, key=_key)
@@ -112,7 +128,9 @@ class BatchQueue(Generic[Caller]):
         """These go out next, in this order and as they are; inputs of gone calls are left out then."""
         self._first.extendleft(reversed(batches))
 
-    def next_batch(self, most_inputs: MostInputs = _any_number) -> Batch[Caller] | None:
+    def next_batch(
+        self, most_inputs: MostInputs = _any_number, now: Instant = _BEFORE_ALL
+    ) -> Batch[Caller] | None:
         while self._first:
             items = tuple(i for i in self._first.popleft().items if not i.call.is_gone)
             if items:
@@ -122,7 +140,7 @@ class BatchQueue(Generic[Caller]):
                 return Batch(items[:most])
         if not self._calls:
             return None
-        window = self._window()
+        window = self._window(now)
         most_urgent = window[0]
         chosen = next(p for p in self._passes(window, most_inputs) if most_urgent in p)
         self._take(chosen)
@@ -137,10 +155,10 @@ class BatchQueue(Generic[Caller]):
             self.discard(call)
         return list(left.values())
 
-    def _window(self) -> list[Item[Caller]]:
+    def _window(self, now: Instant) -> list[Item[Caller]]:
         window: list[Item[Caller]] = []
         tokens = 0
-        for call in self._calls:
+        for call in late_last(self._calls, now, _key):
             for position in call.pending:
                 tokens += call.lengths[position]
                 if window and tokens > self.budget_tokens:
@@ -177,5 +195,5 @@ class BatchQueue(Generic[Caller]):
         del self._calls[bisect_left(self._calls, call.key, key=_key)]
 
 
-def _key(call: Call[Caller]) -> _Key:
+def _key(call: Call[Caller]) -> Key:
     return call.key

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
@@ -355,7 +356,8 @@ class WorkerEmbedder:
 
     def _send(self, *, starts_small: bool) -> None:
         while self._link is not None and self.ready.is_set():
-            sent = self._deliveries.next(self._limit_seconds(), starts_small=starts_small)
+            now = Instant(time.monotonic_ns())
+            sent = self._deliveries.next(self._limit_seconds(), now, starts_small=starts_small)
             if sent is None:
                 return
             number, inputs = sent

@@ -81,9 +81,11 @@ class Deliveries:
         """What has not gone out never will. Twice is as good as once."""
         self._queue.discard(call)
 
-    def next(self, limit_seconds: float | None, *, starts_small: bool = True) -> tuple[int, list[Ids]] | None:
-        """(number, inputs) of a batch to send now. `limit_seconds` bounds its time, one input at least.
-        Without `starts_small` what is not worth a pass waits even where a lane is free."""
+    def next(
+        self, limit_seconds: float | None, now: Instant, *, starts_small: bool = True
+    ) -> tuple[int, list[Ids]] | None:
+        """(number, inputs) of a batch to send `now`, which says who is late. `limit_seconds` bounds its time,
+        one input at least. Without `starts_small` what is not worth a pass waits even if a lane is free."""
         budget = self.budget
         if budget is None or len(self._under_way) > budget.lanes:
             return None
@@ -98,7 +100,7 @@ class Deliveries:
         may_be_small = starts_small and len(self._under_way) < budget.lanes
         if not may_be_small and limit_seconds is None and not self._queue.has_a_pass(budget.tokens):
             return None
-        batch = self._queue.next_batch(lambda longest: budget.most_inputs(longest, limit_seconds))
+        batch = self._queue.next_batch(lambda longest: budget.most_inputs(longest, limit_seconds), now)
         if batch is None:
             return None
         size = budget.memory.pass_bytes(len(batch.items), batch.items[0].tokens)

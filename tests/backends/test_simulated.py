@@ -9,7 +9,7 @@ from backends.simulated import SimulatedGenerator
 from backends.simulated_device import SimulatedDevice
 from backends.simulated_embedder import SimulatedEmbedder
 from benchmark_control_plane.virtual_time import run
-from controlplane.core.clock import Instant
+from controlplane.core.clock import Instant, seconds
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import BackendDown, Refused, Sampling
 from controlplane.core.request import Kind, Request
@@ -100,7 +100,7 @@ def test_both_kinds_share_a_step():
     assert [(p.inputs, p.tokens, p.padded_tokens) for p in passes] == [(2, 16, 16), (1, 8, 8)]
 
 
-def test_the_earlier_deadline_is_embedded_first():
+def test_the_earlier_deadline_is_embedded_first_and_who_is_late_last():
     async def scenario(_, embedder):
         ended = []
 
@@ -108,11 +108,12 @@ def test_the_earlier_deadline_is_embedded_first():
             await embedder.embed(request(name, kind=Kind.EMBED), [range(8)] * 2, deadline=deadline)
             ended.append(name)
 
-        tasks = [one("none", None), one("late", Instant(9)), one("soon", Instant(3))]
+        by = {"lost": Instant(-1), "none": None, "late": Instant(seconds(9)), "soon": Instant(seconds(3))}
+        tasks = [one(name, deadline) for name, deadline in by.items()]
         await asyncio.gather(*tasks)
         return ended
 
-    assert played(scenario) == ["soon", "late", "none"]
+    assert played(scenario) == ["soon", "late", "none", "lost"]
 
 
 def test_a_cancelled_embedding_takes_no_more_batches():

@@ -123,6 +123,22 @@ def test_the_sooner_deadline_goes_first_and_no_deadline_last():
     assert order == ["soon", "late", "never"]
 
 
+def test_who_is_late_goes_last_but_not_for_ever():
+    minute = 60 * 10**9
+
+    def order(now: int) -> list[str]:
+        queue: BatchQueue[str] = BatchQueue(budget_tokens=10)
+        for caller, deadline in (("first", 3), ("second", 9), ("never", None), ("far", 2 * minute)):
+            queue.put(caller, [10], deadline=None if deadline is None else Instant(deadline))
+        batches = [queue.next_batch(now=Instant(now)) for _ in range(4)]
+        return [batch.items[0].call.caller for batch in batches if batch is not None]
+
+    assert order(3) == ["first", "second", "far", "never"]
+    assert order(4) == ["second", "far", "never", "first"]
+    assert order(10) == ["far", "never", "first", "second"]
+    assert order(minute + 4) == ["first", "far", "never", "second"]
+
+
 def test_short_inputs_are_padded_to_a_long_one_only_while_it_pays():
     def passes(pass_tokens):
         queue: BatchQueue[str] = BatchQueue(budget_tokens=1_000, pass_tokens=pass_tokens)

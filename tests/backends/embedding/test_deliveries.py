@@ -40,7 +40,7 @@ class Desk:
         self.calls.append(self.deliveries.put(caller, deadline=deadline))
 
     def feed(self, limit: float | None = None, *, starts_small: bool = True) -> None:
-        while (sent := self.deliveries.next(limit, starts_small=starts_small)) is not None:
+        while (sent := self.deliveries.next(limit, Instant(0), starts_small=starts_small)) is not None:
             self.sent[sent[0]] = sent[1]
 
     def answer(self, number: int) -> None:
