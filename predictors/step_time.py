@@ -238,12 +238,12 @@ def paces(
     step_cost: StepCost | None, embedders: Iterable[Embedder] = ()
 ) -> dict[Owner, ObservedPace | ReportedPace]:
     """Of those whose work is seen from outside. `step_cost` is the LLM's; what the embedding models measured
-    when they started counts as one pass seen."""
+    when they started counts as one passage seen: they were alone, and beside an LLM a token takes longer."""
     embedding = ObservedPace()
     for embedder in embedders:
         lengths = [min(_PASSAGE_TOKENS, embedder.max_input_tokens)] * _PASSAGES
         if took := embedder.batch_time(lengths):
-            embedding.observe_prefill(sum(lengths), took)
+            embedding.observe_prefill(lengths[0], Duration(took // _PASSAGES))
     return {Owner.LLM: ObservedPace(prior=step_cost), Owner.EMBEDDING: embedding}
 
 
