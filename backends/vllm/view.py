@@ -1,7 +1,7 @@
 """What does vLLM's scheduler hold right now, in the policies' terms?
 
-One pass over the running requests: tokens that appeared since the last look, blocks held, and blocks
-that this step will ask for. A request's blocks follow from its computed tokens; what the prefix cache
+Of each running request: tokens that appeared since the last look, blocks held, and blocks that this step
+will ask for. A request's blocks follow from its computed tokens; what the prefix cache
 shares is counted with each of its readers, so `held` is what it can be relied on to give back only
 where nothing is shared.
 """
@@ -38,7 +38,7 @@ def engine_view(
     listed = [progress[name] for name in names]
     held: list[int] = []
     growth = 0
-    # Written out: half of the plug-in's time goes by in this loop.
+    # Written out, and apart from the look-ups above: most of the time here is waiting for memory.
     for request, one in zip(running, listed, strict=True):
         tokens, computed = request.num_tokens, request.num_computed_tokens
         if new := tokens - one.tokens:
