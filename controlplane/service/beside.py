@@ -1,6 +1,8 @@
-"""How long may embeddings keep the device now? Asks `decode_slack` what every answer has still to keep."""
+"""How long may embeddings keep the device now? Asks `decode_slack` what every answer has still to keep, but
+those of lower priority than the embeddings that are let in: who matters less holds nobody up.
+"""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from controlplane.core.clock import Duration, Instant, after, between
 from controlplane.core.memory import MemoryLedger
@@ -12,17 +14,27 @@ from predictors.step_time import ObservedPace, ReportedPace
 
 
 def slack_beside(
-    tickets: Iterable[Ticket], ledger: MemoryLedger, paces: ObservedPace | ReportedPace, now: Instant
+    tickets: Collection[Ticket], ledger: MemoryLedger, paces: ObservedPace | ReportedPace, now: Instant
 ) -> Duration | None:
     pace = paces.pace
+    embedding = max(
+        (_priority(one) for one in tickets if one.lease is not None and one.request.kind is Kind.EMBED),
+        default=0,
+    )
     running = [
         Decoding(_pledges(ticket, ledger.standing(ticket.lease)[1], pace, now), ticket.request.slo.tpot)
         for ticket in tickets
-        if ticket.lease is not None and ticket.request.kind is Kind.GENERATE
+        if ticket.lease is not None
+        and ticket.request.kind is Kind.GENERATE
+        and _priority(ticket) >= embedding
     ]
     usual = Duration(0) if pace is None else pace.step
     # What an embedding batch adds to a step is not to be taken off what it may add.
     return decode_slack(running, usual if paces.own_step is None else paces.own_step)
+
+
+def _priority(ticket: Ticket) -> int:
+    return ticket.request.service_class.priority
 
 
 def _pledges(ticket: Ticket, to_go: int, pace: Pace | None, now: Instant) -> tuple[Pledge, ...]:

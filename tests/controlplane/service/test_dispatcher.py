@@ -322,6 +322,27 @@ def test_embedding_batches_are_told_the_slack_of_running_answers(bench):
     bench(scenario)
 
 
+def test_answers_of_lower_priority_do_not_cut_embeddings(bench):
+    async def scenario(b):
+        answer = await b.ask(max_tokens=64, tpot_ms=80)
+        for _ in range(4):
+            await anext(answer)
+        limits = []
+        for runs, name in enumerate(("equal", "urgent"), start=1):
+            job = await b.service.intake.embeddings(
+                name, Caller("tests"), b.embedder.model, ["x"], Hints(service_class=name)
+            )
+            task = asyncio.create_task(b.service.dispatcher.embed(job))
+            await b.embedder.until_runs(runs)
+            limits.append(b.embedder.batch_limit())
+            await task
+        async for _ in answer:
+            pass
+        assert [limit is None for limit in limits] == [False, True]
+
+    bench(scenario, classes={"equal": {"priority": 0, "default": True}, "urgent": {"priority": 1}})
+
+
 def test_too_long_an_input_is_cut_only_when_asked(bench):
     async def scenario(b):
         intake, limit, text = b.service.intake, b.embedder.max_input_tokens, "x" * 2_000 + "!"
