@@ -2,13 +2,12 @@
 
 Rule: two forecasts are made of each request: by the model (first one learned from public prompts, later
 one learned from the requests that finished here) and by the last answers of its class and model. Both are
-kept calibrated, class by class; the one whose pinball loss was lower lately is given out, with a head start
-(see `contest`) for a model learned here, and for history against the one shipped. So the worst that a useless
-model can do is to be passed over.
+kept calibrated, class by class; the one whose pinball loss was lower lately is given out. So the worst
+that a useless model can do is to be passed over.
 """
 
 from collections import OrderedDict
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from math import exp, log, sqrt
 from typing import Any
 
@@ -19,7 +18,6 @@ from controlplane.core.memory import Floats
 from controlplane.core.request import Request
 from predictors.calibration import Calibration
 from predictors.conformal import Conformal
-from predictors.contest import Contest
 from predictors.examples import Asked, Examples, asked
 from predictors.features import NUMBERS
 from predictors.keeping import Kept
@@ -35,6 +33,7 @@ _HEAD_SHARE = 0.5
 # e^16 tokens: more than any context holds.
 _LONGEST = 16.0
 _OPEN_FORECASTS = 4_096
+_LOSS_MEMORY = 128
 _MEAN_MEMORY = 64
 # Forecasts by history need this many answers of their class and model, or of their model.
 _ENOUGH_HISTORY = 20
@@ -65,8 +64,12 @@ class _Recent:
 class _ByClass:
     """How each of the two ways does for one class."""
 
-    contest: Contest
     conformal: list[Conformal] = field(default_factory=lambda: [Conformal(), Conformal()])
+    loss: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    judged: int = 0
+
+    def best(self) -> int:
+        return _HISTORY if self.judged and self.loss[_HISTORY] < self.loss[_MODEL] else _MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,6 @@ class LearnedLengths:
         self.examples = Examples(remember)
         self._model: LengthModel | None = prior() if use_prior else None
         self._generation = 0
-        # A few answers of this service tell more of its next ones than a model of public prompts.
-        self._favourite = _HISTORY
         self._history = HistoryQuantiles(enough=_ENOUGH_HISTORY)
         self._recent: dict[tuple[str, str], _Recent] = {}
         self._classes: dict[str, _ByClass] = {}
@@ -103,7 +104,7 @@ class LearnedLengths:
         if request.gist is None and self._model is not None:
             # Nothing is known of the prompt but its tokens: it is taken to be like all others.
             row.numbers[: len(NUMBERS)] = self._model.ridge.center[: len(NUMBERS)]
-        judged = self._classes.get(request.service_class.name) or self._new_class()
+        judged = self._classes.get(request.service_class.name) or _ByClass()
         by_model = None
         if self._model is not None:
             by_model = judged.conformal[_MODEL].adjusted(self._model.predict(row))
@@ -113,7 +114,7 @@ class LearnedLengths:
         self._open.setdefault(request.id, _Stated(row, (by_model, known), self._generation))
         if len(self._open) > _OPEN_FORECASTS:
             self._open.popitem(last=False)
-        prefers_history = by_model is None or judged.contest.best == _HISTORY
+        prefers_history = by_model is None or judged.best() == _HISTORY
         chosen = known if known is not None and prefers_history else by_model
         if chosen is None:
             return self._history.forecast(request)
@@ -140,33 +141,29 @@ class LearnedLengths:
         self.calibration.withdrawn(request.id)
         self._open.pop(request.id, None)
 
-    def _new_class(self) -> _ByClass:
-        return _ByClass(Contest(self._favourite))
-
     def _judge(self, name: str, stated: _Stated, log_tokens: float, top: float) -> None:
-        judged = self._classes.setdefault(name, self._new_class())
+        judged = self._classes.setdefault(name, _ByClass())
         by_model, by_history = stated.by
-        if stated.generation != self._generation:
-            # What a former model said teaches nothing about this one.
-            by_model = None
-        if by_model is not None:
+        # What a former model said teaches nothing about this one.
+        if by_model is not None and stated.generation == self._generation:
             judged.conformal[_MODEL].observe(by_model, log_tokens, top)
         if by_history is not None:
             judged.conformal[_HISTORY].observe(by_history, log_tokens, top)
         if by_model is not None and by_history is not None:
-            tokens = exp(log_tokens)
-            said = (by_model, by_history)
-            judged.contest.judge([pinball(np.exp(np.minimum(one, top)), tokens) for one in said])
+            judged.judged += 1
+            rate = max(1 / judged.judged, 1 / _LOSS_MEMORY)
+            for way, said in ((_MODEL, by_model), (_HISTORY, by_history)):
+                loss = pinball(np.exp(np.minimum(said, top)), exp(log_tokens))
+                judged.loss[way] += rate * (loss - judged.loss[way])
 
     def swap(self, model: LengthModel) -> None:
         """The new model's forecasts are calibrated afresh and judged anew; those of the old still count as
         history of what was said."""
         self._model = model
         self._generation += 1
-        self._favourite = _MODEL
         for judged in self._classes.values():
             judged.conformal[_MODEL] = Conformal(seen=_SETTLED)
-            judged.contest = Contest(_MODEL)
+            judged.judged = 0
 
     def standing(self) -> dict[str, Any]:
         """All but model and examples that an answer teaches, as JSON."""
@@ -177,7 +174,6 @@ class LearnedLengths:
                 for name, judged in self._classes.items()
                 for way, c in enumerate(judged.conformal)
             ],
-            "contests": [[name, *astuple(judged.contest)] for name, judged in self._classes.items()],
         }
 
     def restore(self, kept: Kept) -> None:
@@ -189,14 +185,12 @@ class LearnedLengths:
         for class_name, model, *recent in standing.get("recent", ()):
             self._recent[class_name, model] = _Recent(*recent)
         for name, way, seen, covered, offsets in standing.get("conformal", ()):
-            judged = self._classes.setdefault(name, self._new_class())
+            judged = self._classes.setdefault(name, _ByClass())
             judged.conformal[way] = Conformal(np.array(offsets), seen, covered)
-        for name, *contest in standing.get("contests", ()):
-            self._classes.setdefault(name, self._new_class()).contest = Contest(*contest)
 
     def out_of_coverage(self) -> dict[str, bool]:
         """By class: whether too many answers lately passed the 0.9 quantile, so that forecasts widen."""
-        return {name: judged.conformal[judged.contest.best].is_out for name, judged in self._classes.items()}
+        return {name: judged.conformal[judged.best()].is_out for name, judged in self._classes.items()}
 
 
 def pinball(quantiles: Floats, tokens: float) -> float:

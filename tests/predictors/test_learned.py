@@ -58,31 +58,6 @@ def test_a_model_that_has_become_wrong_gives_way_to_history(traffic, a_request):
     assert [f.quantile(0.5) for f in found] == [pytest.approx(100, abs=8)] * 2
 
 
-def test_cold_one_answer_does_not_overturn_what_twenty_told(a_request):
-    def ask():
-        return a_request(prompt="Tell me about bees.", max_tokens=8_000)
-
-    lengths = LearnedLengths()
-    shipped = round(lengths.forecast(ask()).quantile(0.5))
-    assert not 400 < shipped < 600
-    serve(lengths, [(ask(), 500) for _ in range(20)])
-    assert lengths.forecast(ask()).quantile(0.5) == pytest.approx(500, rel=0.05)
-    serve(lengths, [(ask(), shipped)])
-    assert lengths.forecast(ask()).quantile(0.5) == pytest.approx(500, rel=0.05)
-
-
-def test_what_was_said_by_a_former_model_is_not_held_against_the_next(traffic):
-    random, lengths = Random(5), LearnedLengths()
-    serve(lengths, traffic(random, 400))
-    late = [(request, 1) for request, _ in traffic(random, 100)]
-    for request, _ in late:
-        lengths.forecast(request)
-    lengths.swap(fit(lengths.examples.table()))
-    for request, tokens in late:
-        lengths.observe(request, tokens)
-    assert lengths._classes["chat"].contest.judged == 0
-
-
 def test_after_a_switch_of_model_coverage_is_back_within_500(traffic):
     random, lengths = Random(2), LearnedLengths()
     serve(lengths, traffic(random, 500))
@@ -104,7 +79,6 @@ def test_a_restart_goes_on_where_it_ended(traffic, a_request):
         lengths.forecast(asked).quantile(0.5), rel=0.02
     )
     assert len(again.examples) == 300
-    assert again._classes["chat"].contest == lengths._classes["chat"].contest
 
 
 def test_an_answer_that_nothing_can_end_is_as_long_as_allowed_and_teaches_nothing(traffic, a_request):
