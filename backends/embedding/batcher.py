@@ -1,14 +1,15 @@
 """Which inputs are computed together next? The most urgent one, with those that cost it least padding.
 
-Rule: calls stand in order (deadline, none last; arrival), behind them those that are late already: nothing
-is won by computing them first, and the next ones would be late in turn. Who is late by a minute goes first
-again, so that nobody waits for ever. The window is the longest prefix of their inputs whose tokens fit the
-budget. It is sorted by length and cut into passes, each within the budget in *padded* tokens (inputs times
-the longest of them), within what the caller allows for that length, and cut early where padding would cost
-more than starting another pass. The pass holding the most urgent input goes out; the rest stays and is
-chosen again beside whatever arrived meanwhile, so nothing waits behind what is less urgent for longer than
-one budget of tokens. An input above the budget goes alone. Halves of a failed pass go first. The pass closes
-when it is asked for; whoever asks learns from `has_a_pass` whether what is here is worth one.
+Rule: calls stand in order (deadline; arrival), behind them those that are late already: nothing is won by
+computing them first, and the next ones would be late in turn. Last come those with no deadline, who lose
+nothing by waiting. Who is late by a minute goes first again, so that nobody waits for ever. The window is
+the longest prefix of their inputs whose tokens fit the budget. It is sorted by length and cut into
+passes, each within the budget in *padded* tokens (inputs times the longest of them), within what the
+caller allows for that length, and cut early where padding would cost more than starting another pass. The
+pass holding the most urgent input goes out; the rest stays and is chosen again beside whatever arrived
+meanwhile, so nothing waits behind what is less urgent for longer than one budget of tokens. An input
+above the budget goes alone. Halves of a failed pass go first. The pass closes when it is asked for;
+whoever asks learns from `has_a_pass` whether what is here is worth one.
 """
 
 from bisect import bisect_left, insort
@@ -43,10 +44,12 @@ def key_of(deadline: Instant | None, arrival: int) -> Key:
 
 def late_last(calls: Sequence[Entry], now: Instant, key: Callable[[Entry], Key]) -> Iterator[Entry]:
     """`calls` are sorted by `key`."""
-    long_late, in_time = (
-        bisect_left(calls, key_of(deadline, 0), key=key) for deadline in (Instant(now - _LONGEST_LATE), now)
+    long_late, in_time, unpromised = (
+        bisect_left(calls, key_of(deadline, 0), key=key)
+        for deadline in (Instant(now - _LONGEST_LATE), now, None)
     )
-    return chain(calls[:long_late], calls[in_time:], calls[long_late:in_time])
+    parts = (calls[:long_late], calls[in_time:unpromised], calls[long_late:in_time], calls[unpromised:])
+    return chain.from_iterable(parts)
 
 
 @dataclass(eq=False, slots=True)

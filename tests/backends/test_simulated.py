@@ -100,7 +100,7 @@ def test_both_kinds_share_a_step():
     assert [(p.inputs, p.tokens, p.padded_tokens) for p in passes] == [(2, 16, 16), (1, 8, 8)]
 
 
-def test_the_earlier_deadline_is_embedded_first_and_who_is_late_last():
+def test_the_earlier_deadline_is_embedded_first_then_who_is_late_then_who_has_none():
     async def scenario(_, embedder):
         ended = []
 
@@ -113,7 +113,7 @@ def test_the_earlier_deadline_is_embedded_first_and_who_is_late_last():
         await asyncio.gather(*tasks)
         return ended
 
-    assert played(scenario) == ["soon", "late", "none", "lost"]
+    assert played(scenario) == ["soon", "late", "lost", "none"]
 
 
 def test_a_cancelled_embedding_takes_no_more_batches():

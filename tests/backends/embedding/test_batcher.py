@@ -134,9 +134,9 @@ def test_who_is_late_goes_last_but_not_for_ever():
         return [batch.items[0].call.caller for batch in batches if batch is not None]
 
     assert order(3) == ["first", "second", "far", "never"]
-    assert order(4) == ["second", "far", "never", "first"]
-    assert order(10) == ["far", "never", "first", "second"]
-    assert order(minute + 4) == ["first", "far", "never", "second"]
+    assert order(4) == ["second", "far", "first", "never"]
+    assert order(10) == ["far", "first", "second", "never"]
+    assert order(minute + 4) == ["first", "far", "second", "never"]
 
 
 def test_short_inputs_are_padded_to_a_long_one_only_while_it_pays():
