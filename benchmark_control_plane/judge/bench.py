@@ -147,10 +147,7 @@ class Bench:
 
         async def act(target: Target, clock: Clock, read: Read | None) -> Played:
             await probe(target, requests, clock, system.name)
-            played = await _watched(self, target, requests, clock, read, watch, seed, tick)
-            if stage.shares_machine:
-                await probe(target, requests, clock, system.name)
-            return played
+            return await _watched(self, target, requests, clock, read, watch, seed, tick)
 
         played = stage.act(act)
         records = counted(played.records)
@@ -165,6 +162,17 @@ class Bench:
             "memory": watch.memory(), "engine": watch.engine(),
         }  # fmt: skip
         return entry, played.records
+
+    def settle(self, stage: Stage, system: System, load: float, seed: int) -> None:
+        """Returns when nothing of a run is left for the next system to pay for. Raises BadInput if nobody
+        answers; the run before was measured all the same."""
+        requests = self.requests(system, load * self.capacity, seed)
+
+        async def act(target: Target, clock: Clock, read: Read | None) -> None:
+            await probe(target, requests, clock, system.name)
+
+        if stage.shares_machine:
+            stage.act(act)
 
     def requests(self, system: System, rate: float, seed: int) -> list[Planned]:
         return requests_of(self.experiment, system, rate, seed)

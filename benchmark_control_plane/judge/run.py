@@ -61,6 +61,7 @@ class _Course:
             entry, records = self.bench.run(stage, system, load, seed, self.progress.ticker(title))
             keep(entry, records)
             self.progress.ran(title, entry)
+            self.bench.settle(stage, system, load, seed)
             if entry["valid"]:
                 return entry["attainment"]["overall"] or 0.0
         return None

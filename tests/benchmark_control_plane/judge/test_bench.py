@@ -1,6 +1,7 @@
 """A run leaves nothing behind that the next system on the same machine would pay for."""
 
 import asyncio
+from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +9,7 @@ import yaml
 
 from benchmark_control_plane.judge.bench import Bench
 from benchmark_control_plane.judge.experiment import read_experiment
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.virtual_time import VirtualTimeLoop
 
 EXPERIMENT = {
     "name": "overloaded",
@@ -47,16 +48,14 @@ class Deaf:
 
 @dataclass
 class Stage:
+    """The target's own time goes on from act to act."""
+
     target: Deaf
     shares_machine: bool
+    loop: VirtualTimeLoop
 
     def act(self, act):
-        async def acted():
-            played = await act(self.target, asyncio.get_running_loop().time, None)
-            self.undone = self.target.undone
-            return played
-
-        return run(acted())
+        return self.loop.run_until_complete(act(self.target, self.loop.time, None))
 
 
 @pytest.mark.parametrize("shares_machine", [True, False])
@@ -64,8 +63,13 @@ def test_what_a_run_leaves_is_waited_for_where_others_come_next(tmp_path, shares
     path = tmp_path / "overloaded.yaml"
     path.write_text(yaml.safe_dump(EXPERIMENT), encoding="utf-8")
     experiment = read_experiment(path, tmp_path)
-    stage = Stage(Deaf(), shares_machine)
-    bench = Bench(experiment, {}, capacity=4.0)
-    entry, _ = bench.run(stage, experiment.plan.systems[0], 1.0, 0, lambda answered, planned: None)
-    assert entry["attainment"]["overall"] < 0.9
-    assert (stage.undone == 0) is shares_machine
+    system, target, bench = experiment.plan.systems[0], Deaf(), Bench(experiment, {}, capacity=4.0)
+    with closing(VirtualTimeLoop()) as loop:
+        stage = Stage(target, shares_machine, loop)
+        entry, _ = bench.run(stage, system, 1.0, 0, lambda answered, planned: None)
+        assert entry["attainment"]["overall"] < 0.9
+        assert target.undone > 0
+        bench.settle(stage, system, 1.0, 0)
+        assert (target.undone == 0) is shares_machine
+        while left := asyncio.all_tasks(loop):
+            loop.run_until_complete(asyncio.wait(left))
