@@ -1,5 +1,5 @@
 """How would an embedding model share a simulated device? One batch a step, earliest deadline first, who
-is late last.
+cannot be in time behind.
 
 A batch is padded to its longest input, within the budget in bytes and what the time allows; one input alone
 is never cut. Nothing is computed: vectors are all alike.
@@ -14,7 +14,7 @@ from itertools import count
 import numpy as np
 
 from backends.batch_time import StepLoad
-from backends.embedding.batcher import Key, key_of, late_last
+from backends.embedding.in_time import Drain, Key, by_key, in_time_first, key_of
 from backends.embedding.truncation import Truncation
 from backends.simulated_device import SimulatedDevice
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
@@ -72,6 +72,7 @@ class SimulatedEmbedder:
         self._queue: list[_Call] = []
         self._batch: list[tuple[_Call, int]] = []
         self._calls: dict[str, _Call] = {}
+        self._drain = Drain()
         self._padded = 0
         self._room = room
         self._survivable = batch_tokens
@@ -133,12 +134,13 @@ class SimulatedEmbedder:
         key, done = key_of(deadline, next(self._serial)), asyncio.get_running_loop().create_future()
         call = _Call(lengths, len(lengths), sum(lengths), key, done)
         self._calls[request.id] = call
-        insort(self._queue, call, key=_key)
+        insort(self._queue, call, key=by_key)
         self._device.wake()
         try:
             await call.done
         finally:
-            call.lengths.clear()
+            if call in self._queue:
+                self._queue.remove(call)
             self._calls.pop(request.id, None)
         return np.full((len(inputs), self.dimension), self.dimension**-0.5, dtype=np.float32)
 
@@ -147,8 +149,8 @@ class SimulatedEmbedder:
         limit = None if self.batch_limit is None else self.batch_limit()
         alone = self._device.duration(load) if load.has_llm and limit is not None else 0.0
         self._batch = []
-        now = Instant(seconds(asyncio.get_running_loop().time()))
-        for call in late_last(self._queue, now, _key):
+        now = _now()
+        for call in in_time_first(self._queue, now, self._drain.per_token):
             while call.lengths:
                 wider = max(longest, call.lengths[-1])
                 if self._batch and not self._fits(
@@ -165,6 +167,8 @@ class SimulatedEmbedder:
             self._fail_batch()
         else:
             self._survivable = min(self._batch_tokens, self._survivable + self._survivable // 16 + 1)
+        if self._batch:
+            self._drain.begins(now)
         load.inputs, load.length = len(self._batch), longest if self._batch else 0
         return bool(self._batch)
 
@@ -179,7 +183,7 @@ class SimulatedEmbedder:
         self._survivable = max(1, self._padded // 2)
         for call, length in reversed(self._batch):
             if not call.lengths:
-                insort(self._queue, call, key=_key)
+                insort(self._queue, call, key=by_key)
             call.lengths.append(length)
         self._batch, self._padded = [], 0
 
@@ -198,8 +202,11 @@ class SimulatedEmbedder:
             call.tokens -= length
             if not call.left and not call.done.done():
                 call.done.set_result(None)
+        tokens = sum(length for _, length in self._batch)
+        self._drain.ends(_now(), tokens)
+        if not self._queue:
+            self._drain.rests()
         if self.on_pass is not None:
-            tokens = sum(length for _, length in self._batch)
             self.on_pass(EmbeddingPass(len(self._batch), tokens, self._padded, seconds(duration)))
 
     def fail(self, reason: str) -> None:
@@ -209,5 +216,5 @@ class SimulatedEmbedder:
                 call.done.set_exception(BackendDown(f"simulated device: {reason}"))
 
 
-def _key(call: _Call) -> Key:
-    return call.key
+def _now() -> Instant:
+    return Instant(seconds(asyncio.get_running_loop().time()))

@@ -1,8 +1,6 @@
 """Which inputs are computed together next? The most urgent one, with those that cost it least padding.
 
-Rule: calls stand in order (deadline; arrival), behind them those that are late already: nothing is won by
-computing them first, and the next ones would be late in turn. Last come those with no deadline, who lose
-nothing by waiting. Who is late by a minute goes first again, so that nobody waits for ever. The window is
+Rule: calls stand as `in_time_first` has them: by deadline, but who cannot be in time behind. The window is
 the longest prefix of their inputs whose tokens fit the budget. It is sorted by length and cut into
 passes, each within the budget in *padded* tokens (inputs times the longest of them), within what the
 caller allows for that length, and cut early where padding would cost more than starting another pass. The
@@ -14,22 +12,20 @@ whoever asks learns from `has_a_pass` whether what is here is worth one.
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 from typing import Generic, TypeVar
 
-from controlplane.core.clock import Instant, seconds
+from backends.embedding.in_time import Key, by_key, in_time_first, key_of
+from controlplane.core.clock import Instant
 
 Caller = TypeVar("Caller")
-Entry = TypeVar("Entry")
 
 # A smaller part than this many starts of a pass costs more than uneven lanes do, or a lane that waits.
 _LEAST_STARTS = 8
-_LONGEST_LATE = seconds(60)
 _BEFORE_ALL = Instant(0)
 
-Key = tuple[bool, int, int]
 MostInputs = Callable[[int], int]
 """How many inputs a pass may hold, by the tokens of its longest."""
 
@@ -38,28 +34,16 @@ def _any_number(_longest: int) -> int:
     return 2**31
 
 
-def key_of(deadline: Instant | None, arrival: int) -> Key:
-    return (deadline is None, deadline or 0, arrival)
-
-
-def late_last(calls: Sequence[Entry], now: Instant, key: Callable[[Entry], Key]) -> Iterator[Entry]:
-    """`calls` are sorted by `key`."""
-    long_late, in_time, unpromised = (
-        bisect_left(calls, key_of(deadline, 0), key=key)
-        for deadline in (Instant(now - _LONGEST_LATE), now, None)
-    )
-    parts = (calls[:long_late], calls[in_time:unpromised], calls[long_late:in_time], calls[unpromised:])
-    return chain.from_iterable(parts)
-
-
 @dataclass(eq=False, slots=True)
 class Call(Generic[Caller]):
-    """One request's inputs. `pending` holds the positions not yet given out, longest input first."""
+    """One request's inputs. `pending` holds the positions not yet given out, longest input first; `tokens` is
+    their sum."""
 
     caller: Caller
     lengths: Sequence[int]
     key: Key
     pending: list[int]
+    tokens: int
     is_gone: bool = False
 
 
@@ -111,20 +95,25 @@ class BatchQueue(Generic[Caller]):
             return True
         return self._tokens >= min(_LEAST_STARTS * self.pass_tokens, budget_tokens)
 
+    @property
+    def has_calls(self) -> bool:
+        """With inputs not yet given out, halves of failed passes aside."""
+        return bool(self._calls)
+
     def put(self, caller: Caller, lengths: Sequence[int], *, deadline: Instant | None) -> Call[Caller]:
         key = key_of(deadline, next(self._arrivals))
         longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-        call = Call(caller, lengths, key, longest_first)
-        insort(self._calls, call, key=_key)
-        self._tokens += sum(lengths)
+        call = Call(caller, lengths, key, longest_first, sum(lengths))
+        insort(self._calls, call, key=by_key)
+        self._tokens += call.tokens
         return call
 
     def discard(self, call: Call[Caller]) -> None:
         """Its client left: what was not given out never will be. Twice is as good as once."""
         call.is_gone = True
         if call.pending:
-            self._tokens -= sum(call.lengths[position] for position in call.pending)
-            call.pending = []
+            self._tokens -= call.tokens
+            call.pending, call.tokens = [], 0
             self._drop(call)
 
     def put_back(self, batches: Sequence[Batch[Caller]]) -> None:
@@ -132,8 +121,9 @@ class BatchQueue(Generic[Caller]):
         self._first.extendleft(reversed(batches))
 
     def next_batch(
-        self, most_inputs: MostInputs = _any_number, now: Instant = _BEFORE_ALL
+        self, most_inputs: MostInputs = _any_number, now: Instant = _BEFORE_ALL, per_token: float = 0.0
     ) -> Batch[Caller] | None:
+        """`per_token` is the time in nanoseconds that a token takes lately; 0 if that is not known."""
         while self._first:
             items = tuple(i for i in self._first.popleft().items if not i.call.is_gone)
             if items:
@@ -143,7 +133,7 @@ class BatchQueue(Generic[Caller]):
                 return Batch(items[:most])
         if not self._calls:
             return None
-        window = self._window(now)
+        window = self._window(now, per_token)
         most_urgent = window[0]
         chosen = next(p for p in self._passes(window, most_inputs) if most_urgent in p)
         self._take(chosen)
@@ -158,10 +148,10 @@ class BatchQueue(Generic[Caller]):
             self.discard(call)
         return list(left.values())
 
-    def _window(self, now: Instant) -> list[Item[Caller]]:
+    def _window(self, now: Instant, per_token: float) -> list[Item[Caller]]:
         window: list[Item[Caller]] = []
         tokens = 0
-        for call in late_last(self._calls, now, _key):
+        for call in in_time_first(self._calls, now, per_token):
             for position in call.pending:
                 tokens += call.lengths[position]
                 if window and tokens > self.budget_tokens:
@@ -191,12 +181,9 @@ class BatchQueue(Generic[Caller]):
             taken.setdefault(id(item.call), (item.call, set()))[1].add(item.position)
         for call, positions in taken.values():
             call.pending = [p for p in call.pending if p not in positions]
+            call.tokens -= sum(call.lengths[p] for p in positions)
             if not call.pending:
                 self._drop(call)
 
     def _drop(self, call: Call[Caller]) -> None:
-        del self._calls[bisect_left(self._calls, call.key, key=_key)]
-
-
-def _key(call: Call[Caller]) -> Key:
-    return call.key
+        del self._calls[bisect_left(self._calls, call.key, key=by_key)]

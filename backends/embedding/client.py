@@ -375,7 +375,7 @@ class WorkerEmbedder:
         if frame.kind is FrameKind.VECTORS:
             found = Computed.unpack(frame.payload, self.dimension)
             self.allocator_bytes = found.kept_bytes
-            done = self._deliveries.computed(frame.batch, found)
+            done = self._deliveries.computed(frame.batch, found, Instant(time.monotonic_ns()))
             if done is not None and self.on_pass is not None:
                 self.on_pass(done)
         elif frame.kind in (FrameKind.FAILED, FrameKind.OUT_OF_MEMORY):

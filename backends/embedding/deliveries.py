@@ -16,6 +16,7 @@ from itertools import count
 from backends.embedding.batcher import Batch, BatchQueue, Call
 from backends.embedding.budget import PassBudget
 from backends.embedding.framing import Computed, Ids, Rows
+from backends.embedding.in_time import Drain
 from backends.embedding.memory_model import MemoryPoint
 from backends.embedding.time_model import TimePoint
 from controlplane.core.clock import Instant, seconds
@@ -59,6 +60,7 @@ class Deliveries:
     _queue: BatchQueue[Caller] = field(default_factory=lambda: BatchQueue(1))
     _under_way: dict[int, _UnderWay] = field(default_factory=dict)
     _last_tries: deque[Batch[Caller]] = field(default_factory=deque)
+    _drain: Drain = field(default_factory=Drain)
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
 
     @property
@@ -94,27 +96,30 @@ class Deliveries:
         if self._last_tries:
             if self._under_way:
                 return None
-            return self._sent(_UnderWay(self._last_tries.popleft(), 0, is_last_try=True))
+            return self._sent(_UnderWay(self._last_tries.popleft(), 0, is_last_try=True), now)
         if any(sent.is_last_try for sent in self._under_way.values()):
             return None
         may_be_small = starts_small and len(self._under_way) < budget.lanes
         if not may_be_small and limit_seconds is None and not self._queue.has_a_pass(budget.tokens):
             return None
-        batch = self._queue.next_batch(lambda longest: budget.most_inputs(longest, limit_seconds), now)
+        batch = self._queue.next_batch(
+            lambda longest: budget.most_inputs(longest, limit_seconds), now, self._drain.per_token
+        )
         if batch is None:
             return None
         size = budget.memory.pass_bytes(len(batch.items), batch.items[0].tokens)
         if not budget.fits_beside([found.bytes for found in self._under_way.values()], size):
             self._queue.put_back([batch])
             return None
-        return self._sent(_UnderWay(batch, size))
+        return self._sent(_UnderWay(batch, size), now)
 
-    def _sent(self, sent: _UnderWay) -> tuple[int, list[Ids]]:
+    def _sent(self, sent: _UnderWay, now: Instant) -> tuple[int, list[Ids]]:
+        self._drain.begins(now)
         number = next(self._numbers)
         self._under_way[number] = sent
         return number, [item.call.caller.inputs[item.position] for item in sent.batch.items]
 
-    def computed(self, number: int, found: Computed) -> EmbeddingPass | None:
+    def computed(self, number: int, found: Computed, now: Instant) -> EmbeddingPass | None:
         """None for a batch that nobody waits for any more."""
         if (sent := self._under_way.pop(number, None)) is None:
             return None
@@ -134,6 +139,9 @@ class Deliveries:
         # Lanes share the device: what ran beside this pass had its part of the time.
         beside = min(budget.lanes, len(self._under_way) + 1)
         tokens = sum(item.tokens for item in batch.items)
+        self._drain.ends(now, tokens)
+        if not self._under_way and not self._queue.has_calls:
+            self._drain.rests()
         return EmbeddingPass(inputs, tokens, batch.padded_tokens, seconds(found.elapsed_ns / 1e9 / beside))
 
     def failed(self, number: int, told: str, *, is_out_of_memory: bool) -> None:
@@ -155,6 +163,7 @@ class Deliveries:
     def worker_died(self, why: str) -> None:
         batches = [sent.batch for sent in self._under_way.values()]
         self._under_way.clear()
+        self._drain.rests()
         for call in _calls_of(batches):
             if call.caller.was_retried:
                 self._settle(call, BackendDown(why))

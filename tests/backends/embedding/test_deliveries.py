@@ -46,7 +46,7 @@ class Desk:
     def answer(self, number: int) -> None:
         inputs = self.sent.pop(number)
         rows = np.array([[ids[0], len(ids)] for ids in inputs], dtype=np.float32)
-        self.deliveries.computed(number, Computed(rows, 1_000_000, 0))
+        self.deliveries.computed(number, Computed(rows, 1_000_000, 0), Instant(0))
 
     def finish(self) -> None:
         self.feed()
@@ -239,5 +239,5 @@ def test_a_pass_that_took_more_memory_steepens_the_model():
     number = next(iter(desk.sent))
     before = desk.deliveries.budget.memory.pass_bytes(10, 10)
     rows = np.zeros((10, 2), dtype=np.float32)
-    desk.deliveries.computed(number, Computed(rows, 1_000_000, 2 * before))
+    desk.deliveries.computed(number, Computed(rows, 1_000_000, 2 * before), Instant(0))
     assert desk.deliveries.budget.memory.pass_bytes(10, 10) == 2 * before
