@@ -60,6 +60,7 @@ class ScriptedEngine:
         self.default = default
         self.upcoming: deque[Script] = deque()
         self.runs: list[Run] = []
+        self.stalls = 0
         self._is_stepped = is_stepped
         self._down: str | None = "not started"
         self._slots = asyncio.Semaphore(max_running)

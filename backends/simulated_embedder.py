@@ -65,6 +65,7 @@ class SimulatedEmbedder:
         self.prompts: Mapping[str, str] = {}
         self.budget_bytes = batch_tokens * bytes_per_token
         self.allocator_bytes = 0
+        self.stalls = 0
         self._device = device
         self._batch_tokens = batch_tokens
         self._bytes_per_token = bytes_per_token

@@ -46,10 +46,20 @@ class Metrics:
         self._read = counter("prefix_cache_queries", "Prompt tokens of started requests", ("class",))
         self._cached = counter("prefix_cache_hits", "Those that the engine had in its cache", ("class",))
         self._add_sharing()
+        self._add_engines()
         self.quota_bytes = self._gauge("quota_bytes", "Nominal share of the pool", ("owner",))
         self.held_bytes = self._gauge("held_bytes", "Bytes held by leases", ("owner",))
         self.deficit_bytes = self._gauge("deficit_bytes", "Bytes leased beyond the ceiling", ("owner",))
         self.reserved_bytes = self._gauge("reserved_bytes", "Predicted peak of the open leases", ("owner",))
+        self.running = self._gauge("requests_running", "Requests with an open lease", ("owner",))
+        self.waiting = self._gauge("requests_waiting", "Requests deferred at the gate", ("owner",))
+        self._forecasts()
+        self.batch_tokens = Histogram(
+            "tandem_embedding_batch_tokens", "Padded tokens of an embedding batch",
+            buckets=_TOKENS, registry=self.registry,
+        )  # fmt: skip
+
+    def _add_engines(self) -> None:
         self.used_bytes = self._gauge(
             "engine_used_bytes", "Bytes in use as the engine reports them", ("owner",)
         )
@@ -70,13 +80,9 @@ class Metrics:
             "Tokens whose cache was lost to them, where the engine says",
             ("owner",),
         )
-        self.running = self._gauge("requests_running", "Requests with an open lease", ("owner",))
-        self.waiting = self._gauge("requests_waiting", "Requests deferred at the gate", ("owner",))
-        self._forecasts()
-        self.batch_tokens = Histogram(
-            "tandem_embedding_batch_tokens", "Padded tokens of an embedding batch",
-            buckets=_TOKENS, registry=self.registry,
-        )  # fmt: skip
+        self.stalls = self._gauge(
+            "engine_stalls", "Times so far an engine was taken for dead: it left its work undone", ("owner",)
+        )
 
     def _forecasts(self) -> None:
         self.coverage = self._gauge(

@@ -1,18 +1,19 @@
 """How does the server get vectors? It queues inputs, keeps the worker fed, and outlives it.
 
-Rule: a worker that dies is replaced at once, and ever more slowly while it does not come up. Until it
-is up again, new calls are refused, so that their callers can go elsewhere; those it had wait for the
-first replacement. A lane that is free takes a small pass too, but not before the event loop has been
+Rule: a worker that dies is replaced at once, and ever more slowly while it does not come up. One that owes
+an answer for too long is taken for dead and killed. Until it is up again, new calls are refused, so that
+their callers can go elsewhere; those it had wait for the first replacement.
+
+A lane that is free takes a small pass too, but not before the event loop has been
 through all that arrived together. Neither torch nor sentence-transformers is imported here.
 """
 
 import asyncio
 import contextlib
-import json
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -21,9 +22,10 @@ from backends.embedding.budget import PassBudget
 from backends.embedding.bundled import resolve
 from backends.embedding.contract import EncoderFacts, EncoderOptions
 from backends.embedding.deliveries import Caller, Deliveries
-from backends.embedding.framing import Computed, Frame, FrameKind, pack_inputs, unpack_inputs
+from backends.embedding.framing import Computed, Frame, FrameKind, pack_inputs
 from backends.embedding.inputs import checked, prompt_text
 from backends.embedding.link import Signs, WorkerLink
+from backends.embedding.texts import TextsUnderWay
 from backends.embedding.time_model import ObservedTime
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
 from controlplane.core.ports import BackendDown, EmbeddingPass, TruncationSide, Vectors
@@ -36,6 +38,9 @@ _CHARACTERS_INLINE = 4_000
 _TOKENS_INLINE = 16_000
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
+# Work that takes so many times what it should is not done any more: other work beside it, a kernel that is
+# compiled or a file that is read for the first time do not explain it.
+_PATIENCE = 10
 
 
 class WorkerEmbedder:
@@ -43,8 +48,9 @@ class WorkerEmbedder:
 
     `model` is a folder, a hub name or `tandem/minilm`; `batch_tokens` the largest pass in padded
     tokens; `dimensions` the shorter lengths that the model was trained for (Matryoshka);
-    `check_seconds` how long a busy worker may stay silent before `check` calls it down. One that
-    `returns_memory` keeps none for later passes when its budget falls.
+    `check_seconds` how long a busy worker may stay silent before `check` calls it down. `stall_seconds`, or
+    ten times what its work should take if that is more, is how long it may owe an answer before it is
+    killed. One that `returns_memory` keeps none for later passes when its budget falls.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class WorkerEmbedder:
         yields_cpu: bool = False,
         trust_remote_code: bool = False,
         check_seconds: float = 30.0,
+        stall_seconds: float = 60.0,
         returns_memory: bool = False,
     ) -> None:
         self.model = served_name or model
@@ -80,12 +87,13 @@ class WorkerEmbedder:
         )
         self._shorter = tuple(sorted(set(dimensions)))
         self._check_seconds = check_seconds
+        self._stall_seconds = stall_seconds
+        self._load_seconds = math.inf
         self._returns_memory = returns_memory
         self.allocator_bytes = 0
         self._deliveries = Deliveries()
         self._held: dict[str, Caller] = {}
-        self._texts: dict[int, asyncio.Future[bytes]] = {}
-        self._text_numbers = count(1)
+        self._texts = TextsUnderWay()
         self._signs = Signs()
         self._facts: EncoderFacts | None = None
         self._tokenizer: Tokenizer | None = None
@@ -95,6 +103,7 @@ class WorkerEmbedder:
         self._down = f"embedding model {self.model!r} is not started"
         self.ready = asyncio.Event()
         self.restarts = 0
+        self.stalls = 0
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
         self.batch_limit: Callable[[], Duration | None] | None = None
 
@@ -113,14 +122,13 @@ class WorkerEmbedder:
         self.ready.clear()
         if self._link is not None:
             await self._link.close()
-        self._texts_lost()
-        self._deliveries.give_up(self._down)
+        self._lose(self._down)
 
     async def check(self) -> None:
         """Any frame is a sign of life; the worker is asked for one in case it is idle."""
         link = self._up()
         answered = self._signs.event
-        link.send(Frame(FrameKind.PING, 0, b""))
+        self._ask(link, Frame(FrameKind.PING, 0, b""))
         try:
             await asyncio.wait_for(answered.wait(), self._check_seconds)
         except TimeoutError:
@@ -181,7 +189,7 @@ class WorkerEmbedder:
         self._budget().bytes = budget_bytes
         if falls and self._returns_memory and self._link is not None and self.ready.is_set():
             # Behind the passes that were sent under the former budget.
-            self._link.send(Frame(FrameKind.RELEASE, 0, b""))
+            self._ask(self._link, Frame(FrameKind.RELEASE, 0, b""))
         self._feed_soon()
 
     def cut(self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
@@ -208,21 +216,9 @@ class WorkerEmbedder:
         if self.facts.yields_cpu:
             with contextlib.suppress(BackendDown):
                 # There nobody who has more urgent work waits for the core.
-                return await self._tokenized_by_worker(texts)
+                link = self._up()
+                return await self._texts.tokenized(texts, lambda frame: self._ask(link, frame))
         return await asyncio.to_thread(_token_ids, tokenizer, texts)
-
-    async def _tokenized_by_worker(self, texts: Sequence[str]) -> list[list[int]]:
-        link, number = self._up(), next(self._text_numbers)
-        answer = self._texts[number] = asyncio.get_running_loop().create_future()
-        link.send(Frame(FrameKind.TEXTS, number, json.dumps(list(texts)).encode()))
-        try:
-            payload = await answer
-        finally:
-            del self._texts[number]
-        if not payload:
-            raise BackendDown(f"embedding worker {link.pid} could not tokenise")
-        lengths, ids = unpack_inputs(payload)
-        return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
     async def embed(
         self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
@@ -266,8 +262,14 @@ class WorkerEmbedder:
             raise BackendDown(self._down)
         return self._link
 
+    def _ask(self, link: WorkerLink, frame: Frame) -> None:
+        link.send(frame, within=_PATIENCE * self._deliveries.seconds_under_way)
+
     async def _launch(self) -> WorkerLink:
-        link = await WorkerLink.open(self._options)
+        """The first may take all the time it needs: a model may come from far away."""
+        link = await WorkerLink.open(
+            self._options, stall_seconds=self._stall_seconds, load_seconds=_PATIENCE * self._load_seconds
+        )
         try:
             first = await link.receive()
             if first is not None and first.kind is FrameKind.READY:
@@ -277,7 +279,8 @@ class WorkerEmbedder:
             await link.close()
             raise
         status = await link.close()
-        told = f"exit status {status}" if first is None else first.payload.decode()
+        self.stalls += link.is_stalled
+        told = status if first is None else first.payload.decode()
         self._down = f"embedding model {self.model!r} does not load: {told}"
         raise BackendDown(self._down)
 
@@ -293,14 +296,9 @@ class WorkerEmbedder:
             tokenizer.no_padding()
             self._tokenizer = tokenizer
         self._facts = facts
-        self._deliveries.begin(
-            PassBudget(
-                facts.time.full_speed_tokens(self._options.batch_tokens),
-                facts.lanes,
-                facts.memory,
-                ObservedTime(facts.time),
-            )
-        )
+        tokens = facts.time.full_speed_tokens(self._options.batch_tokens)
+        self._deliveries.begin(PassBudget(tokens, facts.lanes, facts.memory, ObservedTime(facts.time)))
+        self._load_seconds = min(self._load_seconds, link.waited_seconds)
         self._link, self.allocator_bytes = link, 0
         self.ready.set()
         self._feed_soon()
@@ -311,11 +309,13 @@ class WorkerEmbedder:
             while (frame := await link.receive()) is not None:
                 self._take(frame)
             self.ready.clear()
-            self._down = f"embedding worker {link.pid} died; another is starting"
+            how = "stalled and was killed" if link.is_stalled else "died"
+            self._down = f"embedding worker {link.pid} {how}; another is starting"
             self._signs.saw_one()
-            _log.error("%s (exit status %d)", self._down, await link.close())
+            self.stalls += link.is_stalled
+            _log.error("%s (%s)", self._down, await link.close())
             self._deliveries.worker_died(self._down)
-            self._texts_lost()
+            self._texts.lost(self._down)
             link = await self._replace()
 
     async def _replace(self) -> WorkerLink:
@@ -332,10 +332,10 @@ class WorkerEmbedder:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _texts_lost(self) -> None:
-        for waiting in self._texts.values():
-            if not waiting.done():
-                waiting.set_exception(BackendDown(self._down))
+    def _lose(self, why: str) -> None:
+        """Nobody will answer what waits here."""
+        self._texts.lost(why)
+        self._deliveries.give_up(why)
 
     def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
         """Only a defect of ours ends the keeper uncalled; then nothing waits on for ever."""
@@ -343,8 +343,7 @@ class WorkerEmbedder:
             self.ready.clear()
             self._down = f"embedding model {self.model!r} is no longer kept up: {error!r}"
             _log.critical(self._down, exc_info=error)
-            self._deliveries.give_up(self._down)
-            self._texts_lost()
+            self._lose(self._down)
 
     def _feed_soon(self) -> None:
         if self._feeding is None:
@@ -361,7 +360,7 @@ class WorkerEmbedder:
             if sent is None:
                 return
             number, inputs = sent
-            self._link.send(Frame(FrameKind.BATCH, number, pack_inputs(inputs)))
+            self._ask(self._link, Frame(FrameKind.BATCH, number, pack_inputs(inputs)))
 
     def _limit_seconds(self) -> float | None:
         # A worker that yields the CPU is interrupted at any point: cutting its passes would only cost.
@@ -383,9 +382,7 @@ class WorkerEmbedder:
             ran_out = frame.kind is FrameKind.OUT_OF_MEMORY
             self._deliveries.failed(frame.batch, told, is_out_of_memory=ran_out)
         elif frame.kind is FrameKind.TOKENS:
-            waiting = self._texts.get(frame.batch)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(frame.payload)
+            self._texts.answered(frame)
         self._send(starts_small=False)
         self._feed_soon()
 

@@ -67,6 +67,15 @@ class Deliveries:
     def are_under_way(self) -> bool:
         return bool(self._under_way)
 
+    @property
+    def seconds_under_way(self) -> float:
+        """What the batches that were sent should take, one after the other."""
+        budget = self.budget
+        if budget is None:
+            return 0.0
+        batches = [sent.batch.items for sent in self._under_way.values()]
+        return sum(budget.time.seconds(len(items), items[0].tokens) for items in batches)
+
     def begin(self, budget: PassBudget) -> None:
         """A worker is there. What it was measured to be holds from now on."""
         if self.budget is not None:

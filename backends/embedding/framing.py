@@ -37,6 +37,18 @@ class FrameKind(IntEnum):
     RELEASE = 11
 
 
+ANSWERS = {
+    FrameKind.READY: FrameKind.READY,
+    FrameKind.LOAD_FAILED: FrameKind.READY,
+    FrameKind.VECTORS: FrameKind.BATCH,
+    FrameKind.OUT_OF_MEMORY: FrameKind.BATCH,
+    FrameKind.FAILED: FrameKind.BATCH,
+    FrameKind.PONG: FrameKind.PING,
+    FrameKind.TOKENS: FrameKind.TEXTS,
+}
+"""What each frame of the worker's is the answer to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     kind: FrameKind

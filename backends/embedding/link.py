@@ -1,17 +1,22 @@
 """Is the worker there, and what does it say? One worker process and the socket to it.
 
 Rule: the socket is the worker's life line in both directions. Its end of file is the worker's death,
-seen at once; closing it tells the worker to go. What then still runs is killed.
+seen at once; closing it tells the worker to go. What then still runs is killed, and so is a worker that
+leaves anything unanswered for too long.
 """
 
 import asyncio
+import math
 import os
 import socket
 import sys
+from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from backends.embedding.contract import EncoderOptions
-from backends.embedding.framing import HEAD, Frame, unpack_head
+from backends.embedding.framing import ANSWERS, HEAD, Frame, FrameKind, unpack_head
+from backends.patience import Hindered, Patience
 
 _GRACE_SECONDS = 5.0
 
@@ -28,20 +33,26 @@ class Signs:
 
 
 class WorkerLink:
-    """Opened by `open`; `close` ends the process too."""
+    """Opened by `open`; `close` ends the process too. `is_stalled` once it was taken for dead."""
 
     def __init__(
         self,
         worker: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        stall_seconds: float,
     ) -> None:
         self._worker = worker
         self._reader = reader
         self._writer = writer
+        self._patience = Patience(stall_seconds, self._lost_patience, Hindered(worker.pid))
+        self.is_stalled = False
 
     @classmethod
-    async def open(cls, options: EncoderOptions) -> "WorkerLink":
+    async def open(
+        cls, options: EncoderOptions, *, stall_seconds: float, load_seconds: float = math.inf
+    ) -> "WorkerLink":
+        """Whatever is asked of the worker may take `stall_seconds`, and loading its model `load_seconds`."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -56,33 +67,68 @@ class WorkerLink:
                 ours.close()
                 raise
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        return cls(worker, reader, writer)
+        link = cls(worker, reader, writer, stall_seconds)
+        link._patience.owe((FrameKind.READY, 0), load_seconds)
+        return link
 
     @property
     def pid(self) -> int:
         return self._worker.pid
 
+    @property
+    def waited_seconds(self) -> float:
+        """How long anything was asked of it. When it has loaded: what that took."""
+        return self._patience.counted
+
     async def receive(self) -> Frame | None:
         """The next frame, or None when the worker is gone."""
         try:
             kind, batch, size = unpack_head(await self._reader.readexactly(HEAD.size))
-            return Frame(kind, batch, await self._reader.readexactly(size))
+            frame = Frame(kind, batch, await self._reader.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
+        self._patience.settle((ANSWERS[kind], batch))
+        return frame
 
-    def send(self, frame: Frame) -> None:
-        """Never waits: the caller bounds what is under way."""
+    def send(self, frame: Frame, *, within: float = 0.0) -> None:
+        """Never waits: the caller bounds what is under way. Its answer may take `within` seconds, if that
+        is more than anything may."""
         self._writer.write(frame.pack())
+        self._patience.owe(_question(frame), within)
 
-    async def close(self) -> int:
-        """The worker's exit status; negative for a signal. May be called again."""
+    async def close(self) -> str:
+        """How the worker ended. May be called again."""
+        self._patience.end()
         # Aborted, because a plain close would first flush to a worker that may have stopped reading.
         self._writer.transport.abort()
-        try:
+        status = await self._status()
+        if status is None:
+            self._kill()
+            status = await self._status()
+        told = "it does not even heed being killed" if status is None else f"exit status {status}"
+        return f"it left something unanswered for too long; {told}" if self.is_stalled else told
+
+    async def _status(self) -> int | None:
+        """None while it is still there."""
+        with suppress(TimeoutError):
             return await asyncio.wait_for(self._worker.wait(), _GRACE_SECONDS)
-        except TimeoutError:
+        return None
+
+    def _lost_patience(self) -> None:
+        self.is_stalled = True
+        self._kill()
+        # Whoever listens hears the end even if the process does not heed that.
+        self._writer.transport.abort()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
             self._worker.kill()
-            return await self._worker.wait()
+
+
+def _question(frame: Frame) -> Hashable:
+    """What its answer will settle: a RELEASE is answered like a PING."""
+    kind = FrameKind.PING if frame.kind is FrameKind.RELEASE else frame.kind
+    return kind, frame.batch
 
 
 def _environment(options: EncoderOptions) -> dict[str, str]:

@@ -24,6 +24,8 @@ def parse_bytes(value: object) -> int:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
+# Less would take a busy engine for a stuck one.
+StallMilliseconds = Annotated[float, Field(ge=1_000, le=86_400_000)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(min_length=1, max_length=200)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import STRICT, Name
+from controlplane.config.fields import STRICT, Name, StallMilliseconds
 
 
 def _spelt(value: object) -> object:
@@ -40,8 +40,9 @@ class ChatModel:
 @section(frozen=True, config=STRICT)
 class EmbeddingModel:
     """`yields_cpu` (for models on a CPU): compute only what no other process wants; by default so where a
-    chat model is served too. `normalize`: vectors of unit length or as the layers give them, whatever the
-    model itself says."""
+    chat model is served too. `stall_ms`: a worker that owes an answer for so long, and for ten times what its
+    work should take, is replaced; loading the first time may take longer. `normalize`: vectors of unit
+    length or as the layers give them, whatever the model itself says."""
 
     model: Name
     name: Name | None = None
@@ -51,6 +52,7 @@ class EmbeddingModel:
     max_running: Annotated[int, Field(ge=1)] = 256
     threads: Annotated[int, Field(ge=1)] | None = None
     yields_cpu: bool | None = None
+    stall_ms: StallMilliseconds = 60_000
     max_input_tokens: Annotated[int, Field(ge=1)] | None = None
     normalize: bool | None = None
     dimensions: tuple[Annotated[int, Field(ge=1)], ...] = ()

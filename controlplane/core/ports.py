@@ -260,6 +260,8 @@ class Embedder(Protocol):
     batch_limit: Callable[[], Duration | None] | None
     allocator_bytes: int
     """Device bytes that its allocator had reserved after the last pass; 0 where nobody knows."""
+    stalls: int
+    """How often it was taken for dead though it lived, and killed, because it left its work undone."""
 
     @property
     def is_computing(self) -> bool:

@@ -7,8 +7,6 @@ from typing import Any
 
 from backends import device
 from backends.device_memory import DeviceMemory
-from backends.embedding.client import WorkerEmbedder
-from backends.vllm.client import VllmGenerator
 from controlplane.config import Config, ConfigError
 from controlplane.config.change import changeable, changed
 from controlplane.core.clock import Clock
@@ -29,7 +27,7 @@ from controlplane.service.clocks import MonotonicClock
 from controlplane.service.dispatcher import Dispatcher, Policies
 from controlplane.service.embedding_bytes import longest_input_bytes, share_out
 from controlplane.service.engine_orders import EngineRules
-from controlplane.service.hybrid_cache import hybrid_setup
+from controlplane.service.engines import embedders_of, generators_of
 from controlplane.service.intake import Intake
 from controlplane.service.learning import Learning, calibration_gauges, lengths_of
 from controlplane.service.memory_monitor import MemoryMonitor
@@ -60,44 +58,10 @@ def plan_of(config: Config) -> MemoryPlan:
 def assemble(config: Config) -> "Service":
     """The service of a configuration, not started. Raises ConfigError."""
     plan = plan_of(config)
-    generators: list[Generator] = []
-    if (chat := config.models.chat) is not None:
-        scheduling = config.engine_options()
-        # By priority vLLM's own scheduler orders what was sent ahead, and picks victims, by the gate's rank.
-        own = {"scheduling_policy": "priority"} if scheduling is None else {}
-        engine = {"kv_cache_memory_bytes": plan.kv_bytes, **own, **chat.engine}
-        generators.append(
-            VllmGenerator(
-                chat.model,
-                served_name=chat.served_name,
-                engine_arguments=engine,
-                tool_parser=chat.tool_parser,
-                scheduling=scheduling,
-                hybrid=hybrid_setup(config, facts_of),
-            )
-        )
-    embedders = [
-        WorkerEmbedder(
-            model.model,
-            served_name=model.served_name,
-            batch_tokens=model.batch_tokens,
-            max_running=model.max_running,
-            device=model.device,
-            dtype=model.dtype,
-            normalize=model.normalize,
-            max_input_tokens=model.max_input_tokens,
-            dimensions=model.dimensions,
-            threads=model.threads,
-            yields_cpu=model.yields_cpu if model.yields_cpu is not None else chat is not None,
-            trust_remote_code=model.trust_remote_code,
-            returns_memory=config.pool.device_memory == "kvcached",
-        )
-        for model in config.models.embeddings
-    ]
     return Service(
         config,
-        generators,
-        embedders,
+        generators_of(config, plan),
+        embedders_of(config),
         workspace_bytes=plan.workspace_bytes,
         device_memory=None if config.pool.device_memory == "static" else lambda: kvcached_memory(plan),
         monitor=monitor_of(plan) if config.pool.monitor_ms else None,
@@ -362,6 +326,7 @@ class Service:
                 **({} if self.quotas is None else self.quotas.gauges(m)),
                 **self.dispatcher.first_tokens.gauges(m),
                 **({} if self.monitor is None else {m.device_bytes: self.monitor.shown()}),
+                m.stalls: {Owner.EMBEDDING.value: sum(e.stalls for e in self._embedders.values())},
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
                 m.engine_recompute_tokens: {
                     owner: state.recompute_tokens

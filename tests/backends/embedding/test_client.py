@@ -28,7 +28,7 @@ on_module_loop = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def embedder():
-    found = WorkerEmbedder(MINILM, served_name="minilm", batch_tokens=BUDGET, threads=1)
+    found = WorkerEmbedder(MINILM, served_name="minilm", batch_tokens=BUDGET, threads=1, stall_seconds=3)
     await found.start()
     yield found
     await found.stop()
@@ -172,6 +172,27 @@ async def test_a_killed_worker_is_replaced_and_its_work_done(embedder):
         assert np.abs(found - expected[i::3]).max() < 1e-5
     assert embedder.worker_pid not in (None, pid)
     await embedder.check()
+
+
+@pytest.mark.engine
+@on_module_loop
+async def test_a_worker_that_hangs_is_killed_and_its_work_done_by_another(embedder, caplog):
+    inputs = [[101, 2000 + i, 102] for i in range(100)]
+    expected = await embed(embedder, inputs)
+    killed, before = embedder.worker_pid, embedder.stalls
+    working = [asyncio.create_task(embed(embedder, inputs[i::2])) for i in range(2)]
+    await embedder.check()
+    os.kill(killed, signal.SIGSTOP)
+    working.append(asyncio.create_task(embed(embedder, inputs)))
+    with pytest.raises(BackendDown, match="stalled and was killed; another is starting"):
+        await asyncio.wait_for(embedder.check(), BOUND_SECONDS)
+    found = await asyncio.gather(*working)
+    for rows, same in zip(found, [expected[0::2], expected[1::2], expected], strict=True):
+        assert np.abs(rows - same).max() < 1e-5
+    assert until_gone(killed)
+    assert embedder.worker_pid not in (None, killed)
+    assert embedder.stalls == before + 1
+    assert "left something unanswered for too long; exit status -9" in caplog.text
 
 
 @pytest.mark.engine

@@ -205,10 +205,11 @@ def test_the_server_side_imports_neither_torch_nor_transformers():
 
 async def test_nobody_waits_for_a_worker_that_nobody_listens_to_any_more(caplog):
     """Neither for vectors nor for a text's tokens."""
-    embedder = WorkerEmbedder(MINILM)
-    text = embedder._texts[1] = asyncio.get_running_loop().create_future()
+    embedder, asked = WorkerEmbedder(MINILM), asyncio.Event()
+    text = asyncio.create_task(embedder._texts.tokenized(["a text"], lambda frame: asked.set()))
 
     async def fail():
+        await asked.wait()
         raise ValueError("a defect")
 
     keeper = asyncio.create_task(fail())

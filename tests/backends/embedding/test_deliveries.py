@@ -241,3 +241,16 @@ def test_a_pass_that_took_more_memory_steepens_the_model():
     rows = np.zeros((10, 2), dtype=np.float32)
     desk.deliveries.computed(number, Computed(rows, 1_000_000, 2 * before), Instant(0))
     assert desk.deliveries.budget.memory.pass_bytes(10, 10) == 2 * before
+
+
+def test_what_is_under_way_should_take_the_time_of_its_passes():
+    desk = Desk(40, lanes=2)
+    assert desk.deliveries.seconds_under_way == 0
+    desk.ask([40, 40])
+    desk.feed()
+    assert desk.deliveries.seconds_under_way == pytest.approx(0.002 + 1e-4 * 80)
+    desk.answer(next(iter(desk.sent)))
+    assert 0 < desk.deliveries.seconds_under_way < 0.01
+    desk.finish()
+    assert desk.deliveries.seconds_under_way == 0
+    assert Deliveries().seconds_under_way == 0

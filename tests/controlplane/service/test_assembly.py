@@ -88,10 +88,24 @@ def test_nothing_is_left_running_when_the_device_cannot_be_asked():
 
 
 def test_all_that_the_embedding_engine_can_do_is_the_operators_to_set():
-    ours = {"self", "served_name", "check_seconds", "returns_memory"}
-    assert {one.name for one in fields(EmbeddingModel)} - {"name"} == {
+    ours = {"self", "served_name", "check_seconds", "stall_seconds", "returns_memory"}
+    assert {one.name for one in fields(EmbeddingModel)} - {"name", "stall_ms"} == {
         *signature(WorkerEmbedder).parameters
     } - ours
+
+
+def test_engines_that_hung_are_counted():
+    embedders = two_embedders()
+
+    async def main():
+        service = Service(parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock())
+        await service.start()
+        for embedder in embedders:
+            embedder.stalls += 1
+        assert 'tandem_engine_stalls{owner="embedding"} 2.0' in service.metrics_text().decode()
+        await service.stop()
+
+    run(main())
 
 
 def test_nothing_is_left_running_when_the_start_is_given_up():

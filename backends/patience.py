@@ -1,0 +1,97 @@
+"""Has another process had long enough to answer? Which of what it owes is overdue.
+
+Rule: time counts in beats of our own loop. A pause of the whole process group, a breakpoint or a suspended
+machine is one beat, however long it was, and what came meanwhile is taken in before the next. What the other
+process waited for a core does not count, nor what passes while somebody traces it; only Linux tells these
+two.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Of the shortest wait: what a pause costs the other, and how late we are at most.
+_BEATS = 16
+_PROC = Path("/proc")
+
+
+@dataclass(eq=False, slots=True)
+class Patience:
+    """`lost` is called once, when something owed is overdue by `stall_seconds`, or by more where more was
+    granted. `spared` says how many seconds do not count since it was last asked."""
+
+    stall_seconds: float
+    lost: Callable[[], None]
+    spared: Callable[[], float]
+    counted: float = field(init=False, default=0.0)
+    """Seconds during which something was owed."""
+    _due: dict[Hashable, float] = field(init=False, default_factory=dict)
+    _timer: asyncio.TimerHandle | None = field(init=False, default=None)
+
+    def owe(self, what: Hashable, within: float = 0.0) -> None:
+        """Asking again for what is still owed gives no more time."""
+        self._due.setdefault(what, self.counted + max(self.stall_seconds, within))
+        if self._timer is None:
+            self.spared()
+            self._wait()
+
+    def settle(self, what: Hashable) -> None:
+        self._due.pop(what, None)
+
+    def end(self) -> None:
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait(self) -> None:
+        every = self.stall_seconds / _BEATS
+        self._timer = asyncio.get_running_loop().call_later(every, self._beat, every)
+
+    def _beat(self, every: float) -> None:
+        self._timer = None
+        if not self._due:
+            return
+        # Before this beat is added: what arrived during a long one has not been read yet.
+        if self.counted >= min(self._due.values()):
+            self.end()
+            self.lost()
+            return
+        self.counted += max(0.0, every - self.spared())
+        self._wait()
+
+
+class Hindered:
+    """Asked again and again: for how many seconds could the process `pid` do nothing since the last time?"""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._waited = waited_seconds(pid)
+
+    def __call__(self) -> float:
+        before, self._waited = self._waited, waited_seconds(self._pid)
+        return float("inf") if is_traced(self._pid) else max(0.0, self._waited - before)
+
+
+def waited_seconds(pid: int) -> float:
+    """Ready to run, but without a core: of all threads together, so rather too much than too little."""
+    waited = 0
+    for path in (_PROC / str(pid) / "task").glob("*/schedstat"):
+        # A thread may end between the two.
+        with suppress(OSError):
+            waited += int(path.read_text("ascii").split()[1])
+    return waited / 1e9
+
+
+def is_traced(pid: int) -> bool:
+    """By a debugger, for example."""
+    try:
+        status = (_PROC / str(pid) / "status").read_text("utf-8", "replace")
+    except OSError:
+        # It has ended, or this is no Linux.
+        return False
+    found = re.search(r"^TracerPid:\s+(\d+)$", status, re.MULTILINE)
+    return found is not None and int(found[1]) > 0
