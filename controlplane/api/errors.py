@@ -19,7 +19,7 @@ from controlplane.api.wire import HEADER_DECISION, HEADER_RETRY_AFTER_MS, HEADER
 from controlplane.core.clock import to_milliseconds
 from controlplane.core.decision import Reason, Reject
 from controlplane.core.ports import BackendDown, BackendFailed, Refused
-from controlplane.service.ticket import Rejected
+from controlplane.service.ticket import Rejected, Undecided
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,9 @@ class Failure:
         return orjson.dumps({"error": error})
 
 
+_OURS = Failure(500, "an unexpected error happened here; it was logged", code="internal_error")
+
+
 def error_response(failure: Failure) -> Response:
     return Response(
         failure.body, status_code=failure.status, headers=failure.headers, media_type="application/json"
@@ -122,12 +125,14 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
         case BackendFailed():
             log.error("backend failed: %s", error)
             return Failure(500, "the model's engine failed on this request", code="backend_failed")
+        case Undecided():
+            return _OURS
         case HTTPException():
             return _http(error)
         case BaseExceptionGroup():
             return failure_of(error.exceptions[0], overload_status=overload_status)
     log.error("unexpected failure", exc_info=error)
-    return Failure(500, "an unexpected error happened here; it was logged", code="internal_error")
+    return _OURS
 
 
 def _rejected(reject: Reject, overload_status: int) -> Failure:

@@ -72,12 +72,14 @@ class Accounting:
         request, seen = ticket.request, ticket.timeline
         if outcome is None:
             outcome = Outcome.MET if all(seen.kept(request.slo).values()) else Outcome.LATE
-            if request.kind is Kind.GENERATE:
-                self._lengths.observe(request, seen.output_tokens)
-        elif request.kind is Kind.GENERATE:
-            self._lengths.withdraw(request)
         ticket.outcome = outcome
         self._metrics.ended(request, seen, outcome)
+        if request.kind is not Kind.GENERATE:
+            return
+        if outcome in (Outcome.MET, Outcome.LATE):
+            self._lengths.observe(request, seen.output_tokens)
+        else:
+            self._lengths.withdraw(request)
 
     def _sharpen(self, ticket: Ticket) -> None:
         """Forecast what remains again."""

@@ -239,7 +239,7 @@ class Service:
 
     def impaired(self) -> dict[str, str]:
         """What does not go on as it should though requests are served, with the kind of fault."""
-        repeated = {"quotas": self.quotas, "memory_monitor": self.monitor}
+        repeated = {"decisions": self.dispatcher, "quotas": self.quotas, "memory_monitor": self.monitor}
         return {
             name: work.trouble.fault.value
             for name, work in repeated.items()

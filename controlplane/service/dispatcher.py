@@ -1,21 +1,23 @@
 """Who runs now? Owns the ledger and the waiting room, runs the cycle, applies its plan.
 
 A cycle runs on every arrival, release and quota change, and when the wait of a deferred request is up.
-The dispatcher opens leases; every path out closes them through `Accounting.end`, once.
+The dispatcher opens leases; every path out closes them through `Accounting.end`, once. A defect on the way
+(a policy that raises) costs those whom it kept from a decision: they fail, and whoever waits on is decided
+another time.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from controlplane.core.clock import Clock, Duration, Instant, seconds, to_seconds
-from controlplane.core.decision import Admit, Defer, Outcome, Reason, Reject
+from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reason, Reject
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Footprint, MemoryLedger, Quota, generate_footprint
 from controlplane.core.ports import Embedder, Generator, LengthPredictor, Vectors
 from controlplane.core.request import Kind, Owner, Phase, Request, Timeline
-from controlplane.core.view import PoolView, Reserve, Running, Share, Waiting
+from controlplane.core.view import Waiting
 from controlplane.metrics import Metrics
 from controlplane.policy.admission import Admission, wait_bound
 from controlplane.policy.cycle import run_cycle
@@ -25,17 +27,19 @@ from controlplane.service.accounting import Accounting
 from controlplane.service.answer import Answer
 from controlplane.service.beside import slack_beside
 from controlplane.service.first_tokens import FirstTokens
-from controlplane.service.in_turn import tokens_before
 from controlplane.service.inside import GoesBefore, Inside
 from controlplane.service.intake import EmbedJob, GenerateJob
 from controlplane.service.rates import Rates
 from controlplane.service.returns import Returns
 from controlplane.service.shared_device import SharedDevice
-from controlplane.service.tempo import tempo_of
-from controlplane.service.ticket import Rejected, Ticket
-from controlplane.service.turns import Tenants, alone
+from controlplane.service.sight import Sight
+from controlplane.service.ticket import Rejected, Ticket, Undecided
+from controlplane.service.trouble import Trouble
+from controlplane.service.turns import Tenants
 from controlplane.service.waiting import WaitingRoom
 from predictors.step_time import paces
+
+_TROUBLE = "requests fail undecided", "requests are decided again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +87,8 @@ class Dispatcher:
         self._idle.set()
         self._is_closed = False
         self._departures: set[asyncio.Task[None]] = set()
-        self._reserved: dict[Owner, Reserve] = {}
+        self.trouble = Trouble(*_TROUBLE)
         self.ledger = ledger
-        self.largest: dict[Owner, int] = {}
-        """The most that a single request could ever have, where that is not the present quota."""
         self.on_offer: Callable[[Request, Footprint], None] | None = None
         self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
         self.paces = paces(next((g.step_cost for g in generators.values()), None), embedders.values())
@@ -94,6 +96,7 @@ class Dispatcher:
         if policies.engine_goes_before is not None:
             self._inside = Inside(generators, ledger, self._tickets, policies.engine_goes_before)
             self.paces[Owner.LLM] = self._inside.pace
+        self.sight = Sight(ledger, self._tickets, generators, embedders, self.paces, self._inside)
         self._device = SharedDevice(generators.values())
         self._returns = Returns()
         self.first_tokens = FirstTokens(generators, self.paces, self._tickets)
@@ -149,17 +152,10 @@ class Dispatcher:
         """What waits needs no more than this: its batches are cut to it."""
         self._room.refit(owner, most_bytes)
 
-    def reserve(self, owner: Owner, reserve: Reserve | None) -> None:
-        """Keeps memory from those of lower priority, until told otherwise."""
-        if reserve is None:
-            self._reserved.pop(owner, None)
-        else:
-            self._reserved[owner] = reserve
-
     def reclaim(self, owner: Owner, needed_bytes: int, priority: int) -> int:
         """Preempts requests of lower priority that free so much; all or nothing. Returns bytes freed."""
         victims = choose_victims(
-            self._preemptible(owner, self._clock.now()),
+            self.sight.preemptible(owner, self._clock.now()),
             needed_bytes=needed_bytes,
             incoming_priority=priority,
             options=self._policies.admission.eviction,
@@ -185,7 +181,8 @@ class Dispatcher:
             self._inside.goes_before = policies.engine_goes_before
         for waiting in self._room:
             self._room.leave(waiting.request.id)
-            self._enter(self._tickets[waiting.request.id])
+            with self._failing_of_defects(ticket := self._tickets[waiting.request.id]):
+                self._enter(ticket)
         self.decide()
 
     def follow(self) -> None:
@@ -219,26 +216,30 @@ class Dispatcher:
         granted = asyncio.get_running_loop().create_future()
         ticket = Ticket(request, footprint, forecast, Timeline(request.arrival), granted)
         self._tickets[request.id] = ticket
-        if self.on_offer is not None:
-            self.on_offer(request, footprint)
         self._idle.clear()
         return ticket
 
     async def _admitted(self, ticket: Ticket) -> None:
+        with self._failing_of_defects(ticket):
+            self._offer(ticket)
+        await self.wait_for_grant(ticket)
+
+    def _offer(self, ticket: Ticket) -> None:
         request, now = ticket.request, self._clock.now()
+        if self.on_offer is not None:
+            self.on_offer(request, ticket.footprint)
         if self._is_closed:
             self._refuse(ticket, Reject(Reason.SHUTTING_DOWN, seconds(1)), Outcome.REJECTED)
         elif (wait := self._rates.wait(request.tenant, now, request.prompt_tokens)) is not None:
             self._refuse(ticket, Reject(Reason.RATE_LIMITED, wait), Outcome.REJECTED)
         else:
             longest = self._policies.admission.options.max_wait
-            self._tenants.take_turn(ticket, self._alone(ticket), longest, now)
+            self._tenants.take_turn(ticket, self.sight.alone(ticket), longest, now)
             self._enter(ticket)
             self.decide()
-        await self.wait_for_grant(ticket)
 
     async def wait_for_grant(self, ticket: Ticket) -> None:
-        """Raises Rejected."""
+        """Raises Rejected, Undecided."""
         try:
             # Shielded: a cancelled waiter still stands in the queue until it has run to clean up, and a
             # cycle before that may grant it; what was granted is then closed like any abort.
@@ -267,18 +268,21 @@ class Dispatcher:
         """Closes a request that has not ended yet; any later call does nothing."""
         if ticket.outcome is not None:
             return
+        has_freed = ticket.lease is not None
+        self._close(ticket, outcome)
+        if has_freed and len(self._room):
+            self.decide()
+
+    def _close(self, ticket: Ticket, outcome: Outcome | None) -> None:
         self._room.leave(ticket.request.id)
         if ticket.timeline.dispatched is None:
             self._tenants.give_back(ticket)
-        has_freed = ticket.lease is not None
         now = self._clock.now()
-        self.accounting.end(ticket, now, outcome)
-        self._rates.charge(ticket.request.tenant, now, ticket.timeline.output_tokens)
         del self._tickets[ticket.request.id]
         if not self._tickets:
             self._idle.set()
-        if has_freed and len(self._room):
-            self.decide()
+        self._rates.charge(ticket.request.tenant, now, ticket.timeline.output_tokens)
+        self.accounting.end(ticket, now, outcome)
 
     def _refuse(self, ticket: Ticket, reject: Reject, outcome: Outcome) -> None:
         self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
@@ -289,25 +293,61 @@ class Dispatcher:
     # --- the cycle and its plan --------------------------------------------------------------
 
     def decide(self) -> None:
+        """Raises nothing: whoever happens to bring a cycle about is not to blame for it."""
         now = self._clock.now()
-        self.follow()
         queues = self._room.queues(now)
-        shares = {owner: self._share(owner, now) for owner, queue in queues.items() if queue.waiting}
-        plan = run_cycle(PoolView(shares, queues), now, self._policies.admission)
-        for request_id, admit in plan.dispatches:
-            self._dispatch(self._tickets[request_id], admit, now)
-        for request_id, defer in plan.deferrals:
-            ticket = self._tickets[request_id]
-            if ticket.phase is Phase.QUEUED:
-                ticket.move(Phase.DEFERRED)
-                self._metrics.decided(ticket.request.kind, "DEFER", defer.reason)
-                self._tell(ticket.request, defer)
-        for request_id, said in plan.rejections:
-            ticket = self._tickets[request_id]
-            reject = self._returns.spaced(said, ticket.request.kind.owner, self._alone(ticket), now)
-            self._refuse(ticket, reject, Outcome.REJECTED)
-            self._tell(ticket.request, reject)
+        try:
+            self.follow()
+            view = self.sight.pool(queues, now, engine_queue=self._policies.engine_queue)
+            plan = run_cycle(view, now, self._policies.admission)
+        except Exception as error:
+            undecided = [waiting for queue in queues.values() for waiting in queue.undecided]
+            self._fail([self._tickets[waiting.request.id] for waiting in undecided], error)
+        else:
+            if any(queue.undecided for queue in queues.values()):
+                self.trouble.passed()
+            self._apply(plan, now)
         self._set_timer()
+
+    def _apply(self, plan: Plan, now: Instant) -> None:
+        for request_id, admit in plan.dispatches:
+            with self._failing_of_defects(ticket := self._tickets[request_id]):
+                self._dispatch(ticket, admit, now)
+        for request_id, defer in plan.deferrals:
+            with self._failing_of_defects(ticket := self._tickets[request_id]):
+                self._defer(ticket, defer)
+        for request_id, said in plan.rejections:
+            with self._failing_of_defects(ticket := self._tickets[request_id]):
+                alone = self.sight.alone(ticket)
+                reject = self._returns.spaced(said, ticket.request.kind.owner, alone, now)
+                self._refuse(ticket, reject, Outcome.REJECTED)
+                self._tell(ticket.request, reject)
+
+    @contextmanager
+    def _failing_of_defects(self, ticket: Ticket) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._fail([ticket], error)
+
+    def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
+        self.trouble.met(error)
+        has_freed = False
+        for ticket in tickets:
+            if ticket.outcome is None:
+                has_freed |= ticket.lease is not None
+                self._close(ticket, Outcome.FAILED)
+            if not ticket.granted.done():
+                ticket.granted.set_exception(Undecided(f"{ticket.request.id}: {error!r}"))
+        if has_freed:
+            # A plan may be half carried out now.
+            asyncio.get_running_loop().call_soon(self.decide)
+
+    def _defer(self, ticket: Ticket, defer: Defer) -> None:
+        if ticket.phase is Phase.QUEUED:
+            ticket.move(Phase.DEFERRED)
+            self._metrics.decided(ticket.request.kind, "DEFER", defer.reason)
+            self._tell(ticket.request, defer)
 
     def _tell(self, request: Request, refusal: Defer | Reject) -> None:
         if self.on_refusal is not None:
@@ -344,52 +384,9 @@ class Dispatcher:
         generator = self._generators[victim.request.model]
         victim.footprint = victim.footprint_to_resume(generator.geometry)
         self._metrics.preempted(victim.request.service_class.name)
-        self._enter(victim)
+        with self._failing_of_defects(victim):
+            self._enter(victim)
         return asyncio.create_task(generator.preempt(request_id))
-
-    def _alone(self, ticket: Ticket) -> Duration | None:
-        """None before anything was observed."""
-        owner = ticket.request.kind.owner
-        pace, ceiling = self.paces[owner].pace, self.ledger.ceiling(owner)
-        if pace is None:
-            return None
-        return alone(ticket.request, ticket.footprint, pace, ceiling, self._slots(owner))
-
-    def _slots(self, owner: Owner) -> int:
-        backends: Collection[Generator | Embedder]
-        backends = (self._generators if owner is Owner.LLM else self._embedders).values()
-        return sum(backend.max_running for backend in backends)
-
-    def _share(self, owner: Owner, now: Instant) -> Share:
-        ledger, quota = self.ledger, self.ledger.quota(owner)
-        leases = ledger.table(owner)
-        ceiling = ledger.ceiling(owner)
-        extra = self._policies.engine_queue if owner is Owner.LLM else 0
-        share = Share(
-            ceiling=ceiling,
-            held=ledger.held(owner),
-            deficit=ledger.deficit(owner),
-            largest=self.largest.get(owner, quota.nominal),
-            reserve=self._reserved.get(owner),
-            free_slots=self._slots(owner) + extra - len(leases),
-            leases=leases,
-            pace=self.paces[owner].pace,
-            is_serial=owner is Owner.EMBEDDING,
-            preemptible=lambda: self._preemptible(owner, now),
-        )
-        if owner is Owner.EMBEDDING:
-            return replace(share, before=lambda one: tokens_before(one, self._tickets, self._embedders))
-        if self._inside is not None:
-            return replace(share, preemptible=tuple, inside=self._inside.work_before)
-        return replace(share, tempo=tempo_of(self._tickets.values(), ledger, self.paces[owner], now))
-
-    def _preemptible(self, owner: Owner, now: Instant) -> tuple[Running, ...]:
-        pace = self.paces[owner].pace
-        return tuple(
-            ticket.as_running(now, *self.ledger.standing(ticket.lease), pace)
-            for ticket in self._tickets.values()
-            if ticket.lease is not None and ticket.is_resumable and ticket.phase is Phase.DECODE
-        )
 
     def _set_timer(self) -> None:
         if self._timer is not None:

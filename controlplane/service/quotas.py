@@ -112,7 +112,7 @@ class Quotas:
         self._bytes_per_token = max(
             longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self.pool.embedders
         )
-        self.dispatcher.largest = {
+        self.dispatcher.sight.largest = {
             Owner.LLM: self.pool.sharing.options.highest,
             Owner.EMBEDDING: self._full,
         }
@@ -167,7 +167,8 @@ class Quotas:
             raise
         finally:
             released = self._released_bytes(self.foresight.horizon)
-            self.dispatcher.reserve(Owner.LLM, self.foresight.reserve(now, released_bytes=released))
+            reserve = self.foresight.reserve(now, released_bytes=released)
+            self.dispatcher.sight.reserved[Owner.LLM] = reserve
 
     def _own(self, now: Instant) -> None:
         elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)

@@ -24,6 +24,10 @@ class Rejected(Exception):
         self.reject = reject
 
 
+class Undecided(Exception):
+    """A defect of ours kept the gate from deciding; the log tells which."""
+
+
 @dataclass(frozen=True, slots=True)
 class Starting:
     """Sent to the engine at `at`, with so much ahead of it, at that pace; and what was said then."""

@@ -98,6 +98,21 @@ def test_the_overload_status_is_the_operators():
     assert failure_of(rejected(Reason.RATE_LIMITED, 1), overload_status=503).status == 429
 
 
+async def test_a_defect_of_the_gate_is_told_as_ours_and_logged_once(caplog: pytest.LogCaptureFixture):
+    def faulty(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    async with staged() as stage:
+        stage.service.dispatcher.on_offer = faulty
+        for path, body in ((CHAT, chat()), (EMBED, {"model": EMBED_MODEL, "input": "hi"})):
+            caplog.clear()
+            answer = await stage.http.post(path, json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+            assert "a defect" not in answer.text
+            assert caplog.text.count("Traceback") == caplog.text.count("requests fail undecided") <= 1
+        assert (await stage.http.get("/ready")).json()["impaired"] == {"decisions": "defect"}
+
+
 NO_QUEUE = {"max_waiting": 0, "engine_queue": 0}
 
 

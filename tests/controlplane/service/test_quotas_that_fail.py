@@ -142,10 +142,11 @@ def test_an_engine_that_never_answers_holds_up_no_later_tick(llm):
 def test_what_is_reserved_is_not_kept_for_ever_while_quotas_stand_still():
     async def scenario(b):
         b.generator.on_order = refuse
-        b.service.dispatcher.reserve(Owner.LLM, Reserve(100 * KIB, priority=5))
+        reserved = b.service.dispatcher.sight.reserved
+        reserved[Owner.LLM] = Reserve(100 * KIB, priority=5)
         own(b, LLM_LOSES)
         await b.tick()
-        assert b.service.impaired() and not b.service.dispatcher._reserved
+        assert b.service.impaired() and reserved[Owner.LLM] is None
         b.generator.on_order = None
         return []
 

@@ -1,0 +1,83 @@
+"""What do the policies get to see? Leases, tickets and engines as one immutable view, made for each cycle."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from controlplane.core.clock import Duration, Instant
+from controlplane.core.memory import MemoryLedger
+from controlplane.core.ports import Embedder, Generator
+from controlplane.core.request import Owner, Phase
+from controlplane.core.view import PoolView, Queue, Reserve, Running, Share
+from controlplane.service.in_turn import tokens_before
+from controlplane.service.inside import Inside
+from controlplane.service.tempo import tempo_of
+from controlplane.service.ticket import Ticket
+from controlplane.service.turns import alone
+from predictors.step_time import ObservedPace, ReportedPace
+
+Paces = dict[Owner, ObservedPace | ReportedPace]
+
+
+@dataclass(eq=False, slots=True)
+class Sight:
+    """Changes nothing. `tickets` is the dispatcher's own table; `inside` is None where no engine orders."""
+
+    ledger: MemoryLedger
+    tickets: Mapping[str, Ticket]
+    generators: Mapping[str, Generator]
+    embedders: Mapping[str, Embedder]
+    paces: Paces
+    inside: Inside | None
+    largest: dict[Owner, int] = field(init=False, default_factory=dict)
+    """The most that a single request could ever have, where that is not the present quota."""
+    reserved: dict[Owner, Reserve | None] = field(init=False, default_factory=dict)
+    """Memory kept from those of lower priority."""
+
+    def pool(self, queues: Mapping[Owner, Queue], now: Instant, *, engine_queue: int) -> PoolView:
+        """`engine_queue` requests more than it has places for may be sent to an LLM engine."""
+        extra = {Owner.LLM: engine_queue, Owner.EMBEDDING: 0}
+        waited_for = [owner for owner, queue in queues.items() if queue.waiting]
+        return PoolView({owner: self._share(owner, extra[owner], now) for owner in waited_for}, queues)
+
+    def preemptible(self, owner: Owner, now: Instant) -> tuple[Running, ...]:
+        pace = self.paces[owner].pace
+        return tuple(
+            ticket.as_running(now, *self.ledger.standing(ticket.lease), pace)
+            for ticket in self.tickets.values()
+            if ticket.lease is not None and ticket.is_resumable and ticket.phase is Phase.DECODE
+        )
+
+    def alone(self, ticket: Ticket) -> Duration | None:
+        """How long its owner would be busy with it; None before anything was observed."""
+        owner = ticket.request.kind.owner
+        pace, ceiling = self.paces[owner].pace, self.ledger.ceiling(owner)
+        if pace is None:
+            return None
+        return alone(ticket.request, ticket.footprint, pace, ceiling, self._slots(owner))
+
+    def _slots(self, owner: Owner) -> int:
+        backends: Collection[Generator | Embedder]
+        backends = (self.generators if owner is Owner.LLM else self.embedders).values()
+        return sum(backend.max_running for backend in backends)
+
+    def _share(self, owner: Owner, extra_slots: int, now: Instant) -> Share:
+        ledger, quota = self.ledger, self.ledger.quota(owner)
+        leases = ledger.table(owner)
+        ceiling = ledger.ceiling(owner)
+        share = Share(
+            ceiling=ceiling,
+            held=ledger.held(owner),
+            deficit=ledger.deficit(owner),
+            largest=self.largest.get(owner, quota.nominal),
+            reserve=self.reserved.get(owner),
+            free_slots=self._slots(owner) + extra_slots - len(leases),
+            leases=leases,
+            pace=self.paces[owner].pace,
+            is_serial=owner is Owner.EMBEDDING,
+            preemptible=lambda: self.preemptible(owner, now),
+        )
+        if owner is Owner.EMBEDDING:
+            return replace(share, before=lambda one: tokens_before(one, self.tickets, self.embedders))
+        if self.inside is not None:
+            return replace(share, preemptible=tuple, inside=self.inside.work_before)
+        return replace(share, tempo=tempo_of(self.tickets.values(), ledger, self.paces[owner], now))
