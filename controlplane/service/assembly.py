@@ -26,6 +26,7 @@ from controlplane.policy.catalogue import goes_before
 from controlplane.service.clocks import MonotonicClock
 from controlplane.service.dispatcher import Dispatcher, Policies
 from controlplane.service.embedding_bytes import longest_input_bytes, share_out
+from controlplane.service.ending import Stage, stop_all
 from controlplane.service.engine_orders import EngineRules
 from controlplane.service.engines import embedders_of, generators_of
 from controlplane.service.intake import Intake
@@ -130,8 +131,7 @@ class Service:
                 self.monitor.allocated = lambda: sum(e.allocator_bytes for e in self._embedders.values())
                 self.monitor.start(self.config.pool.monitor_ms / 1_000)
         except BaseException:
-            self._stop_repeating()
-            await self._stop_engines()
+            await stop_all(self._repeating(), self._lasting())
             raise
         self._is_started = True
 
@@ -142,19 +142,16 @@ class Service:
         if not self._is_started:
             return
         self._is_started = False
-        self._stop_repeating()
-        await self.drain()
-        await self._stop_engines()
+        await stop_all(self._repeating(), {"the drain": self.drain}, self._lasting())
 
-    def _stop_repeating(self) -> None:
-        self._ticks.stop()
-        if self.monitor is not None:
-            self.monitor.stop()
+    def _repeating(self) -> Stage:
+        ticks: Stage = {"the quotas' ticks": self._ticks.stop}
+        return ticks if self.monitor is None else {**ticks, "the memory monitor": self.monitor.stop}
 
-    async def _stop_engines(self) -> None:
-        if self._learning is not None:
-            await self._learning.stop()
-        await asyncio.gather(*(b.stop() for b in self._backends()))
+    def _lasting(self) -> Stage:
+        """What those who are drained still need."""
+        engines: Stage = {backend.model: backend.stop for backend in self._backends()}
+        return engines if self._learning is None else {**engines, "learning": self._learning.stop}
 
     async def drain(self) -> None:
         """Ends admission; returns when nothing runs any more, or when the drain time is over."""
