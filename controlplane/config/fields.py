@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from controlplane.core.clock import Duration, milliseconds
 
-STRICT = ConfigDict(extra="forbid", strict=False, arbitrary_types_allowed=True)
+STRICT = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False, arbitrary_types_allowed=True)
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from controlplane.config.fields import ConfigError
 from controlplane.config.root import Config
@@ -35,6 +36,8 @@ def read_yaml(path: Path) -> object:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; give the path of a YAML file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
     try:
         return yaml.load(text, Loader=_UniqueKeys)
     except yaml.YAMLError as error:
@@ -56,6 +59,13 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            # `<<` takes over another mapping's keys; those that stand here as well are meant to go before.
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key is a plain name, and this is a list or a mapping", key_node.start_mark
+                )
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -74,11 +84,18 @@ def _explained(root: type, error: ValidationError) -> Iterator[str]:
         elif item["type"] == "missing":
             yield f"{path}: missing; it must be given"
         elif path:
-            message = item["msg"].removeprefix("Value error, ")
+            message = _rule(root, path, item)
             shown = "" if isinstance(item["input"], dict) or "=" in message else f"={item['input']!r}"
             yield f"{path}{shown}: {message}"
         else:
-            yield item["msg"].removeprefix("Value error, ")
+            yield _rule(root, path, item)
+
+
+def _rule(root: type, path: str, item: ErrorDetails) -> str:
+    if item["type"] != "dataclass_type":
+        return item["msg"].removeprefix("Value error, ")
+    known = ", ".join(_keys_at(root, path.split(".")))
+    return f"a mapping is needed, with keys of {known}; give some, or leave it out where it is optional"
 
 
 def _near(root: type, path: str) -> str:

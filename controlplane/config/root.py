@@ -44,7 +44,14 @@ class Config:
                 f"classes: exactly one class is the default, not {len(defaults)} "
                 f"({', '.join(defaults) or 'none'}); set `default: true` in one of them"
             )
+        holders: dict[str, str] = {}
         for tenant, settings in self.tenants.items():
+            for digest in settings.api_keys_sha256:
+                if (other := holders.setdefault(digest, tenant)) != tenant:
+                    raise ValueError(
+                        f"tenants.{tenant}.api_keys_sha256={digest!r}: the key of tenants.{other} too; "
+                        "a key names one tenant, so remove it from one of them"
+                    )
             unknown = sorted(set(settings.classes or ()) - set(self.classes))
             if unknown:
                 raise ValueError(

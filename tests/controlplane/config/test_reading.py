@@ -49,7 +49,15 @@ CASES = [
         {"models": {"chat": {"model": "m"}, "embeddings": [{"model": "m"}]}},
         "'m' names two models; give one of them another `name`",
     ),
-    (["not", "a", "mapping"], "dictionary"),
+    (["not", "a", "mapping"], "a mapping is needed, with keys of models, server, pool"),
+    (None, "a mapping is needed, with keys of models"),
+    ({"models": MODELS, "scheduling": None}, "scheduling=None: a mapping is needed, with keys of ordering"),
+    ({"models": MODELS, "classes": {"a": 3}}, "classes.a=3: a mapping is needed, with keys of"),
+    ({"models": MODELS, "quota": {"resting_weight": float("inf")}}, "quota.resting_weight=inf"),
+    (
+        {"models": MODELS, "tenants": {name: {"api_keys_sha256": ["0" * 64]} for name in "ab"}},
+        "the key of tenants.a too; a key names one tenant",
+    ),
 ]  # fmt: skip
 
 
@@ -74,12 +82,37 @@ def test_a_key_given_twice_is_refused(tmp_path: Path):
         load(path)
 
 
-def test_a_missing_file_and_broken_yaml_are_told(tmp_path: Path):
+def test_mappings_are_merged_as_yaml_says(tmp_path: Path):
+    path = tmp_path / "merged.yaml"
+    path.write_text(
+        "models: {chat: {model: a}}\n"
+        "classes:\n"
+        "  first: &first {priority: 3, ttft_ms: 500, default: true}\n"
+        "  second: {<<: *first, default: false}\n",
+        encoding="utf-8",
+    )
+    second = load(path).classes["second"]
+    assert (second.priority, second.ttft_ms, second.default) == (3, 500, False)
+
+
+def test_a_missing_file_is_told(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"no\.yaml: No such file"):
         load(tmp_path / "no.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"models: [", "not YAML"),
+        (b"models: '\xff'", "not UTF-8 at byte 9; save the file as UTF-8"),
+        (b"? [a, b]\n: 1\n", "a key is a plain name"),
+        (b"? {a: b}\n: 1\n", "a key is a plain name"),
+    ],
+)
+def test_what_cannot_be_read_is_told(tmp_path: Path, content: bytes, told: str):
     broken = tmp_path / "broken.yaml"
-    broken.write_text("models: [", encoding="utf-8")
-    with pytest.raises(ConfigError, match="not YAML"):
+    broken.write_bytes(content)
+    with pytest.raises(ConfigError, match=told):
         load(broken)
 
 
