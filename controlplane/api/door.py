@@ -28,6 +28,9 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            # What watches a service asks so; the server below keeps the body back.
+            scope = {**scope, "method": "GET"}
         headers = scope["headers"]
         given = next((value for name, value in headers if name == _ID_HEADER), None)
         request_id = given if given is not None and _VALID_ID.fullmatch(given) else token_hex(12).encode()

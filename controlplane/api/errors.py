@@ -177,8 +177,10 @@ def invalid_body(error: ValidationError, model: type[BaseModel]) -> Problem:
         return Problem(400, f"{param}: is required; add it", param=param, code="missing_required_parameter")
     if fault["type"] in ("extra_forbidden", "none_required"):
         return _not_taken(param, fault, model)
+    is_required = param in model.model_fields and model.model_fields[param].is_required()
+    remedy = "change it" if is_required else "change it or leave it out"
     return Problem(
-        400, f"{param}={_shown(fault['input'])}: {_rule(fault)}", param=param, code="invalid_value"
+        400, f"{param}={_shown(fault['input'])}: {_rule(fault)}; {remedy}", param=param, code="invalid_value"
     )
 
 
@@ -194,7 +196,18 @@ def _not_taken(param: str, fault: ErrorDetails, model: type[BaseModel]) -> Probl
 
 def _rule(fault: ErrorDetails) -> str:
     text = fault["msg"].replace("Input should be", "should be", 1).replace(" after validation", "", 1)
-    return f"{text}; change it or leave it out"
+    return text + _misfit(fault["input"]) if fault["type"] == "shape" else text
+
+
+def _misfit(value: object) -> str:
+    """Which item of a list is unlike the others, or empty: 2,048 are too many to look through."""
+    if not isinstance(value, list) or not value:
+        return ""
+    kind = type(value[0])
+    for at, item in enumerate(value):
+        if type(item) is not kind or item in ("", []):
+            return f"; item {at} is {_shown(item)}"
+    return f"; these are {len(value):,}"
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

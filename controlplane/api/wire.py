@@ -358,7 +358,8 @@ class EmbeddingRequest(Objectives):
             f"1 to {MAX_INPUTS} non-empty strings or lists of token ids"
         ),
     ]
-    encoding_format: Literal["float", "base64"] = "float"
+    # null as in OpenAI's other fields: proxies send it where their caller stated nothing.
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None
     # vLLM's fields. Without them too long an input is refused, never cut unseen.

@@ -1,7 +1,8 @@
 """What was decided, and how did it end? Four losses, four words.
 
 Reject: never accepted. Evict: accepted, then dropped by us. Preempt: loses blocks, will resume.
-Abort: the client left.
+Abort: the client left. Beside them a fault of ours, Fail, and a fault of the request's, Refuse: its engine
+cannot do what it asks.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ class Outcome(StrEnum):
     EVICTED = "evicted"
     ABORTED = "aborted"
     FAILED = "failed"
+    REFUSED = "refused"
 
 
 class Reason(StrEnum):

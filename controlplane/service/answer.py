@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from controlplane.core.decision import Outcome
-from controlplane.core.ports import Delta, Generator, Sampling, Standing
+from controlplane.core.ports import Delta, Generator, Refused, Sampling, Standing
 from controlplane.service.intake import GenerateJob
 from controlplane.service.ticket import Ticket
 
@@ -53,8 +53,8 @@ class Answer:
         except asyncio.CancelledError:
             await self.aclose()
             raise
-        except Exception:
-            self._host.end(self.ticket, Outcome.FAILED)
+        except Exception as error:
+            self._host.end(self.ticket, ended_by(error))
             raise
         self._stamp(delta)
         return delta
@@ -123,6 +123,16 @@ class Answer:
         counted = delta.token_ids[self._owed :]
         self._owed -= len(delta.token_ids) - len(counted)
         return replace(delta, token_ids=counted)
+
+
+def ended_by(error: BaseException) -> Outcome:
+    """Whose fault was it? What the caller did wrong must not look like trouble with the engine."""
+    match error:
+        case asyncio.CancelledError():
+            return Outcome.ABORTED
+        case Refused():
+            return Outcome.REFUSED
+    return Outcome.FAILED
 
 
 def is_resumable(job: GenerateJob) -> bool:

@@ -24,7 +24,7 @@ from controlplane.policy.cycle import run_cycle
 from controlplane.policy.eviction import choose_victims
 from controlplane.policy.ordering import Ordering
 from controlplane.service.accounting import Accounting
-from controlplane.service.answer import Answer
+from controlplane.service.answer import Answer, ended_by
 from controlplane.service.beside import slack_beside
 from controlplane.service.first_tokens import FirstTokens
 from controlplane.service.inside import GoesBefore, Inside
@@ -122,24 +122,21 @@ class Dispatcher:
         return Answer(self, generator, ticket, job)
 
     async def embed(self, job: EmbedJob) -> Embedded:
-        """Raises Rejected, BackendDown, BackendFailed. Cancelling aborts."""
+        """Raises Rejected, Refused, BackendDown, BackendFailed. Cancelling aborts."""
         request, embedder = job.request, self._embedders[job.request.model]
         size = embedder.batch_bytes([len(ids) for ids in job.inputs])
         # Two batches' worth are sent: one is computed while the next is made up, and takes no memory yet.
         footprint = Footprint(base=-(-size // 2), steps=max(1, request.prompt_tokens), worst=size)
         ticket = self._ticket(request, footprint, None)
         await self._admitted(ticket)
-        outcome: Outcome | None = Outcome.FAILED
         try:
             deadline = request.slo.first_token_deadline(request.arrival)
             with self._device.wanted():
                 vectors = await embedder.embed(request, job.inputs, deadline=deadline)
-            outcome = None
-        except asyncio.CancelledError:
-            outcome = Outcome.ABORTED
+        except BaseException as error:
+            self.end(ticket, ended_by(error))
             raise
-        finally:
-            self.end(ticket, outcome)
+        self.end(ticket, None)
         return Embedded(ticket, vectors)
 
     def set_quota(self, owner: Owner, quota: Quota) -> None:

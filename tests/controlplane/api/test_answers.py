@@ -3,13 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 
 from backends.scripted import Script
 from controlplane.core.clock import milliseconds
 from controlplane.core.ports import Sampling
-from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, HELLO, WORDS, Stage, events
+from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, HELLO, WORDS, Stage, events, listening
 from tests.controlplane.api.stage import TEXT as SAID
 
 CHAT = "/v1/chat/completions"
@@ -262,3 +263,11 @@ async def test_openapi_describes_the_bodies(stage: Stage, path: str, field: str)
     body = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     named = schema["components"]["schemas"][body["$ref"].rsplit("/", 1)[1]]
     assert {field, "model", "slo"} <= set(named["properties"])
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models"])
+async def test_the_head_alone_may_be_asked_for(stage: Stage, path: str):
+    async with listening(stage.app) as url, httpx.AsyncClient(base_url=url) as http:
+        head = await http.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == (await http.get(path)).headers["content-type"]

@@ -146,6 +146,21 @@ async def test_body(
     assert not stage.generator.runs
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["a", "b", ""], "; item 2 is ''; change it"),
+        (["a", None], "; item 1 is None; change it"),
+        ([[1], "a"], "; item 1 is 'a'; change it"),
+        (["a"] * 2049, "; these are 2,049; change it"),
+        ("", "of token ids; change it"),
+    ],
+)
+async def test_the_item_at_fault_is_named(stage: Stage, given: Any, told: str):
+    answer = await stage.http.post(EMBED, json=embed(input=given))
+    assert answer.json()["error"]["message"].endswith(told)
+
+
 HEADERS = [
     ({"x-slo-ttft-ms": "fast"}, {}, "x-slo-ttft-ms"),
     ({"x-slo-ttft-ms": "0"}, {}, "x-slo-ttft-ms"),

@@ -49,6 +49,10 @@ async def test_base64_is_little_endian_float32(stage: Stage):
     assert decoded.tolist() == np.float32(plain).tolist()
 
 
+async def test_no_encoding_stated_as_proxies_state_it(stage: Stage):
+    assert await vectors(stage, encoding_format=None) == await vectors(stage)
+
+
 async def test_dimensions_are_honoured_at_unit_length(stage: Stage):
     [plain] = await vectors(stage)
     [whole] = await vectors(stage, dimensions=8)

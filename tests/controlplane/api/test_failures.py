@@ -163,11 +163,11 @@ async def test_a_deferred_request_says_so():
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize(
-    ("script", "status", "code"),
+    ("script", "status", "code", "outcome"),
     [
-        (Script(dies_at=0), 503, "backend_down"),
-        (Script(fails_at=0), 500, "backend_failed"),
-        (Script(refuses="not with this sampler"), 400, "invalid_value"),
+        (Script(dies_at=0), 503, "backend_down", "failed"),
+        (Script(fails_at=0), 500, "backend_failed", "failed"),
+        (Script(refuses="not with this sampler"), 400, "invalid_value", "refused"),
     ],
 )
 async def test_an_engine_that_fails_before_its_first_token(
@@ -175,11 +175,25 @@ async def test_an_engine_that_fails_before_its_first_token(
     script: Script,
     status: int,
     code: str,
+    outcome: str,
     is_streamed: bool,  # noqa: FBT001
 ):
     stage.generator.default = script
     answer = await stage.http.post(CHAT, json=chat(stream=is_streamed))
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert ended(stage, "generate", outcome) == 1
+
+
+async def test_embeddings_that_their_engine_refuses_are_no_failure_of_it(stage: Stage):
+    stage.embedder.upcoming.append(Script(refuses="no such token id"))
+    answer = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": [1]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+    assert ended(stage, "embed", "refused") == 1
+
+
+def ended(stage: Stage, kind: str, outcome: str) -> float | None:
+    labels = {"class": "standard", "kind": kind, "outcome": outcome}
+    return stage.service.metrics.registry.get_sample_value("tandem_requests_total", labels)
 
 
 @pytest.mark.parametrize(
