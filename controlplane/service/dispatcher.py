@@ -39,6 +39,7 @@ from controlplane.service.turns import Tenants
 from controlplane.service.waiting import WaitingRoom
 from predictors.step_time import paces
 
+_CLOSING = Reject(Reason.SHUTTING_DOWN, seconds(1))
 _TROUBLE = "requests fail undecided", "requests are decided again"
 
 
@@ -197,15 +198,19 @@ class Dispatcher:
         return tuple(self._tickets.values())
 
     async def drain(self, grace: float) -> None:
-        """Accepts nothing more, rejects what waits, and gives what runs `grace` seconds to finish."""
+        """Accepts nothing more, rejects what waits, and after `grace` seconds the answers that still run."""
         self._is_closed = True
         for waiting in self._room:
-            ticket = self._tickets[waiting.request.id]
-            outcome = Outcome.EVICTED if ticket.phase is Phase.PREEMPTED else Outcome.REJECTED
-            self._refuse(ticket, Reject(Reason.SHUTTING_DOWN, seconds(1)), outcome)
+            self._refuse(self._tickets[waiting.request.id], _CLOSING)
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self._idle.wait()
+        for ticket in self.tickets():
+            if ticket.request.kind is Kind.GENERATE:  # asks for its next turn, as if preempted, and is told
+                ticket.granted = asyncio.get_running_loop().create_future()
+                self._refuse(ticket, _CLOSING)
+                leaving = self._generators[ticket.request.model].preempt(ticket.request.id)
+                self._departures.add(asyncio.create_task(leaving))
 
     # --- the path of one request -------------------------------------------------------------
 
@@ -226,9 +231,9 @@ class Dispatcher:
         if self.on_offer is not None:
             self.on_offer(request, ticket.footprint)
         if self._is_closed:
-            self._refuse(ticket, Reject(Reason.SHUTTING_DOWN, seconds(1)), Outcome.REJECTED)
+            self._refuse(ticket, _CLOSING)
         elif (wait := self._rates.wait(request.tenant, now, request.prompt_tokens)) is not None:
-            self._refuse(ticket, Reject(Reason.RATE_LIMITED, wait), Outcome.REJECTED)
+            self._refuse(ticket, Reject(Reason.RATE_LIMITED, wait))
         else:
             longest = self._policies.admission.options.max_wait
             self._tenants.take_turn(ticket, self.sight.alone(ticket), longest, now)
@@ -281,7 +286,8 @@ class Dispatcher:
         self._rates.charge(ticket.request.tenant, now, ticket.timeline.output_tokens)
         self.accounting.end(ticket, now, outcome)
 
-    def _refuse(self, ticket: Ticket, reject: Reject, outcome: Outcome) -> None:
+    def _refuse(self, ticket: Ticket, reject: Reject) -> None:
+        outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
         self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
         self.end(ticket, outcome)
         if not ticket.granted.done():
@@ -317,7 +323,7 @@ class Dispatcher:
             with self._failing_of_defects(ticket := self._tickets[request_id]):
                 alone = self.sight.alone(ticket)
                 reject = self._returns.spaced(said, ticket.request.kind.owner, alone, now)
-                self._refuse(ticket, reject, Outcome.REJECTED)
+                self._refuse(ticket, reject)
                 self._tell(ticket.request, reject)
 
     @contextmanager

@@ -254,24 +254,6 @@ def test_equal_priority_is_never_preempted(bench):
     assert b.ended[-1].preemptions == 0
 
 
-def test_draining_rejects_who_waits_and_lets_the_rest_finish(bench):
-    async def scenario(b):
-        running = await b.ask(max_tokens=5)
-        reading = asyncio.create_task(read(running))
-        waiting = asyncio.create_task(b.ask())
-        await b.generator.until_runs(1)
-        await b.service.drain()
-        assert reading.done() and await reading == "word " * 5
-        with pytest.raises(Rejected) as caught:
-            await waiting
-        assert caught.value.reject.reason is Reason.SHUTTING_DOWN
-        with pytest.raises(Rejected):
-            await b.ask()
-
-    b = bench(scenario, generator=one_at_a_time(), **ALONE)
-    assert sorted(b.outcomes) == ["met", "rejected", "rejected"]
-
-
 def test_embeddings_are_leased_and_released(bench):
     async def scenario(b):
         intake, dispatcher = b.service.intake, b.service.dispatcher

@@ -1,0 +1,53 @@
+"""Who shuts down tells everybody: who waits, who asks, and whose answer takes longer than the grace."""
+
+import asyncio
+
+import pytest
+
+from backends.scripted import ScriptedGenerator
+from controlplane.core.decision import Reason
+from controlplane.service.answer import Answer
+from controlplane.service.ticket import Rejected
+
+
+def engine(*, max_running: int) -> ScriptedGenerator:
+    return ScriptedGenerator(max_running=max_running, prefill_seconds=0.1, token_seconds=0.1)
+
+
+async def read(answer: Answer) -> str:
+    return "".join([delta.text async for delta in answer])
+
+
+def test_draining_rejects_who_waits_and_lets_the_rest_finish(bench):
+    async def scenario(b):
+        running = await b.ask(max_tokens=5)
+        reading = asyncio.create_task(read(running))
+        waiting = asyncio.create_task(b.ask())
+        await b.generator.until_runs(1)
+        await b.service.drain()
+        assert reading.done() and await reading == "word " * 5
+        with pytest.raises(Rejected) as caught:
+            await waiting
+        assert caught.value.reject.reason is Reason.SHUTTING_DOWN
+        with pytest.raises(Rejected):
+            await b.ask()
+
+    b = bench(scenario, generator=engine(max_running=1), admission={"engine_queue": 0})
+    assert sorted(b.outcomes) == ["met", "rejected", "rejected"]
+
+
+def test_an_answer_that_outlasts_the_drain_is_told(bench):
+    async def scenario(b):
+        whole = asyncio.create_task(read(await b.ask(max_tokens=1_000)))
+        begun = await b.ask(max_tokens=1_000)
+        await anext(begun)
+        start = asyncio.get_running_loop().time()
+        await b.service.drain()
+        assert asyncio.get_running_loop().time() - start == pytest.approx(1.0)
+        for answer in (whole, read(begun)):
+            with pytest.raises(Rejected) as caught:
+                await answer
+            assert caught.value.reject.reason is Reason.SHUTTING_DOWN
+
+    b = bench(scenario, generator=engine(max_running=2), server={"drain_ms": 1_000})
+    assert b.outcomes == ["evicted", "evicted"]
