@@ -167,7 +167,7 @@ async def test_three_times_the_sustainable_rate_is_answered_and_leaves_nothing(u
 def test_check_prints_the_plan_and_refuses_what_is_wrong(tmp_path: Path):
     command = [sys.executable, "-m", "controlplane.cli", "check"]
     good = subprocess.run([*command, "configs/dev.yaml"], capture_output=True, text=True, check=True)
-    assert "concurrent requests of 2,048 tokens" in good.stdout
+    assert "requests of 2,048 tokens (prompt + output) fit at once" in good.stdout
     path = tmp_path / "wrong.yaml"
     path.write_text("models: {chat: {model: tandem/tiny-llama}}\npool: {memory: 1MiB}\n", encoding="utf-8")
     bad = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)

@@ -224,4 +224,6 @@ def http_options(base_url: str, api_key: str | None, timeout_s: float) -> dict[s
     headers = {"content-type": "application/json", "user-agent": "tandem-sdk"}
     if api_key is not None:
         headers["authorization"] = f"Bearer {api_key}"
-    return {"base_url": base_url, "headers": headers, "timeout": httpx.Timeout(timeout_s, connect=10.0)}
+    # Of OpenAI's client the same URL is asked with its version.
+    root = base_url.rstrip("/").removesuffix("/v1")
+    return {"base_url": root, "headers": headers, "timeout": httpx.Timeout(timeout_s, connect=10.0)}

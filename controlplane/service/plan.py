@@ -159,7 +159,7 @@ def described(plan: MemoryPlan) -> str:
         )
         lengths = sorted({*_EXAMPLE_LENGTHS, plan.max_model_tokens})
         lines += [
-            f"  {plan.concurrent(tokens):>7,} concurrent requests of {tokens:,} tokens (prompt + output)"
+            f"  {plan.concurrent(tokens):>7,} requests of {tokens:,} tokens (prompt + output) fit at once"
             for tokens in lengths
             if tokens <= plan.max_model_tokens
         ]

@@ -20,13 +20,10 @@ class Bucket:
     since: Instant | None = None
 
     def wait(self, now: Instant, units: float) -> Duration | None:
-        """Takes `units` and returns None, or takes nothing and returns when to come back."""
+        """None if so many units may be taken; else when to come back."""
         self._refill(now)
         missing = min(units, self.per_minute) - self.level
-        if missing > 0:
-            return seconds(missing / self.per_minute * _MINUTE)
-        self.level -= units
-        return None
+        return seconds(missing / self.per_minute * _MINUTE) if missing > 0 else None
 
     def charge(self, now: Instant, units: float) -> None:
         self._refill(now)
@@ -57,10 +54,14 @@ class Rates:
         }
 
     def wait(self, tenant: str, now: Instant, tokens: int) -> Duration | None:
-        """None if the request may go on; else when to come back."""
-        for bucket, units in ((self._tokens.get(tenant), tokens), (self._requests.get(tenant), 1)):
-            if bucket is not None and (wait := bucket.wait(now, units)) is not None:
-                return wait
+        """None if the request may go on; else when to come back, and nothing is taken of either limit."""
+        limits = ((self._tokens.get(tenant), tokens), (self._requests.get(tenant), 1))
+        asked = [(bucket, units) for bucket, units in limits if bucket is not None]
+        waits = [wait for bucket, units in asked if (wait := bucket.wait(now, units)) is not None]
+        if waits:
+            return max(waits)
+        for bucket, units in asked:
+            bucket.charge(now, units)
         return None
 
     def charge(self, tenant: str, now: Instant, tokens: int) -> None:

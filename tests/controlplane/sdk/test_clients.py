@@ -274,3 +274,8 @@ async def test_a_stream_without_its_end_is_lost(is_async: bool):  # noqa: FBT001
             with sdk.Tandem(transport=answers) as blocking:
                 list(blocking.stream("hi", model="m"))
     assert lost.value.text == "half"
+
+
+async def test_the_url_that_openais_client_takes_does_too(stage: Stage, url: str):
+    async with sdk.AsyncTandem(f"{url}/v1/") as tandem:
+        assert (await tandem.chat("hi", model=CHAT_MODEL)).text == TEXT

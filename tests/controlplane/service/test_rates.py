@@ -38,3 +38,14 @@ def test_a_request_above_the_whole_minute_waits_for_a_full_bucket_only():
     assert rates.wait("t", START, 600) is None
     told = rates.wait("t", START, 600)
     assert told is not None and to_seconds(told) == 600
+
+
+def test_what_one_limit_refuses_costs_nothing_of_the_other():
+    rates = Rates({"t": TenantLimits(requests_per_minute=1, tokens_per_minute=60)})
+    assert rates.wait("t", START, 10) is None
+    for _ in range(5):
+        told = rates.wait("t", START, 10)
+        assert told is not None and to_seconds(told) == 60
+    assert rates.wait("t", at(60), 60) is None
+    told = rates.wait("t", at(60), 30)
+    assert told is not None and to_seconds(told) == 60, "the later of the two"
