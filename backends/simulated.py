@@ -98,6 +98,7 @@ class SimulatedGenerator:
             )
         ample = geometry.bytes(max_model_tokens) * 2 * (max_running + _QUEUED_AHEAD)
         self.model = model
+        self.stalls = 0
         self.orders = orders
         self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None

@@ -38,6 +38,7 @@ async def running_vllm(
     tool_parser: str | None = None,
     scheduling: EngineOptions | None = None,
     hybrid: HybridSetup | None = None,
+    stall_seconds: float = 300.0,
     **arguments: Any,
 ) -> AsyncIterator[VllmGenerator]:
     """A started engine on the CPU; `arguments` replace single ones of TINY_ARGUMENTS."""
@@ -47,6 +48,7 @@ async def running_vllm(
         tool_parser=tool_parser,
         scheduling=scheduling,
         hybrid=hybrid,
+        stall_seconds=stall_seconds,
     )
     await generator.start()
     try:

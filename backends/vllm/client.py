@@ -12,6 +12,7 @@ import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from backends import tiny
@@ -53,7 +54,8 @@ class VllmGenerator:
 
     `model` is a local folder, a Hugging Face name or a bundled `tandem/…` one; `engine_arguments` go to
     vLLM's AsyncEngineArgs as they are. With `scheduling` Tandem's scheduler orders its steps. Geometry
-    and limits are known once `start` has returned. `hybrid` needs `scheduling`.
+    and limits are known once `start` has returned. `hybrid` needs `scheduling`. An engine that has requests
+    and takes no step for `stall_seconds`, or for ten times what its longest should take, is killed.
     """
 
     geometry: KvGeometry
@@ -71,6 +73,7 @@ class VllmGenerator:
         tool_parser: str | None = None,
         scheduling: EngineOptions | None = None,
         hybrid: HybridSetup | None = None,
+        stall_seconds: float = 300.0,
     ) -> None:
         self.orders = scheduling is not None
         self.on_step: Callable[[EngineStep], None] | None = None
@@ -80,16 +83,17 @@ class VllmGenerator:
         self._tool_parser = tool_parser
         self._scheduling = scheduling
         self._hybrid = hybrid
+        self._stall_seconds = stall_seconds
         self._engine: Engine | None = None
         self._construction: asyncio.Future[Engine] | None = None
-        self._others: set[int] = set()
+        self._others: set[int | None] = set()
         self._is_given_up = False
 
     async def start(self) -> None:
         """Raises ValueError for engine arguments that vLLM refuses, BackendDown when it cannot start."""
         if self._engine is not None or self._construction is not None:
             raise RuntimeError(f"engine of {self.model} was started before; stop it first")
-        self._others, self._is_given_up = _engine_processes(), False
+        self._others, self._is_given_up = {process.pid for process in _engine_processes()}, False
         self._construction = asyncio.ensure_future(asyncio.to_thread(self._construct))
         try:
             # Shielded: a thread cannot be cancelled, so its engine must not be forgotten.
@@ -108,6 +112,7 @@ class VllmGenerator:
         self.geometry, self.kv_bytes = engine.geometry, engine.kv_bytes
         self.max_model_tokens, self.max_running = engine.max_model_tokens, engine.max_running
         self.step_cost = engine.step_cost
+        engine.watch(self._children(), stall_seconds=self._stall_seconds)
         try:
             await self._answer_once(engine)
             if engine.orders is not None:
@@ -124,6 +129,10 @@ class VllmGenerator:
         if engine is not None:
             engine.fail_pending()
             await asyncio.to_thread(engine.shutdown)
+
+    @property
+    def stalls(self) -> int:
+        return int(self._engine is not None and self._engine.is_stalled)
 
     async def check(self) -> None:
         try:
@@ -214,14 +223,17 @@ class VllmGenerator:
         """Gives up an engine under construction: without its process, the constructor fails at once."""
         construction, self._is_given_up = self._construction, True
         assert construction is not None
-        for process in multiprocessing.active_children():
-            if process.pid in _engine_processes() - self._others:
-                process.terminate()
+        for process in self._children():
+            process.terminate()
         with suppress(Exception):
             engine = await asyncio.shield(construction)
             await asyncio.to_thread(engine.shutdown)
 
+    def _children(self) -> list[BaseProcess]:
+        """Those in which this engine runs."""
+        return [process for process in _engine_processes() if process.pid not in self._others]
 
-def _engine_processes() -> set[int]:
-    children = multiprocessing.active_children()
-    return {p.pid for p in children if p.pid is not None and p.name.startswith(_ENGINE_PROCESS_PREFIX)}
+
+def _engine_processes() -> list[BaseProcess]:
+    children: list[BaseProcess] = list(multiprocessing.active_children())
+    return [child for child in children if child.name.startswith(_ENGINE_PROCESS_PREFIX)]

@@ -4,10 +4,12 @@ Importing this module imports vLLM, which takes seconds; constructing `Engine` t
 more and blocks. Both belong off the event loop.
 """
 
+import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from vllm.inputs import tokens_input
@@ -31,6 +33,7 @@ from backends.vllm.metadata import KEY
 from backends.vllm.orders import Orders
 from backends.vllm.sampling import delta, sampling_params, structured_outputs
 from backends.vllm.stats import StatBoard
+from backends.vllm.steps import StepWatch, longest_step
 from backends.vllm.tools import ToolReading, ToolTurn
 from controlplane.core.geometry import KvGeometry, kv_geometry
 from controlplane.core.ports import (
@@ -44,8 +47,13 @@ from controlplane.core.ports import (
 )
 from controlplane.policy.engine_options import EngineOptions
 
+log = logging.getLogger(__name__)
+
 _SOURCE_LINE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _DEAD = "the vLLM engine died; its log says why; restart the server"
+_STALLED = "the vLLM engine had requests but took no step for too long and was killed; restart the server"
+# A step that takes so many times what the longest should is not over any more.
+_PATIENCE = 10
 
 
 class Engine:
@@ -55,6 +63,9 @@ class Engine:
     """
 
     orders: Orders | None = None
+    is_stalled = False
+    """It was taken for dead, and killed."""
+    _steps: StepWatch | None = None
 
     def __init__(
         self,
@@ -104,6 +115,23 @@ class Engine:
             self._llm.shutdown()
             raise
 
+    def watch(self, processes: Sequence[BaseProcess], *, stall_seconds: float) -> None:
+        """From now on the engine, which runs in these, may not be silent for longer while it has requests."""
+        longest = longest_step(
+            self.step_cost,
+            prompt_tokens=self._config.scheduler_config.max_num_batched_tokens,
+            sequences=self.max_running,
+            cells=self.reported.cells,
+        )
+        self._steps = StepWatch(
+            processes,
+            stall_seconds=stall_seconds,
+            longest_seconds=_PATIENCE * longest,
+            is_idle=lambda: self._is_idle,
+            lost=self._stalled,
+        )
+        self.reported.on_report = self._steps.took_one
+
     async def generate(
         self,
         request_id: str,
@@ -115,7 +143,7 @@ class Engine:
         said: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Delta]:
         """`said` is what Tandem's scheduler is told of the request; vLLM's own goes by the rank."""
-        with _our_errors(), self._entered(request_id):
+        with self._our_errors(), self._entered(request_id):
             structure = structured_outputs(sampling.structure)
             turn = self._tools.begin(chat, structure)
             params = sampling_params(
@@ -135,9 +163,19 @@ class Engine:
                         yield delta(output, output.outputs[0], sampling.logprobs)
                         continue
                     # From here on a ValueError is a fault of ours or of a parser, not of the caller.
-                    with _our_errors(caller_mistakes=()):
+                    with self._our_errors(caller_mistakes=()):
                         for step in _deltas(output, sampling, turn):
                             yield step
+
+    def _stalled(self) -> None:
+        self.is_stalled = True
+        log.critical(_STALLED)
+        # At once: nobody knows how long a process that hangs takes to die.
+        self.fail_pending()
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._llm.output_processor.has_unfinished_requests()
 
     @contextmanager
     def _entered(self, request_id: str) -> Iterator[None]:
@@ -154,26 +192,48 @@ class Engine:
         """Raises Refused, also for an engine with vLLM's own scheduler."""
         if self.orders is None:
             raise Refused("the engine runs vLLM's own scheduler; set scheduling.engine and restart")
-        with _our_errors():
+        with self._our_errors():
             await given(self.orders)
 
     async def preempt(self, request_id: str) -> None:
         """What is sent to the engine after this finds the blocks free: it takes messages in order."""
-        with _our_errors():
+        with self._our_errors():
             await self._llm.abort(request_id)
 
     async def ping(self) -> None:
         """A round trip through the engine's own loop. Raises BackendDown when it is dead."""
-        with _our_errors():
+        with self._our_errors():
             await self._llm.check_health()
             await while_alive(self._llm, self._llm.is_sleeping())
+
+    @contextmanager
+    def _our_errors(self, caller_mistakes: tuple[type[Exception], ...] = CALLER_MISTAKES) -> Iterator[None]:
+        try:
+            yield
+        except (Refused, BackendDown, BackendFailed):
+            raise
+        except EngineDeadError as error:
+            raise BackendDown(self._end) from error
+        except caller_mistakes as error:
+            raise _refusal(error) from error
+        except Exception as error:
+            # vLLM wraps what it did not foresee, a caller's mistake at times included.
+            cause = error.__cause__ if isinstance(error, EngineGenerateError) else None
+            if isinstance(cause, caller_mistakes):
+                raise _refusal(cause) from error
+            first = cause or error
+            raise BackendFailed(f"vLLM failed this request: {type(first).__name__}: {first}") from error
+
+    @property
+    def _end(self) -> str:
+        return _STALLED if self.is_stalled else _DEAD
 
     def state(self) -> EngineState:
         """Raises BackendDown when it is dead: its last report would look alive."""
         if self._llm.errored:
-            raise BackendDown(_DEAD)
+            raise BackendDown(self._end)
         # A step that only aborts reports nothing: without requests the last report is out of date.
-        is_idle = not self._llm.output_processor.has_unfinished_requests()
+        is_idle = self._is_idle
         if self.orders is not None:
             return self.orders.state(is_idle=is_idle)
         last = self.reported
@@ -184,6 +244,8 @@ class Engine:
 
     def fail_pending(self) -> None:
         """Ends every open stream: vLLM's shutdown alone would leave them waiting for ever."""
+        if self._steps is not None:
+            self._steps.end()
         # Its reader would otherwise report the end of the engine as a crash.
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()
@@ -220,25 +282,6 @@ def _deltas(output: RequestOutput, sampling: Sampling, turn: ToolTurn | None) ->
         text, calls = turn.read(step.index, step.text, step.token_ids, prompt, finished=finished)
         reason = turn.finish_reason(step.index, step.finish_reason)
         yield replace(step, text=text, tool_calls=calls, finish_reason=reason)
-
-
-@contextmanager
-def _our_errors(caller_mistakes: tuple[type[Exception], ...] = CALLER_MISTAKES) -> Iterator[None]:
-    try:
-        yield
-    except (Refused, BackendDown, BackendFailed):
-        raise
-    except EngineDeadError as error:
-        raise BackendDown(_DEAD) from error
-    except caller_mistakes as error:
-        raise _refusal(error) from error
-    except Exception as error:
-        # vLLM wraps what it did not foresee, a caller's mistake at times included.
-        cause = error.__cause__ if isinstance(error, EngineGenerateError) else None
-        if isinstance(cause, caller_mistakes):
-            raise _refusal(cause) from error
-        first = cause or error
-        raise BackendFailed(f"vLLM failed this request: {type(first).__name__}: {first}") from error
 
 
 def _refusal(error: Exception) -> Refused:

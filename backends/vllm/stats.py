@@ -17,7 +17,8 @@ from controlplane.core.ports import EngineStep
 @dataclass(slots=True)
 class StatBoard:
     """`kv_usage` is the used share of the KV blocks, which hold `cells` tokens; `preemptions` counts since
-    the start. `on_step` hears of each step that came right after another: else the engine may have rested."""
+    the start. `on_step` hears of each step that came right after another: else the engine may have rested.
+    `on_report` hears of every step that reports anything."""
 
     kv_usage: float = 0.0
     running: int = 0
@@ -25,6 +26,7 @@ class StatBoard:
     preemptions: int = 0
     cells: int = 0
     on_step: Callable[[EngineStep], None] | None = None
+    on_report: Callable[[], None] | None = None
     _last_ns: int | None = None
 
     def logger(self) -> type[PrometheusStatLogger]:
@@ -64,6 +66,8 @@ class StatBoard:
             self.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
         if iteration_stats is not None:
             self.preemptions += iteration_stats.num_preempted_reqs
+        if self.on_report is not None:
+            self.on_report()
 
     def _note_step(self, scheduler_stats: Any, iteration_stats: Any) -> None:
         """Before this step's figures are taken: `kv_usage` is still what the step read."""

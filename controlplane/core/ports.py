@@ -183,6 +183,11 @@ class Generator(Protocol):
     max_running: int
     step_cost: StepCost | None
 
+    @property
+    def stalls(self) -> int:
+        """How often it was taken for dead though it lived, and killed, because it left its work undone."""
+        ...
+
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
@@ -260,8 +265,11 @@ class Embedder(Protocol):
     batch_limit: Callable[[], Duration | None] | None
     allocator_bytes: int
     """Device bytes that its allocator had reserved after the last pass; 0 where nobody knows."""
-    stalls: int
-    """How often it was taken for dead though it lived, and killed, because it left its work undone."""
+
+    @property
+    def stalls(self) -> int:
+        """How often it was taken for dead though it lived, and killed, because it left its work undone."""
+        ...
 
     @property
     def is_computing(self) -> bool:

@@ -323,7 +323,10 @@ class Service:
                 **({} if self.quotas is None else self.quotas.gauges(m)),
                 **self.dispatcher.first_tokens.gauges(m),
                 **({} if self.monitor is None else {m.device_bytes: self.monitor.shown()}),
-                m.stalls: {Owner.EMBEDDING.value: sum(e.stalls for e in self._embedders.values())},
+                m.stalls: {
+                    Owner.LLM: sum(generator.stalls for generator in self._generators.values()),
+                    Owner.EMBEDDING: sum(embedder.stalls for embedder in self._embedders.values()),
+                },
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
                 m.engine_recompute_tokens: {
                     owner: state.recompute_tokens

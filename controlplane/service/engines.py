@@ -24,6 +24,7 @@ def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
             tool_parser=chat.tool_parser,
             scheduling=scheduling,
             hybrid=hybrid_setup(config, facts_of),
+            stall_seconds=chat.stall_ms / 1_000,
         )
     ]
 

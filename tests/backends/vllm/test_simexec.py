@@ -1,29 +1,59 @@
 """The engine without a model: behind a live server, and on virtual time."""
 
-import pytest
+import asyncio
+import os
+import signal
 
-from controlplane.core.ports import Sampling
-from tests.engines import a_request, running_vllm, tokens_of
+import pytest
+import pytest_asyncio
+
+from controlplane.core.ports import BackendDown, Sampling
+from tests.engines import complete, running_vllm, tokens_of
 
 pytestmark = pytest.mark.engine
 
+PROMPT = list(range(20, 60))
 
-@pytest.mark.asyncio(loop_scope="function")
-async def test_it_answers_behind_the_server_as_a_model_would():
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def live():
     async with running_vllm(
+        stall_seconds=4,
         distributed_executor_backend="backends.vllm.simexec.SimExecutor",
         load_format="dummy",
         scheduler_cls="backends.vllm.scheduler.make",
         additional_config={"tandem_sim": {"batch_time": "instant", "clock": "real"}},
     ) as generator:
-        sampling = Sampling(max_tokens=40, temperature=0.0, ignore_eos=True)
-        prompt = list(range(20, 60))
-        first, second = [
-            tokens_of([d async for d in generator.generate(a_request(prompt, sampling), prompt, sampling)])
-            for _ in range(2)
-        ]
-        assert len(first) == 40
-        assert first == second
+        yield generator
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_it_answers_behind_the_server_as_a_model_would(live):
+    sampling = Sampling(max_tokens=40, temperature=0.0, ignore_eos=True)
+    first, second = [tokens_of(await complete(live, PROMPT, sampling)) for _ in range(2)]
+    assert len(first) == 40
+    assert first == second
+    assert live.stalls == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_engine_that_hangs_is_killed_and_its_requests_end(live):
+    """The last one here: nothing starts it again."""
+    [engine] = live._children()
+    os.kill(engine.pid, signal.SIGSTOP)
+    asking = [complete(live, PROMPT, Sampling(max_tokens=40, ignore_eos=True)) for _ in range(3)]
+    async with asyncio.timeout(120):
+        ended = await asyncio.gather(*asking, return_exceptions=True)
+        why = "took no step for too long and was killed"
+        assert [isinstance(end, BackendDown) and why in str(end) for end in ended] == [True] * 3
+        await asyncio.to_thread(engine.join)
+        with pytest.raises(BackendDown, match=why):
+            await live.check()
+        with pytest.raises(BackendDown, match=why):
+            await complete(live, PROMPT, Sampling(max_tokens=1))
+    with pytest.raises(BackendDown, match=why):
+        live.state()
+    assert live.stalls == 1
 
 
 def test_virtual_time_is_what_the_model_says():

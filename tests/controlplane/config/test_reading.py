@@ -13,6 +13,7 @@ CASES = [
     ({"models": {"chat": {"model": "m", "nmae": "x"}}}, "chat.nmae: unknown key; did you mean 'name'?"),
     ({"models": {"embeddings": [{"model": "m", "bach_tokens": 1}]}}, "did you mean 'batch_tokens'?"),
     ({"models": {"embeddings": [{"model": "m", "stall_ms": 0}]}}, "stall_ms=0"),
+    ({"models": {"chat": {"model": "m", "stall_ms": 999}}}, "stall_ms=999"),
     ({"models": MODELS, "quota": {"llm": {"nominal": 1.2}}}, "quota.llm.nominal=1.2"),
     ({"models": MODELS, "quota": {"llm": {"nominal": 0.95}}}, "shares must sum to at most 1"),
     ({"models": MODELS, "quota": {"llm": {"nominal": 0.5, "min": 0.6}}}, "quota.llm: min=0.6: what is never"),

@@ -102,7 +102,9 @@ def test_engines_that_hung_are_counted():
         await service.start()
         for embedder in embedders:
             embedder.stalls += 1
-        assert 'tandem_engine_stalls{owner="embedding"} 2.0' in service.metrics_text().decode()
+        told = service.metrics_text().decode()
+        assert 'tandem_engine_stalls{owner="embedding"} 2.0' in told
+        assert 'tandem_engine_stalls{owner="llm"} 0.0' in told
         await service.stop()
 
     run(main())
