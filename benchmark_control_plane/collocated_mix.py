@@ -15,7 +15,6 @@ is rejected has missed.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -33,6 +32,7 @@ from backends.batch_time import BatchTime, StepLoad, embedding_table, in_turn, r
 from backends.roofline import H100_SXM, figures, roofline
 from benchmark_control_plane.collocated_summary import draw, summary
 from benchmark_control_plane.inputs import BadInput, data_folder, exit_code
+from benchmark_control_plane.kept import keep
 from benchmark_control_plane.simulation import Ask, Course, Embed, Machine, Offered, divided, simulate
 from controlplane.core.geometry import kv_geometry
 
@@ -340,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = data_folder(options.data, _PROFILE)
         found = study(folder, chosen, options.seconds, options.seeds, options.workers)
         if options.results is not None:
-            options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            keep(options.results, found)
             draw(found["rows"], options.results.with_suffix(".png"))
         summarised: Mapping[str, Any] = found["summary"]
         return summarised

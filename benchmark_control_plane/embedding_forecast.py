@@ -11,7 +11,6 @@ clients whose answers are of one token, two are of retrieval and code prompts.
 """
 
 import argparse
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 
 from benchmark_control_plane.inputs import data_folder, exit_code
 from benchmark_control_plane.judge.traces import NAMED, read_trace
+from benchmark_control_plane.kept import keep
 from controlplane.core.memory import Floats
 from predictors.series import LEVELS, SeriesForecaster
 
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def command() -> list[dict[str, Any]]:
         rows = study(data_folder(options.data, "traces"))
-        options.results.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        keep(options.results, rows)
         draw(rows, options.results.with_suffix(".png"))
         return rows
 

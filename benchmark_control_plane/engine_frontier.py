@@ -24,6 +24,7 @@ from typing import Any
 from backends.vllm.stepped import Setup, SteppedEngine
 from benchmark_control_plane.engine_bounds import fluid_bound, with_hindsight
 from benchmark_control_plane.engine_play import Contender, Outcome, Window, play
+from benchmark_control_plane.kept import keep
 from benchmark_control_plane.offered import Dataset, Offer, Prediction, Promise, dataset, poisson
 
 RESULTS = Path(__file__).parent / "results"
@@ -259,7 +260,7 @@ def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path:
 
 def publish(saved: Mapping[str, Any], results: Path) -> None:
     """The JSON file, the table and the pictures beside it."""
-    results.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
+    keep(results, saved)
     text = table(saved["studies"], saved["fluid_bounds"])
     results.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
     for data, prediction in sorted({(one["dataset"], one["prediction"]) for one in saved["studies"]}):

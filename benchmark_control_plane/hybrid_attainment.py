@@ -21,6 +21,7 @@ from typing import Any
 from backends.roofline import A100_40GB, Device
 from backends.vllm.stepped import GEOMETRIES, HiddenStates, Setup, SteppedEngine
 from benchmark_control_plane.engine_play import Contender, Window, play
+from benchmark_control_plane.kept import keep
 from benchmark_control_plane.offered import Dataset, Prediction, dataset, poisson
 
 RESULTS = Path(__file__).parent / "results" / "hybrid-attainment.json"
@@ -118,8 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 data = dataset(name, options.data, setup.max_model_tokens)
                 runs.append(study(engine, data, rate, variation, order, options.requests, seed))
                 print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-                found = {"setup": asdict(setup), "requests": options.requests, "runs": runs}
-                options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    keep(options.results, {"setup": asdict(setup), "requests": options.requests, "runs": runs})
     print(table(runs))
     return 0
 

@@ -8,13 +8,14 @@ attention of all layers is meant; the rest of a model's step is the same in ever
 """
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmark_control_plane.kept import keep
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     name = re.sub(r"[^a-z0-9]+", "-", f"hybrid-cost {found['device']} {found['model']}".lower())
     into = options.results or RESULTS / f"{name}.json"
-    into.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    keep(into, found)
     return 0
 
 

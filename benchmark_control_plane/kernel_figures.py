@@ -6,13 +6,13 @@ With `--check` nothing is written; what spills, or became other than what is kep
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmark_control_plane.inputs import read_object
+from benchmark_control_plane.kept import keep
 
 RESULTS = Path(__file__).parent / "results" / "kernel-figures.json"
 
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = list(problems(found, read_object(str(options.results))))
         print(*told, sep="\n", end="\n" if told else "", file=sys.stderr)
         return int(bool(told))
-    options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    keep(options.results, found)
     return 0
 
 

@@ -9,7 +9,6 @@ came last leave.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from backends.vllm.board import named_board
 from backends.vllm.stepped import Setup, SteppedEngine
+from benchmark_control_plane.kept import keep
 from controlplane.policy.catalogue import ORDERINGS
 
 RESULTS = Path(__file__).parent / "results" / "plugin-cost.json"
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{row['waiting']:.0f} waiting, {row['preempted']:.0f} preempted",
                 flush=True,
             )
-    options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    keep(options.results, found)
     return 0
 
 

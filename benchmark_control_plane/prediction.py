@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmark_control_plane.kept import keep
 from benchmark_control_plane.prediction_cost import cost
 from benchmark_control_plane.prediction_methods import METHODS, pinball_losses
 from benchmark_control_plane.prediction_streams import conditional, coverage, switches
@@ -163,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results[name] = PARTS[name](known)
         if name not in ("mixed", "separate"):
             print(f"{name}: {json.dumps(results[name])}", flush=True)
-        options.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        keep(options.results, results)
     if {"mixed", "conditional"} <= results.keys():
         goodput = options.results.with_name("prediction-goodput.json")
         bought = json.loads(goodput.read_text(encoding="utf-8")) if goodput.exists() else {}

@@ -25,6 +25,7 @@ from typing import Any
 from backends.vllm.stepped import Setup, SteppedEngine
 from benchmark_control_plane.engine_frontier import CONTENDERS
 from benchmark_control_plane.engine_play import Window, play
+from benchmark_control_plane.kept import keep
 from benchmark_control_plane.offered import Offer, Promise
 from benchmark_control_plane.prediction import FOLDS, RESULTS
 from benchmark_control_plane.prediction_gate import through_the_gate
@@ -143,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for run in PLACES[place](known, setup, window, rate, seed):
             runs.append({"on": place, "seed": seed, **run})
             print(f"{place}, {rate:g}/s, seed {seed}, {run['told']}: {run['strict']:.3f}", flush=True)
-            options.results.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    keep(options.results, report)
     print(table(runs))
     return 0
 

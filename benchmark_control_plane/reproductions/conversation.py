@@ -1,12 +1,12 @@
 """The papers' continuous experiments: Llama-2-70B on A100s, conversation lengths, Poisson arrivals."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from backends.batch_time import LLAMA2_70B_TP1, tile
+from benchmark_control_plane.kept import keep
 from benchmark_control_plane.lengths import CONVERSATION_MEMORY, Line
 from benchmark_control_plane.schedules import Schedule, Setting, scheduled
 
@@ -36,4 +36,4 @@ def latency_run(lines: list[Line], contender: Contender, seed: int) -> Schedule:
 
 def write(results: Path, found: Mapping[str, Any]) -> None:
     results.mkdir(parents=True, exist_ok=True)
-    (results / f"{found['name']}.json").write_text(json.dumps(found, indent=1) + "\n")
+    keep(results / f"{found['name']}.json", found)
