@@ -89,6 +89,9 @@ class EngineRule:
 
     def _view(self, engine: Engine[Served], at: Instant) -> EngineView:
         running = engine.running
+        listed = [self._progress[one.number] for one in running]
+        for one, progress in zip(running, listed, strict=True):
+            progress.held = one.blocks
         block = engine.block_tokens
         return EngineView(
             now=at,
@@ -98,8 +101,7 @@ class EngineRule:
             used=sum(one.blocks for one in running),
             growth=sum(-(-one.total // block) - one.blocks for one in running),
             free_slots=engine.max_running - len(running),
-            running=[self._progress[one.number] for one in running],
-            held={self._progress[one.number].request.id: one.blocks for one in running},
+            running=listed,
         )
 
     def finish(self, one: Served) -> None:

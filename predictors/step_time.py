@@ -125,7 +125,7 @@ class StepReports:
     def __init__(self, prior: StepCost | None = None) -> None:
         self.steps = StepTime(prior)
         self._is_told = prior is not None
-        self._last = StepWork(0, 0, 0)
+        self._decode_work = StepWork(0, 0, 0)
         self._stretch = 1.0
         self._read_seconds = self._all_seconds = 0.0
         self._wholes: deque[Duration] = deque(maxlen=_STRETCH_STEPS)
@@ -148,11 +148,11 @@ class StepReports:
         """Between two tokens of an answer, beside what is embedded; None until enough steps were reported."""
         if not self.reports_steps:
             return None
-        return _duration(self.steps.quantile(self._decode_work(), level) * self._stretch)
+        return _duration(self.steps.quantile(self._decode_work, level) * self._stretch)
 
     def observe_work(self, work: StepWork, took: Duration, *, is_alone: bool = True) -> None:
         """A whole step as the engine reports it; not `is_alone` if embeddings were computed meanwhile."""
-        self._last = work
+        self._decode_work = StepWork(0, work.decodes, work.cells)
         self._wholes.append(took)
         if is_alone:
             self.steps.observe(work, took / 1e9)
@@ -175,10 +175,7 @@ class StepReports:
         return Pace(_duration(step * self._stretch), _duration(token * self._stretch))
 
     def _decoding(self) -> float:
-        return self.steps.predict(self._decode_work())
-
-    def _decode_work(self) -> StepWork:
-        return StepWork(0, self._last.decodes, self._last.cells)
+        return self.steps.predict(self._decode_work)
 
 
 class ObservedPace(StepReports):

@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 import tempfile
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,13 +121,15 @@ class Board:
     ) -> None:
         """The rows by column. Those beyond the first 4,096 are left out."""
         count = min(len(keys), _ROWS)
-        body = _FACTS.pack(
+        packed = _FACTS.pack(
             facts.at_ns, facts.step, facts.step_ns, facts.prompt_token_ns,
             facts.total, facts.quota, facts.used, facts.ceded,
             facts.running, facts.waiting, facts.preemptions, facts.recompute_tokens, count,
-        ) + struct.pack(_columns(count), *keys[:count], *tokens[:count], *blocks[:count])  # fmt: skip
+        )  # fmt: skip
         self._sequence += 1
-        half = _HEAD.pack(0, self._sequence) + body
+        # Arrays, since `struct` takes three times as long for so many numbers.
+        rows = array("Q", keys[:count]), array("I", tokens[:count]), array("I", blocks[:count])
+        half = b"".join((_HEAD.pack(0, self._sequence), packed, *rows))
         half = crc32(half[_SUMMED:]).to_bytes(_SUMMED, "little") + half[_SUMMED:]
         start = self._sequence % 2 * _HALF
         self._memory[start : start + len(half)] = half
@@ -168,5 +171,5 @@ class Board:
 
 
 def _columns(count: int) -> str:
-    """Keys, tokens and blocks of so many rows."""
-    return f"<{count}Q{count}I{count}I"
+    """Keys, tokens and blocks of so many rows, in the byte order of the host that both ends share."""
+    return f"={count}Q{count}I{count}I"

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backends.vllm.board import key_of
 from controlplane.core.clock import Duration, Instant, milliseconds, to_milliseconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Standing
@@ -28,6 +29,16 @@ _KNOWN = (
     "id", "class", "priority", "arrival_ns", "deadline_ns", "ttft_ms", "tpot_ms", "e2e_ms", "gap_ms",
     "tokens", "levels", "quantiles", "resumed_tokens", "first_token_ns", "last_token_ns",
 )  # fmt: skip
+
+
+@dataclass(eq=False, slots=True)
+class Served(Progress):
+    key: int = field(init=False)
+    """What the board calls it."""
+
+    def __post_init__(self) -> None:
+        Progress.__post_init__(self)
+        self.key = key_of(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +106,7 @@ def progress_of(
     prompt_tokens: int,
     max_tokens: int,
     now: Instant,
-) -> Progress:
+) -> Served:
     """`request_id` is vLLM's own. Raises ValueError naming the key that cannot be used."""
     arrival = Instant(_whole(said, "arrival_ns", now))
     base = defaults.slo
@@ -123,7 +134,7 @@ def progress_of(
     predicted = max(1, min(round(expected), limit))
     is_guess = not ({"tokens", "quantiles"} & said.keys() or defaults.tokens)
     gap = _duration(said, "gap_ms", defaults.gap)
-    progress = Progress(request, predicted, request.tenant, forecast, gap, is_guess=is_guess)
+    progress = Served(request, predicted, request.tenant, forecast, gap, is_guess=is_guess)
     if resumed > 0:
         progress.tokens += resumed
         progress.began(Instant(_whole(said, "first_token_ns", now)))

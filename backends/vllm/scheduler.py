@@ -6,7 +6,8 @@ Before each step: while somebody else wants the device, the part of the promised
 left to it (`decode_pace`); tokens that appeared are stamped, the quota is enforced (`balloon`), the policy
 says who gives way and who may start, and vLLM then schedules as ever, seeing only what was offered
 (`offer_queue`). Should blocks run short all the same, vLLM preempts whom the policy ranked last: it
-evicts the largest `priority`, which no one else reads. Nothing of `schedule()` is copied.
+evicts the largest `priority`, which no one else reads. Nothing of `schedule()` is copied. What we know of a
+request hangs on vLLM's own object, as `tandem`: to look it up by name in every step takes longer.
 
 Options come from `additional_config["tandem"]` (see `EngineOptions`, and `default` for requests that
 say nothing); all can be changed while the engine runs (`control`). Importing this module imports vLLM.
@@ -26,9 +27,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from backends.vllm import control
 from backends.vllm.balloon import Balloon
-from backends.vllm.board import Board, EngineFacts, key_of
+from backends.vllm.board import Board, EngineFacts
 from backends.vllm.compat import most_running
-from backends.vllm.metadata import Defaults, defaults_of, progress_of, stated
+from backends.vllm.metadata import Defaults, Served, defaults_of, progress_of, stated
 from backends.vllm.offer_queue import OfferQueue
 from backends.vllm.pacing import wait_for_input
 from backends.vllm.view import engine_view, stamp
@@ -39,7 +40,6 @@ from controlplane.policy.catalogue import engine_policy
 from controlplane.policy.decode_pace import next_step
 from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.engine_step import RANKED, EnginePolicy, EngineView
-from controlplane.policy.progress import Progress
 from predictors.step_time import ObservedPace, StepWork
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,6 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.clock: Callable[[], int] = time.monotonic_ns
         self.balloon = Balloon(self.kv_cache_manager.block_pool)
         self.quota: int = self.balloon.total
-        self.progress: dict[str, Progress] = {}
         self.preempted = 0
         self.recompute_tokens = 0
         self.malformed = 0
@@ -77,8 +76,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.inputs: Queue[Any] | None = None
         self.take_in: Callable[[], None] = _nothing
         self._board = Board.from_environment()
-        self._keys: dict[str, int] = {}
-        self._named: dict[str, list[str]] = {}
+        self._named: dict[str, list[Served]] = {}
         self._looked: Instant | None = None
         self._last_step: Instant | None = None
         self._in_flight: deque[StepWork] = deque()
@@ -124,10 +122,10 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         last, now = self._last_step, Instant(self.clock())
         began = now
         for request in self.running:
-            stamp(request, self.progress[request.request_id], now)
+            stamp(request, now)
         # What arrives is taken in here: a newcomer is in the step that it ended the wait for.
         while not len(self.waiting):
-            running = (self.progress[request.request_id] for request in self.running)
+            running = (request.tandem for request in self.running)
             begin = next_step(running, last, now, self.options.decode_pace)
             if begin <= now:
                 break
@@ -155,7 +153,6 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     def view(self, now: Instant) -> EngineView:
         return engine_view(
             self.running,
-            self.progress,
             self.balloon,
             now=now,
             pace=self.observed.pace or _UNKNOWN_PACE,
@@ -192,28 +189,25 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self.preempted += 1
         self.recompute_tokens += request.num_computed_tokens
-        self.progress[request.request_id].preemptions += 1
+        request.tandem.preemptions += 1
         super()._preempt_request(request, *args, **kwargs)
 
     # --- who is there ------------------------------------------------------------------------
 
     def _joined(self, request: Any) -> None:
-        request_id = request.request_id
         now = Instant(self.clock())
-        progress = self.progress.get(request_id)
-        if progress is None:
-            progress = self.progress[request_id] = self._progress(request, now)
-            self._keys[request_id] = key_of(progress.name)
-            self._named.setdefault(progress.name, []).append(request_id)
+        if not hasattr(request, "tandem"):
+            request.tandem = self._progress(request, now)
+            self._named.setdefault(request.tandem.name, []).append(request.tandem)
             # What the client asked for is in its progress.
             request.priority = 0
-        stamp(request, progress, now)
-        self.engine_policy.joined(progress, now)
+        stamp(request, now)
+        self.engine_policy.joined(request.tandem, now)
 
     def _left(self, request: Any) -> None:
-        self.engine_policy.left(self.progress[request.request_id])
+        self.engine_policy.left(request.tandem)
 
-    def _progress(self, request: Any, now: Instant) -> Progress:
+    def _progress(self, request: Any, now: Instant) -> Served:
         facts = {"request_id": request.request_id, "prompt_tokens": request.num_prompt_tokens}
         params = request.sampling_params or request.pooling_params
         limit = request.max_tokens or 1
@@ -229,16 +223,14 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         # The last of a request; all ways out of vLLM's scheduler lead here, some before it left the queue.
         self.waiting.remove_requests([request])
-        self._forget(request.request_id)
+        if hasattr(request, "tandem"):
+            self._forget(request.tandem)
+            del request.tandem
         return super()._free_request(request, *args, **kwargs)
 
-    def _forget(self, request_id: str) -> None:
-        progress = self.progress.pop(request_id, None)
-        if progress is None:
-            return
-        del self._keys[request_id]
+    def _forget(self, progress: Served) -> None:
         siblings = self._named[progress.name]
-        siblings.remove(request_id)
+        siblings.remove(progress)
         if not siblings:
             del self._named[progress.name]
 
@@ -278,14 +270,13 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.engine_policy, self.options = engine_policy(options), options
         now = Instant(self.clock())
         for request in self.waiting:
-            self.engine_policy.joined(self.progress[request.request_id], now)
+            self.engine_policy.joined(request.tandem, now)
 
     def set_forecast(self, name: str, forecast: LengthForecast) -> None:
         """A better prediction of the whole answer, for all samples of the request that its caller calls
         `name`. Does nothing if it has left."""
-        for request_id in self._named.get(name, ()):
-            progress = self.progress[request_id]
-            is_waiting = self.waiting.holds(request_id)
+        for progress in self._named.get(name, ()):
+            is_waiting = self.waiting.holds(progress.request.id)
             if is_waiting:
                 self.engine_policy.left(progress)
             progress.foretell(forecast)
@@ -314,11 +305,11 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     def _rows(self) -> tuple[list[int], list[int], list[int]]:
         """By column: a key, its tokens, its blocks."""
         running, size = self.running, self.block_size
-        names = [request.request_id for request in running]
-        sizes = [self.progress[name].per_block or size for name in names] if self.has_packed else repeat(size)
+        listed = [request.tandem for request in running]
+        sizes = [one.per_block or size for one in listed] if self.has_packed else repeat(size)
         return (
-            [self._keys[name] for name in names],
-            [request.num_tokens for request in running],
+            [one.key for one in listed],
+            [one.tokens for one in listed],
             [-(-request.num_computed_tokens // one) for request, one in zip(running, sizes, strict=False)],
         )
 

@@ -6,7 +6,7 @@ shares is counted with each of its readers, so `held` is what it can be relied o
 where nothing is shared.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from backends.vllm.balloon import Balloon
@@ -16,14 +16,14 @@ from controlplane.policy.engine_step import EngineView
 from controlplane.policy.progress import Progress
 
 
-def stamp(request: Any, progress: Progress, now: Instant) -> None:
+def stamp(request: Any, now: Instant) -> None:
+    progress: Progress = request.tandem
     if new := request.num_tokens - progress.tokens:
         progress.stamp(now, new)
 
 
 def engine_view(
     running: Sequence[Any],
-    progress: Mapping[str, Progress],
     balloon: Balloon,
     *,
     now: Instant,
@@ -34,21 +34,20 @@ def engine_view(
     max_step_tokens: int,
     has_packed: bool = False,
 ) -> EngineView:
-    names = [request.request_id for request in running]
-    listed = [progress[name] for name in names]
-    held: list[int] = []
+    # By column: most of the time here is waiting for memory, and a short loop waits for several at once.
+    listed = [request.tandem for request in running]
+    tokens = [request.num_tokens for request in running]
+    computed = [request.num_computed_tokens for request in running]
+    ahead = [len(request.spec_token_ids) + request.num_output_placeholders for request in running]
     growth = 0
-    # Written out, and apart from the look-ups above: most of the time here is waiting for memory.
-    for request, one in zip(running, listed, strict=True):
-        tokens, computed = request.num_tokens, request.num_computed_tokens
-        if new := tokens - one.tokens:
+    for one, present, done, more in zip(listed, tokens, computed, ahead, strict=True):
+        if new := present - one.tokens:
             one.stamp(now, new)
         per_block = one.per_block or block_tokens
-        blocks = -(-computed // per_block)
-        known = tokens + len(request.spec_token_ids) + request.num_output_placeholders
-        if known > blocks * per_block:
-            growth += -(-min(known, computed + max_step_tokens) // per_block) - blocks
-        held.append(blocks)
+        one.held = held = -(-done // per_block)
+        known = present + more
+        if known > held * per_block:
+            growth += -(-min(known, done + max_step_tokens) // per_block) - held
     return EngineView(
         now=now,
         pace=pace,
@@ -58,6 +57,5 @@ def engine_view(
         growth=growth,
         free_slots=max_running - len(listed),
         running=listed,
-        held=dict(zip(names, held, strict=True)),
         has_packed=has_packed,
     )

@@ -7,6 +7,7 @@ be aged waits at most for the block-steps of those that arrived before it, divid
 """
 
 from controlplane.policy.engine_step import EngineView
+from controlplane.policy.progress import Progress
 
 
 class AgedShare:
@@ -15,12 +16,13 @@ class AgedShare:
     def __init__(self, share: float) -> None:
         self._share = share
         self._balance = 0.0
-        self.running: set[str] = set()
+        self.running: set[Progress] = set()
 
     def account(self, view: EngineView) -> None:
         """Call once a step. Nothing is saved up while nobody is served."""
-        self.running &= view.held.keys()
-        held = sum(view.held[one] for one in self.running)
+        if self.running:
+            self.running.intersection_update(view.running)
+        held = sum(one.held for one in self.running)
         self._balance = min(0.0, self._balance + self._share * view.quota - held)
 
     @property

@@ -60,13 +60,14 @@ class AptKv:
         while free < 0 and plan.ranked:
             victim = plan.ranked.pop()
             plan.preempt.append(victim)
-            free += view.held[victim.request.id]
+            free += victim.held
         if slots <= 0 or free <= 0 or not self._keys:
             return plan
         columns = self._columns[:, : len(self._keys)]
-        needs = _needs(columns[_TOKENS], self._waiting, view)
-        if free < needs.min():
+        if not view.has_packed and columns[_TOKENS].min() >= free * view.block_tokens:
+            # Not even the smallest: there is nothing to value.
             return plan
+        needs = _needs(columns[_TOKENS], self._waiting, view)
         weight = np.where(columns[_LOST_AFTER] < view.now, self._decay, 1.0)
         values = ((view.now - columns[_SINCE]) / 1e9 * weight + _LEAST_SECONDS) / needs
         values[needs > view.quota] = -inf
@@ -88,7 +89,7 @@ class AptKv:
         # `view.need` written out, since everybody is asked, and no array: to fill one takes longer.
         values = [
             (self._pending(p, now) + _LEAST_SECONDS if p.last_token != now else _LEAST_SECONDS)
-            / -(-(p.tokens + 1) // (p.per_block or size))
+            / (p.tokens // (p.per_block or size) + 1)
             for p in running
         ]
         most = sorted(values)[count - 1] if count < len(running) else inf
@@ -104,9 +105,9 @@ class AptKv:
 def _needs(tokens: npt.NDArray[np.int64], of: Sequence[Progress], view: EngineView) -> npt.NDArray[np.int64]:
     """`view.need` of each."""
     if not view.has_packed:
-        return (tokens + view.block_tokens) // view.block_tokens
+        return tokens // view.block_tokens + 1
     per_block = np.array([p.per_block or view.block_tokens for p in of], np.int64)
-    return (tokens + per_block) // per_block
+    return tokens // per_block + 1
 
 
 def _key(progress: Progress) -> tuple[Instant, str]:

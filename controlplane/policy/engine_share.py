@@ -37,10 +37,13 @@ def lease_table(alive: Iterable[Progress], block_tokens: int) -> LeaseTable:
     # A token of one that packs its blocks more densely takes less than a token of the cache.
     if any(packed := [p.per_block for p in listed]):
         slope = np.array([block_tokens / (per_block or block_tokens) for per_block in packed])
-    if any(forecasts := [p.forecast for p in listed]):
-        variance = np.array([0.0 if one is None else one.deviation**2 for one in forecasts])
-    steps = np.array([p.remaining() for p in listed], dtype=np.float64)
-    priority = np.array([p.request.service_class.priority for p in listed], dtype=np.float64)
+    # `remaining` of each, asked only of those that have no predicted end before them.
+    steps = np.array([p.ends_at for p in listed], dtype=np.float64) - tokens
+    if asked := np.flatnonzero(steps < 1).tolist():
+        steps[asked] = [listed[at].remaining() for at in asked]
+        forecasts = [listed[at].forecast for at in asked]
+        variance[asked] = [0.0 if one is None else one.deviation**2 for one in forecasts]
+    priority = np.array([p.priority for p in listed], dtype=np.float64)
     ids = tuple([p.request.id for p in listed])
     return LeaseTable(ids, slope * tokens + block_tokens - 1, slope, steps, variance, priority)
 
@@ -49,9 +52,7 @@ def share_of(view: EngineView) -> Share:
     tokens = view.block_tokens
 
     def preemptible() -> tuple[Running, ...]:
-        return tuple(
-            p.as_running(view.now, view.held[p.request.id] * tokens, view.pace) for p in view.running
-        )
+        return tuple(p.as_running(view.now, p.held * tokens, view.pace) for p in view.running)
 
     return Share(
         ceiling=view.quota * tokens,

@@ -20,7 +20,7 @@ RANKED = 32
 @dataclass(frozen=True, slots=True)
 class EngineView:
     """`quota` blocks may be used, `used` are. `growth` is what the running requests need for this step
-    if nobody leaves, `held` what each of them has. `free_slots` more requests may run. Unless `has_packed`,
+    if nobody leaves; each knows what it has. `free_slots` more requests may run. Unless `has_packed`,
     nobody's `per_block` differs from `block_tokens`."""
 
     now: Instant
@@ -31,7 +31,6 @@ class EngineView:
     growth: int
     free_slots: int
     running: Sequence[Progress]
-    held: Mapping[str, int]
     has_packed: bool = True
 
     @property
@@ -43,17 +42,16 @@ class EngineView:
         """Had these left. What they would have grown by in this step stays counted."""
         if not gone:
             return self
-        names = {p.request.id for p in gone}
         return replace(
             self,
-            used=self.used - sum(self.held[name] for name in names),
-            free_slots=self.free_slots + len(names),
-            running=[p for p in self.running if p.request.id not in names],
+            used=self.used - sum(p.held for p in gone),
+            free_slots=self.free_slots + len(gone),
+            running=[p for p in self.running if p not in gone],
         )
 
     def need(self, progress: Progress) -> int:
         """Blocks that it takes to compute its next token."""
-        return -(-(progress.tokens + 1) // (progress.per_block or self.block_tokens))
+        return progress.tokens // (progress.per_block or self.block_tokens) + 1
 
 
 @dataclass(slots=True)

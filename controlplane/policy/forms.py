@@ -98,5 +98,5 @@ def _leaving(view: EngineView, hidden: Collection[str]) -> frozenset[str]:
     if not on_hidden:
         return NOBODY
     longest = max(on_hidden, key=lambda p: (p.remaining(), p.request.id))
-    more = -(-(longest.tokens + 1) // view.block_tokens) - view.held[longest.request.id]
+    more = -(-(longest.tokens + 1) // view.block_tokens) - longest.held
     return frozenset({longest.request.id}) if more <= view.free else NOBODY

@@ -56,14 +56,17 @@ class LookAhead:
         variance = footprint.spread**2
         at = int(np.searchsorted(self.steps, end, side="left"))
         own = float(self.base[at] + self.per_step[at] * end) + footprint.peak
-        own += self.z * sqrt(float(self.variance[at]) + variance)
+        # Where all is certain the margin is 0, and to find that out step by step takes long.
+        z = self.z if variance or self.table.variance.any() else 0.0
+        if z:
+            own += z * sqrt(float(self.variance[at]) + variance)
         if at == 0:
             return own
         before = self.steps[:at]
         use = self.base[:at] + self.per_step[:at] * before
         use += footprint.base + footprint.per_step * before
-        if self.z:
-            use += self.z * np.sqrt(self.variance[:at] + variance)
+        if z:
+            use += z * np.sqrt(self.variance[:at] + variance)
         return max(own, float(use.max()))
 
     def steps_until_fits(self, footprint: Footprint, limit: float) -> float | None:

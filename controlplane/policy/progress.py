@@ -33,18 +33,28 @@ class Progress:
     """The first token came too late, or a gap was longer than promised."""
     per_block: int | None = None
     """Its tokens that a block holds; None for as many as of keys and values."""
+    held: int = 0
+    """Blocks, when the host last looked at those that run; of who waits it says nothing."""
     tokens: int = field(init=False)
     """What must be in the cache before the next token: the prompt, and the answer so far."""
+    priority: int = field(init=False)
+    """Of its class. This and what follows are asked for each running request in nearly each step."""
     first_due: Instant | None = field(init=False)
-    """When the first token must be out; asked for each running request in each step."""
+    """When the first token must be out."""
+    ends_at: int = field(init=False)
+    """Tokens at its predicted end; 0 where a forecast says something else with every token."""
 
     def __post_init__(self) -> None:
-        self.tokens = self.request.prompt_tokens
-        self.first_due = self.request.slo.first_token_deadline(self.request.arrival)
+        request = self.request
+        self.tokens = request.prompt_tokens
+        self.priority = request.service_class.priority
+        self.first_due = request.slo.first_token_deadline(request.arrival)
+        predicted = min(self.predicted, request.max_output_tokens)
+        self.ends_at = request.prompt_tokens + predicted if self.forecast is None else 0
 
     def foretell(self, forecast: LengthForecast) -> None:
         """The whole answer is now thought to be so long."""
-        self.forecast, self.is_guess = forecast, False
+        self.forecast, self.is_guess, self.ends_at = forecast, False, 0
         self.predicted = max(1, min(round(forecast.mean), self.request.max_output_tokens))
 
     @property
@@ -70,19 +80,11 @@ class Progress:
         """Tokens expected to come, at least 1, given that the answer went on so far. Where only a number was
         predicted, one that outran it is given a quarter more of what it has: it is known to be long, not
         that it is nearly over."""
-        request = self.request
-        # Written out: everybody is asked in nearly every step.
-        done = self.tokens - request.prompt_tokens
-        most = request.max_output_tokens - done
-        if self.forecast is not None:
-            left = round(self.forecast.expected_remaining(done))
-        else:
-            left = self.predicted - done
-            if left < 1:
-                left = max(16, done // 4)
-        # Comparisons, since calls of min and max take longer.
-        left = left if left < most else most
-        return left if left > 1 else 1
+        if (left := self.ends_at - self.tokens) > 0:
+            return left
+        done, forecast = self.done, self.forecast
+        left = max(16, done // 4) if forecast is None else round(forecast.expected_remaining(done))
+        return max(1, min(left, self.request.max_output_tokens - done))
 
     def memory_time(self) -> float:
         """Token-steps from now to the end."""
@@ -120,7 +122,7 @@ class Progress:
         deadline = self.deadline()
         return Running(
             request_id=self.request.id,
-            priority=self.request.service_class.priority,
+            priority=self.priority,
             freed_bytes=held,
             slack=None if deadline is None else between(now, deadline),
             recompute=Duration(0) if pace is None else scaled(pace.per_prompt_token, self.tokens),

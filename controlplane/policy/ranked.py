@@ -110,7 +110,7 @@ class RankedPolicy:
         while short > 0 and plan.ranked:
             victim = plan.ranked.pop()
             plan.preempt.append(victim)
-            short -= view.held[victim.request.id]
+            short -= victim.held
 
     def _is_known_blocked(self, view: EngineView) -> bool:
         blocked, head = self._blocked, self._line[0].progress.request.id
@@ -172,7 +172,7 @@ def eviction_order(view: EngineView, options: EvictionOptions) -> list[Progress]
     """The running, the first to give way last. Those about to finish stay longest."""
 
     def keep(progress: Progress) -> tuple[bool, int, float, str]:
-        held = max(1, view.held[progress.request.id])
+        held = max(1, progress.held)
         running = progress.as_running(view.now, held * view.block_tokens, view.pace)
         cost = victim_cost(running, options) / running.freed_bytes
         is_ending = running.remaining_steps <= options.almost_done_steps
@@ -188,8 +188,7 @@ def _is_background(progress: Progress, now: Instant) -> bool:
 def _may_preempt(progress: Progress, view: EngineView) -> bool:
     if progress.first_due is None or progress.first_due < view.now:
         return False
-    priority = progress.request.service_class.priority
-    return any(p.request.service_class.priority < priority for p in view.running)
+    return any(p.priority < progress.priority for p in view.running)
 
 
 def _rank(place: _Place) -> Rank:

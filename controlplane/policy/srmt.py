@@ -184,7 +184,7 @@ class ShortestRemaining:
         """The running ones; the first to give way last, those that may not at all left out."""
         ranked: list[Ranked] = []
         for progress in view.running:
-            if progress.request.id not in self._aged.running:
+            if progress not in self._aged.running:
                 size = progress.memory_time()
                 ranked.append((self._lane(progress, size, view.now), size, progress.request.id, progress))
         ranked.sort()
@@ -193,7 +193,7 @@ class ShortestRemaining:
     def _start_aged(self, draft: "_Draft") -> None:
         """The oldest beyond its patience takes what it needs and keeps it, unless their share is spent."""
         options, view = self._options, draft.view
-        for (arrival, request_id), progress in self._lost:
+        for (arrival, _), progress in self._lost:
             if not self._aged.has_credit or arrival + options.patience > view.now:
                 return
             if draft.need(progress) > view.quota:
@@ -201,7 +201,7 @@ class ShortestRemaining:
             while draft.free < draft.need(progress) and draft.give_way():
                 pass
             if draft.start(progress):
-                self._aged.running.add(request_id)
+                self._aged.running.add(progress)
             return
 
     def _start_fresh(self, draft: "_Draft") -> None:
@@ -282,7 +282,7 @@ class _Draft:
             return False
         victim = ranking.pop()[-1]
         self.preempt.append(victim)
-        self.free += self.view.held[victim.request.id]
+        self.free += victim.held
         if self._later is not None:
             self._later += self._held_later(victim)
         self.slots += 1
@@ -320,7 +320,7 @@ class _Draft:
 
     def _held_later(self, progress: Progress) -> float:
         is_done = progress.remaining() <= self._settle
-        return 0.0 if is_done else self.view.held[progress.request.id] + self._growth
+        return 0.0 if is_done else progress.held + self._growth
 
     def _needed_later(self, progress: Progress) -> float:
         return 0.0 if progress.remaining() <= self._settle else self.need(progress) + self._growth
@@ -328,10 +328,10 @@ class _Draft:
     def take(self, progress: Progress, size: float) -> bool:
         """Starts it on the memory of those not hopeful, or that need more than `size`, if that suffices."""
         need, gained, count = self.need(progress), 0, 0
-        for lane, victim_size, request_id, _ in reversed(self._ranking()):
+        for lane, victim_size, _, victim in reversed(self._ranking()):
             if self.free + gained >= need or (lane == HOPEFUL and victim_size <= size):
                 break
-            gained += self.view.held[request_id]
+            gained += victim.held
             count += 1
         if self.free + gained < need:
             return False

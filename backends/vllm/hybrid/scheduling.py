@@ -153,9 +153,7 @@ class HybridScheduling(_Base):
         held, hidden = self._held, self.hybrid_cache.hidden
         # Who gave its blocks back chooses anew.
         hidden.intersection_update([name for name in hidden if held.get(name)])
-        waiting = [
-            self.progress[request.request_id] for request in self.waiting if not held.get(request.request_id)
-        ]
+        waiting = [request.tandem for request in self.waiting if not held.get(request.request_id)]
         choice = self.forms.choose(self.view(now), waiting, hidden, self.hidden_cost.price)
         leaving = {name: self.requests[name].num_computed_tokens for name in choice.leaving & hidden}
         hidden.update(choice.hidden)
@@ -167,7 +165,7 @@ class HybridScheduling(_Base):
     def _note(self, name: str) -> None:
         """The policy counts the blocks of a request by its form."""
         on_hidden = name in self.hybrid_cache.hidden
-        self.progress[name].per_block = self.layout.rows_per_block if on_hidden else None
+        self.requests[name].tandem.per_block = self.layout.rows_per_block if on_hidden else None
 
     # --- what hidden states cost ---------------------------------------------------------------
 

@@ -56,7 +56,8 @@ def seen_as_it_is(scheduler) -> bool:
     """The policies' view counts the blocks that vLLM has given to each that runs."""
     (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
     given = {one.request_id: len(manager.req_to_blocks[one.request_id]) for one in scheduler.running}
-    return scheduler.view(Instant(scheduler.clock())).held == given
+    view = scheduler.view(Instant(scheduler.clock()))
+    return {one.request.id: one.held for one in view.running} == given
 
 
 def said(random: Random, output: int) -> dict[str, object]:
@@ -109,7 +110,6 @@ def test_no_block_is_lost_over_a_thousand_requests_with_aborts_and_quota_changes
     assert {one: tokens for one, tokens in got.items() if one not in gone} == {
         one: tokens for one, tokens in wanted.items() if one not in gone
     }
-    assert not scheduler.progress
     assert scheduler.engine_policy.waiting() == 0
 
 
@@ -198,9 +198,10 @@ def test_metadata_that_makes_no_sense_costs_its_request_only_the_class(engine):
     engine.add("silent", 20, 5, extra={})
     engine.add("flat", 20, 5, extra={"tandem_ttft_ms": 100, "tandem_class": "fast"})
     assert scheduler.malformed == 1
-    classes = {one: p.request.service_class.name for one, p in scheduler.progress.items()}
+    progress = {name: request.tandem for name, request in scheduler.requests.items()}
+    classes = {name: one.request.service_class.name for name, one in progress.items()}
     assert classes == {"odd": "chat", "silent": "chat", "flat": "fast"}
-    assert scheduler.progress["flat"].request.slo.ttft == 100_000_000
+    assert progress["flat"].request.slo.ttft == 100_000_000
 
 
 @pytest.mark.parametrize("ordering", ["fcfs", "edf"])
@@ -213,7 +214,8 @@ def test_a_low_class_waits_for_a_higher_one_only_within_the_head_start(engine, o
 @pytest.mark.parametrize("ordering", ["fcfs", "edf"])
 def test_a_low_class_ends_what_it_started_beside_more_of_a_higher_one_than_can_be_in_time(engine, ordering):
     lows = sum(1 for _ in overtaken(engine, ordering, 1_200))
-    progress = [p for name, p in engine.core.scheduler.progress.items() if name.startswith("low")]
+    requests = engine.core.scheduler.requests
+    progress = [request.tandem for name, request in requests.items() if name.startswith("low")]
     assert lows - len(progress) >= 3
     # Alone it takes about 3 s.
     long_ago = Instant(engine.now_ns - seconds(10))

@@ -7,27 +7,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, Instant
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
 from controlplane.policy.aged_share import AgedShare
 from controlplane.policy.engine_step import EngineView
+from controlplane.policy.progress import Progress
 
 QUOTA = 100
-VIEW = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, QUOTA, 0, 0, 64, [], {})
+VIEW = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, QUOTA, 0, 0, 64, [])
+KLASS = ServiceClass("any", Slo(), 0, sheddable=False)
+ANY = Request("any", Kind.GENERATE, "m", "t", KLASS, KLASS.slo, Instant(0), 1, 1)
+
+
+def holding(blocks: int) -> Progress:
+    one = Progress(ANY, predicted=1, name="any")
+    one.held = blocks
+    return one
 
 
 def served(share: float, stays: list[tuple[int, int]], steps: int) -> tuple[int, int]:
     """(block-steps of the aged, starts) when the next one of (blocks, steps) starts whenever it may."""
     account, used, starts = AgedShare(share), 0, 0
-    left: dict[str, tuple[int, int]] = {}
+    left: dict[Progress, int] = {}
     for _ in range(steps):
-        held = {one: blocks for one, (blocks, _) in left.items()}
-        used += sum(held.values())
-        account.account(replace(VIEW, held=held))
-        left = {one: (blocks, stay - 1) for one, (blocks, stay) in left.items() if stay > 1}
+        used += sum(one.held for one in left)
+        account.account(replace(VIEW, running=list(left)))
+        left = {one: stay - 1 for one, stay in left.items() if stay > 1}
         if account.has_credit:
-            name = f"aged{starts}"
-            left[name] = stays[starts % len(stays)]
-            account.running.add(name)
+            blocks, stay = stays[starts % len(stays)]
+            newest = holding(blocks)
+            left[newest] = stay
+            account.running.add(newest)
             starts += 1
     return used, starts
 
@@ -49,8 +60,9 @@ def test_nothing_is_saved_up_while_nobody_is_served():
     account = AgedShare(0.5)
     for _ in range(1_000):
         account.account(VIEW)
-    account.running.add("one")
-    account.account(replace(VIEW, held={"one": 60}))
+    one = holding(60)
+    account.running.add(one)
+    account.account(replace(VIEW, running=[one]))
     assert not account.has_credit
     account.account(VIEW)
     assert account.has_credit

@@ -53,12 +53,11 @@ def progress(name: str, life: dict, *, is_running: bool) -> Progress:
 
 
 def view_of(running: list[Progress], *, free: int, quota: int | None = None) -> EngineView:
-    held = {p.request.id: -(-p.tokens // BLOCK) for p in running}
-    used = sum(held.values())
+    for one in running:
+        one.held = -(-one.tokens // BLOCK)
+    used = sum(p.held for p in running)
     growth = sum(p.tokens % BLOCK == 0 for p in running)
-    return EngineView(
-        NOW, PACE, BLOCK, used + free if quota is None else quota, used, growth, 64, running, held
-    )
+    return EngineView(NOW, PACE, BLOCK, used + free if quota is None else quota, used, growth, 64, running)
 
 
 def planned(
@@ -85,7 +84,7 @@ def test_what_is_offered_fits_beside_what_runs_on(ordering, crowd):
     waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(crowd[1])]
     view = view_of(running, free=crowd[2])
     plan = planned(ordering, running, waiting, view)
-    freed = sum(view.held[p.request.id] for p in plan.preempt)
+    freed = sum(p.held for p in plan.preempt)
     needed = sum(view.need(p) for p in plan.offer)
     # A ranked policy counts a victim as the line that bounds its blocks, which is less than one block off.
     slack = len(plan.preempt) if ordering != "srmt" else 0
@@ -121,7 +120,7 @@ def test_a_quota_below_use_is_reached_in_one_plan(ordering, crowd, cut):
     view = view_of(running, free=0)
     view = replace(view, quota=max(1, view.used - cut))
     plan = planned(ordering, running, [], view)
-    left = view.used - sum(view.held[p.request.id] for p in plan.preempt)
+    left = view.used - sum(p.held for p in plan.preempt)
     assert left <= view.quota
 
 
@@ -215,7 +214,7 @@ def test_apt_decides_as_if_it_had_valued_and_sorted_everybody(random, counts, fr
     everybody, victims, free = sorted(running, key=by_value), [], view.free
     while free < 0 and everybody:
         victims.append(everybody.pop())
-        free += view.held[victims[-1].request.id]
+        free += victims[-1].held
     assert plan.preempt == victims
     if view.free < 0:
         assert plan.ranked == everybody[len(everybody) - len(plan.ranked) :]

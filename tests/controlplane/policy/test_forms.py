@@ -33,9 +33,9 @@ def _progress(name, prompt, *, predicted=100):
     return Progress(request, predicted, name)
 
 
-def _view(quota, running=(), held=None):
+def _view(quota, running=()):
     pace = Pace(STEP, Duration(0))
-    return EngineView(NOW, pace, BLOCK, quota, 0, 0, 256, list(running), held or {})
+    return EngineView(NOW, pace, BLOCK, quota, 0, 0, 256, list(running))
 
 
 def _choose(view, waiting, hidden=(), *, price=CHEAP):
@@ -91,14 +91,14 @@ def test_hidden_states_are_kept_where_they_gain_more_than_they_delay(price, coun
 def test_who_has_most_to_come_leaves(quota, price, leaves):
     # 7 and 33 blocks at their ends.
     running = [_progress("short", 100, predicted=10), _progress("long", 100, predicted=420)]
-    view = _view(quota, running, {"short": 4, "long": 4})
-    assert _choose(view, [], {"short", "long"}, price=price).leaving == leaves
+    for one in running:
+        one.held = 4
+    assert _choose(_view(quota, running), [], {"short", "long"}, price=price).leaving == leaves
 
 
 def test_nobody_leaves_while_others_wait():
     running = [_progress("long", 100, predicted=400)]
-    view = _view(500, running, {"long": 4})
-    assert not _choose(view, [_progress("w", 10)], {"long"}).leaving
+    assert not _choose(_view(500, running), [_progress("w", 10)], {"long"}).leaving
 
 
 crowds = st.lists(st.tuples(st.integers(1, 600), st.integers(1, 400)), min_size=1, max_size=12)
