@@ -34,7 +34,7 @@ class EngineOptions:
     preempt_ratio: float = 1.1
     urgency: float = 0.5
     settle_steps: int = 12
-    size_cut_share: float = 0.85
+    size_cut_share: float = 0.75
     size_cut_window: int = 600
     starvation_ms: float = 300_000.0
     aged_share: float = 0.02

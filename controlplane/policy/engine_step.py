@@ -38,6 +38,12 @@ class EngineView:
         """Blocks left after this step's growth; negative if somebody must go."""
         return self.quota - self.used - self.growth
 
+    @property
+    def reading(self) -> float:
+        """Token-steps that pass in a full memory while one token of a prompt is read. 0 while not known."""
+        step = self.pace.step
+        return self.quota * self.block_tokens * self.pace.per_prompt_token / step if step > 0 else 0.0
+
     def without(self, gone: Sequence[Progress]) -> "EngineView":
         """Had these left. What they would have grown by in this step stays counted."""
         if not gone:

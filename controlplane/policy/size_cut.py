@@ -2,7 +2,8 @@
 
 By Little's law requests of memory-time v (token-steps) that arrive at rate r keep r * step * v tokens
 resident. Sorted by v, the smallest are served until that sum reaches a share of the memory: the last
-one served is the cut. It follows the load; below capacity there is none.
+one served is the cut. It follows the load; below capacity there is none. With what a full memory loses while
+the prompt is read in v, the sum is that much more memory than there would be if reading took no time.
 
 Predictions may be wrong by any factor, so the sum is corrected by what is seen: while there is a cut and
 memory stays clearly emptier than planned, too much is cut off, and the correction falls. While the

@@ -2,9 +2,10 @@
 
 Preemptive shortest remaining memory-time: with too much work for the memory, serving a request to its
 end costs its remaining memory-time and earns one kept promise, so the smallest go first and the
-largest pay. Three lanes:
+largest pay. Who has still to be read costs more: the whole memory stands still for as long as its prompt
+takes (`EngineView.reading`), and would again after a preemption. Three lanes:
 
-- *hopeful* and within the size cut: start by remaining memory-time, while they still have time only
+- *hopeful* and within the size cut: start by what they cost, while they still have time only
   where nobody must give way in the next `settle` steps. Once half its time to the first token is gone,
   one may take the memory of running requests that still need `preempt_ratio` times as much, or of any
   of the two lanes below;
@@ -56,7 +57,7 @@ class SrmtOptions:
     preempt_ratio: float = 1.1
     urgency: float = 0.5
     settle: int = 12
-    share: float = 0.85
+    share: float = 0.75
     window: int = 600
     patience: Duration = _PATIENCE
     aged_share: float = 0.02
@@ -81,6 +82,7 @@ class ShortestRemaining:
         self._options = options
         self._cut = SizeCut(window=options.window, share=options.share) if options.share else None
         self._fresh: list[tuple[Key, Progress]] = []
+        self._keys: dict[str, Key] = {}
         self._paused: dict[str, Progress] = {}
         self._lost: list[tuple[Age, Progress]] = []
         self._due: list[tuple[int, str]] = []
@@ -92,9 +94,6 @@ class ShortestRemaining:
     # --- who waits ---------------------------------------------------------------------------
 
     def joined(self, progress: Progress, now: Instant) -> None:
-        is_new = progress.first_token is None and not progress.preemptions
-        if self._cut is not None and is_new and not progress.is_guess:
-            self._cut.arrived(progress.request.arrival, progress.memory_time())
         self._unripe.append(progress)
         self._lanes[progress.request.id] = HOPEFUL
 
@@ -108,7 +107,7 @@ class ShortestRemaining:
         elif request_id in self._paused:
             del self._paused[request_id]
         else:
-            del self._fresh[bisect_left(self._fresh, _size(progress), key=_first)]
+            self._take_fresh(request_id)
 
     def waiting(self) -> int:
         return len(self._lanes)
@@ -116,13 +115,18 @@ class ShortestRemaining:
     def _sort_in(self, view: EngineView) -> None:
         """Each newcomer into its line, and into the lost one as soon as its time is up."""
         for progress in self._unripe:
-            request_id = progress.request.id
+            request_id, arrival = progress.request.id, progress.request.arrival
+            size = progress.memory_time() + view.reading * progress.tokens
+            is_new = progress.first_token is None and not progress.preemptions
+            if self._cut is not None and is_new and not progress.is_guess:
+                self._cut.arrived(arrival, size)
             work = progress.prefill(view.pace)
             if progress.is_hopeless(view.now, work):
                 self._lose(progress)
                 continue
             if progress.first_token is None:
-                insort(self._fresh, (_size(progress), progress), key=_first)
+                key = self._keys[request_id] = (size, arrival, request_id)
+                insort(self._fresh, (key, progress), key=_first)
             else:
                 self._paused[request_id] = progress
             if (deadline := progress.deadline()) is not None:
@@ -137,14 +141,16 @@ class ShortestRemaining:
                 self._move_to_lost(found)
 
     def _waiting_hopeful(self, request_id: str) -> Progress | None:
-        paused = self._paused.get(request_id)
-        if paused is not None:
-            return paused
-        return next((p for _, p in self._fresh if p.request.id == request_id), None)
+        if (key := self._keys.get(request_id)) is not None:
+            return self._fresh[bisect_left(self._fresh, key, key=_first)][1]
+        return self._paused.get(request_id)
+
+    def _take_fresh(self, request_id: str) -> None:
+        del self._fresh[bisect_left(self._fresh, self._keys.pop(request_id), key=_first)]
 
     def _move_to_lost(self, progress: Progress) -> None:
         if self._paused.pop(progress.request.id, None) is None:
-            del self._fresh[bisect_left(self._fresh, _size(progress), key=_first)]
+            self._take_fresh(progress.request.id)
         self._lose(progress)
 
     def _lose(self, progress: Progress) -> None:
@@ -357,10 +363,6 @@ class _Draft:
             self._look = LookAhead(lease_table(alive, self.view.block_tokens))
         footprint = footprint_of(progress, self.view.block_tokens)
         return self._look.peak_with(footprint) <= self.view.quota * self.view.block_tokens
-
-
-def _size(progress: Progress) -> Key:
-    return (progress.memory_time(), progress.request.arrival, progress.request.id)
 
 
 def _age(progress: Progress) -> Age:

@@ -244,6 +244,25 @@ def test_remaining_memory_time_decides_who_pays():
     assert (plan.offer, plan.preempt) == ([], [])
 
 
+def test_who_takes_long_to_read_costs_what_the_full_memory_loses_meanwhile():
+    base = {"done": 0, "priority": 0, "ttft_ms": 3_000, "gap_ms": None, "ago_ms": 10}
+    long_prompt = progress("read", {**base, "prompt": 300, "predicted": 20}, is_running=False)
+    long_answer = progress("told", {**base, "prompt": 20, "predicted": 95}, is_running=False)
+    policy = engine_policy(EngineOptions(ordering="srmt"))
+    for one in (long_prompt, long_answer):
+        policy.joined(one, NOW)
+    view = view_of([], free=100)
+    assert policy.plan(view).offer == [long_answer, long_prompt]
+    # What a prompt costs may change while it waits.
+    free_to_read = replace(view, pace=Pace(PACE.step, milliseconds(0)))
+    assert policy.plan(free_to_read).offer == [long_answer, long_prompt]
+    for one in (long_prompt, long_answer):
+        policy.left(one)
+    for one in (long_prompt, long_answer):
+        policy.joined(one, NOW)
+    assert policy.plan(free_to_read).offer == [long_prompt, long_answer]
+
+
 def test_after_its_patience_a_lost_request_starts_first_and_keeps_its_place():
     base = {"done": 0, "priority": 0, "ttft_ms": 300, "gap_ms": None, "predicted": 100, "prompt": 100}
     old = progress("old", {**base, "ago_ms": 20_000}, is_running=False)
