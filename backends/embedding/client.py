@@ -88,7 +88,7 @@ class WorkerEmbedder:
         self._shorter = tuple(sorted(set(dimensions)))
         self._check_seconds = check_seconds
         self._stall_seconds = stall_seconds
-        self._load_seconds = math.inf
+        self._load_seconds: float | None = None
         self._returns_memory = returns_memory
         self.allocator_bytes = 0
         self._deliveries = Deliveries()
@@ -267,9 +267,8 @@ class WorkerEmbedder:
 
     async def _launch(self) -> WorkerLink:
         """The first may take all the time it needs: a model may come from far away."""
-        link = await WorkerLink.open(
-            self._options, stall_seconds=self._stall_seconds, load_seconds=_PATIENCE * self._load_seconds
-        )
+        longest = math.inf if self._load_seconds is None else _PATIENCE * self._load_seconds
+        link = await WorkerLink.open(self._options, stall_seconds=self._stall_seconds, load_seconds=longest)
         try:
             first = await link.receive()
             if first is not None and first.kind is FrameKind.READY:
@@ -298,7 +297,7 @@ class WorkerEmbedder:
         self._facts = facts
         tokens = facts.time.full_speed_tokens(self._options.batch_tokens)
         self._deliveries.begin(PassBudget(tokens, facts.lanes, facts.memory, ObservedTime(facts.time)))
-        self._load_seconds = min(self._load_seconds, link.waited_seconds)
+        self._load_seconds = max(self._load_seconds or 0.0, link.waited_seconds)
         self._link, self.allocator_bytes = link, 0
         self.ready.set()
         self._feed_soon()

@@ -12,6 +12,8 @@ import pytest
 
 from backends.embedding.bundled import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
+from backends.embedding.contract import EncoderOptions
+from backends.embedding.link import WorkerLink
 from controlplane.core.ports import BackendDown, BackendFailed, Refused
 from tests.backends.embedding.real_worker import (
     BOUND_SECONDS,
@@ -78,6 +80,17 @@ async def test_stop_ends_the_worker_and_fails_what_waits():
         await working
     with pytest.raises(BackendDown, match="is stopped"):
         await embedder.check()
+
+
+@pytest.mark.engine
+async def test_a_worker_that_does_not_come_up_within_its_bound_is_killed():
+    link = await WorkerLink.open(
+        EncoderOptions(resolve(MINILM), batch_tokens=BUDGET, threads=1), stall_seconds=0.1, load_seconds=0.1
+    )
+    async with asyncio.timeout(BOUND_SECONDS):
+        assert await link.receive() is None
+    assert link.is_stalled
+    assert await link.close() == "it left something unanswered for too long; exit status -9"
 
 
 @pytest.mark.engine
@@ -164,6 +177,8 @@ def test_the_worker_ends_when_its_server_is_killed():
     server = """
 import asyncio
 from backends.embedding.client import WorkerEmbedder
+from backends.embedding.contract import EncoderOptions
+from backends.embedding.link import WorkerLink
 
 async def main():
     embedder = WorkerEmbedder("tandem/minilm", threads=1)
