@@ -303,7 +303,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         )
 
     def _rows(self) -> tuple[list[int], list[int], list[int]]:
-        """By column: a key, its tokens, its blocks."""
+        """By column: a key, its tokens when they were last stamped, its blocks."""
         running, size = self.running, self.block_size
         listed = [request.tandem for request in running]
         sizes = [one.per_block or size for one in listed] if self.has_packed else repeat(size)
