@@ -1,8 +1,7 @@
 """What was decided, and how did it end? Four losses, four words.
 
-Reject: never accepted. Evict: accepted, then dropped by us. Preempt: loses blocks, will resume.
-Abort: the client left. Beside them a fault of ours, Fail, and a fault of the request's, Refuse: its engine
-cannot do what it asks.
+Reject: not done, because the pool cannot, or because its engine cannot do what it asks. Evict: accepted,
+then dropped by us. Preempt: loses blocks, will resume. Abort: the client left. Fail is a fault of ours.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ class Outcome(StrEnum):
     EVICTED = "evicted"
     ABORTED = "aborted"
     FAILED = "failed"
-    REFUSED = "refused"
 
 
 class Reason(StrEnum):

@@ -131,7 +131,7 @@ def ended_by(error: BaseException) -> Outcome:
         case asyncio.CancelledError():
             return Outcome.ABORTED
         case Refused():
-            return Outcome.REFUSED
+            return Outcome.REJECTED
     return Outcome.FAILED
 
 

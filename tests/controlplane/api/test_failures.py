@@ -167,7 +167,7 @@ async def test_a_deferred_request_says_so():
     [
         (Script(dies_at=0), 503, "backend_down", "failed"),
         (Script(fails_at=0), 500, "backend_failed", "failed"),
-        (Script(refuses="not with this sampler"), 400, "invalid_value", "refused"),
+        (Script(refuses="not with this sampler"), 400, "invalid_value", "rejected"),
     ],
 )
 async def test_an_engine_that_fails_before_its_first_token(
@@ -188,7 +188,7 @@ async def test_embeddings_that_their_engine_refuses_are_no_failure_of_it(stage: 
     stage.embedder.upcoming.append(Script(refuses="no such token id"))
     answer = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": [1]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
-    assert ended(stage, "embed", "refused") == 1
+    assert ended(stage, "embed", "rejected") == 1
 
 
 def ended(stage: Stage, kind: str, outcome: str) -> float | None:
