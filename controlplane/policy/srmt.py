@@ -46,6 +46,8 @@ Entry = TypeVar("Entry", Key, Age)
 
 
 _PATIENCE = seconds(300)
+# The price of a prompt follows each step. If the order did, requests alike would not go by arrival.
+_PRICE_MOVES = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class ShortestRemaining:
         self._cut = SizeCut(window=options.window, share=options.share) if options.share else None
         self._fresh: list[tuple[Key, Progress]] = []
         self._keys: dict[str, Key] = {}
+        self._reading = 0.0
         self._paused: dict[str, Progress] = {}
         self._lost: list[tuple[Age, Progress]] = []
         self._due: list[tuple[int, str]] = []
@@ -112,20 +115,35 @@ class ShortestRemaining:
     def waiting(self) -> int:
         return len(self._lanes)
 
+    def _key(self, progress: Progress) -> Key:
+        size = progress.memory_time() + self._reading * progress.tokens
+        return (size, progress.request.arrival, progress.request.id)
+
+    def _price(self, view: EngineView) -> None:
+        """What reading costs now; if that is something else, everybody is sorted anew."""
+        low, high = sorted((view.reading, self._reading))
+        if high <= _PRICE_MOVES * low:
+            return
+        self._reading = view.reading
+        for at, (_, progress) in enumerate(self._fresh):
+            key = self._keys[progress.request.id] = self._key(progress)
+            self._fresh[at] = (key, progress)
+        self._fresh.sort(key=_first)
+
     def _sort_in(self, view: EngineView) -> None:
         """Each newcomer into its line, and into the lost one as soon as its time is up."""
+        self._price(view)
         for progress in self._unripe:
-            request_id, arrival = progress.request.id, progress.request.arrival
-            size = progress.memory_time() + view.reading * progress.tokens
+            request_id, key = progress.request.id, self._key(progress)
             is_new = progress.first_token is None and not progress.preemptions
             if self._cut is not None and is_new and not progress.is_guess:
-                self._cut.arrived(arrival, size)
+                self._cut.arrived(progress.request.arrival, key[0])
             work = progress.prefill(view.pace)
             if progress.is_hopeless(view.now, work):
                 self._lose(progress)
                 continue
             if progress.first_token is None:
-                key = self._keys[request_id] = (size, arrival, request_id)
+                self._keys[request_id] = key
                 insort(self._fresh, (key, progress), key=_first)
             else:
                 self._paused[request_id] = progress

@@ -253,14 +253,25 @@ def test_who_takes_long_to_read_costs_what_the_full_memory_loses_meanwhile():
         policy.joined(one, NOW)
     view = view_of([], free=100)
     assert policy.plan(view).offer == [long_answer, long_prompt]
-    # What a prompt costs may change while it waits.
+    # Who waits is valued anew when the price has moved, but not for each small change.
+    cheaper = replace(view, pace=Pace(PACE.step, milliseconds(0.14)))
+    assert policy.plan(cheaper).offer == [long_answer, long_prompt]
     free_to_read = replace(view, pace=Pace(PACE.step, milliseconds(0)))
-    assert policy.plan(free_to_read).offer == [long_answer, long_prompt]
+    assert policy.plan(free_to_read).offer == [long_prompt, long_answer]
     for one in (long_prompt, long_answer):
         policy.left(one)
-    for one in (long_prompt, long_answer):
-        policy.joined(one, NOW)
-    assert policy.plan(free_to_read).offer == [long_prompt, long_answer]
+    assert policy.plan(view).offer == []
+
+
+def test_requests_alike_go_by_arrival_whatever_a_prompt_costs_as_they_come():
+    life = {"done": 0, "priority": 0, "ttft_ms": 30_000, "gap_ms": None, "prompt": 60, "predicted": 40}
+    policy = engine_policy(EngineOptions(ordering="srmt"))
+    came = []
+    for number, per_token in enumerate((0.15, 0.14, 0.16, 0.15, 0.17, 0.13)):
+        came.append(progress(f"r{number}", {**life, "ago_ms": 100 - number}, is_running=False))
+        policy.joined(came[-1], NOW)
+        plan = policy.plan(replace(view_of([], free=100), pace=Pace(PACE.step, milliseconds(per_token))))
+    assert plan.offer == came
 
 
 def test_after_its_patience_a_lost_request_starts_first_and_keeps_its_place():
