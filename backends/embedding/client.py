@@ -4,8 +4,8 @@ Rule: a worker that dies is replaced at once, and ever more slowly while it does
 an answer for too long is taken for dead and killed. Until it is up again, new calls are refused, so that
 their callers can go elsewhere; those it had wait for the first replacement.
 
-A lane that is free takes a small pass too, but not before the event loop has been
-through all that arrived together. Neither torch nor sentence-transformers is imported here.
+A lane that is free takes a small pass too, but not before the event loop has been through all that arrived
+together. Neither torch nor sentence-transformers is imported here.
 """
 
 import asyncio

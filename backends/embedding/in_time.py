@@ -28,14 +28,14 @@ def key_of(deadline: Instant | None, arrival: int) -> Key:
     return (deadline is None, deadline or 0, arrival)
 
 
-class Waiting(Protocol):
+class Pending(Protocol):
     """`tokens` are those in no pass yet."""
 
     key: Key
     tokens: int
 
 
-Entry = TypeVar("Entry", bound=Waiting)
+Entry = TypeVar("Entry", bound=Pending)
 
 
 def in_time_first(calls: Sequence[Entry], now: Instant, per_token: float) -> Iterator[Entry]:
