@@ -33,7 +33,7 @@ from controlplane.service.rates import Rates
 from controlplane.service.returns import Returns
 from controlplane.service.shared_device import SharedDevice
 from controlplane.service.sight import Sight
-from controlplane.service.ticket import Rejected, Ticket, Undecided
+from controlplane.service.ticket import Ticket, Undecided
 from controlplane.service.trouble import Trouble
 from controlplane.service.turns import Tenants
 from controlplane.service.waiting import WaitingRoom
@@ -133,7 +133,8 @@ class Dispatcher:
         try:
             deadline = request.slo.first_token_deadline(request.arrival)
             with self._device.wanted():
-                vectors = await embedder.embed(request, job.inputs, deadline=deadline)
+                async with ticket.revocable():
+                    vectors = await embedder.embed(request, job.inputs, deadline=deadline)
         except BaseException as error:
             self.end(ticket, ended_by(error))
             raise
@@ -198,7 +199,7 @@ class Dispatcher:
         return tuple(self._tickets.values())
 
     async def drain(self, grace: float) -> None:
-        """Accepts nothing more, rejects what waits, and after `grace` seconds the answers that still run."""
+        """Accepts nothing more, rejects what waits, and after `grace` seconds what still runs."""
         self._is_closed = True
         for waiting in self._room:
             self._refuse(self._tickets[waiting.request.id], _CLOSING)
@@ -206,17 +207,15 @@ class Dispatcher:
             async with asyncio.timeout(grace):
                 await self._idle.wait()
         for ticket in self.tickets():
+            self._refuse(ticket, _CLOSING)
             if ticket.request.kind is Kind.GENERATE:  # asks for its next turn, as if preempted, and is told
-                ticket.granted = asyncio.get_running_loop().create_future()
-                self._refuse(ticket, _CLOSING)
                 leaving = self._generators[ticket.request.model].preempt(ticket.request.id)
                 self._departures.add(asyncio.create_task(leaving))
 
     # --- the path of one request -------------------------------------------------------------
 
     def _ticket(self, request: Request, footprint: Footprint, forecast: LengthForecast | None) -> Ticket:
-        granted = asyncio.get_running_loop().create_future()
-        ticket = Ticket(request, footprint, forecast, Timeline(request.arrival), granted)
+        ticket = Ticket(request, footprint, forecast, Timeline(request.arrival))
         self._tickets[request.id] = ticket
         self._idle.clear()
         return ticket
@@ -290,8 +289,7 @@ class Dispatcher:
         outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
         self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
         self.end(ticket, outcome)
-        if not ticket.granted.done():
-            ticket.granted.set_exception(Rejected(ticket.request, reject))
+        ticket.refuse(reject)
 
     # --- the cycle and its plan --------------------------------------------------------------
 
@@ -383,7 +381,7 @@ class Dispatcher:
         victim.move(Phase.PREEMPTED)
         victim.starting = None
         victim.preemptions += 1
-        victim.granted = asyncio.get_running_loop().create_future()
+        victim.ask_again()
         generator = self._generators[victim.request.model]
         victim.footprint = victim.footprint_to_resume(generator.geometry)
         self._metrics.preempted(victim.request.service_class.name)

@@ -1,7 +1,9 @@
 """Where does one request stand? Its phase, stamps and lease, from the gate to its one outcome."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 from controlplane.core.clock import Duration, Instant, between, scaled, to_milliseconds
 from controlplane.core.decision import Outcome, Reject
@@ -46,7 +48,7 @@ class Ticket:
     footprint: Footprint
     forecast: LengthForecast | None
     timeline: Timeline
-    granted: asyncio.Future[None]
+    granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     place: Waiting | None = None
     """Where it stood in the queue last."""
     phase: Phase = Phase.QUEUED
@@ -65,6 +67,34 @@ class Ticket:
     is_resumable: bool = False
     """Whether it can be preempted and resumed without the client noticing."""
     outcome: Outcome | None = None
+    _call: asyncio.Timeout | None = None
+
+    def ask_again(self) -> None:
+        """For its next turn."""
+        self.granted = asyncio.get_running_loop().create_future()
+
+    def refuse(self, reject: Reject) -> None:
+        """Tells who waits for its turn, who asks for the next one, or who is inside `revocable`."""
+        if self.granted.done():
+            self.ask_again()
+        self.granted.set_exception(Rejected(self.request, reject))
+        self.granted.exception()  # taken: a caller that leaves just now is not there to do so
+        if self._call is not None:
+            self._call.reschedule(0)
+
+    @asynccontextmanager
+    async def revocable(self) -> AsyncIterator[None]:
+        """For a turn that is one call: cancels the block and raises Rejected once it is refused."""
+        self._call = asyncio.timeout(None)
+        try:
+            async with self._call:
+                yield
+        except TimeoutError:
+            if self._call.expired():
+                self.granted.result()
+            raise
+        finally:
+            self._call = None
 
     def move(self, to: Phase) -> None:
         self.phase = moved(self.phase, to)

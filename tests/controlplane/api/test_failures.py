@@ -307,3 +307,14 @@ async def test_what_arrives_while_shutting_down_is_told_to_go_elsewhere(stage: S
     answer = await stage.http.post(CHAT, json=chat())
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
     assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-shutting-down"
+
+
+async def test_embeddings_that_outlast_the_drain_are_told_to_go_elsewhere():
+    async with staged(is_stepped=True) as stage:
+        asking = asyncio.create_task(stage.http.post(EMBED, json={"model": EMBED_MODEL, "input": "hi"}))
+        await stage.embedder.until_runs(1)
+        await stage.service.dispatcher.drain(0.01)
+        answer = await asking
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+        assert answer.headers["retry-after"] == "1"
+        assert ended(stage, "embed", "evicted") == 1

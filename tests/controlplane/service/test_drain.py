@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from backends.scripted import ScriptedGenerator
+from backends.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.decision import Reason
 from controlplane.service.answer import Answer
+from controlplane.service.intake import Caller, Hints
 from controlplane.service.ticket import Rejected
 
 
@@ -51,3 +52,46 @@ def test_an_answer_that_outlasts_the_drain_is_told(bench):
 
     b = bench(scenario, generator=engine(max_running=2), server={"drain_ms": 1_000})
     assert b.outcomes == ["evicted", "evicted"]
+
+
+async def embedding(b):
+    job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["one"], Hints())
+    return await b.service.dispatcher.embed(job)
+
+
+def test_an_embedding_that_outlasts_the_drain_is_told(bench):
+    async def scenario(b):
+        computing = asyncio.create_task(embedding(b))
+        await b.embedder.until_runs(1)
+        await b.service.drain()
+        with pytest.raises(Rejected) as caught:
+            await computing
+        assert caught.value.reject.reason is Reason.SHUTTING_DOWN
+        assert len(b.embedder.aborted) == 1
+
+    slow = ScriptedEmbedder(call_seconds=60)
+    assert bench(scenario, embedder=slow, server={"drain_ms": 1_000}).outcomes == ["evicted"]
+
+
+def test_an_embedding_within_the_drain_is_answered(bench):
+    async def scenario(b):
+        computing = asyncio.create_task(embedding(b))
+        await b.embedder.until_runs(1)
+        await b.service.drain()
+        assert len((await computing).vectors) == 1
+
+    quick = ScriptedEmbedder(call_seconds=0.5)
+    assert bench(scenario, embedder=quick, server={"drain_ms": 1_000}).outcomes == ["met"]
+
+
+def test_a_client_that_leaves_as_the_drain_ends_finds_its_call_ended_once(bench):
+    async def scenario(b):
+        computing = asyncio.create_task(embedding(b))
+        await b.embedder.until_runs(1)
+        await b.service.drain()
+        computing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await computing
+
+    slow = ScriptedEmbedder(call_seconds=60)
+    assert bench(scenario, embedder=slow, server={"drain_ms": 1_000}).outcomes == ["evicted"]
