@@ -42,6 +42,9 @@ class Metrics:
             "slo_missed", "Finished requests that broke an objective", ("class", "kind", "objective")
         )
         self._decisions = counter("decisions", "Decisions of the gate", ("kind", "decision", "reason"))
+        self._unlearned = counter(
+            "learning_failures", "Forecasts and lessons that failed; requests went on without", ("subject",)
+        )
         self._preemptions = counter("preemptions", "Requests preempted by the gate", ("class",))
         self._read = counter("prefix_cache_queries", "Prompt tokens of started requests", ("class",))
         self._cached = counter("prefix_cache_hits", "Those that the engine had in its cache", ("class",))
@@ -140,6 +143,9 @@ class Metrics:
 
     def decided(self, kind: Kind, decision: str, reason: str = "none") -> None:
         self._decisions.labels(kind, decision, reason).inc()
+
+    def not_learned(self, subject: str) -> None:
+        self._unlearned.labels(subject).inc()
 
     def preempted(self, class_name: str) -> None:
         self._preemptions.labels(class_name).inc()

@@ -18,6 +18,7 @@ from controlplane.api.wire import EmbeddingRequest
 from controlplane.core.ports import Vectors
 from controlplane.service.assembly import Service
 from controlplane.service.intake import Cut
+from controlplane.service.lessons import Subject
 
 # Encoding holds the event loop, about 1 ms for this many rows of 1,024 floats; others go between.
 _ROWS_AT_ONCE = 16
@@ -50,7 +51,8 @@ async def _answer(service: Service, ask: Ask[EmbeddingRequest], send: Send) -> N
         _check_dimensions(service, body.model, body.dimensions)
     embedded = await service.dispatcher.embed(job)
     vectors = embedded.vectors
-    service.intake.embedded(job, vectors)
+    with service.lessons[Subject.PROMPT_VECTORS]:
+        service.intake.embedded(job, vectors)
     if body.dimensions not in (None, vectors.shape[1]):
         vectors = shortened(vectors, body.dimensions)
     rows = await _encoded(vectors, is_base64=body.encoding_format == "base64")

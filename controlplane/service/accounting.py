@@ -6,10 +6,11 @@ from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.decision import Outcome
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import MemoryLedger
-from controlplane.core.ports import Generator, LengthPredictor
+from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
 from controlplane.service.first_tokens import FirstTokens
+from controlplane.service.lessons import Lengths, Subject
 from controlplane.service.ticket import Ticket
 from predictors.step_time import ObservedPace, ReportedPace
 
@@ -26,7 +27,7 @@ class Accounting:
         self,
         ledger: MemoryLedger,
         metrics: Metrics,
-        lengths: LengthPredictor,
+        lengths: Lengths,
         paces: Mapping[Owner, ObservedPace | ReportedPace],
         first_tokens: FirstTokens,
         generators: Mapping[str, Generator],
@@ -37,6 +38,8 @@ class Accounting:
         self._paces = paces
         self._first_tokens = first_tokens
         self._generators = generators
+        self._pace = lengths.lessons[Subject.PACE]
+        self._remaining = lengths.lessons[Subject.REMAINING_LENGTH]
 
     def release(self, ticket: Ticket) -> None:
         """Gives the memory back without ending the request."""
@@ -47,22 +50,29 @@ class Accounting:
     def tokens(self, ticket: Ticket, now: Instant, steps: int) -> None:
         """`steps` tokens came out at once: stamp them and let the lease grow."""
         seen = ticket.timeline
-        if ticket.phase is Phase.DECODE and seen.last_token is not None:
-            self._paces[Owner.LLM].observe_step(Duration(between(seen.last_token, now) // steps))
-        elif ticket.phase is Phase.PREFILL:
+        with self._pace:
+            self._teach_pace(ticket, now, steps)
+        if ticket.phase is Phase.PREFILL:
             ticket.move(Phase.DECODE)
-            self._first_tokens.appeared(ticket, now)
-            if seen.first_token is None and seen.dispatched is not None:
-                self._metrics.read(ticket.request, ticket.cached_tokens)
-                took = between(seen.dispatched, now)
-                self._paces[Owner.LLM].observe_prefill(ticket.request.prompt_tokens, took)
         seen.stamp_tokens(now, steps)
         if ticket.lease is not None:
             left = self._ledger.grow(ticket.lease, steps)
             done = seen.output_tokens
             # Often while little is known, then rarely; at once when the answer outruns its forecast.
             if left == 1 or not done & (done - 1):
-                self._sharpen(ticket)
+                with self._remaining:
+                    self._sharpen(ticket)
+
+    def _teach_pace(self, ticket: Ticket, now: Instant, steps: int) -> None:
+        seen = ticket.timeline
+        if ticket.phase is Phase.DECODE and seen.last_token is not None:
+            self._paces[Owner.LLM].observe_step(Duration(between(seen.last_token, now) // steps))
+        elif ticket.phase is Phase.PREFILL:
+            self._first_tokens.appeared(ticket, now)
+            if seen.first_token is None and seen.dispatched is not None:
+                self._metrics.read(ticket.request, ticket.cached_tokens)
+                took = between(seen.dispatched, now)
+                self._paces[Owner.LLM].observe_prefill(ticket.request.prompt_tokens, took)
 
     def end(self, ticket: Ticket, now: Instant, outcome: Outcome | None) -> None:
         """`None` for a request that finished: its own stamps say whether in time."""
@@ -99,7 +109,7 @@ class Accounting:
         itself, hears of it only if it matters."""
         if done < _LATEST_FROM_TOKENS:
             return said
-        found = self._lengths.forecast(ticket.request)
+        found = self._lengths.forecast(ticket.request, instead=said)
         before = said.expected_remaining(done)
         if abs(found.expected_remaining(done) - before) <= _MATERIAL * before:
             return said

@@ -31,6 +31,7 @@ from controlplane.service.engine_orders import EngineRules
 from controlplane.service.engines import embedders_of, generators_of
 from controlplane.service.intake import Intake
 from controlplane.service.learning import Learning, calibration_gauges, lengths_of
+from controlplane.service.lessons import Lengths, Lessons, Subject
 from controlplane.service.memory_monitor import MemoryMonitor
 from controlplane.service.model_facts import facts_of
 from controlplane.service.plan import MemoryPlan, memory_plan
@@ -39,6 +40,7 @@ from controlplane.service.rates import Rates, TenantLimits
 from controlplane.service.seen_vectors import SeenVectors
 from controlplane.service.sharing_setup import kvcached_memory, monitor_of, pool_of, quotas_in
 from controlplane.service.ticks import ScheduledTicks, Ticks
+from controlplane.service.trouble import Fault
 from controlplane.service.turns import Tenants
 from predictors.learned import LearnedLengths
 from predictors.step_time import StepWork
@@ -98,6 +100,7 @@ class Service:
         self.quotas: Quotas | None = None
         self._clock = clock or MonotonicClock()
         self.metrics = Metrics()
+        self.lessons = Lessons(self.metrics)
         self._generators = {generator.model: generator for generator in generators}
         self._engine_rules = EngineRules(generators, config.engine_options())
         self._changing = asyncio.Lock()
@@ -172,7 +175,7 @@ class Service:
             _policies(config),
             self._generators,
             self._embedders,
-            self._lengths,
+            Lengths(self._lengths, self.lessons),
             self.metrics,
             Rates(limits),
             Tenants(_weights(config)),
@@ -204,13 +207,16 @@ class Service:
         share_out(max(whole - kept, sum(map(longest_input_bytes, embedders))), embedders)
 
     def _note_step(self, done: EngineStep) -> None:
-        work = StepWork(done.prefill_tokens, done.decodes, done.cells)
-        is_alone = not any(embedder.is_computing for embedder in self._embedders.values())
-        self.dispatcher.paces[Owner.LLM].observe_work(work, done.took, is_alone=is_alone)
+        """Called from where the engine's tokens are read: what is raised here would end the engine."""
+        with self.lessons[Subject.PACE]:
+            work = StepWork(done.prefill_tokens, done.decodes, done.cells)
+            is_alone = not any(embedder.is_computing for embedder in self._embedders.values())
+            self.dispatcher.paces[Owner.LLM].observe_work(work, done.took, is_alone=is_alone)
 
     def _note_pass(self, done: EmbeddingPass) -> None:
-        self.metrics.batch_tokens.observe(done.padded_tokens)
-        self.dispatcher.paces[Owner.EMBEDDING].observe_prefill(done.tokens, done.elapsed)
+        with self.lessons[Subject.PACE]:
+            self.metrics.batch_tokens.observe(done.padded_tokens)
+            self.dispatcher.paces[Owner.EMBEDDING].observe_prefill(done.tokens, done.elapsed)
 
     def _fixed_shares(self) -> Mapping[Owner, int]:
         kv_bytes = sum(generator.kv_bytes for generator in self._generators.values())
@@ -237,11 +243,12 @@ class Service:
     def impaired(self) -> dict[str, str]:
         """What does not go on as it should though requests are served, with the kind of fault."""
         repeated = {"decisions": self.dispatcher, "quotas": self.quotas, "memory_monitor": self.monitor}
-        return {
+        found = {
             name: work.trouble.fault.value
             for name, work in repeated.items()
             if work is not None and work.trouble.fault is not None
         }
+        return found | ({"learning": Fault.DEFECT.value} if self.lessons.are_failing else {})
 
     def changeable(self) -> dict[str, dict[str, Any]]:
         """What `reconfigure` may change, as it is."""

@@ -15,7 +15,7 @@ from controlplane.core.clock import Clock, Duration, Instant, seconds, to_second
 from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reason, Reject
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Footprint, MemoryLedger, Quota, generate_footprint
-from controlplane.core.ports import Embedder, Generator, LengthPredictor, Vectors
+from controlplane.core.ports import Embedder, Generator, Vectors
 from controlplane.core.request import Kind, Owner, Phase, Request, Timeline
 from controlplane.core.view import Waiting
 from controlplane.metrics import Metrics
@@ -29,6 +29,7 @@ from controlplane.service.beside import slack_beside
 from controlplane.service.first_tokens import FirstTokens
 from controlplane.service.inside import GoesBefore, Inside
 from controlplane.service.intake import EmbedJob, GenerateJob
+from controlplane.service.lessons import Lengths
 from controlplane.service.rates import Rates
 from controlplane.service.returns import Returns
 from controlplane.service.shared_device import SharedDevice
@@ -68,7 +69,7 @@ class Dispatcher:
         policies: Policies,
         generators: Mapping[str, Generator],
         embedders: Mapping[str, Embedder],
-        lengths: LengthPredictor,
+        lengths: Lengths,
         metrics: Metrics,
         rates: Rates,
         tenants: Tenants,

@@ -1,0 +1,90 @@
+"""What if nothing can be learned of a request? Then nothing is, and its answer goes on.
+
+Rule: whatever a forecast or a lesson raises ends here. It is counted, logged once for each place that it
+comes from, and the service says that it is impaired until the like succeeds. An answer whose length cannot be
+forecast is thought to be as long as it may.
+"""
+
+import logging
+from enum import StrEnum
+from traceback import walk_tb
+from types import CodeType, TracebackType
+
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.ports import LengthPredictor
+from controlplane.core.request import Request
+from controlplane.metrics import Metrics
+from predictors.output_length import MaxTokens
+
+log = logging.getLogger(__name__)
+
+
+class Subject(StrEnum):
+    LENGTH_FORECAST = "length_forecast"
+    REMAINING_LENGTH = "remaining_length"
+    ANSWER_LENGTH = "answer_length"
+    LOST_ANSWER = "lost_answer"
+    PACE = "pace"
+    PROMPT_VECTORS = "prompt_vectors"
+
+
+class Lesson:
+    """`with lesson:` around what may fail."""
+
+    def __init__(self, subject: Subject, metrics: Metrics) -> None:
+        self._subject = subject
+        self._metrics = metrics
+        self._told: set[tuple[CodeType, int]] = set()
+        self.is_failing = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            self.is_failing = False
+            return False
+        if not isinstance(error, Exception):
+            return False
+        self.is_failing = True
+        self._metrics.not_learned(self._subject)
+        *_, (frame, line) = walk_tb(trace)
+        if (frame.f_code, line) not in self._told:
+            self._told.add((frame.f_code, line))
+            log.error("%s: %s; requests go on without it", self._subject, error, exc_info=error)
+        return True
+
+
+class Lessons:
+    def __init__(self, metrics: Metrics) -> None:
+        self._of = {subject: Lesson(subject, metrics) for subject in Subject}
+
+    def __getitem__(self, subject: Subject) -> Lesson:
+        return self._of[subject]
+
+    @property
+    def are_failing(self) -> bool:
+        return any(lesson.is_failing for lesson in self._of.values())
+
+
+class Lengths:
+    """What a `LengthPredictor` says and learns, whatever becomes of it."""
+
+    def __init__(self, given: LengthPredictor, lessons: Lessons) -> None:
+        self.lessons = lessons
+        self._given = given
+
+    def forecast(self, request: Request, *, instead: LengthForecast | None = None) -> LengthForecast:
+        with self.lessons[Subject.LENGTH_FORECAST]:
+            return self._given.forecast(request)
+        return instead or MaxTokens().forecast(request)
+
+    def observe(self, request: Request, output_tokens: int) -> None:
+        with self.lessons[Subject.ANSWER_LENGTH]:
+            self._given.observe(request, output_tokens)
+
+    def withdraw(self, request: Request) -> None:
+        with self.lessons[Subject.LOST_ANSWER]:
+            self._given.withdraw(request)
