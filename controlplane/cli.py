@@ -4,13 +4,16 @@
 """
 
 import argparse
+import atexit
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 from benchmark_control_plane import command as bench
 from controlplane import __version__
@@ -113,7 +116,7 @@ def _objectives(config: Config, name: str) -> str:
     return ", ".join(f"{k} {v:g} ms" for k, v in stated.items() if v is not None) or "no objective"
 
 
-def _serve(config: Config, options: argparse.Namespace) -> int:
+def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
     """Raises ConfigError."""
     from controlplane.api.hosting import host_forever
     from controlplane.service.assembly import assemble
@@ -121,7 +124,16 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
     _require_engines(config)
     changes = {k: v for k, v in (("host", options.host), ("port", options.port)) if v is not None}
     config = replace(config, server=replace(config.server, **changes))
-    return host_forever(assemble(config), config)
+    _end(host_forever(assemble(config), config))
+
+
+def _end(status: int) -> NoReturn:
+    """All that was started has stopped. Python's own end would take apart a million objects of the engines'
+    modules, for seconds, and libraries would complain at length of those that are frozen."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _require_engines(config: Config) -> None:

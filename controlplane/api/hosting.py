@@ -104,6 +104,4 @@ async def _host(service: Service, config: Config) -> int:
         await _Server(options, service).serve()
     finally:
         await service.stop()
-        # What is frozen at the end is never freed, and libraries complain of it at length.
-        gc.unfreeze()
     return 0
