@@ -32,7 +32,7 @@ from backends.batch_time import BatchTime, StepLoad, embedding_table, in_turn, r
 from backends.roofline import H100_SXM, figures, roofline
 from benchmark_control_plane.collocated_summary import draw, summary
 from benchmark_control_plane.inputs import BadInput, data_folder, exit_code
-from benchmark_control_plane.kept import keep
+from benchmark_control_plane.kept import add_results, keep
 from benchmark_control_plane.simulation import Ask, Course, Embed, Machine, Offered, divided, simulate
 from controlplane.core.geometry import kv_geometry
 
@@ -326,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--workers", type=int, default=1, help="cells played side by side")
-    parser.add_argument("--results", type=Path, help="where to keep JSON and drawing of a whole study")
+    add_results(parser)
     options = parser.parse_args(arguments)
     chosen = [
         Cell(mix, pattern, load)

@@ -21,11 +21,9 @@ import numpy as np
 
 from benchmark_control_plane.inputs import data_folder, exit_code
 from benchmark_control_plane.judge.traces import NAMED, read_trace
-from benchmark_control_plane.kept import keep
+from benchmark_control_plane.kept import add_results, keep
 from controlplane.core.memory import Floats
 from predictors.series import LEVELS, SeriesForecaster
-
-RESULTS = Path(__file__).parent / "results" / "embedding-forecast.json"
 
 _LEVELS = np.array(LEVELS)
 _WARM_UP = 60
@@ -228,13 +226,14 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="folder of public data; default TANDEM_DATA")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    add_results(parser)
     options = parser.parse_args(arguments)
 
     def command() -> list[dict[str, Any]]:
         rows = study(data_folder(options.data, "traces"))
-        keep(options.results, rows)
-        draw(rows, options.results.with_suffix(".png"))
+        if options.results is not None:
+            keep(options.results, rows)
+            draw(rows, options.results.with_suffix(".png"))
         return rows
 
     return exit_code(command)

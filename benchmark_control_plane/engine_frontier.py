@@ -6,7 +6,7 @@ vLLM's own scheduler and KV manager, stepped on virtual time at OPT-13B geometry
 (an A100-40GB), step times fitted to an A100-80GB with decoding slowed by the ratio of bandwidths
 (2,039 / 1,555 GB/s). For each policy and seed the highest Poisson rate at an attainment is bracketed to
 8 % and interpolated. Both metrics are printed (see engine_play); rates are never counted without the
-pauses of those that paid for them. Results are added to the JSON file, so a study can grow.
+pauses of those that paid for them. Results are added to the file of `--results`, so a study can grow.
 """
 
 import argparse
@@ -24,10 +24,9 @@ from typing import Any
 from backends.vllm.stepped import Setup, SteppedEngine
 from benchmark_control_plane.engine_bounds import fluid_bound, with_hindsight
 from benchmark_control_plane.engine_play import Contender, Outcome, Window, play
-from benchmark_control_plane.kept import keep
+from benchmark_control_plane.kept import add_results, keep, kept_before
 from benchmark_control_plane.offered import Dataset, Offer, Prediction, Promise, dataset, poisson
 
-RESULTS = Path(__file__).parent / "results"
 TARGETS = (0.9, 0.6)
 METRICS = ("strict", "published")
 KEYS = tuple(f"{metric}-{target:.0%}" for target in TARGETS for metric in METRICS)
@@ -277,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=4_000)
     parser.add_argument("--warm-up", type=int, default=500)
     parser.add_argument("--start", type=float, default=1.3, help="requests a second to look at first")
-    parser.add_argument("--results", type=Path, default=RESULTS / "engine-frontier.json")
+    add_results(parser)
     options = parser.parse_args(arguments)
 
     setup = Setup()
@@ -287,9 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.freeze()
     window = Window(options.warm_up, options.requests)
     hindsight = partial(with_hindsight, setup)
-    saved: dict[str, Any] = {"studies": []}
-    if options.results.exists():
-        saved = json.loads(options.results.read_text(encoding="utf-8"))
+    saved = {"studies": []} | kept_before(options.results)
     for name in options.datasets:
         data = dataset(name, options.data, setup.max_model_tokens)
         bounds = {f"{t:.0%}": fluid_bound(data.lengths, setup, t) for t in (1.0, *TARGETS)}
@@ -306,8 +303,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     key = (name, policy, prediction, seed)
                     kept = [s for s in saved["studies"] if _key(s) != key]
                     saved = {**saved, "setup": asdict(setup), "studies": [*kept, one]}
-                    publish(saved, options.results)
+                    if options.results is not None:
+                        publish(saved, options.results)
     print(table(saved["studies"], saved["fluid_bounds"]))
+    if options.results is None:
+        print(json.dumps(saved))
     return 0
 
 

@@ -21,10 +21,9 @@ from typing import Any
 from backends.roofline import A100_40GB, Device
 from backends.vllm.stepped import GEOMETRIES, HiddenStates, Setup, SteppedEngine
 from benchmark_control_plane.engine_play import Contender, Window, play
-from benchmark_control_plane.kept import keep
+from benchmark_control_plane.kept import add_results, keep_or_print
 from benchmark_control_plane.offered import Dataset, Prediction, dataset, poisson
 
-RESULTS = Path(__file__).parent / "results" / "hybrid-attainment.json"
 ORDERS = ("apt", "srmt")
 
 # (data set, rate, variation of the gaps between arrivals): per cent with KV cache, with hybrid cache.
@@ -108,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--orders", nargs="+", default=["apt"], choices=ORDERS)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    add_results(parser)
     options = parser.parse_args(arguments)
     setup = Setup(hidden=True)
     engine = SteppedEngine(setup)
@@ -119,8 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 data = dataset(name, options.data, setup.max_model_tokens)
                 runs.append(study(engine, data, rate, variation, order, options.requests, seed))
                 print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-    keep(options.results, {"setup": asdict(setup), "requests": options.requests, "runs": runs})
     print(table(runs))
+    keep_or_print(options.results, {"setup": asdict(setup), "requests": options.requests, "runs": runs})
     return 0
 
 

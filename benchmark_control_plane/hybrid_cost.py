@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark_control_plane.kept import keep
-
-RESULTS = Path(__file__).parent / "results"
+from benchmark_control_plane.kept import add_results, keep_or_print
 
 # Bytes a form moves per token and layer, in units of one hidden state. Keys and values are two of it on
 # these models; M0 reads one, writes two and reads them; M1 and M2 pass twice over the rows.
@@ -96,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.hybrid_cost", description=__doc__)
     default = "OPT-13B" if torch.cuda.is_available() else "OPT-125M"
     parser.add_argument("--model", choices=sorted(SHAPES), default=default)
-    parser.add_argument("--results", type=Path, help="JSON file; by default named by device and model")
+    add_results(parser)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     found = measure(options.model)
@@ -107,9 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{row['ms_per_request']:6.3f} ms a request, {row['bandwidth_gb_s']:6.1f} GB/s "
             f"({row['share_of_copy']:.0%} of a copy)"
         )
-    name = re.sub(r"[^a-z0-9]+", "-", f"hybrid-cost {found['device']} {found['model']}".lower())
-    into = options.results or RESULTS / f"{name}.json"
-    keep(into, found)
+    keep_or_print(options.results, found)
     return 0
 
 

@@ -1,11 +1,35 @@
-"""How is what was measured kept? The file is replaced in one step, by something whole.
+"""Where is what was measured kept, and how? Where the caller says, replaced in one step by something whole.
 
-Rule: until a measurement, or a part of it that stands by itself, is complete, the file of before stays. So a
-run that is interrupted takes nothing away, and a reader sees the old figures or the new ones.
+Rule: nothing is written unless a file is named; what is not written is printed, last and on one line. Until a
+measurement, or a part of it that stands by itself, is complete, the file of before stays. So a run that is
+interrupted takes nothing away, and a reader sees the old figures or the new ones.
 """
 
+import argparse
 import json
 from pathlib import Path
+from typing import Any
+
+PUBLISHED = Path(__file__).parent / "results"
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--results", type=Path, metavar="FILE", help="where to keep what is found")
+
+
+def kept_before(file: Path | None) -> dict[str, Any]:
+    """What a study that grows goes on from."""
+    if file is None or not file.exists():
+        return {}
+    known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return known
+
+
+def keep_or_print(file: Path | None, found: object) -> None:
+    if file is None:
+        print(json.dumps(found))
+    else:
+        keep(file, found)
 
 
 def keep(file: Path, found: object) -> None:

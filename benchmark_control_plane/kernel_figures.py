@@ -8,13 +8,10 @@ With `--check` nothing is written; what spills, or became other than what is kep
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmark_control_plane.inputs import read_object
-from benchmark_control_plane.kept import keep
-
-RESULTS = Path(__file__).parent / "results" / "kernel-figures.json"
+from benchmark_control_plane.kept import PUBLISHED, add_results, keep_or_print
 
 Kept = Mapping[str, Any]
 """`triton`, its version; `kernels`, figures by capability, model and name."""
@@ -39,7 +36,7 @@ def _rows(figures: Kept) -> Iterator[tuple[str, Mapping[str, int]]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.kernel_figures", description=__doc__)
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    add_results(parser)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if something is not as kept")
     options = parser.parse_args(arguments)
     # Needs Triton, which only the extra `hybrid` brings.
@@ -56,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     found: dict[str, Any] = {"triton": triton.__version__, "kernels": kernels}
     if options.check:
-        told = list(problems(found, read_object(str(options.results))))
+        told = list(problems(found, read_object(str(options.results or PUBLISHED / "kernel-figures.json"))))
         print(*told, sep="\n", end="\n" if told else "", file=sys.stderr)
         return int(bool(told))
-    keep(options.results, found)
+    keep_or_print(options.results, found)
     return 0
 
 

@@ -11,17 +11,14 @@ came last leave.
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter_ns
 from typing import Any
 
 from backends.vllm.board import named_board
 from backends.vllm.stepped import Setup, SteppedEngine
-from benchmark_control_plane.kept import keep
+from benchmark_control_plane.kept import add_results, keep_or_print
 from controlplane.policy.catalogue import ORDERINGS
-
-RESULTS = Path(__file__).parent / "results" / "plugin-cost.json"
 
 _PROMPT = 100
 _OUTPUT = 400
@@ -93,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=1_000)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    add_results(parser)
     options = parser.parse_args(arguments)
     found: dict[str, dict[str, dict[str, float]]] = {}
     setups = {
@@ -113,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{row['waiting']:.0f} waiting, {row['preempted']:.0f} preempted",
                 flush=True,
             )
-    keep(options.results, found)
+    keep_or_print(options.results, found)
     return 0
 
 

@@ -2,10 +2,10 @@
 
     python -m benchmark_control_plane.prediction
 
-Writes results/prediction.json and results/prediction.png. Alike prompts are always in one fold. The
+`--results FILE` keeps the figures and draws them. Alike prompts are always in one fold. The
 predictor starts without its shipped priors, which were learned from these very prompts. Needs the extras
 `bench` and `embeddings`. `--only cost` on a quiet machine; `--only` alone draws again, beside what
-`prediction_goodput` found.
+`prediction_goodput` found there.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmark_control_plane.kept import keep
+from benchmark_control_plane.kept import add_results, keep, kept_before
 from benchmark_control_plane.prediction_cost import cost
 from benchmark_control_plane.prediction_methods import METHODS, pinball_losses
 from benchmark_control_plane.prediction_streams import conditional, coverage, switches
@@ -28,7 +28,6 @@ from benchmark_control_plane.prompt_vectors import with_vectors
 from controlplane.core.memory import Floats
 from predictors.length_model import LEVELS, MEDIAN, UPPER
 
-RESULTS = Path(__file__).parent / "results"
 FOLDS = 5
 MIXED = "mixed"
 
@@ -152,22 +151,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.prediction", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--results", type=Path, default=RESULTS / "prediction.json")
+    add_results(parser)
     options = parser.parse_args(arguments)
     known = samples(options.data)
     Random(0).shuffle(known)
-    results: dict[str, Any] = {}
-    if options.results.exists():
-        results = json.loads(options.results.read_text(encoding="utf-8"))
+    results = kept_before(options.results)
     results |= {"samples": len(known), "levels": LEVELS, "folds": FOLDS, "seeds": SEEDS}
     for name in options.only:
         results[name] = PARTS[name](known)
         if name not in ("mixed", "separate"):
             print(f"{name}: {json.dumps(results[name])}", flush=True)
-        keep(options.results, results)
-    if {"mixed", "conditional"} <= results.keys():
-        goodput = options.results.with_name("prediction-goodput.json")
-        bought = json.loads(goodput.read_text(encoding="utf-8")) if goodput.exists() else {}
+        if options.results is not None:
+            keep(options.results, results)
+    if options.results is None:
+        print(json.dumps(results))
+    elif {"mixed", "conditional"} <= results.keys():
+        bought = kept_before(options.results.with_name("prediction-goodput.json"))
         draw(results, bought, options.results.with_suffix(".png"))
     return 0
 

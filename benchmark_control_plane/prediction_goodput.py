@@ -11,7 +11,6 @@ the gate see `prediction_gate`.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -25,9 +24,9 @@ from typing import Any
 from backends.vllm.stepped import Setup, SteppedEngine
 from benchmark_control_plane.engine_frontier import CONTENDERS
 from benchmark_control_plane.engine_play import Window, play
-from benchmark_control_plane.kept import keep
+from benchmark_control_plane.kept import add_results, keep_or_print, kept_before
 from benchmark_control_plane.offered import Offer, Promise
-from benchmark_control_plane.prediction import FOLDS, RESULTS
+from benchmark_control_plane.prediction import FOLDS
 from benchmark_control_plane.prediction_gate import through_the_gate
 from benchmark_control_plane.prediction_methods import forecasts, learned_predictor, taught
 from benchmark_control_plane.prompt_sets import Sample, samples
@@ -128,24 +127,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--requests", type=int, default=800)
     parser.add_argument("--warm-up", type=int, default=300)
-    parser.add_argument("--results", type=Path, default=RESULTS / "prediction-goodput.json")
+    add_results(parser)
     options = parser.parse_args(arguments)
     setup, window = Setup(), Window(options.warm_up, options.requests)
     known = [
         (s, said) for s, said in told(samples(options.data))
         if s.prompt_tokens + s.tokens < setup.max_model_tokens
     ]  # fmt: skip
-    report: dict[str, Any] = {"runs": []}
-    if options.results.exists():
-        report = json.loads(options.results.read_text(encoding="utf-8"))
-    runs = [run for run in report["runs"] if run["on"] not in options.on]
+    before = kept_before(options.results).get("runs", [])
+    runs = [run for run in before if run["on"] not in options.on]
     report = {"setup": asdict(setup), "window": asdict(window), "promise": asdict(PROMISE), "runs": runs}
     for place, rate, seed in product(options.on, options.rates, options.seeds):
         for run in PLACES[place](known, setup, window, rate, seed):
             runs.append({"on": place, "seed": seed, **run})
             print(f"{place}, {rate:g}/s, seed {seed}, {run['told']}: {run['strict']:.3f}", flush=True)
-    keep(options.results, report)
     print(table(runs))
+    keep_or_print(options.results, report)
     return 0
 
 

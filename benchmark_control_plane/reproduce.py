@@ -1,12 +1,13 @@
 """Do the published tables come out again? `python -m benchmark_control_plane.reproduce NAME`.
 
-Prints ours beside the published figures and writes NAME.json and NAME.png into `results/`.
+Prints ours beside the published figures; `--results DIR` keeps them there, NAME.json and NAME.png.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmark_control_plane.inputs import BadInput, exit_code
@@ -18,8 +19,6 @@ from benchmark_control_plane.reproductions import (
     mcsf_synthetic,
     mcsf_table,
 )
-
-RESULTS = Path(__file__).parent / "results"
 
 TABLES: Mapping[str, Callable[..., Mapping[str, Any]]] = {
     "apt-adaptive": apt_adaptive.run,
@@ -35,21 +34,24 @@ NEED_DATA = ("apt-adaptive",)
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.reproduce", description=__doc__)
     parser.add_argument("name", help=", ".join(sorted(TABLES)))
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write into")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="where to keep what is found")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, help="folder of public data; default TANDEM_DATA")
     options = parser.parse_args(arguments)
 
-    def written() -> dict[str, str]:
+    def compared() -> Mapping[str, Any]:
         if options.name not in TABLES:
             raise BadInput(f"{options.name}: no such table; choose one of {', '.join(sorted(TABLES))}")
         if options.data is not None and options.name not in NEED_DATA:
             raise BadInput(f"--data: {options.name} reads none; leave it out")
         data = {"data": options.data} if options.name in NEED_DATA else {}
-        TABLES[options.name](options.results, seed=options.seed, **data)
+        with TemporaryDirectory() as scratch:
+            found = TABLES[options.name](options.results or Path(scratch), seed=options.seed, **data)
+        if options.results is None:
+            return found
         return {"written": str(options.results / f"{options.name}.json")}
 
-    return exit_code(written)
+    return exit_code(compared)
 
 
 if __name__ == "__main__":

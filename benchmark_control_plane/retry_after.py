@@ -12,14 +12,13 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from backends.batch_time import affine, in_turn, llm_only
-from benchmark_control_plane.kept import keep
+from benchmark_control_plane.kept import add_results, keep_or_print
 from benchmark_control_plane.simulation import Ask, Machine, arrival_times, engines, started
 from benchmark_control_plane.virtual_time import run
 from controlplane.core.clock import to_seconds
@@ -29,7 +28,6 @@ from controlplane.service.assembly import Service
 from controlplane.service.intake import Caller, Hints
 from controlplane.service.ticket import Rejected
 
-RESULTS = Path(__file__).parent / "results"
 _MACHINE = Machine(
     in_turn(llm_only(affine(0.02, 1e-4, 2e-4, 5e-7))),
     kv_bytes=512 * 16 * 1024, max_model_tokens=1_024, max_running=64, step_tokens=512,
@@ -108,16 +106,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.retry_after", description=__doc__)
     parser.add_argument("--rates", type=float, nargs="+", default=[6.0, 8.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--results", type=Path, default=RESULTS / "retry-after.json")
+    add_results(parser)
     options = parser.parse_args(arguments)
     found = []
     for rate in options.rates:
         for seed in options.seeds:
             found.append(returns(rate, seed))
             print(json.dumps(found[-1]), flush=True)
-    keep(options.results, {"runs": found})
     admitted, away = (sum(run[key] for run in found) for key in ("then_admitted", "turned_away"))
     print(f"then admitted, of all turned away: {admitted} of {away}")
+    keep_or_print(options.results, {"runs": found})
     return 0
 
 

@@ -16,20 +16,18 @@ import sys
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
-from benchmark_control_plane.kept import keep
+from benchmark_control_plane.kept import add_results, keep_or_print
 from controlplane.config import parse
 from controlplane.core.clock import Duration, between
 from controlplane.core.ports import Sampling
 from controlplane.service.assembly import Service, assemble
 from controlplane.service.intake import Caller, Hints
 
-RESULTS = Path(__file__).parent / "results"
 MODEL = "tiny-llama"
 _CONFIG = {
     "models": {
@@ -141,10 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 0.95])
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=RESULTS / "ttft-forecast.json")
+    add_results(parser)
     options = parser.parse_args(arguments)
     found = asyncio.run(measured(options.loads, options.requests, options.seed))
-    keep(options.results, found)
+    keep_or_print(options.results, found)
     return 0
 
 

@@ -1,10 +1,11 @@
 import json
 
 from benchmark_control_plane import hybrid_cost
+from benchmark_control_plane.kept import PUBLISHED
 
 
 def test_kept_results_name_device_copy_and_forms():
-    kept = sorted(hybrid_cost.RESULTS.glob("hybrid-cost-*.json"))
+    kept = sorted(PUBLISHED.glob("hybrid-cost-*.json"))
     assert kept, "python -m benchmark_control_plane.hybrid_cost"
     for path in kept:
         found = json.loads(path.read_text(encoding="utf-8"))

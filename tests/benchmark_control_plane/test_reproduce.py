@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="plots need the bench extra")
 
-from benchmark_control_plane.reproduce import main
+from benchmark_control_plane.reproduce import TABLES, main
 from benchmark_control_plane.reproductions import mcsf_table
 from benchmark_control_plane.scheduling_cost import decision_times, stream_run
 
@@ -22,6 +22,24 @@ def test_table_ranks_the_policies_as_published(tmp_path: Path) -> None:
     assert all(1.35 < ratio[policy] < 1.8 for policy in published[2:])
     assert ratio["Tandem"] < min(ratio["MC-SF"], ratio["MC-SF, skipping"])
     assert (tmp_path / "mcsf-table.png").stat().st_size > 10_000
+
+
+def test_tables_are_kept_only_where_the_caller_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: list[Path] = []
+
+    def run(results: Path, *, seed: int) -> dict[str, int]:
+        written.append(results / "mcsf-table.json")
+        written[-1].write_text(str(seed))
+        return {"seed": seed}
+
+    monkeypatch.setitem(TABLES, "mcsf-table", run)
+    assert main(["mcsf-table", "--seed", "3"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"seed": 3}
+    assert not written[0].exists()
+    assert main(["mcsf-table", "--results", str(tmp_path)]) == 0
+    assert (tmp_path / "mcsf-table.json").read_text() == "0"
 
 
 def test_unknown_table_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
