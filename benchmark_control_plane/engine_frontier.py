@@ -45,6 +45,7 @@ CONTENDERS: Mapping[str, Contender] = {
         Contender("tandem-no-preemption", {**_TANDEM, "preempt_ratio": 1e9}),
         Contender("tandem-no-settling", {**_TANDEM, "settle_steps": 0}),
         Contender("tandem-no-aging", {**_TANDEM, "aged_share": 0.0}),
+        Contender("tandem-no-price", {**_TANDEM, "prompt_price": 0.0}),
     )
 }
 # No policy: what one who knows the future would serve.

@@ -38,6 +38,7 @@ class EngineOptions:
     size_cut_window: int = 600
     starvation_ms: float = 300_000.0
     aged_share: float = 0.02
+    prompt_price: float = 1.0
     missed_decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -76,6 +77,7 @@ class EngineOptions:
             window=self.size_cut_window,
             patience=milliseconds(self.starvation_ms),
             aged_share=self.aged_share,
+            price=self.prompt_price,
         )
 
 

@@ -5,13 +5,17 @@ resident. Sorted by v, the smallest are served until that sum reaches a share of
 one served is the cut. It follows the load; below capacity there is none. With what a full memory loses while
 the prompt is read in v, the sum is that much more memory than there would be if reading took no time.
 
+What is over of the memory may serve whom no promise binds, but the few requests of a moment hold more or
+less than the many do on average. Where they arrive at random, the variance of what they hold is the sum
+of r * step * v * (tokens of each); one deviation of it is kept free too.
+
 Predictions may be wrong by any factor, so the sum is corrected by what is seen: while there is a cut and
 memory stays clearly emptier than planned, too much is cut off, and the correction falls. While the
 plan is met, or without a cut, it returns to 1.
 """
 
 from collections import deque
-from math import exp, inf
+from math import exp, inf, sqrt
 
 import numpy as np
 
@@ -26,19 +30,22 @@ _LEAST = 1 / 64
 
 
 class SizeCut:
-    """Looks back over `window` arrivals; `share` of the memory is planned for."""
+    """Looks back over `window` arrivals; `share` of the memory is planned for. `spare` is the share that all
+    arrivals leave over, but for one deviation; not above 0 if they leave none."""
 
     def __init__(self, *, window: int, share: float) -> None:
-        self._seen: deque[tuple[Instant, float]] = deque(maxlen=window)
+        self._seen: deque[tuple[Instant, float, int]] = deque(maxlen=window)
         self._share = share
         self._arrivals = 0
         self._is_due = False
         self._use = 0.0
         self.correction = 1.0
         self.size = inf
+        self.spare = 1.0
 
-    def arrived(self, now: Instant, memory_time: float) -> None:
-        self._seen.append((now, memory_time))
+    def arrived(self, now: Instant, memory_time: float, tokens: int) -> None:
+        """`tokens` are what it holds at its end."""
+        self._seen.append((now, memory_time, tokens))
         self._arrivals += 1
         self._is_due = self._is_due or (self._arrivals % _EVERY == 0 and len(self._seen) >= _FEWEST)
 
@@ -51,10 +58,14 @@ class SizeCut:
         self._correct()
         span = to_seconds(Duration(self._seen[-1][0] - self._seen[0][0]))
         if span <= 0:
-            self.size = inf
+            self.size, self.spare = inf, 1.0
             return
-        sizes = np.sort(np.array([size for _, size in self._seen]))
-        resident = np.cumsum(sizes) / span * to_seconds(step) * self.correction
+        steps_a_token = to_seconds(step) / span * self.correction
+        seen = np.array([entry[1:] for entry in self._seen])
+        sizes = np.sort(seen[:, 0])
+        resident = np.cumsum(sizes) * steps_a_token
+        variance = float(seen[:, 0] @ seen[:, 1]) * steps_a_token
+        self.spare = 1.0 - (float(resident[-1]) + sqrt(variance)) / memory_tokens
         over = int(np.searchsorted(resident, self._share * memory_tokens))
         self.size = float(sizes[over]) if over < len(sizes) else inf
 

@@ -11,37 +11,33 @@ takes (`EngineView.reading`), and would again after a preemption. Three lanes:
   of the two lanes below;
 - *hopeful* beyond the cut: start where much memory is free, beyond by as much as the free share says, or
   in an idle engine. Otherwise the room is needed again before they end, and what they did is lost;
-- *lost* (the promise is broken): wait until there is no more work than memory, and then start when the
-  look-ahead says they stay. However much work there is, after `patience` they are served in order of
-  arrival on a share of the memory that is theirs (`aged_share`).
+- *lost* (the promise is broken): start when the look-ahead says they stay, while all of them find room in
+  what arrivals leave over of the memory (`SizeCut.spare`), or in an idle engine. However much work there
+  is, after `patience` they are served in order of arrival on a share of the memory that is theirs
+  (`aged_share`).
 
 Paused requests whose next token is not yet due resume first.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import inf
 from typing import TypeVar
 
 from controlplane.core.clock import Duration, Instant, scaled, seconds
 from controlplane.policy.aged_share import AgedShare
-from controlplane.policy.engine_share import footprint_of, lease_table
+from controlplane.policy.draft import BEYOND, HOPEFUL, LOST, Draft, Ranked
 from controlplane.policy.engine_step import EngineView, StepPlan
-from controlplane.policy.lookahead import LookAhead
 from controlplane.policy.progress import Progress
 from controlplane.policy.size_cut import SizeCut
 
-HOPEFUL, BEYOND, LOST = range(3)
-
 _NO_WORK = Duration(0)
 _ASK_LOST_EVERY = 4
+_LOOK_AT_LOST = 32
 _LAST_CALL_STEPS = 3
 
 Key = tuple[float, int, str]
 Age = tuple[int, str]
-Ranked = tuple[int, float, str, Progress]
 Entry = TypeVar("Entry", Key, Age)
 
 
@@ -54,7 +50,8 @@ _PRICE_MOVES = 1.25
 class SrmtOptions:
     """`urgency` is the part of the time to the first token that must be gone before it is worth a
     preemption; `share` of the memory is planned for by the size cut over `window` arrivals (0: no
-    cut); `aged_share` of it goes to those lost for longer than `patience` (0: to nobody)."""
+    cut); `aged_share` of it goes to those lost for longer than `patience` (0: to nobody); so much of what
+    reading a prompt costs counts as `price` says (0: memory-time alone)."""
 
     preempt_ratio: float = 1.1
     urgency: float = 0.5
@@ -63,6 +60,7 @@ class SrmtOptions:
     window: int = 600
     patience: Duration = _PATIENCE
     aged_share: float = 0.02
+    price: float = 1.0
 
     def __post_init__(self) -> None:
         if self.preempt_ratio < 1:
@@ -73,6 +71,7 @@ class SrmtOptions:
             ("urgency", 0, 1),
             ("share", 0, 2),
             ("aged_share", 0, 1),
+            ("price", 0, 10),
             ("settle", 0, 1_000),
         ):
             if not low <= (value := getattr(self, name)) <= high:
@@ -121,10 +120,11 @@ class ShortestRemaining:
 
     def _price(self, view: EngineView) -> None:
         """What reading costs now; if that is something else, everybody is sorted anew."""
-        low, high = sorted((view.reading, self._reading))
+        reading = self._options.price * view.reading
+        low, high = sorted((reading, self._reading))
         if high <= _PRICE_MOVES * low:
             return
-        self._reading = view.reading
+        self._reading = reading
         for at, (_, progress) in enumerate(self._fresh):
             key = self._keys[progress.request.id] = self._key(progress)
             self._fresh[at] = (key, progress)
@@ -137,7 +137,8 @@ class ShortestRemaining:
             request_id, key = progress.request.id, self._key(progress)
             is_new = progress.first_token is None and not progress.preemptions
             if self._cut is not None and is_new and not progress.is_guess:
-                self._cut.arrived(progress.request.arrival, key[0])
+                at_end = progress.tokens + progress.remaining()
+                self._cut.arrived(progress.request.arrival, key[0], at_end)
             work = progress.prefill(view.pace)
             if progress.is_hopeless(view.now, work):
                 self._lose(progress)
@@ -182,7 +183,7 @@ class ShortestRemaining:
         self._aged.account(view)
         if self._cut is not None:
             self._cut.update(view.quota * view.block_tokens, view.pace.step, view.used / max(1, view.quota))
-        draft = _Draft(view, self._ranked, self._options.settle)
+        draft = Draft(view, self._ranked, self._options.settle)
         while draft.free < 0 and draft.give_way():
             pass
         self._start_aged(draft)
@@ -191,8 +192,7 @@ class ShortestRemaining:
                 draft.start(progress)
         self._start_fresh(draft)
         self._steps += 1
-        has_room = self._cut is None or self._cut.size == inf
-        if draft.is_idle or (has_room and self._steps % _ASK_LOST_EVERY == 0):
+        if draft.is_idle or self._steps % _ASK_LOST_EVERY == 0:
             self._start_lost(draft)
         return StepPlan(draft.preempt, draft.offer, draft.ranked)
 
@@ -214,7 +214,7 @@ class ShortestRemaining:
         ranked.sort()
         return ranked
 
-    def _start_aged(self, draft: "_Draft") -> None:
+    def _start_aged(self, draft: Draft) -> None:
         """The oldest beyond its patience takes what it needs and keeps it, unless their share is spent."""
         options, view = self._options, draft.view
         for (arrival, _), progress in self._lost:
@@ -228,7 +228,7 @@ class ShortestRemaining:
                 self._aged.running.add(progress)
             return
 
-    def _start_fresh(self, draft: "_Draft") -> None:
+    def _start_fresh(self, draft: Draft) -> None:
         options, view = self._options, draft.view
         for (size, _, _), progress in self._fresh:
             if draft.slots <= 0:
@@ -242,7 +242,7 @@ class ShortestRemaining:
             if self._is_urgent(progress, view.now) and not draft.start(progress):
                 draft.take(progress, options.preempt_ratio * size)
 
-    def _start_beyond(self, draft: "_Draft", progress: Progress, size: float) -> None:
+    def _start_beyond(self, draft: Draft, progress: Progress, size: float) -> None:
         if draft.is_idle:
             draft.start_to_stay(progress)
         elif self._cut is not None and draft.settles(progress):
@@ -262,125 +262,27 @@ class ShortestRemaining:
             return False
         return now >= arrival + scaled(Duration(deadline - arrival), self._options.urgency)
 
-    def _start_lost(self, draft: "_Draft") -> None:
-        for _, progress in self._lost:
-            if draft.need(progress) <= draft.view.quota and not draft.start_to_stay(progress):
+    def _start_lost(self, draft: Draft) -> None:
+        """In order of arrival, those that find room in what arrivals leave over; or one alone."""
+        left = self._left_for_lost(draft.view) if self._lost else 0.0
+        for at, (_, progress) in enumerate(self._lost):
+            need = draft.need_at_end(progress)
+            if draft.is_idle:
+                draft.start_to_stay(progress)
+            elif left <= 0 or at >= _LOOK_AT_LOST:
                 return
+            elif need <= left:
+                if not draft.start_to_stay(progress):
+                    return
+                left -= need
 
-
-class _Draft:
-    """A plan in the making: what is left of blocks and slots, now and `settle` steps later if nobody else
-    starts. Ranks are asked for only if somebody must give way."""
-
-    def __init__(self, view: EngineView, rank: Callable[[EngineView], list[Ranked]], settle: int) -> None:
-        self.view = view
-        self.preempt: list[Progress] = []
-        self.offer: list[Progress] = []
-        self.free = view.free
-        self.slots = view.free_slots
-        self._settle = settle
-        self._growth = settle / view.block_tokens
-        self._later: float | None = None
-        self._rank = rank
-        self._ranks: list[Ranked] | None = None
-        self._offered: set[str] = set()
-        self._look: LookAhead | None = None
-
-    @property
-    def ranked(self) -> list[Progress]:
-        """Empty when nobody asked."""
-        return [] if self._ranks is None else [progress for *_, progress in self._ranks]
-
-    def need(self, progress: Progress) -> int:
-        return self.view.need(progress)
-
-    def _ranking(self) -> list[Ranked]:
-        if self._ranks is None:
-            self._ranks = self._rank(self.view)
-        return self._ranks
-
-    def give_way(self) -> bool:
-        """The last in rank leaves; False if nobody is left."""
-        ranking = self._ranking()
-        if not ranking:
-            return False
-        victim = ranking.pop()[-1]
-        self.preempt.append(victim)
-        self.free += victim.held
-        if self._later is not None:
-            self._later += self._held_later(victim)
-        self.slots += 1
-        self._look = None
-        return True
-
-    def start(self, progress: Progress) -> bool:
-        need = self.need(progress)
-        request_id = progress.request.id
-        if need > self.free or self.slots <= 0 or request_id in self._offered:
-            return False
-        self._offered.add(request_id)
-        self.offer.append(progress)
-        self.free -= need
-        if self._later is not None:
-            self._later -= self._needed_later(progress)
-        self.slots -= 1
-        self._look = None
-        return True
-
-    @property
-    def left_when_settled(self) -> float:
-        """Blocks free after `settle` steps; never more than now."""
-        if self._later is None:
-            gone = {progress.request.id for progress in self.preempt}
-            kept = sum(self._held_later(p) for p in self.view.running if p.request.id not in gone)
-            self._later = self.view.quota - kept - sum(map(self._needed_later, self.offer))
-        return min(self._later, self.free)
-
-    def settles(self, progress: Progress) -> bool:
-        """Whether nobody must give way for it within `settle` steps; or it is alone."""
-        if self._settle == 0 or self.is_idle:
-            return True
-        return self._needed_later(progress) <= self.left_when_settled
-
-    def _held_later(self, progress: Progress) -> float:
-        is_done = progress.remaining() <= self._settle
-        return 0.0 if is_done else progress.held + self._growth
-
-    def _needed_later(self, progress: Progress) -> float:
-        return 0.0 if progress.remaining() <= self._settle else self.need(progress) + self._growth
-
-    def take(self, progress: Progress, size: float) -> bool:
-        """Starts it on the memory of those not hopeful, or that need more than `size`, if that suffices."""
-        need, gained, count = self.need(progress), 0, 0
-        for lane, victim_size, _, victim in reversed(self._ranking()):
-            if self.free + gained >= need or (lane == HOPEFUL and victim_size <= size):
-                break
-            gained += victim.held
-            count += 1
-        if self.free + gained < need:
-            return False
-        for _ in range(count):
-            self.give_way()
-        return self.start(progress)
-
-    @property
-    def is_idle(self) -> bool:
-        """Nobody runs on and nobody starts."""
-        return not self.offer and len(self.preempt) == len(self.view.running)
-
-    def start_to_stay(self, progress: Progress) -> bool:
-        """Starts it if all that run and start now, and it, fit until their predicted ends; or alone."""
-        if self.slots <= 0 or self.free < self.need(progress):
-            return False
-        return (self.is_idle or self._stays(progress)) and self.start(progress)
-
-    def _stays(self, progress: Progress) -> bool:
-        if self._look is None:
-            gone = {p.request.id for p in self.preempt}
-            alive = [*(p for p in self.view.running if p.request.id not in gone), *self.offer]
-            self._look = LookAhead(lease_table(alive, self.view.block_tokens))
-        footprint = footprint_of(progress, self.view.block_tokens)
-        return self._look.peak_with(footprint) <= self.view.quota * self.view.block_tokens
+    def _left_for_lost(self, view: EngineView) -> float:
+        """Blocks that arrivals leave over, less what those that are lost hold."""
+        if self._cut is None:
+            return view.quota
+        if (spare := self._cut.spare) <= 0:
+            return 0.0
+        return spare * view.quota - sum(p.held for p in view.running if p.is_hopeless(view.now, _NO_WORK))
 
 
 def _age(progress: Progress) -> Age:

@@ -261,6 +261,8 @@ def test_who_takes_long_to_read_costs_what_the_full_memory_loses_meanwhile():
     for one in (long_prompt, long_answer):
         policy.left(one)
     assert policy.plan(view).offer == []
+    free_by_option = planned("srmt", [], [long_prompt, long_answer], view, prompt_price=0.0)
+    assert free_by_option.offer == [long_prompt, long_answer]
 
 
 def test_requests_alike_go_by_arrival_whatever_a_prompt_costs_as_they_come():
@@ -289,6 +291,22 @@ def test_after_its_patience_a_lost_request_starts_first_and_keeps_its_place():
     for one in young:
         assert one not in policy.plan(crowded).offer
         assert policy.plan(crowded).preempt == []
+
+
+@pytest.mark.parametrize(("apart_ms", "starts"), [(5_000, True), (760, False)])
+def test_who_is_lost_starts_only_on_what_arrivals_leave_over(apart_ms, starts):
+    base = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": 300, "prompt": 200, "predicted": 100}
+    came = [progress(f"c{i}", {**base, "ago_ms": i * apart_ms}, is_running=False) for i in range(40, 0, -1)]
+    lost, *others = came
+    policy = engine_policy(EngineOptions(ordering="srmt"))
+    for one in came:
+        policy.joined(one, NOW)
+    runs = progress("runs", {**base, "done": 20, "ago_ms": 200}, is_running=True)
+    view = view_of([runs], free=80)
+    policy.plan(replace(view, free_slots=0))
+    for one in others:
+        policy.left(one)
+    assert any(lost in policy.plan(view).offer for _ in range(4)) == starts
 
 
 def test_who_has_time_waits_where_somebody_would_soon_have_to_give_way_for_it():

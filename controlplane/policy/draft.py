@@ -1,0 +1,137 @@
+"""What is left of the memory while a step is planned, and who gives way for whom?
+
+A plan in the making: who starts takes blocks and a slot, who gives way returns them. The last in rank gives
+way first.
+"""
+
+from collections.abc import Callable
+
+from controlplane.policy.engine_share import footprint_of, lease_table
+from controlplane.policy.engine_step import EngineView
+from controlplane.policy.lookahead import LookAhead
+from controlplane.policy.progress import Progress
+
+# Whoever runs in a later lane gives way to any of an earlier one.
+HOPEFUL, BEYOND, LOST = range(3)
+
+# Lane, size, id: the larger gives way first.
+Ranked = tuple[int, float, str, Progress]
+
+
+class Draft:
+    """`settle` steps later counts too, as if nobody else started. Ranks are asked for only if somebody must
+    give way."""
+
+    def __init__(self, view: EngineView, rank: Callable[[EngineView], list[Ranked]], settle: int) -> None:
+        self.view = view
+        self.preempt: list[Progress] = []
+        self.offer: list[Progress] = []
+        self.free = view.free
+        self.slots = view.free_slots
+        self._settle = settle
+        self._growth = settle / view.block_tokens
+        self._later: float | None = None
+        self._rank = rank
+        self._ranks: list[Ranked] | None = None
+        self._offered: set[str] = set()
+        self._look: LookAhead | None = None
+
+    @property
+    def ranked(self) -> list[Progress]:
+        """Empty when nobody asked."""
+        return [] if self._ranks is None else [progress for *_, progress in self._ranks]
+
+    def need(self, progress: Progress) -> int:
+        return self.view.need(progress)
+
+    def need_at_end(self, progress: Progress) -> int:
+        """Blocks that it holds before it leaves."""
+        return self.need(progress) + progress.remaining() // self.view.block_tokens
+
+    def _ranking(self) -> list[Ranked]:
+        if self._ranks is None:
+            self._ranks = self._rank(self.view)
+        return self._ranks
+
+    def give_way(self) -> bool:
+        """The last in rank leaves; False if nobody is left."""
+        ranking = self._ranking()
+        if not ranking:
+            return False
+        victim = ranking.pop()[-1]
+        self.preempt.append(victim)
+        self.free += victim.held
+        if self._later is not None:
+            self._later += self._held_later(victim)
+        self.slots += 1
+        self._look = None
+        return True
+
+    def start(self, progress: Progress) -> bool:
+        need = self.need(progress)
+        request_id = progress.request.id
+        if need > self.free or self.slots <= 0 or request_id in self._offered:
+            return False
+        self._offered.add(request_id)
+        self.offer.append(progress)
+        self.free -= need
+        if self._later is not None:
+            self._later -= self._needed_later(progress)
+        self.slots -= 1
+        self._look = None
+        return True
+
+    @property
+    def left_when_settled(self) -> float:
+        """Blocks free after `settle` steps; never more than now."""
+        if self._later is None:
+            gone = {progress.request.id for progress in self.preempt}
+            kept = sum(self._held_later(p) for p in self.view.running if p.request.id not in gone)
+            self._later = self.view.quota - kept - sum(map(self._needed_later, self.offer))
+        return min(self._later, self.free)
+
+    def settles(self, progress: Progress) -> bool:
+        """Whether nobody must give way for it within `settle` steps; or it is alone."""
+        if self._settle == 0 or self.is_idle:
+            return True
+        return self._needed_later(progress) <= self.left_when_settled
+
+    def _held_later(self, progress: Progress) -> float:
+        is_done = progress.remaining() <= self._settle
+        return 0.0 if is_done else progress.held + self._growth
+
+    def _needed_later(self, progress: Progress) -> float:
+        return 0.0 if progress.remaining() <= self._settle else self.need(progress) + self._growth
+
+    def take(self, progress: Progress, size: float) -> bool:
+        """Starts it on the memory of those not hopeful, or that need more than `size`, if that suffices."""
+        need, gained, count = self.need(progress), 0, 0
+        for lane, victim_size, _, victim in reversed(self._ranking()):
+            if self.free + gained >= need or (lane == HOPEFUL and victim_size <= size):
+                break
+            gained += victim.held
+            count += 1
+        if self.free + gained < need:
+            return False
+        for _ in range(count):
+            self.give_way()
+        return self.start(progress)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody runs on and nobody starts."""
+        return not self.offer and len(self.preempt) == len(self.view.running)
+
+    def start_to_stay(self, progress: Progress) -> bool:
+        """Starts it if all that run and start now, and it, fit until their predicted ends; or alone."""
+        if self.slots <= 0 or self.free < self.need(progress):
+            return False
+        return (self.is_idle or self._stays(progress)) and self.start(progress)
+
+    def _stays(self, progress: Progress) -> bool:
+        if self._look is None:
+            gone = {p.request.id for p in self.preempt}
+            alive = [*(p for p in self.view.running if p.request.id not in gone), *self.offer]
+            self._look = LookAhead(lease_table(alive, self.view.block_tokens))
+        footprint = footprint_of(progress, self.view.block_tokens)
+        return self._look.peak_with(footprint) <= self.view.quota * self.view.block_tokens
