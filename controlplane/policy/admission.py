@@ -12,6 +12,9 @@ The collocation proposal's Algorithm 1 with growth, uncertainty and absolute tim
 4. what can still make it waits, up to a bound; a class that is not sheddable waits in any case;
 5. the rest is rejected with the predicted drain as the time to come back.
 
+Who would be late even with nobody before it is let in where it need not wait: refusing it helps nobody,
+coming back would not help it, and only an answer can teach that the forecast was wrong.
+
 Where the engine itself orders, holds back and preempts, 2 and 3 are its business: what it can still make,
 or is not sheddable, goes on to it at once while its queue has places.
 """
@@ -79,11 +82,9 @@ class Admission:
         if share.before is None or share.pace is None or not waiting.request.service_class.sheddable:
             return None
         wait = scaled(share.pace.per_prompt_token, share.before(waiting))
-        return (
-            Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
-            if self._is_late_after(wait, share, waiting, now)
-            else None
-        )
+        if not wait or not self._is_late_after(wait, share, waiting, now):
+            return None
+        return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
 
     def stands_back(self, share: Share, waiting: Waiting, now: Instant) -> bool:
         """A newcomer that is late whatever is done lets those go first who can still be in time: nothing is
@@ -136,7 +137,7 @@ class Admission:
             look = LookAhead(share.leases.at_least(priority), self.z)
         wait = predicted_wait(share, look, waiting, ahead=share.inside(waiting))
         may_reject = waiting.until is not None and waiting.request.service_class.sheddable
-        if may_reject and self._is_late_after(wait, share, waiting, now):
+        if wait and may_reject and self._is_late_after(wait, share, waiting, now):
             return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
         return Admit(waiting.footprint, wait=wait or Duration(0))
 
