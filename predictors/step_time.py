@@ -127,7 +127,7 @@ class StepReports:
         self._is_told = prior is not None
         self._decode_work = StepWork(0, 0, 0)
         self._stretch = 1.0
-        self._read_seconds = self._all_seconds = 0.0
+        self._steps = self._all_seconds = self._lost_seconds = self._lost_squares = 0.0
         self._wholes: deque[Duration] = deque(maxlen=_STRETCH_STEPS)
 
     @property
@@ -150,22 +150,41 @@ class StepReports:
             return None
         return _duration(self.steps.quantile(self._decode_work, level) * self._stretch)
 
-    def observe_work(self, work: StepWork, took: Duration, *, is_alone: bool = True) -> None:
-        """A whole step as the engine reports it; not `is_alone` if embeddings were computed meanwhile."""
+    def observe_work(
+        self, work: StepWork, took: Duration, *, is_alone: bool = True, ceded: Duration | None = None
+    ) -> None:
+        """A whole step as the engine reports it; not `is_alone` if embeddings were computed meanwhile, which
+        were to make it no more than `ceded` longer."""
         self._decode_work = StepWork(0, work.decodes, work.cells)
         self._wholes.append(took)
         if is_alone:
             self.steps.observe(work, took / 1e9)
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))
-        reading = min(took / 1e9, work.prefill_tokens * self.steps.per_prompt_token)
-        self._read_seconds = _FORGETS * self._read_seconds + reading
-        self._all_seconds = _FORGETS * self._all_seconds + took / 1e9
+        lost = work.prefill_tokens * self.steps.per_prompt_token
+        if not is_alone and ceded is not None:
+            lost += max(0.0, (took - ceded) / 1e9 - self.steps.predict(work))
+        self._lose(min(took / 1e9, lost), took / 1e9)
         self._stretch += (_clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
 
+    def _lose(self, lost: float, took: float) -> None:
+        self._steps = _FORGETS * self._steps + 1
+        self._all_seconds = _FORGETS * self._all_seconds + took
+        self._lost_seconds = _FORGETS * self._lost_seconds + lost
+        self._lost_squares = _FORGETS * self._lost_squares + lost**2
+
     @property
-    def prompt_share(self) -> float:
-        """Of the time of the last steps, what went to reading prompts; less than all."""
-        return self._read_seconds / self._all_seconds if self._all_seconds else 0.0
+    def lost_share(self) -> float:
+        """Of the time of the last steps, what went to reading prompts, and to embeddings beyond what was
+        ceded to them; less than all."""
+        return self._lost_seconds / self._all_seconds if self._all_seconds else 0.0
+
+    @property
+    def lost_deviation(self) -> float:
+        """Of that, in seconds a step."""
+        if not self._steps:
+            return 0.0
+        mean = self._lost_seconds / self._steps
+        return sqrt(max(0.0, self._lost_squares / self._steps - mean**2))
 
     def _thought(self) -> Pace | None:
         """By the steps reported; before there are enough of them, by what was told of the engine."""

@@ -67,19 +67,25 @@ class Reserve:
 class Tempo:
     """What an engine's steps carry, and how fast they must go on. `step` is what one takes, in nanoseconds,
     by the sequences in it and the cells that they read; `unread` prompt tokens are to be computed first,
-    each for `per_prompt_token`, and `prompt_share` of all time goes to prompts. Of each answer that was
-    promised a pace: the time `left` to its last token, and the `tokens` until then; `tightest` is the
-    shortest time a token among those promises."""
+    each for `per_prompt_token`. Decoding loses `lost_share` of all time to prompts and embeddings, with
+    `lost_deviation` a step. Of each answer that was promised a pace: the time `left` to its last token, and
+    the `tokens` until then; `tightest` is the shortest time a token among those promises."""
 
     step: Callable[[int, int], float]
     per_prompt_token: float
-    prompt_share: float
+    lost_share: float
+    lost_deviation: float
     sequences: int
     cells: int
     unread: int
     left: Floats
     tokens: Floats
     tightest: Duration | None
+
+    def until_read(self, request: Request) -> Duration:
+        """To its first token: half of the step under way, on average, and one that reads all prompts."""
+        step = self.step(self.sequences, self.cells)
+        return Duration(round(1.5 * step + (self.unread + request.prompt_tokens) * self.per_prompt_token))
 
     def with_one(self, request: Request, tokens: int) -> "Tempo":
         """Had this request started, `tokens` being what it is predicted to answer."""

@@ -78,13 +78,21 @@ class Admission:
         return Reject(Reason.NEVER_FITS, None, detail)
 
     def too_late_inside(self, share: Share, waiting: Waiting, now: Instant) -> Reject | None:
-        """A serial owner has work to do for those it let in: there is room, and yet no time."""
-        if share.before is None or share.pace is None or not waiting.request.service_class.sheddable:
+        """An owner has work to do first for those it let in: there is room, and yet no time. An embedder
+        works serially; an engine ends its step and reads the prompts that it has."""
+        request = waiting.request
+        if share.pace is None or not request.service_class.sheddable:
             return None
-        wait = scaled(share.pace.per_prompt_token, share.before(waiting))
-        if not wait or not self._is_late_after(wait, share, waiting, now):
+        if share.before is not None:
+            wait = scaled(share.pace.per_prompt_token, share.before(waiting))
+            is_late = bool(wait) and self._is_late_after(wait, share, waiting, now)
+        elif share.tempo is not None and share.tempo.sequences and waiting.until is not None:
+            wait = share.tempo.until_read(request)
+            deadline = request.slo.first_token_deadline(request.arrival)
+            is_late = deadline is not None and after(now, wait) > deadline
+        else:
             return None
-        return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
+        return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait)) if is_late else None
 
     def stands_back(self, share: Share, waiting: Waiting, now: Instant) -> bool:
         """A newcomer that is late whatever is done lets those go first who can still be in time: nothing is

@@ -9,7 +9,7 @@ from backends import device
 from backends.device_memory import DeviceMemory
 from controlplane.config import Config, ConfigError
 from controlplane.config.change import changeable, changed
-from controlplane.core.clock import Clock
+from controlplane.core.clock import Clock, Duration
 from controlplane.core.memory import MemoryLedger, Quota
 from controlplane.core.ports import (
     BackendDown,
@@ -114,6 +114,7 @@ class Service:
             self._learning = Learning(
                 self._lengths, every_seconds=section.train_every_ms / 1_000, file=section.file
             )
+        self._ceded: Duration | None = None
         self._is_started = False
 
     async def start(self) -> None:
@@ -184,7 +185,7 @@ class Service:
             generator.on_step = self._note_step
         for embedder in self._embedders.values():
             embedder.on_pass = self._note_pass
-            embedder.batch_limit = self.dispatcher.decode_slack
+            embedder.batch_limit = self._cede
         self.intake = Intake(
             clock,
             self._generators,
@@ -206,12 +207,18 @@ class Service:
         whole = sum(embedder.workspace_bytes for embedder in embedders)
         share_out(max(whole - kept, sum(map(longest_input_bytes, embedders))), embedders)
 
+    def _cede(self) -> Duration | None:
+        """How long an embedding batch may keep the device now."""
+        self._ceded = self.dispatcher.decode_slack()
+        return self._ceded
+
     def _note_step(self, done: EngineStep) -> None:
         """Called from where the engine's tokens are read: what is raised here would end the engine."""
         with self.lessons[Subject.PACE]:
             work = StepWork(done.prefill_tokens, done.decodes, done.cells)
             is_alone = not any(embedder.is_computing for embedder in self._embedders.values())
-            self.dispatcher.paces[Owner.LLM].observe_work(work, done.took, is_alone=is_alone)
+            paces = self.dispatcher.paces[Owner.LLM]
+        paces.observe_work(work, done.took, is_alone=is_alone, ceded=self._ceded)
 
     def _note_pass(self, done: EmbeddingPass) -> None:
         with self.lessons[Subject.PACE]:

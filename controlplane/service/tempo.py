@@ -40,7 +40,8 @@ def tempo_of(
     return Tempo(
         step=lambda sequences, cells: steps.predict(StepWork(0, sequences, cells)) * 1e9,
         per_prompt_token=steps.per_prompt_token * 1e9,
-        prompt_share=paces.prompt_share,
+        lost_share=paces.lost_share,
+        lost_deviation=paces.lost_deviation * 1e9,
         sequences=sequences,
         cells=cells,
         unread=unread,

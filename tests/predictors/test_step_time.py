@@ -249,11 +249,30 @@ def test_embedding_models_are_paced_as_measured_until_their_passes_tell():
     assert paces(None, [ScriptedEmbedder()])[Owner.EMBEDDING].pace is None, "nothing is known of its time"
 
 
+def paces_after(*steps: tuple[int, float, float | None]) -> ObservedPace:
+    """Steps of 10 ms and 0.1 ms a prompt token: (tokens read, ms it took, ms ceded to embeddings, None for
+    none beside it), again and again."""
+    paces = ObservedPace(prior=StepCost(step=0.01, decode=0.0, cell=0.0, prompt_token=1e-4))
+    for prefill, took, ceded in 200 * steps:
+        paces.observe_work(
+            StepWork(prefill, 1, 0),
+            milliseconds(took),
+            is_alone=ceded is None,
+            ceded=milliseconds(ceded or 0),
+        )
+    return paces
+
+
 def test_the_share_of_prompts_in_all_time_is_followed():
-    told = StepCost(step=0.01, decode=0.0, cell=0.0, prompt_token=1e-4)
-    paces = ObservedPace(prior=told)
-    assert paces.prompt_share == 0.0
-    for _ in range(200):
-        paces.observe_work(StepWork(0, 1, 0), milliseconds(10))
-        paces.observe_work(StepWork(100, 1, 0), milliseconds(20))
-    assert paces.prompt_share == pytest.approx(10 / 30, rel=0.05)
+    assert ObservedPace().lost_share == ObservedPace().lost_deviation == 0.0
+    paces = paces_after((0, 10, None), (100, 20, None))
+    assert paces.lost_share == pytest.approx(10 / 30, rel=0.05)
+    assert paces.lost_deviation == pytest.approx(0.005, rel=0.05)
+
+
+def test_embeddings_cost_decoding_what_they_take_beyond_what_was_ceded():
+    assert paces_after((0, 10, None), (0, 14, 4)).lost_share == pytest.approx(0.0, abs=0.002)
+    assert paces_after((0, 10, None), (0, 14, 1)).lost_share == pytest.approx(3 / 24, rel=0.05)
+    both = paces_after((0, 10, None), (100, 24, 1))
+    assert both.lost_share == pytest.approx(13 / 34, rel=0.05)
+    assert both.lost_deviation == pytest.approx(0.0065, rel=0.05)

@@ -345,8 +345,8 @@ def one_more_at_a_time(width: int) -> Tempo:
     none = np.zeros(0)
     return Tempo(
         step=lambda sequences, cells: 20e6 if sequences <= width + 1 else 21e6,
-        per_prompt_token=0.0, prompt_share=0.0, sequences=width, cells=0, unread=0, left=none, tokens=none,
-        tightest=milliseconds(20),
+        per_prompt_token=0.0, lost_share=0.0, lost_deviation=0.0, sequences=width, cells=0, unread=0,
+        left=none, tokens=none, tightest=milliseconds(20),
     )  # fmt: skip
 
 

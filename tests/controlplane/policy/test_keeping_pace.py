@@ -1,6 +1,7 @@
 """One more may start as long as nobody is made late by it who was not late already."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ def running(*answers: tuple[float, int], tpot_ms: float | None = 20, sequences: 
     return Tempo(
         step=lambda width, cells: 1e6 * (10 + width),
         per_prompt_token=1e6,
-        prompt_share=0.0,
+        lost_share=0.0,
+        lost_deviation=0.0,
         sequences=len(answers) if sequences is None else sequences,
         cells=0,
         unread=0,
@@ -67,10 +69,27 @@ def test_one_more(tempo: Tempo, one: Waiting, *, is_kept: bool) -> None:
     assert keeps_pace(tempo, one) is is_kept
 
 
-def test_prompts_to_come_take_their_share() -> None:
+def test_what_decoding_loses_takes_its_share() -> None:
     tempo = running((150, 10))
     assert keeps_pace(tempo, newcomer(None))
-    assert not keeps_pace(replace(tempo, prompt_share=0.25), newcomer(None))
+    assert not keeps_pace(replace(tempo, lost_share=0.25), newcomer(None))
+
+
+def test_a_newcomer_must_keep_more_promises_than_it_is_likely_to_break() -> None:
+    """A deviation of 3 ms a step is one of 30 ms in 100 steps, which take 1,100 ms alone and 1,200 beside
+    another. In 4 steps it is 6 ms."""
+    uneven = partial(replace, lost_deviation=3e6)
+    # From 1.3 deviations in hand to 2 in arrears: 0.88 promises, less than one.
+    assert keeps_pace(uneven(running((1_140, 100))), newcomer(None))
+    # Of two such, 1.76.
+    assert not keeps_pace(uneven(running((1_240, 100), (1_240, 100))), newcomer(None))
+    # Neither is kept anyway.
+    assert keeps_pace(uneven(running((900, 100), (900, 100))), newcomer(None))
+    # Both are kept anyway.
+    assert keeps_pace(uneven(running((1_400, 100), (1_400, 100))), newcomer(None))
+    # Its prompt costs 0.7 of a promise; its own is kept in one case of six, or it has none to miss.
+    assert not keeps_pace(uneven(running((48, 4), tpot_ms=None)), newcomer(12.1, prompt=10))
+    assert keeps_pace(uneven(running((48, 4), tpot_ms=None)), newcomer(None, prompt=10))
 
 
 @given(
