@@ -17,23 +17,23 @@ def checked(inputs: Sequence[Sequence[int]], facts: EncoderFacts) -> list[Ids]:
 
 
 def _checked_input(position: int, ids: Sequence[int], facts: EncoderFacts) -> Ids:
-    found = np.asarray(ids, dtype=np.int64)
-    if not len(found):
+    if not len(ids):
         raise Refused(f"input {position} has no tokens: send one at least or leave it out", param="input")
-    if len(found) > facts.max_input_tokens:
+    if len(ids) > facts.max_input_tokens:
         raise Refused(
-            f"input {position} has {len(found)} tokens: the model takes 1 to {facts.max_input_tokens}; "
+            f"input {position} has {len(ids)} tokens: the model takes 1 to {facts.max_input_tokens}; "
             "split the text",
             param="input",
             code="context_length_exceeded",
         )
-    if found.min() < 0 or found.max() >= facts.vocabulary:
+    lowest, highest = min(ids), max(ids)
+    if lowest < 0 or highest >= facts.vocabulary:
         raise Refused(
-            f"input {position} has token id {found.min() if found.min() < 0 else found.max()}: the model's "
+            f"input {position} has token id {lowest if lowest < 0 else highest}: the model's "
             f"ids run from 0 to {facts.vocabulary - 1}; tokenise with its own tokenizer",
             param="input",
         )
-    return found.astype(np.uint32)
+    return np.asarray(ids, dtype=np.uint32)
 
 
 def prompt_text(name: str | None, facts: EncoderFacts) -> str:

@@ -153,7 +153,7 @@ class Generation(Objectives):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     ignore_eos: bool | None = None

@@ -104,6 +104,7 @@ async def test_the_longest_input_is_computed_and_a_longer_one_refused(embedder):
         ([[101], []], "input 1 has no tokens"),
         ([[-1]], "token id -1"),
         ([[5, 30_522]], "token id 30522"),
+        ([[5, 10**30]], f"token id {10**30}"),
     ],
 )
 async def test_ids_that_the_model_lacks_are_refused(embedder, inputs, told):

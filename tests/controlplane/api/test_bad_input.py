@@ -50,6 +50,7 @@ BODIES = [
     (CHAT, chat(functions=[]), 400, "functions", "unsupported_parameter"),
     (CHAT, chat(vllm_xargs={}), 400, "vllm_xargs", "unsupported_parameter"),
     (CHAT, chat(priority=1), 400, "priority", "unsupported_parameter"),
+    (CHAT, chat(top_k=2**63), 400, "top_k", "invalid_value"),
     (CHAT, chat(messages=[]), 400, "messages", "invalid_value"),
     (CHAT, chat(messages="hi"), 400, "messages", "invalid_value"),
     (CHAT, said(role="robot"), 400, "messages[0].role", "invalid_value"),
