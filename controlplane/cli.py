@@ -118,12 +118,13 @@ def _objectives(config: Config, name: str) -> str:
 
 def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
     """Raises ConfigError."""
-    from controlplane.api.hosting import host_forever
+    from controlplane.api.hosting import check_address, host_forever
     from controlplane.service.assembly import assemble
 
     _require_engines(config)
     changes = {k: v for k, v in (("host", options.host), ("port", options.port)) if v is not None}
     config = replace(config, server=replace(config.server, **changes))
+    check_address(config.server.host, config.server.port)
     _end(host_forever(assemble(config), config))
 
 

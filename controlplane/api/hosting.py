@@ -8,8 +8,10 @@ import asyncio
 import gc
 import logging
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -71,6 +73,29 @@ def _on_signal(act: Callable[[], object]) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+
+def check_address(host: str, port: int) -> None:
+    """Before engines are loaded, which takes minutes. Raises ConfigError."""
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            _bind_once(family, address)
+    except OSError as error:
+        raise ConfigError(
+            f"server.host={host}, server.port={port}: {error.strerror}; stop what listens there, or choose "
+            "another address (--host, --port; port 0 is any free one)"
+        ) from None
+
+
+def _bind_once(family: int, address: Any) -> None:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As the server will: connections of one that has just ended do not keep it out.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.bind(address)
 
 
 def host_forever(service: Service, config: Config) -> int:

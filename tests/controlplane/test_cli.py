@@ -1,3 +1,4 @@
+import socket
 import sys
 
 import pytest
@@ -18,3 +19,14 @@ def test_serve_names_the_extra_that_is_missing(tmp_path, monkeypatch, capsys, mo
     file.write_text(f"models: {models}\n", encoding="utf-8")
     assert main(["serve", str(file)]) == 2
     assert f"the package {package} is not installed; install the extra {extra}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "192.0.2.1", "no-such-host.invalid"])
+def test_an_address_that_cannot_be_had_is_told_before_any_engine_starts(tmp_path, capsys, host):
+    pytest.importorskip("sentence_transformers")
+    file = tmp_path / "my.yaml"
+    file.write_text(f"server: {{host: {host}}}\nmodels: {{embeddings: [{{model: m}}]}}\n", encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["serve", str(file), "--port", str(port)]) == 2
+    assert f"server.host={host}, server.port={port}: " in capsys.readouterr().err
