@@ -1,21 +1,19 @@
 """Whose inputs are computed first? As many calls in time as there can be.
 
-Rule: calls stand in order (deadline; arrival). Along that order work adds up at the rate of late; where a
-call would end after its deadline, the largest so far is given up (Moore 1968, Management Science 15). Those
-given up stand behind those that stay, and last who has no deadline. It is asked anew for each pass, so who
-was given up comes back when there is time. Who is late by a minute goes first of all, so that nobody waits
-for ever.
+Rule: calls stand in order (deadline; arrival), but who gives way at the rate of late stands behind those that
+stay, and last who has no deadline. It is asked anew for each pass, so who gave way comes back when there is
+time. Who is late by a minute goes first of all, so that nobody waits for ever.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from itertools import chain
 from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from controlplane.core.clock import Instant, between, seconds
+from controlplane.policy.in_time import Turn, giving_way
 
 Key = tuple[bool, int, int]
 _LONGEST_LATE = seconds(60)
@@ -43,19 +41,15 @@ def in_time_first(calls: Sequence[Entry], now: Instant, per_token: float) -> Ite
     long_late, unpromised = (
         bisect_left(calls, key_of(deadline, 0), key=by_key) for deadline in (_long_before(now), None)
     )
-    end = now + per_token * sum(call.tokens for call in calls[:long_late])
-    largest: list[tuple[int, Key]] = []
-    for call in calls[long_late:unpromised]:
-        heappush(largest, (-call.tokens, call.key))
-        end += per_token * call.tokens
-        if end > call.key[1]:
-            end += per_token * heappop(largest)[0]
-    kept = {key for _, key in largest}
     promised = calls[long_late:unpromised]
+    first = sum(call.tokens for call in calls[:long_late])
+    named = {str(call.key[2]): call for call in promised}
+    turns = [Turn(Instant(one.key[1]), one.key[2], name, one.tokens) for name, one in named.items()]
+    behind = giving_way(turns, now + per_token * first, per_token)
     return chain(
         calls[:long_late],
-        (call for call in promised if call.key in kept),
-        (call for call in promised if call.key not in kept),
+        (call for name, call in named.items() if name not in behind),
+        (call for name, call in named.items() if name in behind),
         calls[unpromised:],
     )
 

@@ -86,7 +86,8 @@ AdmissionDecision = Admit | Defer | Reject
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one cycle decided, each part in the order decided. Ids are those of the waiting requests."""
+    """What one cycle decided, each part in the order decided. Ids are those of the waiting requests; a
+    rejection may be of one that was let in before, and frees what it held for the dispatches."""
 
     dispatches: tuple[tuple[str, Admit], ...] = ()
     deferrals: tuple[tuple[str, Defer], ...] = ()

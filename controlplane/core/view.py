@@ -115,8 +115,8 @@ class Share:
     `pace` is None until something was observed; a serial owner works its leases off one after
     another, any other all at once. `preemptible` lists possible victims when asked: only a
     request that would preempt pays for the list. `inside` is given where the engine itself holds requests
-    back: the work of those that wait in it and go before this one. `before` is a serial owner's: the work
-    that it holds and does before this one, in tokens. `tempo` is given where the gate alone says how many
+    back: the work of those that wait in it and go before this one. `calls` are what a serial owner
+    holds, each with the tokens still to be computed. `tempo` is given where the gate alone says how many
     run, once steps were observed."""
 
     ceiling: int
@@ -130,7 +130,7 @@ class Share:
     reserve: Reserve | None = None
     preemptible: Callable[[], tuple[Running, ...]] = _nobody
     inside: Callable[[Waiting], float] | None = None
-    before: Callable[[Waiting], float] | None = None
+    calls: tuple[tuple[Request, float], ...] = ()
     tempo: Tempo | None = None
 
     def is_kept_for(self, request: Request) -> bool:
@@ -154,6 +154,7 @@ class Share:
             held=self.held + footprint.base,
             free_slots=self.free_slots - 1,
             leases=self.leases.with_lease(request.id, footprint, request.service_class.priority),
+            calls=(*self.calls, (request, request.prompt_tokens)) if self.is_serial else (),
             tempo=None if self.tempo is None else self.tempo.with_one(request, footprint.steps),
         )
 
@@ -167,6 +168,7 @@ class Share:
             deficit=max(0, self.deficit - freed),
             free_slots=self.free_slots + len(self.leases) - len(leases),
             leases=leases,
+            calls=tuple(held for held in self.calls if held[0].id not in request_ids),
         )
 
 

@@ -19,7 +19,7 @@ Where the engine itself orders, holds back and preempts, 2 and 3 are its busines
 or is not sheddable, goes on to it at once while its queue has places.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -30,6 +30,7 @@ from controlplane.core.memory import Footprint
 from controlplane.core.request import Request
 from controlplane.core.view import Pace, Share, Waiting
 from controlplane.policy.eviction import EvictionOptions, choose_victims
+from controlplane.policy.in_time import giving_way, tokens_before, turn_of
 from controlplane.policy.keeping_pace import keeps_pace
 from controlplane.policy.lookahead import LookAhead
 from controlplane.policy.ordering import work_before_deadline
@@ -77,22 +78,38 @@ class Admission:
         )
         return Reject(Reason.NEVER_FITS, None, detail)
 
+    def without_time(self, share: Share, queue: Sequence[Waiting], now: Instant) -> dict[str, Reject]:
+        """Who gives way, of what a serial owner holds and of what waits for it: not all can be in time."""
+        if share.pace is None:
+            return {}
+        per_token = float(share.pace.per_prompt_token)
+        said: dict[str, Reject] = {}
+        for model in {one.request.model for one in queue}:
+            held = [turn_of(request, tokens) for request, tokens in share.calls if request.model == model]
+            # Who is late inside stands behind all others, and is nobody's loss.
+            turns = [turn for turn in held if turn is not None and turn.ends_in_time(now, per_token)]
+            asked = [turn_of(one.request, one.work) for one in queue if one.request.model == model]
+            # With nobody to wait for, even who will be late is let in.
+            turns += [
+                turn for turn in asked if turn is not None and (held or turn.ends_in_time(now, per_token))
+            ]
+            gone = giving_way(turns, now, per_token)
+            rest = sum(turn.tokens for turn in turns if turn.name not in gone)
+            wait = retry_after(scaled(share.pace.per_prompt_token, rest))
+            said |= {name: Reject(Reason.SLO_UNATTAINABLE, wait) for name in gone}
+        return said
+
     def too_late_inside(self, share: Share, waiting: Waiting, now: Instant) -> Reject | None:
-        """An owner has work to do first for those it let in: there is room, and yet no time. An embedder
-        works serially; an engine ends its step and reads the prompts that it has."""
-        request = waiting.request
-        if share.pace is None or not request.service_class.sheddable:
+        """An engine ends its step and reads the prompts that it has first: there is room, and yet no time."""
+        request, tempo = waiting.request, share.tempo
+        is_sure = waiting.until is None or not request.service_class.sheddable
+        if is_sure or tempo is None or not tempo.sequences:
             return None
-        if share.before is not None:
-            wait = scaled(share.pace.per_prompt_token, share.before(waiting))
-            is_late = bool(wait) and self._is_late_after(wait, share, waiting, now)
-        elif share.tempo is not None and share.tempo.sequences and waiting.until is not None:
-            wait = share.tempo.until_read(request)
-            deadline = request.slo.first_token_deadline(request.arrival)
-            is_late = deadline is not None and after(now, wait) > deadline
-        else:
+        wait = tempo.until_read(request)
+        deadline = request.slo.first_token_deadline(request.arrival)
+        if deadline is None or after(now, wait) <= deadline:
             return None
-        return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait)) if is_late else None
+        return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
 
     def stands_back(self, share: Share, waiting: Waiting, now: Instant) -> bool:
         """A newcomer that is late whatever is done lets those go first who can still be in time: nothing is
@@ -261,7 +278,7 @@ def predicted_wait(share: Share, look: LookAhead, waiting: Waiting, *, ahead: fl
         if share.free_slots <= 0 and held:
             part = max(part, 1 / held)
         done = part * float(share.leases.steps.sum())
-        before = 0.0 if share.before is None else share.before(waiting)
+        before = tokens_before(share, waiting.request)
         return scaled(pace.per_prompt_token, max(done, before) + ahead)
     memory = look.steps_until_free(waiting.footprint.base, share.ceiling)
     slot = float(look.steps[0]) if share.free_slots <= 0 and held else 0.0

@@ -2,7 +2,7 @@
 
 For each owner, with the queue sorted by rank:
 
-1. reject what can never fit;
+1. reject what can never fit; of a serial owner's calls, let in or not, those that give way (`in_time`);
 2. admit from the head, each on what the ones before it leave, until one does not fit (into an engine that
    holds back by itself: until its queue is full, rejecting who would be late there);
 3. let that one preempt if waiting would make it late, and go on;
@@ -49,6 +49,10 @@ def _decide_owner(share: Share, queue: Queue, now: Instant, admission: Admission
     if impossible:
         draft.rejections += impossible.items()
         waiting = [w for w in waiting if w.request.id not in impossible]
+    if share.is_serial and (gone := admission.without_time(share, waiting, now)):
+        draft.rejections += gone.items()
+        waiting = [w for w in waiting if w.request.id not in gone]
+        share = share.without([request.id for request, _ in share.calls if request.id in gone])
 
     left, late, share, look, why = _admit_from_head(share, waiting, now, admission, draft)
     if why is None:

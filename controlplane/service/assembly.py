@@ -218,7 +218,7 @@ class Service:
             work = StepWork(done.prefill_tokens, done.decodes, done.cells)
             is_alone = not any(embedder.is_computing for embedder in self._embedders.values())
             paces = self.dispatcher.paces[Owner.LLM]
-        paces.observe_work(work, done.took, is_alone=is_alone, ceded=self._ceded)
+            paces.observe_work(work, done.took, is_alone=is_alone, ceded=self._ceded)
 
     def _note_pass(self, done: EmbeddingPass) -> None:
         with self.lessons[Subject.PACE]:

@@ -289,7 +289,8 @@ class Dispatcher:
     def _refuse(self, ticket: Ticket, reject: Reject) -> None:
         outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
         self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
-        self.end(ticket, outcome)
+        if ticket.outcome is None:
+            self._close(ticket, outcome)
         ticket.refuse(reject)
 
     # --- the cycle and its plan --------------------------------------------------------------
@@ -312,18 +313,18 @@ class Dispatcher:
         self._set_timer()
 
     def _apply(self, plan: Plan, now: Instant) -> None:
-        for request_id, admit in plan.dispatches:
-            with self._failing_of_defects(ticket := self._tickets[request_id]):
-                self._dispatch(ticket, admit, now)
-        for request_id, defer in plan.deferrals:
-            with self._failing_of_defects(ticket := self._tickets[request_id]):
-                self._defer(ticket, defer)
         for request_id, said in plan.rejections:
             with self._failing_of_defects(ticket := self._tickets[request_id]):
                 alone = self.sight.alone(ticket)
                 reject = self._returns.spaced(said, ticket.request.kind.owner, alone, now)
                 self._refuse(ticket, reject)
                 self._tell(ticket.request, reject)
+        for request_id, admit in plan.dispatches:
+            with self._failing_of_defects(ticket := self._tickets[request_id]):
+                self._dispatch(ticket, admit, now)
+        for request_id, defer in plan.deferrals:
+            with self._failing_of_defects(ticket := self._tickets[request_id]):
+                self._defer(ticket, defer)
 
     @contextmanager
     def _failing_of_defects(self, ticket: Ticket) -> Iterator[None]:

@@ -8,7 +8,7 @@ from controlplane.core.memory import MemoryLedger
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Owner, Phase
 from controlplane.core.view import PoolView, Queue, Reserve, Running, Share
-from controlplane.service.in_turn import tokens_before
+from controlplane.service.in_turn import calls_inside
 from controlplane.service.inside import Inside
 from controlplane.service.tempo import tempo_of
 from controlplane.service.ticket import Ticket
@@ -77,7 +77,7 @@ class Sight:
             preemptible=lambda: self.preemptible(owner, now),
         )
         if owner is Owner.EMBEDDING:
-            return replace(share, before=lambda one: tokens_before(one, self.tickets, self.embedders))
+            return replace(share, calls=tuple(calls_inside(self.tickets.values(), self.embedders)))
         if self.inside is not None:
             return replace(share, preemptible=tuple, inside=self.inside.work_before)
         return replace(share, tempo=tempo_of(self.tickets.values(), ledger, self.paces[owner], now))

@@ -84,7 +84,10 @@ class Ticket:
 
     @asynccontextmanager
     async def revocable(self) -> AsyncIterator[None]:
-        """For a turn that is one call: cancels the block and raises Rejected once it is refused."""
+        """For a turn that is one call: cancels the block and raises Rejected once it is refused; it may have
+        been since its turn came."""
+        if self.outcome is not None:
+            self.granted.result()
         self._call = asyncio.timeout(None)
         try:
             async with self._call:

@@ -318,28 +318,6 @@ def test_a_serial_owner_frees_memory_as_it_works():
     assert wait_ms(250, ahead=2_000) == 300
 
 
-def test_room_in_a_serial_owner_is_not_time():
-    ledger = MemoryLedger({Owner.EMBEDDING: Quota(1_000)})
-    share = Share(
-        ceiling=1_000, held=0, deficit=0, largest=1_000, free_slots=9, leases=ledger.table(Owner.EMBEDDING),
-        pace=PACE, is_serial=True,
-    )  # fmt: skip
-    wish = {"ago_ms": 0, "footprint": Footprint(10), "accepted": False, "undecided": True}
-
-    def verdict(at: int, tokens_before: float) -> str:
-        entry = waiting_of({**wish, "at": at}, 0, "edf")
-        busy = replace(share, before=lambda _: tokens_before)
-        plan = run_cycle(
-            PoolView({Owner.EMBEDDING: busy}, {Owner.EMBEDDING: Queue([entry], [entry])}), NOW, admission()
-        )
-        return "in" if plan.dispatches else str(plan.rejections[0][1].reason)
-
-    # 2 s are promised and 0.1 ms a token are needed for what goes before, 25 ms for itself, 50 ms to spare.
-    assert verdict(1, 19_000) == "in"
-    assert verdict(1, 20_000) == Reason.SLO_UNATTAINABLE
-    assert verdict(0, 1e9) == "in"
-
-
 def one_more_at_a_time(width: int) -> Tempo:
     """So many run, and one more keeps the promise of 20 ms a token that somebody has."""
     none = np.zeros(0)

@@ -1,0 +1,91 @@
+"""Which calls give way, so that as many as can be are in time? Computed one after another, by deadline.
+
+Rule (Moore 1968, Management Science 15, with classes): along the order of deadlines the work adds up at one
+rate; where a call would end after its deadline, the largest so far gives way. Higher classes are asked first,
+and lower ones get the time that those leave. Who may not be turned away keeps its place; if it is late
+without the others, nobody gives way for it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from controlplane.core.clock import Instant
+from controlplane.core.request import Request
+from controlplane.core.view import Share
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Turn:
+    """`tokens` are those still to be computed. `standing` is the class's priority, None for one that may not
+    be turned away. Of calls alike the one that came last gives way."""
+
+    deadline: Instant
+    arrival: int
+    name: str
+    tokens: float
+    standing: int | None = 0
+
+    def ends_in_time(self, begin: float, per_token: float) -> bool:
+        return begin + per_token * self.tokens <= self.deadline
+
+
+def turn_of(request: Request, tokens: float) -> Turn | None:
+    """None for a call that was promised nothing: it is computed last."""
+    deadline = request.slo.first_token_deadline(request.arrival)
+    if deadline is None:
+        return None
+    of = request.service_class
+    return Turn(deadline, request.arrival, request.id, tokens, of.priority if of.sheddable else None)
+
+
+def tokens_before(share: Share, request: Request) -> float:
+    """Work that a serial owner holds and does before this request."""
+    deadline = request.slo.first_token_deadline(request.arrival)
+    return sum(
+        tokens for held, tokens in share.calls if held.model == request.model and _is_first(held, deadline)
+    )
+
+
+def _is_first(held: Request, deadline: Instant | None) -> bool:
+    own = held.slo.first_token_deadline(held.arrival)
+    return deadline is None or (own is not None and own <= deadline)
+
+
+def giving_way(turns: Iterable[Turn], begin: float, per_token: float) -> set[str]:
+    """Their names. Work begins at `begin` and takes `per_token` nanoseconds a token."""
+    levels: defaultdict[int | None, list[Turn]] = defaultdict(list)
+    for turn in turns:
+        levels[turn.standing].append(turn)
+    kept = _in_time(levels.pop(None, []), begin, per_token)
+    gone = set[str]()
+    for _, level in sorted(levels.items(), reverse=True):
+        gone |= _making_room(level, kept, begin, per_token)
+        kept += [turn for turn in level if turn.name not in gone]
+    return gone
+
+
+def _in_time(fixed: list[Turn], begin: float, per_token: float) -> list[Turn]:
+    """An embedder puts the others behind all that can be."""
+    kept = []
+    for turn in sorted(fixed):
+        if turn.ends_in_time(begin, per_token):
+            begin += per_token * turn.tokens
+            kept.append(turn)
+    return kept
+
+
+def _making_room(level: list[Turn], kept: list[Turn], begin: float, per_token: float) -> set[str]:
+    """Of the level; the kept ones are in time if none of it stays."""
+    gone, largest, end = set[str](), list[tuple[float, int, str]](), begin
+    mine = {turn.name for turn in level}
+    for turn in sorted([*kept, *level]):
+        end += per_token * turn.tokens
+        if turn.name in mine:
+            heappush(largest, (-turn.tokens, -turn.arrival, turn.name))
+        while end > turn.deadline and largest:
+            less, _, name = heappop(largest)
+            end += per_token * less
+            gone.add(name)
+    return gone
