@@ -112,12 +112,12 @@ def _nobody() -> tuple[Running, ...]:
 @dataclass(frozen=True, slots=True)
 class Share:
     """One owner's part of the pool, in bytes. `largest` is the most a single request could ever have;
-    `pace` is None until something was observed; a serial owner works its leases off one after
-    another, any other all at once. `preemptible` lists possible victims when asked: only a
-    request that would preempt pays for the list. `inside` is given where the engine itself holds requests
-    back: the work of those that wait in it and go before this one. `calls` are what a serial owner
-    holds, each with the tokens still to be computed. `tempo` is given where the gate alone says how many
-    run, once steps were observed."""
+    `pace` is None until something was observed; a serial owner works its leases off one after another, any
+    other all at once; `is_beside_others` while the device works for the other kind, too. `preemptible` lists
+    possible victims when asked: only a request that would preempt pays for the list. `inside` is given where
+    the engine itself holds requests back: the work of those that wait in it and go before this one. `calls`
+    are what a serial owner holds, each with the tokens still to be computed. `tempo` is given where the gate
+    alone says how many run, once steps were observed."""
 
     ceiling: int
     held: int
@@ -127,6 +127,7 @@ class Share:
     leases: LeaseTable
     pace: Pace | None = None
     is_serial: bool = False
+    is_beside_others: bool = False
     reserve: Reserve | None = None
     preemptible: Callable[[], tuple[Running, ...]] = _nobody
     inside: Callable[[Waiting], float] | None = None

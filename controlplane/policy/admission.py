@@ -13,7 +13,8 @@ The collocation proposal's Algorithm 1 with growth, uncertainty and absolute tim
 5. the rest is rejected with the predicted drain as the time to come back.
 
 Who would be late even with nobody before it is let in where it need not wait: refusing it helps nobody,
-coming back would not help it, and only an answer can teach that the forecast was wrong.
+coming back would not help it, and only an answer can teach that the forecast was wrong. An embedding beside
+answers is refused: it would be computed faster without them, and slow them down for nothing.
 
 Where the engine itself orders, holds back and preempts, 2 and 3 are its business: what it can still make,
 or is not sheddable, goes on to it at once while its queue has places.
@@ -89,9 +90,10 @@ class Admission:
             # Who is late inside stands behind all others, and is nobody's loss.
             turns = [turn for turn in held if turn is not None and turn.ends_in_time(now, per_token)]
             asked = [turn_of(one.request, one.work) for one in queue if one.request.model == model]
-            # With nobody to wait for, even who will be late is let in.
+            # With the device to itself, even who will be late is let in.
+            is_busy = bool(held) or share.is_beside_others
             turns += [
-                turn for turn in asked if turn is not None and (held or turn.ends_in_time(now, per_token))
+                turn for turn in asked if turn is not None and (is_busy or turn.ends_in_time(now, per_token))
             ]
             gone = giving_way(turns, now, per_token)
             rest = sum(turn.tokens for turn in turns if turn.name not in gone)

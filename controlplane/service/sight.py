@@ -77,7 +77,11 @@ class Sight:
             preemptible=lambda: self.preemptible(owner, now),
         )
         if owner is Owner.EMBEDDING:
-            return replace(share, calls=tuple(calls_inside(self.tickets.values(), self.embedders)))
+            return replace(
+                share,
+                calls=tuple(calls_inside(self.tickets.values(), self.embedders)),
+                is_beside_others=len(ledger.table(Owner.LLM)) > 0,
+            )
         if self.inside is not None:
             return replace(share, preemptible=tuple, inside=self.inside.work_before)
         return replace(share, tempo=tempo_of(self.tickets.values(), ledger, self.paces[owner], now))

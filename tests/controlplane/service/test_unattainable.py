@@ -59,20 +59,36 @@ def test_who_would_wait_besides_is_refused(played):
     assert played(scenario).outcomes == ["met", "rejected", "met", "met"]
 
 
+async def embed(b) -> None:
+    hints = Hints(service_class="interactive", e2e_ms=1)
+    job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["x" * 99], hints)
+    await b.service.dispatcher.embed(job)
+
+
 def test_an_embedding_too(bench):
     async def scenario(b):
-        async def embed() -> None:
-            hints = Hints(service_class="interactive", e2e_ms=1)
-            job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["x" * 99], hints)
-            await b.service.dispatcher.embed(job)
-
         for _ in range(2):
-            await embed()
-        first = asyncio.create_task(embed())
+            await embed(b)
+        first = asyncio.create_task(embed(b))
         await b.embedder.until_runs(3)
         with pytest.raises(Rejected):
-            await embed()
+            await embed(b)
         await first
 
     slow = ScriptedEmbedder(token_seconds=0.01)
     assert bench(scenario, embedder=slow).outcomes == ["late", "late", "rejected", "late"]
+
+
+def test_but_not_beside_answers(bench):
+    """Without them it would be faster, and they without it."""
+
+    async def scenario(b):
+        await embed(b)
+        answer = await b.ask(max_tokens=50)
+        with pytest.raises(Rejected):
+            await embed(b)
+        await read(answer)
+        await embed(b)
+
+    slow = ScriptedEmbedder(token_seconds=0.01)
+    assert bench(scenario, embedder=slow).outcomes == ["late", "rejected", "met", "late"]
