@@ -36,16 +36,19 @@ class ForgettingSquares:
 
     def unsure(self, load: Row, doubts: Row) -> float:
         """How far the total of this load may lie from the truth, squared."""
-        return sum(part**2 / (self._rows[at][at] + doubts[at]) for at, part in enumerate(load))
+        found = 0.0
+        for at, part in enumerate(load):
+            found += part * part / (self._rows[at][at] + doubts[at])
+        return found
 
     def observe(self, load: Row, total: float, *, weight: float, doubts: Row) -> None:
         """`weight` is a precision too: of this total."""
+        forgets = self._forgets
         for at, part in enumerate(load):
             counted, row = weight * part, self._rows[at]
-            self._rows[at] = [
-                self._forgets * one + counted * other for one, other in zip(row, load, strict=True)
-            ]
-            self._totals[at] = self._forgets * self._totals[at] + counted * total
+            for to, other in enumerate(load):
+                row[to] = forgets * row[to] + counted * other
+            self._totals[at] = forgets * self._totals[at] + counted * total
         self._solve(doubts)
         for at, doubt in enumerate(doubts):
             told = weight * load[at] ** 2 / (self._rows[at][at] + doubt)

@@ -12,7 +12,6 @@ from typing import Any
 from backends.vllm.metadata import forecast_of
 from controlplane.core.clock import Instant
 from controlplane.core.ports import StepCost
-from predictors.step_time import ObservedPace
 
 METHOD = "tandem"
 _ORDERS = ("set_quota", "set_options", "set_forecast", "set_step_cost", "state")
@@ -26,7 +25,7 @@ def obey(scheduler: Any, order: str, argument: Any = None, *, is_quiet: bool = F
     elif order == "set_options":
         scheduler.set_options(argument)
     elif order == "set_step_cost":
-        scheduler.observed = ObservedPace(prior=StepCost(*argument))
+        scheduler.expect(StepCost(*argument))
     elif order == "set_forecast":
         forecasts = {name: forecast_of(said) for name, said in argument.items()}
         if without := [name for name, forecast in forecasts.items() if forecast is None]:

@@ -17,7 +17,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import repeat
 from queue import Queue
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +31,10 @@ from backends.vllm.compat import most_running
 from backends.vllm.metadata import Defaults, Served, defaults_of, progress_of, stated
 from backends.vllm.offer_queue import OfferQueue
 from backends.vllm.pacing import wait_for_input
-from backends.vllm.view import engine_view, stamp
+from backends.vllm.view import Runners, engine_view, stamp
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.forecast import LengthForecast
+from controlplane.core.ports import StepCost
 from controlplane.core.view import Pace
 from controlplane.policy.catalogue import engine_policy
 from controlplane.policy.decode_pace import next_step
@@ -72,10 +72,17 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.malformed = 0
         self.steps = 0
         self.hook_ns = 0
-        self.observed = ObservedPace()
+        self.expect(None)
         self.inputs: Queue[Any] | None = None
         self.take_in: Callable[[], None] = _nothing
         self._board = Board.from_environment()
+        has_drafts = self.num_spec_tokens > 0
+        self._runners = Runners(
+            self.block_size,
+            has_packed=self.has_packed,
+            runs_ahead=has_drafts or isinstance(self, AsyncScheduler),
+            takes_back=has_drafts or self.connector is not None,
+        )
         self._named: dict[str, list[Served]] = {}
         self._looked: Instant | None = None
         self._last_step: Instant | None = None
@@ -110,6 +117,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         if scheduled:
             self._in_flight.append(work)
         self._looked, self._last_step = now, now if scheduled else None
+        self._runners.scheduled(self.running, scheduled, output.total_num_scheduled_tokens)
         self._publish(now)
         self._used_before = self.balloon.used
         self.hook_ns += time.perf_counter_ns() - began
@@ -121,8 +129,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             return Duration(0)
         last, now = self._last_step, Instant(self.clock())
         began = now
-        for request in self.running:
-            stamp(request, now)
+        self._runners.stamp(self.running, now)
         # What arrives is taken in here: a newcomer is in the step that it ended the wait for.
         while not len(self.waiting):
             running = (request.tandem for request in self.running)
@@ -147,15 +154,22 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             self._observe(self._ended[0], Duration(now - self._looked - waited), is_alone=is_alone)
         self._ended.clear()
 
+    def expect(self, cost: StepCost | None) -> None:
+        """Of steps, until enough were seen."""
+        self.observed = ObservedPace(prior=cost)
+        self._pace = self.observed.pace or _UNKNOWN_PACE
+
     def _observe(self, work: StepWork, took: Duration, *, is_alone: bool) -> None:
         self.observed.observe_work(work, took, is_alone=is_alone)
+        self._pace = self.observed.pace or _UNKNOWN_PACE
 
     def view(self, now: Instant) -> EngineView:
         return engine_view(
+            self._runners,
             self.running,
             self.balloon,
             now=now,
-            pace=self.observed.pace or _UNKNOWN_PACE,
+            pace=self._pace,
             block_tokens=self.block_size,
             quota=self.quota,
             max_running=most_running(self.scheduler_config),
@@ -190,6 +204,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.preempted += 1
         self.recompute_tokens += request.num_computed_tokens
         request.tandem.preemptions += 1
+        self._runners.left(request.tandem)
         super()._preempt_request(request, *args, **kwargs)
 
     # --- who is there ------------------------------------------------------------------------
@@ -224,6 +239,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         # The last of a request; all ways out of vLLM's scheduler lead here, some before it left the queue.
         self.waiting.remove_requests([request])
         if hasattr(request, "tandem"):
+            self._runners.left(request.tandem)
             self._forget(request.tandem)
             del request.tandem
         return super()._free_request(request, *args, **kwargs)
@@ -262,7 +278,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def _publish(self, now: Instant) -> None:
         if self._board is not None:
-            self._board.write(self.facts(now), *self._rows())
+            self._board.write(self.facts(now), *self._runners.rows(self.running))
 
     def set_options(self, changes: Mapping[str, Any]) -> None:
         """What waits is handed over to a newly built policy. Raises ValueError."""
@@ -285,12 +301,11 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def facts(self, now: Instant) -> EngineFacts:
         used = self.balloon.used
-        pace = self.observed.pace or _UNKNOWN_PACE
         return EngineFacts(
             at_ns=now,
             step=self.steps,
-            step_ns=pace.step,
-            prompt_token_ns=pace.per_prompt_token,
+            step_ns=self._pace.step,
+            prompt_token_ns=self._pace.per_prompt_token,
             total=self.balloon.total,
             quota=self.quota,
             used=used,
@@ -300,17 +315,6 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             waiting=len(self.waiting),
             preemptions=self.preempted,
             recompute_tokens=self.recompute_tokens,
-        )
-
-    def _rows(self) -> tuple[list[int], list[int], list[int]]:
-        """By column: a key, its tokens when they were last stamped, its blocks."""
-        running, size = self.running, self.block_size
-        listed = [request.tandem for request in running]
-        sizes = [one.per_block or size for one in listed] if self.has_packed else repeat(size)
-        return (
-            [one.key for one in listed],
-            [one.tokens for one in listed],
-            [-(-request.num_computed_tokens // one) for request, one in zip(running, sizes, strict=False)],
         )
 
 

@@ -69,21 +69,24 @@ class LengthForecast:
 
     def expected_remaining(self, after: int) -> float:
         """The mean of `remaining`, without building it: for every step of every request."""
-        passed = self.level_of(after)
-        if passed >= 1.0:
+        at = bisect_right(self.tokens, after)
+        if at == len(self.tokens):
             return (1.0 + max(1.0, after / 2)) / 2
-        at = bisect_right(self.levels, passed)
-        level, tokens = self._points[at]
-        here = (level - passed) * (self.quantile(passed) + tokens) / 2
-        return max(1.0, (here + self._tail_areas[at]) / (1 - passed) - after)
+        end, density, beyond, area = self._pieces[at]
+        left = end - after
+        return max(1.0, (density * left * left / 2 + area - beyond * after) / (density * left + beyond))
 
     @cached_property
-    def _tail_areas(self) -> tuple[float, ...]:
-        """From each level up to 1: level times tokens, summed."""
-        areas = [0.0]
-        for (a, x), (b, y) in reversed(list(pairwise(self._points))):
-            areas.append(areas[-1] + (b - a) * (x + y) / 2)
-        return tuple(reversed(areas))
+    def _pieces(self) -> tuple[tuple[float, float, float, float], ...]:
+        """Up to each point from the one before: its tokens and the density; beyond it the probability, and
+        tokens times that, summed."""
+        pieces = []
+        for at, (level, tokens) in enumerate(self._points):
+            below, fewer = self._points[at - 1] if at else (0.0, 0.0)
+            density = (level - below) / (tokens - fewer) if tokens > fewer else 0.0
+            area = sum((b - a) * (x + y) / 2 for (a, x), (b, y) in pairwise(self._points[at:]))
+            pieces.append((tokens, density, 1.0 - level, area))
+        return tuple(pieces)
 
     @cached_property
     def _points(self) -> tuple[tuple[float, float], ...]:

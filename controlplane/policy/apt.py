@@ -86,20 +86,27 @@ class AptKv:
         """Those of the running ones that are worth least per block, the least last: `count`, and more where
         several are worth the same."""
         running, now, size = view.running, view.now, view.block_tokens
-        # `view.need` written out, since everybody is asked, and no array: to fill one takes longer.
-        values = [
-            (self._pending(p, now) + _LEAST_SECONDS if p.last_token != now else _LEAST_SECONDS)
-            / (p.tokens // (p.per_block or size) + 1)
-            for p in running
-        ]
-        most = sorted(values)[count - 1] if count < len(running) else inf
-        least = [(-value, _key(p), p) for value, p in zip(values, running, strict=True) if value <= most]
-        return [p for *_, p in sorted(least)]
+        # Who has just got a token is worth the less the more it holds: to find the last takes no values, and
+        # no array, which takes longer to fill.
+        full = [p.tokens // (p.per_block or size) if p.last_token == now else -1 for p in running]
+        least = sorted(full)[-count] if count <= len(full) else -1
+        most = _LEAST_SECONDS / (least + 1) if least >= 0 else inf
+        found: list[tuple[float, tuple[Instant, str], Progress]] = []
+        for progress, blocks in zip(running, full, strict=True):
+            if blocks < 0:
+                value = self._value(progress, view)
+            elif blocks >= least:
+                value = _LEAST_SECONDS / (blocks + 1)
+            else:
+                continue
+            if value <= most:
+                found.append((-value, _key(progress), progress))
+        return [progress for *_, progress in sorted(found)]
 
-    def _pending(self, progress: Progress, now: Instant) -> float:
-        """In seconds, as far as they count."""
-        weight = self._decay if progress.is_hopeless(now, _NO_WORK) else 1.0
-        return (now - _since(progress)) / 1e9 * weight
+    def _value(self, progress: Progress, view: EngineView) -> float:
+        """Seconds per block, as far as they count."""
+        weight = self._decay if progress.is_hopeless(view.now, _NO_WORK) else 1.0
+        return ((view.now - _since(progress)) / 1e9 * weight + _LEAST_SECONDS) / view.need(progress)
 
 
 def _needs(tokens: npt.NDArray[np.int64], of: Sequence[Progress], view: EngineView) -> npt.NDArray[np.int64]:

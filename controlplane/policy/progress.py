@@ -5,6 +5,7 @@ is a mean, so being ahead of it is slack. Remaining memory-time is what serving 
 takes: token-steps, now until its predicted last token.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from controlplane.core.clock import Duration, Instant, between, scaled
@@ -43,6 +44,9 @@ class Progress:
     """When the first token must be out."""
     ends_at: int = field(init=False)
     """Tokens at its predicted end; 0 where a forecast says something else with every token."""
+    _left: int = field(init=False)
+    """What `remaining` said when it was asked last, at so many tokens."""
+    _asked_at: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         request = self.request
@@ -51,10 +55,11 @@ class Progress:
         self.first_due = request.slo.first_token_deadline(request.arrival)
         predicted = min(self.predicted, request.max_output_tokens)
         self.ends_at = request.prompt_tokens + predicted if self.forecast is None else 0
+        self._left, self._asked_at = 1, None
 
     def foretell(self, forecast: LengthForecast) -> None:
         """The whole answer is now thought to be so long."""
-        self.forecast, self.is_guess, self.ends_at = forecast, False, 0
+        self.forecast, self.is_guess, self.ends_at, self._asked_at = forecast, False, 0, None
         self.predicted = max(1, min(round(forecast.mean), self.request.max_output_tokens))
 
     @property
@@ -82,9 +87,12 @@ class Progress:
         that it is nearly over."""
         if (left := self.ends_at - self.tokens) > 0:
             return left
-        done, forecast = self.done, self.forecast
-        left = max(16, done // 4) if forecast is None else round(forecast.expected_remaining(done))
-        return max(1, min(left, self.request.max_output_tokens - done))
+        if self._asked_at != self.tokens:
+            done, forecast = self.done, self.forecast
+            left = max(16, done // 4) if forecast is None else round(forecast.expected_remaining(done))
+            self._left = max(1, min(left, self.request.max_output_tokens - done))
+            self._asked_at = self.tokens
+        return self._left
 
     def memory_time(self) -> float:
         """Token-steps from now to the end."""
@@ -129,3 +137,15 @@ class Progress:
             remaining_steps=self.remaining(),
             preemptions=self.preemptions,
         )
+
+
+def stamp_all(listed: Sequence[Progress], tokens: Sequence[int], now: Instant) -> None:
+    """Those that have more tokens in the cache, or to be put there, than when they were stamped last."""
+    for one, present in zip(listed, tokens, strict=True):
+        if new := present - one.tokens:
+            if one.last_token is None or one.gap is not None:
+                one.stamp(now, new)
+                continue
+            # `stamp` written out, since in most steps it is everybody.
+            one.last_token = now
+            one.tokens = present

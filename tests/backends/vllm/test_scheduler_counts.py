@@ -53,10 +53,20 @@ def conserved(scheduler) -> bool:
 
 
 def seen_as_it_is(scheduler) -> bool:
-    """The policies' view counts the blocks that vLLM has given to each that runs."""
+    """The policies' view counts the blocks that vLLM has given to each that runs, and columns that are kept
+    from step to step say what vLLM's own objects do."""
     (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
     given = {one.request_id: len(manager.req_to_blocks[one.request_id]) for one in scheduler.running}
     view = scheduler.view(Instant(scheduler.clock()))
+    running = scheduler.running
+    tokens = [(one.num_computed_tokens, one.num_tokens + one.num_output_placeholders) for one in running]
+    asked = [-(-min(known, done + 256) // BLOCK_TOKENS) + (-done // BLOCK_TOKENS) for done, known in tokens]
+    rows = [column.tolist() for column in scheduler._runners.rows(running)]
+    assert view.growth == sum(max(0, more) for more in asked)
+    assert view.running == [one.tandem for one in running]
+    assert rows[0] == [one.tandem.key for one in running]
+    assert rows[1] == [one.tandem.tokens for one in running] == [one.num_tokens for one in running]
+    assert rows[2] == [-(-done // BLOCK_TOKENS) for done, _ in tokens]
     return {one.request.id: one.held for one in view.running} == given
 
 

@@ -101,3 +101,14 @@ def test_the_expected_rest_is_the_mean_of_what_remains(tokens: list[float], done
     # What remains is at least a token, which only matters within a token of a level.
     assert forecast.expected_remaining(done) == pytest.approx(left.mean, abs=1.0)
     assert forecast.expected_remaining(0) == pytest.approx(forecast.mean)
+
+
+@given(forecasts(), st.integers(0, 600))
+def test_the_expected_rest_is_the_mean_beyond_what_has_appeared(forecast: LengthForecast, done: int) -> None:
+    passed = forecast.level_of(done)
+    if passed >= 1.0:
+        return
+    points = zip(forecast.levels, forecast.tokens, strict=True)
+    beyond = [(passed, forecast.quantile(passed)), *(point for point in points if point[0] > passed)]
+    area = sum((b - a) * (x + y) / 2 for (a, x), (b, y) in pairwise(beyond))
+    assert forecast.expected_remaining(done) == pytest.approx(max(1.0, area / (1 - passed) - done))
