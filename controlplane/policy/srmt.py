@@ -22,6 +22,7 @@ Paused requests whose next token is not yet due resume first.
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import inf
 from typing import TypeVar
 
 from controlplane.core.clock import Duration, Instant, scaled, seconds
@@ -230,9 +231,14 @@ class ShortestRemaining:
 
     def _start_fresh(self, draft: Draft) -> None:
         options, view = self._options, draft.view
+        # Blocks that nobody could be given: who comes later is larger, so fewer give way for it.
+        in_vain = inf
         for (size, _, _), progress in self._fresh:
             if draft.slots <= 0:
                 return
+            need = draft.need(progress)
+            if need > draft.free and (need >= in_vain or not self._is_urgent(progress, view.now)):
+                continue
             if self._is_beyond(progress, size):
                 self._start_beyond(draft, progress, size)
                 continue
@@ -240,7 +246,7 @@ class ShortestRemaining:
                 continue
             # One that fits may overtake: what is urgent takes its memory when it must.
             if self._is_urgent(progress, view.now) and not draft.start(progress):
-                draft.take(progress, options.preempt_ratio * size)
+                in_vain = inf if draft.take(progress, options.preempt_ratio * size) else need
 
     def _start_beyond(self, draft: Draft, progress: Progress, size: float) -> None:
         if draft.is_idle:

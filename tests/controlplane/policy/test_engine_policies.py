@@ -18,6 +18,7 @@ from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.engine_share import pool_view, waiting_of
 from controlplane.policy.engine_step import RANKED, EngineView, StepPlan
 from controlplane.policy.progress import Progress
+from controlplane.policy.srmt import ShortestRemaining
 
 # For each of the orderings, which share nearly all of their code.
 FEWER = settings(max_examples=40)
@@ -227,6 +228,40 @@ def test_apt_decides_as_if_it_had_valued_and_sorted_everybody(random, counts, fr
             offer.append(one)
             free -= view.need(one)
     assert plan.offer == offer
+
+
+class AskingEverybody(ShortestRemaining):
+    """`srmt` by its rule alone: nobody is passed over because somebody else got nothing."""
+
+    def _start_fresh(self, draft):
+        for (size, _, _), one in self._fresh:
+            if draft.slots <= 0:
+                return
+            if self._is_beyond(one, size):
+                self._start_beyond(draft, one, size)
+            elif not (draft.settles(one) and draft.start(one)) and self._is_urgent(one, draft.view.now):
+                draft.start(one) or draft.take(one, self._options.preempt_ratio * size)
+
+
+hurried = lives.map(lambda life: {**life, "ttft_ms": 100 + life["ago_ms"] * (2 + life["priority"]) // 2})
+
+
+@given(
+    crowd=st.tuples(st.lists(lives, max_size=20), st.lists(hurried, max_size=30), st.integers(-9, 60)),
+    settle=st.sampled_from([0, 12]),
+    slots=st.sampled_from([2, 64]),
+)
+def test_who_is_passed_over_could_not_have_started(crowd, settle, slots):
+    running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
+    waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(crowd[1])]
+    view = replace(view_of(running, free=crowd[2]), free_slots=slots)
+    options = EngineOptions(settle_steps=settle).srmt()
+    plans = []
+    for policy in (ShortestRemaining(options), AskingEverybody(options)):
+        for one in waiting:
+            policy.joined(one, NOW)
+        plans.append(policy.plan(view))
+    assert plans[0] == plans[1]
 
 
 def test_remaining_memory_time_decides_who_pays():
