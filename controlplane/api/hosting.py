@@ -1,7 +1,8 @@
 """How does the service meet the network? uvicorn, with an orderly way out.
 
-On SIGTERM or SIGINT nothing new is admitted and what waits is rejected at once, so that clients move
-on; what runs may finish within the drain time. A service that cannot start ends the process.
+On SIGTERM, SIGINT or a hang-up nothing new is admitted and what waits is rejected at once, so that clients
+move on; what runs may finish within the drain time, or until a second signal. A service that cannot start
+ends the process.
 """
 
 import asyncio
@@ -25,6 +26,9 @@ from controlplane.service.intake import Caller
 
 _log = logging.getLogger("tandem")
 
+# Unheard, each would end this process alone, and leave the engine's behind with the device's memory.
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def settings_of(config: Config) -> ApiSettings:
     keys = tuple(
@@ -42,12 +46,12 @@ def settings_of(config: Config) -> ApiSettings:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with the way out above; a second signal cuts it short."""
+    """uvicorn with the way out above."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
-        self._draining: asyncio.Task[None] | None = None
+        self._draining: set[asyncio.Future[None]] = set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -56,22 +60,23 @@ class _Server(uvicorn.Server):
             yield
 
     def _leave(self) -> None:
-        if self.should_exit:
-            self.force_exit = True
-            return
-        self.should_exit = True
-        self._draining = asyncio.ensure_future(self._service.drain())
+        is_second = self.should_exit
+        self.should_exit, self.force_exit = True, is_second
+        drain = self._service.drain(0.0) if is_second else self._service.drain()
+        self._draining.add(asyncio.ensure_future(drain))
 
 
 @contextmanager
 def _on_signal(act: Callable[[], object]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # Whoever starts a process with nohup wants it to outlive the terminal.
+    heard = [number for number in _ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in heard:
         loop.add_signal_handler(number, act)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in heard:
             loop.remove_signal_handler(number)
 
 
@@ -123,6 +128,7 @@ async def _host(service: Service, config: Config) -> int:
         host=config.server.host,
         port=config.server.port,
         access_log=False,
+        lifespan="off",
         timeout_graceful_shutdown=round(config.server.drain_ms / 1_000) + 1,
     )
     try:

@@ -157,9 +157,9 @@ class Service:
         engines: Stage = {backend.model: backend.stop for backend in self._backends()}
         return engines if self._learning is None else {**engines, "learning": self._learning.stop}
 
-    async def drain(self) -> None:
-        """Ends admission; returns when nothing runs any more, or when the drain time is over."""
-        await self.dispatcher.drain(self.config.server.drain_ms / 1_000)
+    async def drain(self, grace: float | None = None) -> None:
+        """Ends admission; returns when nothing runs any more, or after `grace` (the drain time) seconds."""
+        await self.dispatcher.drain(self.config.server.drain_ms / 1_000 if grace is None else grace)
 
     def _build(self) -> None:
         config, clock = self.config, self._clock

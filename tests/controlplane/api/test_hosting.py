@@ -1,0 +1,69 @@
+"""How the service leaves the network: on which signals, how soon, and what those are told who still wait."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import uvicorn
+
+from controlplane.api.hosting import _Server
+from tests.controlplane.api.stage import CHAT_MODEL, Stage, staged, until
+
+CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@asynccontextmanager
+async def hosted(stage: Stage) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Task[None]]]:
+    options = uvicorn.Config(stage.app, port=0, lifespan="off", log_level="error", access_log=False)
+    server = _Server(options, stage.service)
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started or serving.done())
+    host, port = server.servers[0].sockets[0].getsockname()
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
+        yield http, serving
+        server.should_exit = True
+        await asyncio.wait_for(serving, 10)
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_every_signal_to_end_is_an_orderly_way_out(number: int):
+    async with staged(is_stepped=True) as stage, hosted(stage) as (http, serving):
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
+        await stage.generator.until_runs(1)
+        send(number)
+        await until(lambda: stage.service.dispatcher._is_closed)
+        stage.generator.allow(3)
+        assert (await asking).status_code == 200
+        await asyncio.wait_for(serving, 10)
+
+
+async def test_who_was_started_to_outlive_its_terminal_does():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with staged() as stage, hosted(stage) as (http, serving):
+            send(signal.SIGHUP)
+            assert (await http.get("/health")).status_code == 200
+            assert not serving.done()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+async def test_a_second_signal_ends_what_still_runs():
+    """The drain time is half a minute."""
+    async with staged(is_stepped=True) as stage, hosted(stage) as (http, serving):
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
+        await stage.generator.until_runs(1)
+        send(signal.SIGINT)
+        await until(lambda: stage.service.dispatcher._is_closed)
+        send(signal.SIGINT)
+        answer = await asyncio.wait_for(asking, 5)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+        await asyncio.wait_for(serving, 5)
