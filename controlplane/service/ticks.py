@@ -25,17 +25,22 @@ class ScheduledTicks:
         self._scheduler = AsyncIOScheduler()
 
     def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        scheduler = self._scheduler
+
         async def run() -> None:
+            # One that was due before `stop` may only begin after it.
+            if scheduler is not self._scheduler:
+                return
             # Only `stop` cancels a run.
             with suppress(asyncio.CancelledError):
                 await work()
 
         # What is no coroutine function itself, a lambda that returns one's call, it would hand to a thread.
-        self._scheduler.add_job(
+        scheduler.add_job(
             run, "interval", seconds=seconds, max_instances=1, coalesce=True, misfire_grace_time=None
         )
-        if not self._scheduler.running:
-            self._scheduler.start()
+        if not scheduler.running:
+            scheduler.start()
 
     def stop(self) -> None:
         # It ends with the next turn of the loop; until then it says that it runs, and would end twice.

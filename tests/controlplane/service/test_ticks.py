@@ -20,3 +20,18 @@ async def test_work_is_done_again_and_again_until_stopped():
     seen = runs
     await asyncio.sleep(0)
     assert runs == seen
+
+
+async def test_a_run_that_was_due_before_the_stop_does_nothing_after_it():
+    runs, ticks = 0, ScheduledTicks()
+
+    async def work():
+        nonlocal runs
+        runs += 1
+
+    ticks.every(3_600, work)
+    (job,) = ticks._scheduler.get_jobs()
+    await job.func()
+    ticks.stop()
+    await job.func()
+    assert runs == 1
