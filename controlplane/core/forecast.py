@@ -74,7 +74,8 @@ class LengthForecast:
             return (1.0 + max(1.0, after / 2)) / 2
         end, density, beyond, area = self._pieces[at]
         left = end - after
-        return max(1.0, (density * left * left / 2 + area - beyond * after) / (density * left + beyond))
+        mean = (density * left * left / 2 + area - beyond * after) / (density * left + beyond)
+        return mean if mean > 1.0 else 1.0
 
     @cached_property
     def _pieces(self) -> tuple[tuple[float, float, float, float], ...]:

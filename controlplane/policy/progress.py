@@ -88,9 +88,12 @@ class Progress:
         if (left := self.ends_at - self.tokens) > 0:
             return left
         if self._asked_at != self.tokens:
-            done, forecast = self.done, self.forecast
+            request, forecast = self.request, self.forecast
+            done = self.tokens - request.prompt_tokens
             left = max(16, done // 4) if forecast is None else round(forecast.expected_remaining(done))
-            self._left = max(1, min(left, self.request.max_output_tokens - done))
+            most = request.max_output_tokens - done
+            left = left if left < most else most
+            self._left = left if left > 1 else 1
             self._asked_at = self.tokens
         return self._left
 

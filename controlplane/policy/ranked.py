@@ -125,16 +125,18 @@ class RankedPolicy:
         share: Share | None = None
         look: LookAhead | None = None
         self._blocked = None
+        left = view.without(plan.preempt)
         for place in self._line:
             progress, waiting = place.progress, place.waiting
             if view.need(progress) > view.quota:
                 continue
             has_slot = view.free_slots + len(plan.preempt) > len(plan.offer)
-            if not has_slot and not _may_preempt(progress, view):
-                # Nothing to weigh, and the shares of memory take time to draw up.
+            # Else there is nothing to weigh, and the shares of memory take time to draw up.
+            may_start = has_slot and (share is not None or _has_room(waiting, left))
+            if not may_start and not _may_preempt(progress, view):
                 self._note_blocked(place, view)
                 return
-            share = share or share_of(view.without(plan.preempt))
+            share = share or share_of(left)
             admission = self._admission(progress, view)
             look = look or admission.look(share)
             verdict = admission.try_in_time(share, look, waiting, view.now)
@@ -179,6 +181,12 @@ def eviction_order(view: EngineView, options: EvictionOptions) -> list[Progress]
         return (is_ending, running.priority, cost, running.request_id)
 
     return sorted(view.running, key=keep, reverse=True)
+
+
+def _has_room(waiting: Waiting, view: EngineView) -> bool:
+    """Whether what is held now would let it start; alone it may whatever it needs."""
+    free = view.quota - min(view.used + view.growth, view.quota)
+    return not view.running or waiting.footprint.base <= free * view.block_tokens
 
 
 def _is_background(progress: Progress, now: Instant) -> bool:
