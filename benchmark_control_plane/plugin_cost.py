@@ -4,24 +4,38 @@
 
 A real EngineCore without a model, whose scheduler writes its board as it does behind the gate. *slots*: 256
 run, because no more may. *memory*: as many may, but the blocks do not suffice for all to grow, so somebody
-must give way every few steps, or be held back. Who gave way waits too; when more than 1,000 do, those that
-came last leave.
+must give way every few steps, or be held back. One request comes before each step; when more than 1,000 wait,
+anybody leaves, so that some still wait for a promise that can be kept. Of each request the engine is told
+what the gate tells it: class, promise, and the quantiles of the answers before it.
 """
 
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
+from random import Random
 from statistics import median, quantiles
 from time import perf_counter_ns
 from typing import Any
 
 from backends.vllm.board import named_board
+from backends.vllm.metadata import KEY, metadata_of
 from backends.vllm.stepped import Setup, SteppedEngine
 from benchmark_control_plane.kept import add_results, keep_or_print
+from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.ports import Standing
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.catalogue import ORDERINGS
+from predictors.output_length import HistoryQuantiles
 
 _PROMPT = 100
-_OUTPUT = 400
+_LIMIT = 1_024
+_CLASSES = [
+    ServiceClass(name, Slo(ttft=milliseconds(ttft_ms), tpot=milliseconds(100)), priority, sheddable=False)
+    for name, ttft_ms, priority in (("interactive", 1_000, 2), ("standard", 10_000, 1), ("batch", 100_000, 0))
+]
 # Longer than the longest answer: the first ones all started together.
 _SETTLING_STEPS = 700
 
@@ -51,11 +65,12 @@ def measure(
         preempt(*args, **kwargs)
 
     scheduler.schedule, scheduler._preempt_request = timed, counted
-    added = 0
+    added, random = 0, Random(1)
     while len(took) < _SETTLING_STEPS + steps:
+        added = _add(engine, added)
         while len(scheduler.waiting) < waiting:
             added = _add(engine, added)
-        _keep(engine, waiting)
+        _keep(engine, waiting, random)
         counts.append((len(scheduler.running), len(scheduler.waiting)))
         engine.step()
     hook, whole = hooks[_SETTLING_STEPS:], took[_SETTLING_STEPS:]
@@ -70,18 +85,35 @@ def measure(
     }
 
 
-def _keep(engine: SteppedEngine, most: int) -> None:
-    """So many wait, those that came first."""
-    queue = engine.core.scheduler.waiting
+def _keep(engine: SteppedEngine, most: int, random: Random) -> None:
+    """So many wait."""
+    queue = [request.request_id for request in engine.core.scheduler.waiting]
     if len(queue) > most:
-        came = sorted(queue, key=lambda request: int(request.request_id[1:]))
-        engine.abort([request.request_id for request in came[most:]])
+        engine.abort(random.sample(sorted(queue), len(queue) - most))
+
+
+def _answer(number: int) -> int:
+    return 300 + number * 137 % 400
+
+
+def _request(number: int, now: Instant) -> Request:
+    klass, prompt = _CLASSES[number % len(_CLASSES)], _PROMPT + number * 13 % 100
+    return Request(f"r{number}", Kind.GENERATE, "model", "tenant", klass, klass.slo, now, prompt, _LIMIT)
+
+
+@cache
+def _forecast() -> LengthForecast:
+    """What the gate says when it has seen a window of such answers."""
+    predictor, request = HistoryQuantiles(), _request(0, Instant(0))
+    for number in range(512):
+        predictor.observe(request, _answer(number))
+    return predictor.forecast(request)
 
 
 def _add(engine: SteppedEngine, number: int) -> int:
-    output = _OUTPUT + number * 37 % 200
-    said = {"ttft_ms": 1_000, "gap_ms": 1_000, "tokens": output, "priority": number % 3}
-    engine.add(f"r{number}", _PROMPT + number * 13 % 100, output, extra={"tandem": said})
+    request = _request(number, Instant(engine.now_ns))
+    said = metadata_of(request, Standing(forecast=_forecast()))
+    engine.add(request.id, request.prompt_tokens, _answer(number), extra={KEY: said}, limit=_LIMIT)
     return number + 1
 
 
