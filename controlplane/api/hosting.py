@@ -26,8 +26,9 @@ from controlplane.service.intake import Caller
 
 _log = logging.getLogger("tandem")
 
-# Unheard, each would end this process alone, and leave the engine's behind with the device's memory.
-_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Unheard, these and a hang-up would end this process alone, and leave the engine's behind with the device's
+# memory.
+_ORDERS = (signal.SIGINT, signal.SIGTERM)
 
 
 def settings_of(config: Config) -> ApiSettings:
@@ -69,8 +70,11 @@ class _Server(uvicorn.Server):
 @contextmanager
 def _on_signal(act: Callable[[], object]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    # Whoever starts a process with nohup wants it to outlive the terminal.
-    heard = [number for number in _ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
+    heard = [*_ORDERS]
+    # Whoever starts a process with nohup wants it to outlive the terminal. A shell that starts one in the
+    # background has it ignore SIGINT as well, but who sends that to a server means it.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        heard.append(signal.SIGHUP)
     for number in heard:
         loop.add_signal_handler(number, act)
     try:

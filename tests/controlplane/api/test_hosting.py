@@ -45,6 +45,16 @@ async def test_every_signal_to_end_is_an_orderly_way_out(number: int):
         await asyncio.wait_for(serving, 10)
 
 
+async def test_one_in_the_background_of_a_script_can_be_interrupted():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        async with staged() as stage, hosted(stage) as (_, serving):
+            send(signal.SIGINT)
+            await asyncio.wait_for(serving, 10)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 async def test_who_was_started_to_outlive_its_terminal_does():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
