@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import httpx
@@ -14,6 +14,15 @@ from controlplane.api.hosting import _Server
 from tests.controlplane.api.stage import CHAT_MODEL, Stage, staged, until
 
 CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(autouse=True)
+def unharmed() -> Iterator[None]:
+    """A signal that the server does not hear fails a test, and does not end all of them."""
+    before = {n: signal.signal(n, lambda *_: None) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @asynccontextmanager
