@@ -7,7 +7,8 @@ the prompt is read in v, the sum is that much more memory than there would be if
 
 What is over of the memory may serve whom no promise binds, but the few requests of a moment hold more or
 less than the many do on average. Where they arrive at random, the variance of what they hold is the sum
-of r * step * v * (tokens of each); one deviation of it is kept free too.
+of r * step * v * (tokens of each); half a deviation of it is kept free too: with a whole one those others
+hardly start below capacity, with none they are broken off again.
 
 Predictions may be wrong by any factor, so the sum is corrected by what is seen: while there is a cut and
 memory stays clearly emptier than planned, too much is cut off, and the correction falls. While the
@@ -27,11 +28,12 @@ _USE_MEMORY_STEPS = 128
 _GAIN = 2.0
 _SLACK = 0.15
 _LEAST = 1 / 64
+_DEVIATIONS = 0.5
 
 
 class SizeCut:
     """Looks back over `window` arrivals; `share` of the memory is planned for. `spare` is the share that all
-    arrivals leave over, but for one deviation; not above 0 if they leave none."""
+    arrivals leave over, but for half a deviation; not above 0 if they leave none."""
 
     def __init__(self, *, window: int, share: float) -> None:
         self._seen: deque[tuple[Instant, float, int]] = deque(maxlen=window)
@@ -65,7 +67,7 @@ class SizeCut:
         sizes = np.sort(seen[:, 0])
         resident = np.cumsum(sizes) * steps_a_token
         variance = float(seen[:, 0] @ seen[:, 1]) * steps_a_token
-        self.spare = 1.0 - (float(resident[-1]) + sqrt(variance)) / memory_tokens
+        self.spare = 1.0 - (float(resident[-1]) + _DEVIATIONS * sqrt(variance)) / memory_tokens
         over = int(np.searchsorted(resident, self._share * memory_tokens))
         self.size = float(sizes[over]) if over < len(sizes) else inf
 

@@ -11,17 +11,17 @@ takes (`EngineView.reading`), and would again after a preemption. Three lanes:
   of the two lanes below;
 - *hopeful* beyond the cut: start where much memory is free, beyond by as much as the free share says, or
   in an idle engine. Otherwise the room is needed again before they end, and what they did is lost;
-- *lost* (the promise is broken): start when the look-ahead says they stay, while all of them find room in
-  what arrivals leave over of the memory (`SizeCut.spare`), or in an idle engine. However much work there
-  is, after `patience` they are served in order of arrival on a share of the memory that is theirs
-  (`aged_share`).
+- *lost* (the promise is broken): the smallest start when the look-ahead says they stay, while all of them
+  find room in what arrivals leave over of the memory (`SizeCut.spare`), or the oldest in an idle engine.
+  However much work there is, after `patience` they are served in order of arrival on a share of the
+  memory that is theirs (`aged_share`).
 
 Paused requests whose next token is not yet due resume first.
 """
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 from math import inf
 from typing import TypeVar
 
@@ -34,7 +34,7 @@ from controlplane.policy.size_cut import SizeCut
 
 _NO_WORK = Duration(0)
 _ASK_LOST_EVERY = 4
-_LOOK_AT_LOST = 32
+_LOST_AT_ONCE = 4
 _LAST_CALL_STEPS = 3
 
 Key = tuple[float, int, str]
@@ -269,18 +269,18 @@ class ShortestRemaining:
         return now >= arrival + scaled(Duration(deadline - arrival), self._options.urgency)
 
     def _start_lost(self, draft: Draft) -> None:
-        """In order of arrival, those that find room in what arrivals leave over; or one alone."""
-        left = self._left_for_lost(draft.view) if self._lost else 0.0
-        for at, (_, progress) in enumerate(self._lost):
+        """One alone, in order of arrival; else the smallest that find room in what arrivals leave over."""
+        for _, progress in self._lost:
+            if not draft.is_idle:
+                break
+            draft.start_to_stay(progress)
+        if not self._lost or (left := self._left_for_lost(draft.view)) <= 0:
+            return
+        for _, progress in nsmallest(_LOST_AT_ONCE, self._lost, key=lambda entry: self._key(entry[1])):
             need = draft.need_at_end(progress)
-            if draft.is_idle:
-                draft.start_to_stay(progress)
-            elif left <= 0 or at >= _LOOK_AT_LOST:
+            if need > left or not draft.start_to_stay(progress):
                 return
-            elif need <= left:
-                if not draft.start_to_stay(progress):
-                    return
-                left -= need
+            left -= need
 
     def _left_for_lost(self, view: EngineView) -> float:
         """Blocks that arrivals leave over, less what those that are lost hold."""

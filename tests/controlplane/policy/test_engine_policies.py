@@ -337,7 +337,7 @@ def test_after_its_patience_a_lost_request_starts_first_and_keeps_its_place():
         assert policy.plan(crowded).preempt == []
 
 
-@pytest.mark.parametrize(("apart_ms", "starts"), [(5_000, True), (760, False)])
+@pytest.mark.parametrize(("apart_ms", "starts"), [(5_000, True), (720, False)])
 def test_who_is_lost_starts_only_on_what_arrivals_leave_over(apart_ms, starts):
     base = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": 300, "prompt": 200, "predicted": 100}
     came = [progress(f"c{i}", {**base, "ago_ms": i * apart_ms}, is_running=False) for i in range(40, 0, -1)]
@@ -351,6 +351,21 @@ def test_who_is_lost_starts_only_on_what_arrivals_leave_over(apart_ms, starts):
     for one in others:
         policy.left(one)
     assert any(lost in policy.plan(view).offer for _ in range(4)) == starts
+
+
+def test_the_smallest_of_the_lost_start_first_and_in_an_idle_engine_the_oldest():
+    base = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": 300}
+    old = progress("old", {**base, "prompt": 200, "predicted": 100, "ago_ms": 9_000}, is_running=False)
+    small = progress("small", {**base, "prompt": 40, "predicted": 10, "ago_ms": 800}, is_running=False)
+    runs = progress(
+        "runs", {**base, "prompt": 40, "predicted": 100, "done": 20, "ago_ms": 200}, is_running=True
+    )
+    policy = engine_policy(EngineOptions(ordering="srmt"))
+    for one in (old, small):
+        policy.joined(one, NOW)
+    beside = [policy.plan(view_of([runs], free=80)).offer for _ in range(4)]
+    assert [small, old] in beside
+    assert policy.plan(view_of([], free=14)).offer == [old]
 
 
 def test_who_has_time_waits_where_somebody_would_soon_have_to_give_way_for_it():
