@@ -6,6 +6,7 @@ forecast is thought to be as long as it may.
 """
 
 import logging
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from traceback import walk_tb
 from types import CodeType, TracebackType
@@ -28,7 +29,7 @@ class Subject(StrEnum):
     PROMPT_VECTORS = "prompt_vectors"
 
 
-class Lesson:
+class Lesson(AbstractContextManager["Lesson"]):
     """`with lesson:` around what may fail."""
 
     def __init__(self, subject: Subject, metrics: Metrics) -> None:
@@ -36,9 +37,6 @@ class Lesson:
         self._metrics = metrics
         self._told: set[tuple[CodeType, int]] = set()
         self.is_failing = False
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

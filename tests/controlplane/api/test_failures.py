@@ -273,6 +273,7 @@ async def test_a_caller_that_leaves_the_queue_is_forgotten():
         await until(lambda: len(stage.service.dispatcher.tickets()) == MAX_RUNNING + 1)
         late.cancel()
         await until(lambda: len(stage.service.dispatcher.tickets()) == MAX_RUNNING)
+        assert len(stage.generator.runs) == MAX_RUNNING
         await all_done(stage, running)
 
 

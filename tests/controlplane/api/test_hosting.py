@@ -60,6 +60,7 @@ async def test_one_in_the_background_of_a_script_can_be_interrupted():
         async with staged() as stage, hosted(stage) as (_, serving):
             send(signal.SIGINT)
             await asyncio.wait_for(serving, 10)
+            assert stage.service.dispatcher._is_closed
     finally:
         signal.signal(signal.SIGINT, before)
 
