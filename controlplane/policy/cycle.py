@@ -65,7 +65,7 @@ def _decide_owner(share: Share, queue: Queue, now: Instant, admission: Admission
         ahead = sum([w.work for w in left[:at]]) - sum([w.work for w in late if w.rank < one.rank])
         if share.inside is not None:
             ahead += share.inside(one)
-        is_new = one.until is None or one.until > now
+        is_new = one.until is not None and one.until > now
         if is_new and at >= admission.options.max_waiting:
             wait = predicted_wait(share, look, one, ahead=ahead)
             draft.rejections.append((request_id, Reject(Reason.QUEUE_FULL, retry_after(wait))))

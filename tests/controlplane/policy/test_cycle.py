@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
-from controlplane.core.decision import Admit, Plan, Reason
+from controlplane.core.decision import Admit, Defer, Plan, Reason
 from controlplane.core.memory import Footprint, MemoryLedger, Quota
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
@@ -209,6 +209,14 @@ def test_what_a_lowered_quota_no_longer_holds_is_not_admitted_into_an_empty_shar
     lowered = replace(share_of([]), ceiling=200, largest=1_000)
     plan = run_cycle(view_of(lowered, [wish]), NOW, admission())
     assert [name for name, _ in plan.deferrals] == ["w0"]
+
+
+def test_only_newcomers_find_the_queue_full() -> None:
+    newcomer = {"footprint": Footprint(10), "at": 0, "ago_ms": 1_000, "accepted": False, "undecided": True}
+    preempted = {**newcomer, "ago_ms": 0, "accepted": True}
+    plan = run_cycle(view_of(share_of([], slots=0), [newcomer] * 5 + [preempted]), NOW, admission())
+    assert [(name, reject.reason) for name, reject in plan.rejections] == [("w4", Reason.QUEUE_FULL)]
+    assert dict(plan.deferrals)["w5"] == Defer(None, Reason.BEHIND_OTHERS)
 
 
 def test_what_never_fits_is_rejected_with_the_numbers() -> None:
