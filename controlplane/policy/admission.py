@@ -85,7 +85,7 @@ class Admission:
             return {}
         per_token = float(share.pace.per_prompt_token)
         said: dict[str, Reject] = {}
-        for model in {one.request.model for one in queue}:
+        for model in dict.fromkeys(one.request.model for one in queue):
             held = [turn_of(request, tokens) for request, tokens in share.calls if request.model == model]
             # Who is late inside stands behind all others, and is nobody's loss.
             turns = [turn for turn in held if turn is not None and turn.ends_in_time(now, per_token)]
@@ -98,7 +98,9 @@ class Admission:
             gone = giving_way(turns, now, per_token)
             rest = sum(turn.tokens for turn in turns if turn.name not in gone)
             wait = retry_after(scaled(share.pace.per_prompt_token, rest))
-            said |= {name: Reject(Reason.SLO_UNATTAINABLE, wait) for name in gone}
+            # In their order: each is told to come back later than the one before.
+            names = [turn.name for turn in sorted(turns) if turn.name in gone]
+            said |= dict.fromkeys(names, Reject(Reason.SLO_UNATTAINABLE, wait))
         return said
 
     def too_late_inside(self, share: Share, waiting: Waiting, now: Instant) -> Reject | None:

@@ -92,6 +92,11 @@ def test_of_calls_alike_the_one_that_came_last_gives_way():
     assert told(decided([(INDEX, 12_000)], [(INDEX, 12_000)], held_ago_ms=100)) == ([], ["w0"])
 
 
+def test_those_who_give_way_are_told_in_the_order_of_their_deadlines():
+    plan = decided([], [(INDEX, 9_000 + n) for n in range(9)])
+    assert [name for name, _ in plan.rejections] == [f"w{n}" for n in range(2, 9)]
+
+
 def test_nobody_gives_way_for_a_lower_class():
     assert told(decided([(SEARCH, 12_000)], [(INDEX, 9_000)])) == ([], ["w0"])
     assert told(decided([(INDEX, 9_000)], [(SEARCH, 12_000)])) == (["w0"], ["h0"])
