@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from controlplane.core.clock import Clock, Duration, Instant, seconds, to_seconds
 from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reason, Reject
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.memory import Footprint, MemoryLedger, Quota, generate_footprint
+from controlplane.core.memory import Footprint, MemoryLedger, generate_footprint
 from controlplane.core.ports import Embedder, Generator, Vectors
 from controlplane.core.request import Kind, Owner, Phase, Request, Timeline
 from controlplane.core.view import Waiting
@@ -141,12 +141,6 @@ class Dispatcher:
             raise
         self.end(ticket, None)
         return Embedded(ticket, vectors)
-
-    def set_quota(self, owner: Owner, quota: Quota) -> None:
-        """What waits is decided anew: it may fit no more."""
-        self.ledger.set_quota(owner, quota)
-        self._room.reconsider(owner)
-        self.decide()
 
     def refit(self, owner: Owner, most_bytes: int) -> None:
         """What waits needs no more than this: its batches are cut to it."""

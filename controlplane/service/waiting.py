@@ -74,10 +74,6 @@ class WaitingRoom:
             for owner, queue in self._queues.items()
         }
 
-    def reconsider(self, owner: Owner) -> None:
-        """All that wait for this owner are to be decided again."""
-        self._undecided |= {waiting.request.id: waiting for waiting in self._queues[owner]}
-
     def next_bound(self) -> Instant | None:
         """When the next entry's time is up."""
         while self._bounds and self._bounds[0][1] not in self._present:

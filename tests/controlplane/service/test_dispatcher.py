@@ -173,13 +173,13 @@ def test_what_can_never_fit_is_rejected_with_the_numbers(bench):
     async def scenario(b):
         dispatcher = b.service.dispatcher
         whole = dispatcher.ledger.quota(Owner.LLM).nominal
-        dispatcher.set_quota(Owner.LLM, Quota(64 * b.generator.geometry.bytes_per_token))
+        dispatcher.ledger.set_quota(Owner.LLM, Quota(64 * b.generator.geometry.bytes_per_token))
         with pytest.raises(Rejected) as caught:
             await b.ask("x" * 100)
         assert caught.value.reject.reason is Reason.NEVER_FITS
         assert caught.value.reject.retry_after is None
         assert "lower max_tokens" in caught.value.reject.detail
-        dispatcher.set_quota(Owner.LLM, Quota(whole))
+        dispatcher.ledger.set_quota(Owner.LLM, Quota(whole))
 
     assert bench(scenario).outcomes == ["rejected"]
 
@@ -188,13 +188,14 @@ def test_raising_a_quota_wakes_who_waits(bench):
     async def scenario(b):
         dispatcher = b.service.dispatcher
         whole = dispatcher.ledger.quota(Owner.LLM).nominal
-        dispatcher.set_quota(Owner.LLM, Quota(160 * b.generator.geometry.bytes_per_token))
+        dispatcher.ledger.set_quota(Owner.LLM, Quota(160 * b.generator.geometry.bytes_per_token))
         first = await b.ask("x" * 64, max_tokens=64)
         second = asyncio.create_task(b.ask("x" * 64, max_tokens=64))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert dispatcher.waiting(Owner.LLM) == 1
-        dispatcher.set_quota(Owner.LLM, Quota(whole))
+        dispatcher.ledger.set_quota(Owner.LLM, Quota(whole))
+        dispatcher.decide()
         answer = await second
         assert answer.ticket.queue_ms == 0
         await asyncio.gather(read(first), read(answer))
@@ -207,7 +208,7 @@ def test_memory_of_one_request_is_predicted_for_the_next(bench):
 
     async def scenario(b):
         dispatcher = b.service.dispatcher
-        dispatcher.set_quota(Owner.LLM, Quota(160 * b.generator.geometry.bytes_per_token))
+        dispatcher.ledger.set_quota(Owner.LLM, Quota(160 * b.generator.geometry.bytes_per_token))
         first = await b.ask("x" * 32, max_tokens=96)
         second = asyncio.create_task(b.ask("x" * 32, max_tokens=96))
         reading = asyncio.create_task(read(first))

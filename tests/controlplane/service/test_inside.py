@@ -94,7 +94,7 @@ def test_memory_that_the_engine_can_take_from_others_makes_nobody_late(bench):
 
 def test_what_the_quota_can_never_hold_is_refused(bench):
     async def scenario(b):
-        b.service.dispatcher.set_quota(Owner.LLM, Quota(4 * BLOCK))
+        b.service.dispatcher.ledger.set_quota(Owner.LLM, Quota(4 * BLOCK))
         with pytest.raises(Rejected) as caught:
             await b.ask("x" * 40, max_tokens=60)
         assert caught.value.reject.reason is Reason.NEVER_FITS
@@ -113,7 +113,7 @@ def test_a_lower_quota_frees_memory_only_as_the_engine_gives_it_back(bench):
         await asyncio.sleep(0.15)
         dispatcher.follow()
         assert ledger.held(Owner.LLM) == 7 * BLOCK
-        dispatcher.set_quota(Owner.LLM, Quota(4 * BLOCK))
+        ledger.set_quota(Owner.LLM, Quota(4 * BLOCK))
         free = ledger.free()
         assert ledger.held(Owner.LLM) == 7 * BLOCK
         await b.generator.set_quota(4 * BLOCK)
