@@ -194,10 +194,11 @@ class Dispatcher:
         return tuple(self._tickets.values())
 
     async def drain(self, grace: float) -> None:
-        """Accepts nothing more, rejects what waits, and after `grace` seconds what still runs."""
+        """Accepts nothing more, rejects who never started, and after `grace` seconds what has not ended."""
         self._is_closed = True
         for waiting in self._room:
-            self._refuse(self._tickets[waiting.request.id], _CLOSING)
+            if (ticket := self._tickets[waiting.request.id]).phase is not Phase.PREEMPTED:
+                self._refuse(ticket, _CLOSING)
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self._idle.wait()

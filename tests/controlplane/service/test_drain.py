@@ -54,6 +54,22 @@ def test_an_answer_that_outlasts_the_drain_is_told(bench):
     assert b.outcomes == ["evicted", "evicted"]
 
 
+def test_an_answer_that_was_preempted_resumes_within_the_drain(bench):
+    async def scenario(b):
+        await read(await b.ask(max_tokens=60))
+        victim = asyncio.create_task(read(await b.ask(max_tokens=60, service_class="batch")))
+        await b.generator.until_runs(2)
+        await asyncio.sleep(1.0)
+        urgent = await b.ask(max_tokens=2, service_class="interactive")
+        assert urgent.ticket.decision == "ADMIT_WITH_PREEMPTION"
+        reading = asyncio.create_task(read(urgent))
+        await b.service.drain()
+        assert [(await one).count("word") for one in (reading, victim)] == [2, 60]
+
+    b = bench(scenario, generator=engine(max_running=1), admission={"engine_queue": 0})
+    assert b.outcomes == ["met"] * 3
+
+
 async def embedding(b):
     job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["one"], Hints())
     return await b.service.dispatcher.embed(job)
