@@ -176,6 +176,8 @@ class Dispatcher:
         for waiting in self._room:
             self._room.leave(waiting.request.id)
             with self._failing_of_defects(ticket := self._tickets[waiting.request.id]):
+                # It may have been cut to a smaller quota since.
+                ticket.footprint = waiting.footprint
                 self._enter(ticket)
         self.decide()
 

@@ -12,6 +12,7 @@ from backends.scripted import ScriptedEmbedder, ScriptedGenerator
 from benchmark_control_plane.simulation import Ask, Embed, Machine, simulate
 from benchmark_control_plane.virtual_time import run
 from controlplane.config import ConfigError, parse
+from controlplane.core.memory import Quota
 from controlplane.core.ports import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.assembly import Service
@@ -307,3 +308,17 @@ def test_on_a_shared_device_nothing_overflows_and_everything_is_answered():
     assert 700 * KIB < course.memory.peak <= 1_000 * KIB
     assert all(r.outcome in ("met", "late") or r.outcome.startswith("rejected") for r in course.records)
     assert simulate(mixed(), MACHINE, sections).trace_hash == course.trace_hash
+
+
+def test_who_waits_with_batches_cut_to_a_smaller_quota_stays_so_when_policies_change():
+    async def scenario(bench):
+        dispatcher = bench.service.dispatcher
+        tasks = [await bench.embed(name, 4) for name in ("runs", "waits")]
+        await bench.embedder.until_runs(1)
+        dispatcher.ledger.set_quota(Owner.EMBEDDING, Quota(100 * KIB))
+        dispatcher.refit(Owner.EMBEDDING, 100 * KIB)
+        await bench.service.reconfigure({"scheduling": {"ordering": "fcfs"}})
+        assert [one.footprint.worst for one in dispatcher.queued(Owner.EMBEDDING)] == [100 * KIB]
+        return tasks
+
+    play(scenario)
