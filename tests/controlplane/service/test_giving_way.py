@@ -8,6 +8,7 @@ from backends.scripted import ScriptedEmbedder
 from controlplane.core.clock import Instant
 from controlplane.core.decision import Outcome, Reason, Reject
 from controlplane.core.memory import Footprint
+from controlplane.core.ports import BackendFailed
 from controlplane.core.request import Kind, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.intake import Caller, Hints
@@ -44,8 +45,7 @@ def test_the_larger_of_two_that_cannot_both_be_in_time_is_told_at_once(bench):
     assert sorted(bench(scenario, embedder=slow(), classes=CLASSES).outcomes) == ["evicted", "met"]
 
 
-async def test_a_refused_ticket_opens_no_call():
-    """It gave way between its grant and its start."""
+def ticket_with_its_turn() -> Ticket:
     documents = ServiceClass("documents", Slo(), priority=0, sheddable=True)
     request = Request(
         id="e", kind=Kind.EMBED, model="m", tenant="t", service_class=documents, slo=Slo(),
@@ -53,8 +53,34 @@ async def test_a_refused_ticket_opens_no_call():
     )  # fmt: skip
     ticket = Ticket(request, Footprint(1), None, Timeline(request.arrival))
     ticket.granted.set_result(None)
+    return ticket
+
+
+def evict(ticket: Ticket) -> None:
     ticket.outcome = Outcome.EVICTED
     ticket.refuse(Reject(Reason.SLO_UNATTAINABLE, None))
+
+
+async def test_a_refused_ticket_opens_no_call():
+    """It gave way between its grant and its start."""
+    evict(ticket := ticket_with_its_turn())
     with pytest.raises(Rejected):
         async with ticket.revocable():
             pytest.fail("it was refused")
+
+
+@pytest.mark.parametrize("failure", [None, BackendFailed("just now")])
+async def test_whoever_is_counted_as_evicted_is_told_so_though_the_call_came_back_in_the_same_turn(failure):
+    """Given the vectors as well, it would be counted as something else than its caller saw."""
+    ticket = ticket_with_its_turn()
+    with pytest.raises(Rejected):
+        async with ticket.revocable():
+            evict(ticket)
+            if failure is not None:
+                raise failure
+
+
+async def test_a_call_that_is_not_refused_fails_as_it_failed():
+    with pytest.raises(TimeoutError):
+        async with ticket_with_its_turn().revocable():
+            raise TimeoutError
