@@ -85,10 +85,11 @@ class QuotaSection:
     compare: Literal["sum", "mean"] = "mean"
     forecast: ForecastSection = ForecastSection()
 
-    def __post_init__(self) -> None:
+    def require_room_for_both(self) -> None:
+        """Raises ValueError. Who is served alone shares with nobody."""
         if self.llm.nominal + self.embedding.nominal > 1 + _ROUNDING:
             raise ValueError(
-                f"shares must sum to at most 1 and quota.llm.nominal={self.llm.nominal} + "
+                f"quota: shares must sum to at most 1 and quota.llm.nominal={self.llm.nominal} + "
                 f"quota.embedding.nominal={self.embedding.nominal} do not; lower one of them"
             )
 

@@ -64,6 +64,8 @@ class Config:
                 f"predictors.encoder={self.predictors.encoder!r}: no such embedding model; "
                 f"models.embeddings has {', '.join(known) or 'none'}"
             )
+        if self.models.chat is not None and self.models.embeddings:
+            self.quota.require_room_for_both()
         self.admission_policy()
         self.ordering_policy()
         self.engine_options()

@@ -6,6 +6,7 @@ from controlplane.config import ConfigError, load, parse
 from controlplane.core.clock import milliseconds
 
 MODELS = {"chat": {"model": "some/model"}}
+EMBEDDINGS = [{"model": "some/encoder"}]
 
 CASES = [
     ({}, "models: missing"),
@@ -15,7 +16,10 @@ CASES = [
     ({"models": {"embeddings": [{"model": "m", "stall_ms": 0}]}}, "stall_ms=0"),
     ({"models": {"chat": {"model": "m", "stall_ms": 999}}}, "stall_ms=999"),
     ({"models": MODELS, "quota": {"llm": {"nominal": 1.2}}}, "quota.llm.nominal=1.2"),
-    ({"models": MODELS, "quota": {"llm": {"nominal": 0.95}}}, "shares must sum to at most 1"),
+    (
+        {"models": {**MODELS, "embeddings": EMBEDDINGS}, "quota": {"llm": {"nominal": 0.95}}},
+        "quota: shares must sum to at most 1",
+    ),
     ({"models": MODELS, "quota": {"llm": {"nominal": 0.5, "min": 0.6}}}, "quota.llm: min=0.6: what is never"),
     ({"models": MODELS, "quota": {"llm": {"nominal": 0.5, "min": 0.3, "lend": 0.3}}}, "lower lend"),
     ({"models": MODELS, "quota": {"policy": "elastic"}}, "quota.policy='elastic'"),
@@ -68,6 +72,13 @@ def test_an_error_names_path_value_rule_and_remedy(content, expected):
         parse(content, source="file.yaml")
     assert expected in str(caught.value)
     assert str(caught.value).startswith("file.yaml: ")
+
+
+def test_who_is_served_alone_may_have_the_whole_pool():
+    """What the other kind would have by default is nobody's then."""
+    alone = parse({"models": {"embeddings": EMBEDDINGS}, "quota": {"embedding": {"nominal": 1.0}}})
+    assert alone.quota.embedding.nominal == 1
+    assert parse({"models": MODELS, "quota": {"llm": {"nominal": 1.0}}}).quota.llm.nominal == 1
 
 
 def test_every_mistake_is_told_at_once():
