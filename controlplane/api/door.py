@@ -4,7 +4,7 @@ Plain ASGI: it costs a few dictionary look-ups a request and one call a message.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from secrets import token_hex
 
 from starlette.requests import Request
@@ -14,7 +14,11 @@ from controlplane.api.errors import Problem, error_response, failure_of
 from controlplane.api.wire import HEADER_REQUEST_ID
 
 _ID_HEADER = HEADER_REQUEST_ID.encode()
+_PLAIN = b"identity"
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Door:
@@ -32,7 +36,7 @@ class Door:
             # What watches a service asks so; the server below keeps the body back.
             scope = {**scope, "method": "GET"}
         headers = scope["headers"]
-        given = next((value for name, value in headers if name == _ID_HEADER), None)
+        given = _value(headers, _ID_HEADER)
         request_id = given if given is not None and _VALID_ID.fullmatch(given) else token_hex(12).encode()
         state = scope.setdefault("state", {})
         state["request_id"] = request_id.decode()
@@ -48,19 +52,19 @@ class Door:
             await send(message)
 
         try:
-            await self._app(scope, self._bounded(receive, _declared_length(headers)), labelled)
+            await self._app(scope, self._bounded(receive, self._refusal(headers)), labelled)
         except Exception as error:
             if has_begun:
                 raise
             await error_response(failure_of(error, overload_status=500))(scope, receive, labelled)
 
-    def _bounded(self, receive: Receive, declared_bytes: int) -> Receive:
+    def _bounded(self, receive: Receive, refusal: Problem | None) -> Receive:
         seen_bytes = 0
 
         async def bounded() -> Message:
             nonlocal seen_bytes
-            if declared_bytes > self._max_body_bytes:
-                raise self._too_large()
+            if refusal is not None:
+                raise refusal
             message = await receive()
             if message["type"] == "http.request":
                 seen_bytes += len(message.get("body", b""))
@@ -70,6 +74,22 @@ class Door:
 
         return bounded
 
+    def _refusal(self, headers: Headers) -> Problem | None:
+        """Of the body, for what is said of it before it is read. One that comes in chunks, without a length,
+        is measured as it arrives."""
+        coding = _value(headers, b"content-encoding") or _PLAIN
+        if coding.lower() != _PLAIN:
+            return Problem(
+                415,
+                f"content-encoding={coding[:80].decode('latin-1')!r}: a body is read as it is; send it "
+                "uncompressed, without this header",
+                param="content-encoding",
+                code="unsupported_content_encoding",
+                headers={"accept-encoding": _PLAIN.decode()},
+            )
+        length = _value(headers, b"content-length") or b""
+        return self._too_large() if length.isdigit() and int(length) > self._max_body_bytes else None
+
     def _too_large(self) -> Problem:
         return Problem(
             413,
@@ -78,10 +98,8 @@ class Door:
         )
 
 
-def _declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """0 when the body comes in chunks: it is then measured as it arrives."""
-    given = next((value for name, value in headers if name == b"content-length"), b"0")
-    return int(given) if given.isdigit() else 0
+def _value(headers: Headers, wanted: bytes) -> bytes | None:
+    return next((value for name, value in headers if name == wanted), None)
 
 
 def request_id_of(request: Request) -> str:
