@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 
 from controlplane.api.errors import Problem
+from controlplane.api.schemas import endless_reference
 from controlplane.api.wire import ChatCompletionRequest, CompletionRequest, Generation
 from controlplane.core.ports import ChatPrompt, Sampling
 
@@ -54,27 +55,43 @@ def _structure(body: Generation) -> Mapping[str, Any] | None:
         if form is None or form.type == "text":
             return None
         schema = form.json_schema.get("schema") if form.json_schema else None
-        return _of_schema(schema) if schema is not None else {"type": "json_object"}
+        if schema is None:
+            return {"type": "json_object"}
+        _require_an_end(schema, "response_format.json_schema.schema")
+        return {"type": "json_schema", "schema": schema}
     if wish.json_ is not None:
-        return _of_schema(wish.json_)
+        return {"type": "json_schema", "schema": _written_schema(wish.json_)}
     if wish.json_object:
         return {"type": "json_object"}
     kind, value = next((k, v) for k in ("regex", "choice", "grammar") if (v := getattr(wish, k)) is not None)
     return {"type": kind, "value": value}
 
 
-def _of_schema(schema: Mapping[str, Any] | str) -> Mapping[str, Any]:
-    if isinstance(schema, str):
+def _written_schema(given: Mapping[str, Any] | str) -> Mapping[str, Any]:
+    param = "structured_outputs.json"
+    schema = given
+    if isinstance(given, str):
         try:
-            schema = orjson.loads(schema)
+            schema = orjson.loads(given)
         except orjson.JSONDecodeError as error:
-            raise Problem(
-                400,
-                f"structured_outputs.json: not valid JSON: {error}; send a schema",
-                param="structured_outputs.json",
-                code="invalid_value",
-            ) from None
-    return {"type": "json_schema", "schema": schema}
+            raise _unfit(f"{param}: not valid JSON: {error}; send a schema", param) from None
+    if not isinstance(schema, dict):
+        raise _unfit(f"{param}={given!r:.80}: a schema is a JSON object; send one", param)
+    _require_an_end(schema, param)
+    return schema
+
+
+def _require_an_end(schema: Mapping[str, Any], param: str) -> None:
+    if (reference := endless_reference(schema)) is not None:
+        raise _unfit(
+            f"{param}: the $ref {reference!r:.80} leads back to itself and to nothing else, so no answer "
+            "satisfies it; let it lead to a schema that says what is wanted",
+            param,
+        )
+
+
+def _unfit(message: str, param: str) -> Problem:
+    return Problem(400, message, param=param, code="invalid_value")
 
 
 def chat_prompt(body: ChatCompletionRequest) -> ChatPrompt:
@@ -82,6 +99,8 @@ def chat_prompt(body: ChatCompletionRequest) -> ChatPrompt:
     if body.reasoning_effort is not None:
         options.setdefault("reasoning_effort", body.reasoning_effort)
     tools = body.tools or ()
+    for at, tool in enumerate(tools):
+        _require_an_end(tool["function"].get("parameters") or {}, f"tools[{at}].function.parameters")
     return ChatPrompt(
         messages=body.messages,
         tools=tools,

@@ -1,6 +1,7 @@
 """Whatever is wrong with a request is told in one shape, naming what, and nothing stays behind."""
 
 import asyncio
+import gzip
 import hashlib
 from typing import Any
 
@@ -17,6 +18,7 @@ CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 EMBED = "/v1/embeddings"
 _HI = [{"role": "user", "content": "hi"}]
+_ENDLESS = {"$ref": "#"}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -96,6 +98,23 @@ BODIES = [
         "invalid_value",
     ),
     (CHAT, chat(structured_outputs={"json": "{"}), 400, "structured_outputs.json", "invalid_value"),
+    (CHAT, chat(structured_outputs={"json": "[1]"}), 400, "structured_outputs.json", "invalid_value"),
+    (
+        CHAT,
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": _ENDLESS}}),
+        400,
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    (CHAT, chat(structured_outputs={"json": _ENDLESS}), 400, "structured_outputs.json", "invalid_value"),
+    (
+        CHAT,
+        chat(tools=[{"type": "function", "function": {"name": "f", "parameters": _ENDLESS}}]),
+        400,
+        "tools[0].function.parameters",
+        "invalid_value",
+    ),
+    (TEXT, text(structured_outputs={"json": _ENDLESS}), 400, "structured_outputs.json", "invalid_value"),
     (CHAT, chat(service_tier="priority"), 400, "service_tier", "invalid_value"),
     (CHAT, chat(slo={"ttft_ms": 0}), 400, "slo.ttft_ms", "invalid_value"),
     (CHAT, chat(slo={"ttft_ms": 86_400_001}), 400, "slo.ttft_ms", "invalid_value"),
@@ -234,6 +253,21 @@ async def test_declared_length_over_the_limit_is_refused_unread(stage: Stage):
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
         assert head.startswith(b"HTTP/1.1 413")
         writer.close()
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd, gzip", "x" * 4_000])
+async def test_a_compressed_body_is_told_from_one_that_is_not_json(stage: Stage, coding: str):
+    packed = gzip.compress(orjson.dumps(chat()))
+    answer = await stage.http.post(CHAT, content=packed, headers={"content-encoding": coding})
+    check_error(answer, 415, "content-encoding", "unsupported_content_encoding")
+    assert "send it uncompressed" in answer.json()["error"]["message"]
+    assert answer.headers["accept-encoding"] == "identity"
+
+
+async def test_a_body_that_is_said_to_be_as_it_is_is_read(stage: Stage):
+    answer = await stage.http.post(EMBED, json=embed(), headers={"content-encoding": "Identity"})
+    assert answer.status_code == 200
+    assert (await stage.http.get("/health", headers={"content-encoding": "gzip"})).status_code == 200
 
 
 async def test_client_that_leaves_in_the_middle_of_its_body(stage: Stage):
