@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from controlplane.api.wire import HEADER_DECISION, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY, UNSERVED
 from controlplane.core.clock import to_milliseconds
-from controlplane.core.decision import Reason, Reject
+from controlplane.core.decision import Reason
 from controlplane.core.ports import BackendDown, BackendFailed, Refused
 from controlplane.service.ticket import Rejected, Undecided
 
@@ -35,6 +35,10 @@ _DROPPED = {
     Reason.RATE_LIMITED: "rejected-saturated",
     Reason.QUEUE_TIMEOUT: "rejected-ttl-expired",
     Reason.SHUTTING_DOWN: "rejected-shutting-down",
+}
+_EVICTED = {
+    Reason.SLO_UNATTAINABLE: "evicted-queue-pressure",
+    Reason.SHUTTING_DOWN: "evicted",
 }
 _REJECT_CODES = {
     Reason.NEVER_FITS: "context_length_exceeded",
@@ -115,7 +119,7 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
         case Problem():
             return error.failure
         case Rejected():
-            return _rejected(error.reject, overload_status)
+            return _rejected(error, overload_status)
         case Refused():
             status = _REFUSED_STATUS.get(error.code or "", 400)
             return Failure(status, str(error), error.param, error.code or "invalid_value")
@@ -135,11 +139,13 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
     return _OURS
 
 
-def _rejected(reject: Reject, overload_status: int) -> Failure:
+def _rejected(error: Rejected, overload_status: int) -> Failure:
+    reject = error.reject
     status = _REJECT_STATUS.get(reject.reason, overload_status)
     headers = {HEADER_DECISION: "REJECT"}
-    if reject.reason in _DROPPED:
-        headers[HEADER_DROPPED] = _DROPPED[reject.reason]
+    dropped = _EVICTED if error.is_evicted else _DROPPED
+    if reject.reason in dropped:
+        headers[HEADER_DROPPED] = dropped[reject.reason]
     if reject.retry_after is not None:
         wait_ms = max(1, ceil(to_milliseconds(reject.retry_after)))
         headers[HEADER_RETRY_AFTER_MS] = str(wait_ms)

@@ -18,12 +18,13 @@ _NONE = Duration(0)
 
 
 class Rejected(Exception):
-    """The gate said no. `reject` says why and when to come back."""
+    """The gate said no. `reject` says why and when to come back; `is_evicted` that it had said yes before."""
 
-    def __init__(self, request: Request, reject: Reject) -> None:
-        super().__init__(f"{request.id}: rejected, {reject.reason}")
+    def __init__(self, request: Request, reject: Reject, *, is_evicted: bool = False) -> None:
+        super().__init__(f"{request.id}: {'evicted' if is_evicted else 'rejected'}, {reject.reason}")
         self.request = request
         self.reject = reject
+        self.is_evicted = is_evicted
 
 
 class Undecided(Exception):
@@ -77,7 +78,8 @@ class Ticket:
         """Tells who waits for its turn, who asks for the next one, or who is inside `revocable`."""
         if self.granted.done():
             self.ask_again()
-        self.granted.set_exception(Rejected(self.request, reject))
+        was_let_in = self.timeline.dispatched is not None
+        self.granted.set_exception(Rejected(self.request, reject, is_evicted=was_let_in))
         self.granted.exception()  # taken: a caller that leaves just now is not there to do so
         if self._call is not None:
             self._call.reschedule(0)

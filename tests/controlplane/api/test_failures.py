@@ -75,6 +75,13 @@ def test_every_reason_has_its_status_and_words(reason: Reason, status: int, code
     assert failure.message.endswith(": 7 of 5")
 
 
+def test_who_was_let_in_before_is_told_apart_from_who_never_was():
+    said = rejected(Reason.SLO_UNATTAINABLE, 1)
+    failure = failure_of(Rejected(said.request, said.reject, is_evicted=True), overload_status=429)
+    assert (failure.status, failure.code) == (429, "slo_unattainable")
+    assert failure.headers["x-llm-d-request-dropped-reason"] == "evicted-queue-pressure"
+
+
 def test_every_reason_is_in_the_table():
     assert {reason for reason, *_ in REJECTIONS} == set(Reason)
 
@@ -318,4 +325,5 @@ async def test_embeddings_that_outlast_the_drain_are_told_to_go_elsewhere():
         answer = await asking
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
         assert answer.headers["retry-after"] == "1"
+        assert answer.headers["x-llm-d-request-dropped-reason"] == "evicted"
         assert ended(stage, "embed", "evicted") == 1

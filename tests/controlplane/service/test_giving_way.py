@@ -39,6 +39,7 @@ def test_the_larger_of_two_that_cannot_both_be_in_time_is_told_at_once(bench):
         assert asyncio.get_running_loop().time() == start
         assert caught.value.reject.reason is Reason.SLO_UNATTAINABLE
         assert caught.value.reject.retry_after is not None
+        assert caught.value.is_evicted
         assert b.embedder.aborted == ["large-1"]
         assert (await small).vectors.shape == (1, 8)
 
