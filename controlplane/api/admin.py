@@ -27,6 +27,14 @@ def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
         require_admin(request.headers, settings)
         return json_response(service.changeable())
 
+    @routes.post("/admin/drain", response_model=None)
+    async def drain(request: Request) -> Response:
+        """As before a stop, for as long as an operator's own tools want to wait; there is no way back. The
+        answer comes when nothing runs any more."""
+        require_admin(request.headers, settings)
+        await service.drain()
+        return json_response({"status": "drained"})
+
     @routes.put("/admin/config", response_model=None)
     async def change_config(request: Request) -> Response:
         """The body holds the keys that differ; the answer all that can be changed. The operator is told all

@@ -244,6 +244,8 @@ class Service:
         """Raises BackendDown naming the backend that does not really answer."""
         if not self._is_started:
             raise BackendDown("the service is starting or stopping")
+        if self.dispatcher.is_closed:
+            raise BackendDown("the service was drained: it accepts nothing more; end it, and start it anew")
         for backend in self._backends():
             await backend.check()
 

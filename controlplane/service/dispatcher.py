@@ -87,7 +87,7 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._is_closed = False
+        self.is_closed = False
         self._departures: set[asyncio.Task[None]] = set()
         self.trouble = Trouble(*_TROUBLE)
         self.ledger = ledger
@@ -197,7 +197,7 @@ class Dispatcher:
 
     async def drain(self, grace: float) -> None:
         """Accepts nothing more, rejects who never started, and after `grace` seconds what has not ended."""
-        self._is_closed = True
+        self.is_closed = True
         for waiting in self._room:
             if (ticket := self._tickets[waiting.request.id]).phase is not Phase.PREEMPTED:
                 self._refuse(ticket, _CLOSING)
@@ -227,7 +227,7 @@ class Dispatcher:
         request, now = ticket.request, self._clock.now()
         if self.on_offer is not None:
             self.on_offer(request, ticket.footprint)
-        if self._is_closed:
+        if self.is_closed:
             self._refuse(ticket, _CLOSING)
         elif (wait := self._rates.wait(request.tenant, now, request.prompt_tokens)) is not None:
             self._refuse(ticket, Reject(Reason.RATE_LIMITED, wait))

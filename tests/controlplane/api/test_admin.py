@@ -89,8 +89,29 @@ async def test_quotas_that_stand_still_are_told_where_an_operator_looks():
         assert 'tandem_quota_failures{fault="refused"} 1.0' in (await stage.http.get("/metrics")).text
 
 
+async def test_an_operator_drains_it_before_ending_it():
+    async with staged(SETTINGS, is_stepped=True) as stage:
+        body = {"model": CHAT_MODEL, "prompt": "x"}
+        running = asyncio.create_task(stage.http.post("/v1/completions", json=body))
+        await stage.generator.until_runs(1)
+        draining = asyncio.create_task(stage.http.post("/admin/drain", headers=ADMIN))
+        await until(lambda: stage.service.dispatcher.is_closed)
+        late = await stage.http.post("/v1/completions", json=body)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "shutting_down")
+        ready = await stage.http.get("/ready")
+        assert ready.status_code == 503
+        assert "was drained" in ready.json()["error"]["message"]
+        assert not draining.done()
+        stage.generator.allow(3)
+        assert (await running).status_code == 200
+        assert (await draining).json() == {"status": "drained"}
+        assert (await stage.http.get("/health")).status_code == 200
+        assert (await stage.http.post("/admin/drain", headers=ADMIN)).json() == {"status": "drained"}
+
+
 async def test_only_the_operator_may_look_and_change():
     async with staged(SETTINGS) as stage:
+        assert (await stage.http.post("/admin/drain")).status_code == 401
         assert (await stage.http.get("/admin/config")).status_code == 401
         assert (await stage.http.put("/admin/config", json={})).status_code == 401
         answer = await stage.http.put("/admin/config", content=b"{", headers=ADMIN)

@@ -48,7 +48,7 @@ async def test_every_signal_to_end_is_an_orderly_way_out(number: int):
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
         await stage.generator.until_runs(1)
         send(number)
-        await until(lambda: stage.service.dispatcher._is_closed)
+        await until(lambda: stage.service.dispatcher.is_closed)
         stage.generator.allow(3)
         assert (await asking).status_code == 200
         await asyncio.wait_for(serving, 10)
@@ -60,7 +60,7 @@ async def test_one_in_the_background_of_a_script_can_be_interrupted():
         async with staged() as stage, hosted(stage) as (_, serving):
             send(signal.SIGINT)
             await asyncio.wait_for(serving, 10)
-            assert stage.service.dispatcher._is_closed
+            assert stage.service.dispatcher.is_closed
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -82,7 +82,7 @@ async def test_a_second_signal_ends_what_still_runs():
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
         await stage.generator.until_runs(1)
         send(signal.SIGINT)
-        await until(lambda: stage.service.dispatcher._is_closed)
+        await until(lambda: stage.service.dispatcher.is_closed)
         send(signal.SIGINT)
         answer = await asyncio.wait_for(asking, 5)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
