@@ -116,8 +116,8 @@ class Share:
     other all at once; `is_beside_others` while the device works for the other kind, too. `preemptible` lists
     possible victims when asked: only a request that would preempt pays for the list. `inside` is given where
     the engine itself holds requests back: the work of those that wait in it and go before this one. `calls`
-    are what a serial owner holds, each with the tokens still to be computed. `tempo` is given where the gate
-    alone says how many run, once steps were observed."""
+    are what a serial owner holds, each with the tokens still to be computed. `tempo` is given for answers, once
+    steps were observed."""
 
     ceiling: int
     held: int
@@ -147,16 +147,17 @@ class Share:
 
     def with_lease(self, waiting: Waiting) -> "Share":
         request, footprint = waiting.request, waiting.footprint
+        tempo = None if self.tempo is None else self.tempo.with_one(request, footprint.steps)
         if self.inside is not None:
             # It holds nothing before the engine starts it.
-            return replace(self, free_slots=self.free_slots - 1)
+            return replace(self, free_slots=self.free_slots - 1, tempo=tempo)
         return replace(
             self,
             held=self.held + footprint.base,
             free_slots=self.free_slots - 1,
             leases=self.leases.with_lease(request.id, footprint, request.service_class.priority),
             calls=(*self.calls, (request, request.prompt_tokens)) if self.is_serial else (),
-            tempo=None if self.tempo is None else self.tempo.with_one(request, footprint.steps),
+            tempo=tempo,
         )
 
     def without(self, request_ids: Sequence[str]) -> "Share":

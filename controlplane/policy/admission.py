@@ -16,8 +16,9 @@ Who would be late even with nobody before it is let in where it need not wait: r
 coming back would not help it, and only an answer can teach that the forecast was wrong. An embedding beside
 answers is refused: it would be computed faster without them, and slow them down for nothing.
 
-Where the engine itself orders, holds back and preempts, 2 and 3 are its business: what it can still make,
-or is not sheddable, goes on to it at once while its queue has places.
+Where the engine itself orders, holds back and preempts, memory is its business, and so is 3: what it can still
+make, or is not sheddable, goes on to it at once while its queue has places and the answers under way keep
+their pace.
 """
 
 from collections.abc import Callable, Sequence
@@ -118,7 +119,7 @@ class Admission:
     def stands_back(self, share: Share, waiting: Waiting, now: Instant) -> bool:
         """A newcomer that is late whatever is done lets those go first who can still be in time: nothing is
         won by starting it now, and at the head of the line it would stop them all. Its wait ends as any."""
-        if waiting.until is None or share.inside is not None or share.is_serial:
+        if waiting.until is None or share.is_serial:
             return False
         latest = latest_start(waiting.request, waiting.footprint, share.pace)
         return latest is not None and latest < now
@@ -131,10 +132,14 @@ class Admission:
             return Reason.NO_MEMORY
         if len(share.leases) == 0:
             return Admit(waiting.footprint)
-        if self.options.keeps_pace and share.tempo is not None and not keeps_pace(share.tempo, waiting):
+        if self._breaks_pace(share, waiting):
             return Reason.NO_PACE
         share = share.as_seen_by(waiting.request)
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
+
+    def _breaks_pace(self, share: Share, waiting: Waiting) -> bool:
+        tempo = share.tempo if self.options.keeps_pace else None
+        return tempo is not None and not keeps_pace(tempo, waiting)
 
     def try_in_time(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | Reason:
         """As `try_admit`; but what would be late before the room that is foreseen takes the room of now."""
@@ -168,6 +173,8 @@ class Admission:
         may_reject = waiting.until is not None and waiting.request.service_class.sheddable
         if wait and may_reject and self._is_late_after(wait, share, waiting, now):
             return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
+        if self._breaks_pace(share, waiting):
+            return Reason.NO_PACE
         return Admit(waiting.footprint, wait=wait or Duration(0))
 
     def try_preempt(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | None:

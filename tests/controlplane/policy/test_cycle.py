@@ -346,6 +346,17 @@ def test_who_would_break_the_pace_of_others_waits_and_takes_nobodys_place():
     assert len(run_cycle(view_of(share, [wish, wish]), NOW, careless).dispatches) == 2
 
 
+def test_an_engine_that_orders_gets_no_more_than_keep_their_pace():
+    ordering = replace(share_of([Footprint(10, steps=400)]), inside=lambda waiting: 0.0)
+    share = replace(ordering, tempo=one_more_at_a_time(1))
+    wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
+    plan = run_cycle(view_of(share, [wish, wish]), NOW, admission())
+    assert [name for name, _ in plan.dispatches] == ["w0"]
+    assert [(name, defer.reason) for name, defer in plan.deferrals] == [("w1", Reason.NO_PACE)]
+    # Memory is the engine's business.
+    assert len(run_cycle(view_of(ordering, [wish, wish]), NOW, admission()).dispatches) == 2
+
+
 def test_who_can_still_be_in_time_goes_before_who_cannot():
     """The class "urgent" is late half a second after it came."""
     share = share_of([Footprint(10, steps=5)], slots=2)

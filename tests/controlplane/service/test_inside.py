@@ -8,6 +8,7 @@ from backends.scripted import ScriptedGenerator
 from controlplane.core.clock import milliseconds, to_seconds
 from controlplane.core.decision import Reason
 from controlplane.core.memory import Quota
+from controlplane.core.ports import EngineStep
 from controlplane.core.request import Owner, Phase
 from controlplane.core.view import Pace
 from controlplane.service.answer import Answer
@@ -137,6 +138,44 @@ def test_a_full_engine_queue_holds_at_the_gate(bench):
 
     b = bench(scenario, generator=ordering(), **ORDERED, admission={"engine_queue": 1})
     assert b.outcomes == ["met"] * 3
+
+
+PACED = {"service_class": "interactive", "ttft_ms": 60_000, "tpot_ms": 24}
+
+
+def steps_of_5_ms_more_for_each_answer(b) -> None:
+    """Two keep a pace of 24 ms, three do not."""
+    for decodes in (1, 2, 3, 4) * 64:
+        b.generator.on_step(EngineStep(0, decodes, 0, milliseconds(10 + 5 * decodes)))
+
+
+def test_who_would_break_the_pace_of_those_inside_waits_at_the_gate(bench):
+    async def scenario(b):
+        steps_of_5_ms_more_for_each_answer(b)
+        answers = [await b.ask(max_tokens=20, **PACED) for _ in range(2)]
+        third = asyncio.create_task(b.ask(max_tokens=20, **PACED))
+        reading = [asyncio.create_task(read(answer)) for answer in answers]
+        await asyncio.sleep(0.15)
+        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        await asyncio.gather(*reading)
+        await read(await third)
+
+    config = {**ORDERED, "admission": {"lengths": "max-tokens"}}
+    generator = ordering(max_running=8, token_seconds=0.02)
+    assert bench(scenario, generator=generator, **config).outcomes == ["met"] * 3
+
+
+def test_who_has_no_room_inside_makes_no_step_longer(bench):
+    async def scenario(b):
+        steps_of_5_ms_more_for_each_answer(b)
+        # One of the four fills the cache; three wait for it inside.
+        answers = [await b.ask("x" * 110, max_tokens=17, **PACED) for _ in range(4)]
+        assert b.service.dispatcher.waiting(Owner.LLM) == 0
+        await asyncio.gather(*map(read, answers))
+
+    config = {**ORDERED, "admission": {"lengths": "max-tokens"}}
+    generator = ordering(kv_bytes=8 * BLOCK, token_seconds=0.02)
+    assert bench(scenario, generator=generator, **config).outcomes == ["met"] * 4
 
 
 def test_what_answers_that_ended_teach_reaches_the_engine_while_a_long_one_runs(bench):
