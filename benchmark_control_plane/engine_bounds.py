@@ -62,7 +62,7 @@ def with_hindsight(
     lasts = wanted[-1].at - wanted[0].at + alone * max(one.output for one in wanted)
     step, reads = alone, prompt_token(setup) / lasts
     for _ in range(_TRIES):
-        share, reading = _served(wanted, setup, promise, step, reads)
+        share, reading, held = _served(wanted, setup, promise, step, reads)
         if abs(alone / (1 - reading) - step) <= _CLOSE * step:
             break
         step = (step + alone / (1 - reading)) / 2
@@ -75,6 +75,8 @@ def with_hindsight(
         longest_gap=0.0,
         kept_gap=step,
         lost_wait=dict.fromkeys(("p50", "p95", "p100"), 0.0),
+        held_share=held,
+        kept_share=held,
         steps=0,
         hook_us=0.0,
         seconds=perf_counter() - began,
@@ -84,9 +86,9 @@ def with_hindsight(
 
 def _served(
     wanted: Sequence[Offer], setup: Setup, promise: Promise, step: float, reads: float
-) -> tuple[float, float]:
-    """The part of the requests that the linear program serves, and the part of the time that reading their
-    prompts takes; `reads` for each token."""
+) -> tuple[float, float, float]:
+    """The part of the requests that the linear program serves, the part of the time that reading their
+    prompts takes (`reads` for each token), and the part of the memory that they hold while others arrive."""
     import numpy as np
     from scipy.optimize import linprog
     from scipy.sparse import coo_matrix, vstack
@@ -120,4 +122,6 @@ def _served(
     )
     if not found.success:
         raise ArithmeticError(f"no optimum of the {len(wanted)} requests was found: {found.message}")
-    return float(-found.fun / len(wanted)), float(reading @ found.x)
+    arriving = math.floor((wanted[-1].at - wanted[0].at) / _LOOK_SECONDS) + 1
+    share = float((held @ found.x)[:arriving].sum() / (setup.blocks * arriving))
+    return float(-found.fun / len(wanted)), float(reading @ found.x), share

@@ -6,7 +6,8 @@ vLLM's own scheduler and KV manager, stepped on virtual time at OPT-13B geometry
 (an A100-40GB), step times fitted to an A100-80GB with decoding slowed by the ratio of bandwidths
 (2,039 / 1,555 GB/s). For each policy and seed the highest Poisson rate at an attainment is bracketed to
 8 % and interpolated. Both metrics are printed (see engine_play); rates are never counted without the
-pauses of those that paid for them. Results are added to the file of `--results`, so a study can grow.
+pauses of those that paid for them. Results are added to the file of `--results`, so a study can grow; each
+names the commit that it was run with.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from typing import Any
 from backends.vllm.stepped import Setup, SteppedEngine
 from benchmark_control_plane.engine_bounds import fluid_bound, with_hindsight
 from benchmark_control_plane.engine_play import Contender, Outcome, Window, play
+from benchmark_control_plane.judge.results import environment
 from benchmark_control_plane.kept import add_results, keep, kept_before
 from benchmark_control_plane.offered import Dataset, Offer, Prediction, Promise, dataset, poisson
 
@@ -139,15 +141,15 @@ def study(
 def starts_like(
     studies: Sequence[Mapping[str, Any]],
     bounds: Mapping[str, Mapping[str, float]],
-    sought: tuple[str, str, str],
+    sought: tuple[str, str, str, int],
     first: float,
 ) -> dict[str, float]:
-    """Where to look first for a (data, policy, lengths): the mean of the studies most like it, of a policy
-    whose name begins alike, scaled by the fluid bound from data to data."""
-    data, policy, prediction = sought
+    """Where to look first for a (data, policy, lengths, seed): the mean of the studies most like it, of a
+    policy whose name begins alike, scaled by the fluid bound from data to data."""
+    data, policy = sought[:2]
 
-    def likeness(one: Mapping[str, Any]) -> tuple[bool, bool, bool]:
-        return one["dataset"] == data, one["policy"] == policy, one["prediction"] == prediction
+    def likeness(one: Mapping[str, Any]) -> tuple[bool, ...]:
+        return tuple(a == b for a, b in zip(_key(one), sought, strict=True))
 
     kin = [one for one in studies if one["policy"].split("-")[0] == policy.split("-")[0]]
     if not kin:
@@ -168,7 +170,8 @@ def starts_like(
 
 def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str, float]]) -> str:
     """Markdown. Mean rates over seeds with their deviation, and the ratio to stock FCFS on the same seeds and
-    window; pauses and waits are those at the highest rate seen that still reaches 90 %. Fluid bounds last."""
+    window; pauses and waits are those at the highest rate seen that still reaches 90 %, shares of the memory
+    those at the highest that reaches each target. Fluid bounds last."""
     groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for one in studies:
         groups.setdefault((one["dataset"], one["prediction"], one["policy"]), []).append(one)
@@ -180,6 +183,8 @@ def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str
         *KEYS,
         "longest pause, s",
         "wait of those that lost, p95, s",
+        *(f"memory held at {target:.0%} (for promises kept)" for target in TARGETS),
+        "commit",
     ]
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
     for (data, prediction, policy), runs in sorted(groups.items()):
@@ -187,20 +192,33 @@ def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str
         cells += [
             _rated([run["rates"][key] for run in runs], _stock(groups, data, runs, key)) for key in KEYS
         ]
-        kept = [
-            max((p for p in run["points"] if p["strict"] >= 0.9), key=_rate, default=None) for run in runs
-        ]
-        known = [point for point in kept if point is not None]
+        known = _points_at(runs, 0.9)
         cells.append(f"{max((p['longest_gap'] for p in known), default=0):.0f}")
         cells.append(f"{max((p['lost_wait']['p95'] for p in known), default=0):.0f}")
+        cells += [_held(_points_at(runs, target)) for target in TARGETS]
+        commits = {run["commit"][:7] if run.get("commit") else "unknown" for run in runs}
+        cells.append(", ".join(sorted(commits)))
         lines.append(" | ".join(cells))
     for data, bound in sorted(bounds.items()):
         stock = groups.get((data, "oracle", "stock-fcfs"), [])
         rates = [
             _rated([bound[key.rpartition("-")[2]]], [run["rates"][key] for run in stock]) for key in KEYS
         ]
-        lines.append(" | ".join([data, "oracle", "fluid bound", "", *rates, "", ""]))
+        lines.append(" | ".join([data, "oracle", "fluid bound", "", *rates, *[""] * 5]))
     return "\n".join(f"| {line} |" for line in lines)
+
+
+def _points_at(runs: Sequence[Mapping[str, Any]], target: float) -> list[Mapping[str, Any]]:
+    """Of each run that reaches the target at all, the highest rate seen that does."""
+    reached = [[point for point in run["points"] if point["strict"] >= target] for run in runs]
+    return [max(points, key=_rate) for points in reached if points]
+
+
+def _held(points: Sequence[Mapping[str, Any]]) -> str:
+    if not points or any("held_share" not in point for point in points):
+        return ""
+    held, kept = (mean(point[part] for point in points) for part in ("held_share", "kept_share"))
+    return f"{held:.0%} ({kept:.0%})"
 
 
 def _rated(rates: Sequence[float], stock: Sequence[float]) -> str:
@@ -287,6 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.freeze()
     window = Window(options.warm_up, options.requests)
     hindsight = partial(with_hindsight, setup)
+    commit = environment()["commit"]
     saved = {"studies": []} | kept_before(options.results)
     for name in options.datasets:
         data = dataset(name, options.data, setup.max_model_tokens)
@@ -298,12 +317,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for policy in options.policies:
                     print(f"{name}, {prediction}, seed {seed}, {policy}", flush=True)
                     run = partial(play, engine, CONTENDERS[policy]) if policy in CONTENDERS else hindsight
-                    sought = (name, policy, prediction)
-                    starts = starts_like(saved["studies"], saved["fluid_bounds"], sought, options.start)
-                    one = study(run, data, policy, prediction, seed, window, starts)
                     key = (name, policy, prediction, seed)
+                    starts = starts_like(saved["studies"], saved["fluid_bounds"], key, options.start)
+                    one = study(run, data, policy, prediction, seed, window, starts)
                     kept = [s for s in saved["studies"] if _key(s) != key]
-                    saved = {**saved, "setup": asdict(setup), "studies": [*kept, one]}
+                    new = {**one, "commit": commit}
+                    saved = {**saved, "setup": asdict(setup), "studies": [*kept, new]}
                     if options.results is not None:
                         publish(saved, options.results)
     print(table(saved["studies"], saved["fluid_bounds"]))

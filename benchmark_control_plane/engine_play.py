@@ -4,15 +4,18 @@ Arrivals go on past the window, and what has not finished when the run ends is a
 always both. *Published*: first token in time, and the 99th percentile of the gaps between tokens
 within the limit (nearest rank). It has a hole: an answer of more than 100 tokens may pause once for
 as long as it likes. *Strict*: first token in time, and no gap above the limit.
+
+Of the memory, two shares over the window: what is held after a step, by whomever, and what answers that kept
+the strict promise held while they were written. The rest of the first did nobody any good.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from backends.vllm.stepped import HiddenStates, SteppedEngine
+from backends.vllm.stepped import HiddenStates, Setup, SteppedEngine
 from benchmark_control_plane.offered import Offer, Promise
 
 _NS = 1e9
@@ -68,6 +71,13 @@ class _Record:
     def keeps_strict(self, promise: Promise) -> bool:
         return self.is_in_time(promise) and self.over == 0
 
+    def block_seconds(self, block_tokens: int) -> float:
+        """What it held from its first token to its last, if it never paused; half a block is not full."""
+        if self.first is None:
+            return 0.0
+        blocks = (self.offer.prompt + self.tokens / 2) / block_tokens + 0.5
+        return blocks * (self.last - self.first)
+
     def is_lost(self, now: float, promise: Promise) -> bool:
         """By either metric, whatever comes."""
         return (now if self.first is None else self.first) - self.offer.at > promise.ttft
@@ -76,7 +86,8 @@ class _Record:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Of the window. `longest_gap` is over everybody, `lost_wait` quantiles over the requests that missed:
-    seconds from arrival to the first token, or to the end of the run for those that never got one."""
+    seconds from arrival to the first token, or to the end of the run for those that never got one. The shares
+    are of the memory: what anybody holds, and answers that keep the strict promise."""
 
     rate: float
     published: float
@@ -86,13 +97,21 @@ class Outcome:
     longest_gap: float
     kept_gap: float
     lost_wait: Mapping[str, float]
+    held_share: float
+    kept_share: float
     steps: int
     hook_us: float
     seconds: float
     virtual_seconds: float
 
 
-Make = Callable[..., Any]
+@dataclass(slots=True)
+class _Counts:
+    """`held` sums the held share of the memory times seconds, over the window."""
+
+    steps: int = 0
+    hook_ns: int = 0
+    held: float = 0.0
 
 
 def play(
@@ -108,7 +127,7 @@ def play(
     records: dict[str, _Record] = {}
     last_at = math.inf
     upcoming = next(offers)
-    steps = idle = hook_ns = preemptions = 0
+    counts, idle = _Counts(), 0
     pending: set[str] = set()
     while True:
         now = engine.now_ns / _NS
@@ -128,8 +147,10 @@ def play(
             continue
         produced = engine.step()
         after = engine.now_ns / _NS
-        steps += 1
-        hook_ns += getattr(scheduler, "hook_ns", 0)
+        counts.steps += 1
+        counts.hook_ns += getattr(scheduler, "hook_ns", 0)
+        if len(records) > window.warm_up and now <= last_at:
+            counts.held += scheduler.kv_cache_manager.usage * (after - now)
         if after == now:
             idle += 1
             if idle > _STUCK_STEPS:
@@ -145,13 +166,14 @@ def play(
             if is_finished:
                 record.is_finished = True
                 pending.discard(request_id)
-        if now > last_at and steps % 64 == 0:
+        if now > last_at and counts.steps % 64 == 0:
             pending = {one for one in pending if not records[one].is_lost(after, promise)}
-    preemptions = sum(r.num_preemptions for r in scheduler.requests.values())
-    preemptions = getattr(scheduler, "preempted", preemptions)
+    unfinished = scheduler.requests.values()
+    preemptions = getattr(scheduler, "preempted", sum(one.num_preemptions for one in unfinished))
     measured = list(records.values())[window.warm_up : window.warm_up + window.requests]
     end = engine.now_ns / _NS
-    return _outcome(measured, promise, rate, end, steps, hook_ns, preemptions, perf_counter() - began)
+    took = perf_counter() - began
+    return _outcome(measured, promise, rate, end, counts, preemptions, took, engine.setup)
 
 
 def _send(
@@ -175,15 +197,17 @@ def _outcome(
     promise: Promise,
     rate: float,
     end: float,
-    steps: int,
-    hook_ns: int,
+    counts: _Counts,
     preemptions: int,
     took: float,
+    setup: Setup,
 ) -> Outcome:
     count = len(measured)
     kept = [r for r in measured if r.keeps_strict(promise)]
     lost = [r for r in measured if not r.keeps_strict(promise)]
     waits = sorted((end if r.first is None else r.first) - r.offer.at for r in lost)
+    span = measured[-1].offer.at - measured[0].offer.at
+    earned = sum(r.block_seconds(setup.block_tokens) for r in kept)
     gaps = [max(r.longest, 0.0 if r.is_finished or r.first is None else end - r.last) for r in measured]
     return Outcome(
         rate=rate,
@@ -194,8 +218,10 @@ def _outcome(
         longest_gap=max(gaps),
         kept_gap=max((r.longest for r in kept), default=0.0),
         lost_wait={f"p{level}": _quantile(waits, level / 100) for level in (50, 95, 100)},
-        steps=steps,
-        hook_us=hook_ns / max(1, steps) / 1e3,
+        held_share=counts.held / span,
+        kept_share=earned / (setup.blocks * span),
+        steps=counts.steps,
+        hook_us=counts.hook_ns / max(1, counts.steps) / 1e3,
         seconds=took,
         virtual_seconds=end,
     )
