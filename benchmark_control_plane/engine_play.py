@@ -113,6 +113,11 @@ class _Counts:
     hook_ns: int = 0
     held: float = 0.0
 
+    def stepped(self, scheduler: Any, seconds: float) -> None:
+        self.steps += 1
+        self.hook_ns += getattr(scheduler, "hook_ns", 0)
+        self.held += scheduler.kv_cache_manager.usage * seconds
+
 
 def play(
     engine: SteppedEngine,
@@ -147,10 +152,8 @@ def play(
             continue
         produced = engine.step()
         after = engine.now_ns / _NS
-        counts.steps += 1
-        counts.hook_ns += getattr(scheduler, "hook_ns", 0)
-        if len(records) > window.warm_up and now <= last_at:
-            counts.held += scheduler.kv_cache_manager.usage * (after - now)
+        is_open = len(records) > window.warm_up and now <= last_at
+        counts.stepped(scheduler, after - now if is_open else 0.0)
         if after == now:
             idle += 1
             if idle > _STUCK_STEPS:
