@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -211,3 +212,27 @@ def test_an_answer_under_way_survives_a_terminals_interrupt_and_then_the_process
         assert after - before < 1.5
     told = (tmp_path / "log").read_text(encoding="utf-8")
     assert "Finished server process" in told and "Traceback" not in told and "leak" not in told
+
+
+def children_of(process_id: int) -> list[int]:
+    threads = Path(f"/proc/{process_id}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
+def test_a_server_that_is_killed_leaves_nobody_behind(tmp_path: Path):
+    path = tmp_path / "killed.yaml"
+    path.write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+    port = free_port()
+    command = [sys.executable, "-m", "controlplane.cli", "serve", str(path), "--port", str(port)]
+    with serving(Server("tandem", command, port, "/ready"), tmp_path / "log") as server:
+        left = [os.pidfd_open(child) for child in children_of(server.process_id)]
+        # The engine, the embedding worker, and Python's resource tracker, which ends with the last of them.
+        assert len(left) >= 3
+        os.kill(server.process_id, signal.SIGKILL)
+        end = time.monotonic() + 30
+        while left:
+            ended = select.select(left, [], [], max(0.0, end - time.monotonic()))[0]
+            assert ended, f"{len(left)} are still there"
+            for process in ended:
+                left.remove(process)
+                os.close(process)

@@ -9,11 +9,13 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends import tiny
 from backends.vllm import conversation
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from backends.vllm.running import Engine
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 # A step over a long prompt may take seconds; an engine silent for longer is not serving.
 _ANSWER_WITHIN_SECONDS = 15.0
@@ -94,12 +98,14 @@ class VllmGenerator:
         if self._engine is not None or self._construction is not None:
             raise RuntimeError(f"engine of {self.model} was started before; stop it first")
         self._others, self._is_given_up = {process.pid for process in _engine_processes()}, False
-        self._construction = asyncio.ensure_future(asyncio.to_thread(self._construct))
         try:
+            engine_class = await _in_own_thread(_load_engine)
+            self._construction = asyncio.ensure_future(asyncio.to_thread(self._construct, engine_class))
             # Shielded: a thread cannot be cancelled, so its engine must not be forgotten.
             engine = await asyncio.shield(self._construction)
         except asyncio.CancelledError:
-            await self._abandon()
+            if self._construction is not None:
+                await self._abandon()
             raise
         except ValueError:
             raise
@@ -196,11 +202,7 @@ class VllmGenerator:
             raise BackendDown(f"the engine of {self.model} is not up")
         return self._engine
 
-    def _construct(self) -> "Engine":
-        # An operator's prompts and models are nobody else's business unless they say so.
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        from backends.vllm.running import Engine
-
+    def _construct(self, engine_class: "type[Engine]") -> "Engine":
         if self._is_given_up:
             raise BackendDown(f"the start of {self.model} was given up")
         model = tiny.resolve(self._source)
@@ -209,7 +211,9 @@ class VllmGenerator:
         # Python's resource tracker, started with the first process, would make the thread hear it again.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        return Engine(model, self.model, self._arguments, self._tool_parser, self._scheduling, self._hybrid)
+        return engine_class(
+            model, self.model, self._arguments, self._tool_parser, self._scheduling, self._hybrid
+        )
 
     async def _answer_once(self, engine: "Engine") -> None:
         first = await self.tokenize("Hello")
@@ -232,6 +236,31 @@ class VllmGenerator:
     def _children(self) -> list[BaseProcess]:
         """Those in which this engine runs."""
         return [process for process in _engine_processes() if process.pid not in self._others]
+
+
+def _load_engine() -> "type[Engine]":
+    """Takes seconds."""
+    # An operator's prompts and models are nobody else's business unless they say so.
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    from backends.vllm.running import Engine
+
+    return Engine
+
+
+async def _in_own_thread(work: Callable[[], Result]) -> Result:
+    """Whoever gives up does not wait for it, nor does the loop's end or the interpreter's: for work that
+    leaves nothing to clean up."""
+    found: Future[Result] = Future()
+    found.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(found)
 
 
 def _engine_processes() -> list[BaseProcess]:

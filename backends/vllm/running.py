@@ -29,6 +29,7 @@ from backends.vllm.compat import (
 )
 from backends.vllm.expected import expected_step
 from backends.vllm.hybrid.support import HybridSetup
+from backends.vllm.leashed import leashed
 from backends.vllm.metadata import KEY
 from backends.vllm.orders import Orders
 from backends.vllm.sampling import delta, sampling_params, structured_outputs
@@ -87,7 +88,7 @@ class Engine:
             models.register()
         config = engine_args(model, served_name, arguments).create_engine_config(UsageContext.API_SERVER)
         self.reported = StatBoard()
-        with named_board() if options is not None else nullcontext() as board:
+        with leashed(), named_board() if options is not None else nullcontext() as board:
             self._llm = AsyncLLM.from_vllm_config(
                 config,
                 usage_context=UsageContext.API_SERVER,

@@ -1,0 +1,40 @@
+"""Who gives up while vLLM is still being imported does not wait for that: nothing is there to end yet."""
+
+import asyncio
+import threading
+
+import pytest
+
+from backends.vllm import client
+from backends.vllm.client import VllmGenerator
+from controlplane.core.ports import BackendDown
+
+
+async def test_a_start_is_given_up_at_once_while_vllm_loads(monkeypatch):
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def load():
+        begun.set()
+        may_end.wait(60)
+        ended.set()
+
+    monkeypatch.setattr(client, "_load_engine", load)
+    generator = VllmGenerator("any")
+    start = asyncio.create_task(generator.start())
+    assert await asyncio.to_thread(begun.wait, 10)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(start, 10)
+    assert not ended.is_set()
+    await generator.stop()
+    may_end.set()
+    assert await asyncio.to_thread(ended.wait, 10)
+
+
+async def test_one_that_cannot_be_imported_is_down(monkeypatch):
+    def load():
+        raise ImportError("no such library")
+
+    monkeypatch.setattr(client, "_load_engine", load)
+    with pytest.raises(BackendDown, match="no such library"):
+        await VllmGenerator("any").start()
