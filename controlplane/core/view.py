@@ -116,8 +116,8 @@ class Share:
     other all at once; `is_beside_others` while the device works for the other kind, too. `preemptible` lists
     possible victims when asked: only a request that would preempt pays for the list. `inside` is given where
     the engine itself holds requests back: the work of those that wait in it and go before this one. `calls`
-    are what a serial owner holds, each with the tokens still to be computed. `tempo` is given for answers, once
-    steps were observed."""
+    are what a serial owner holds, each with the tokens still to be computed. `tempo` is given for answers,
+    once steps were observed."""
 
     ceiling: int
     held: int

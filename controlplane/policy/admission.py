@@ -16,9 +16,9 @@ Who would be late even with nobody before it is let in where it need not wait: r
 coming back would not help it, and only an answer can teach that the forecast was wrong. An embedding beside
 answers is refused: it would be computed faster without them, and slow them down for nothing.
 
-Where the engine itself orders, holds back and preempts, memory is its business, and so is 3: what it can still
-make, or is not sheddable, goes on to it at once while its queue has places and the answers under way keep
-their pace.
+Where the engine itself orders, holds back and preempts, memory is its business, and so is 3: what it can
+still make, or is not sheddable, goes on to it at once while its queue has places and the answers under way
+keep their pace.
 """
 
 from collections.abc import Callable, Sequence
