@@ -33,7 +33,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 SHARED_OUT := -n 2 --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: setup serve test test-fast kernels test-engine test-gpu lint coverage clean
+.PHONY: setup serve test test-fast fuzz kernels test-engine test-gpu lint coverage clean
 
 setup: $(READY)
 
