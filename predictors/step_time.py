@@ -216,6 +216,9 @@ class ObservedPace(StepReports):
             return self._thought()
         return Pace(Duration(round(self._step)), Duration(round(self._per_token)))
 
+    def pace_of(self, model: str) -> Pace | None:
+        return self.pace
+
     def observe_step(self, took: Duration) -> None:
         """The time between two tokens of one answer."""
         self._gaps += 1
@@ -223,7 +226,7 @@ class ObservedPace(StepReports):
         rate = max(self._rate, 1.0 / self._gaps)
         self._step += rate * (_clipped(took, self._step) - self._step)
 
-    def observe_prefill(self, prompt_tokens: int, took: Duration) -> None:
+    def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
         """The time from start to first token, or to the vectors of that many tokens."""
         if prompt_tokens <= 0:
             return
@@ -235,6 +238,22 @@ class ObservedPace(StepReports):
         self._per_token += share * (_clipped(seen, self._per_token) - self._per_token)
 
 
+class ModelPaces(ObservedPace):
+    """Of embedding models, each computed by a process of its own; `pace` is that of all their work."""
+
+    def __init__(self, models: Iterable[str]) -> None:
+        super().__init__()
+        self._of = {model: ObservedPace() for model in models}
+
+    def pace_of(self, model: str) -> Pace | None:
+        return self._of[model].pace
+
+    def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
+        super().observe_prefill(prompt_tokens, took)
+        if model is not None:
+            self._of[model].observe_prefill(prompt_tokens, took)
+
+
 class ReportedPace(StepReports):
     """For an engine that measures itself: seen from outside, a request's start is not known. `pace` is what
     it last said; before, what was told of it."""
@@ -243,10 +262,13 @@ class ReportedPace(StepReports):
         super().__init__(prior)
         self.pace = self._thought()
 
+    def pace_of(self, model: str) -> Pace | None:
+        return self.pace
+
     def observe_step(self, took: Duration) -> None:
         pass
 
-    def observe_prefill(self, prompt_tokens: int, took: Duration) -> None:
+    def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
         pass
 
 
@@ -255,11 +277,12 @@ def paces(
 ) -> dict[Owner, ObservedPace | ReportedPace]:
     """Of those whose work is seen from outside. `step_cost` is the LLM's; what the embedding models measured
     when they started counts as one passage seen: they were alone, and beside an LLM a token takes longer."""
-    embedding = ObservedPace()
-    for embedder in embedders:
+    models = list(embedders)
+    embedding = ModelPaces([embedder.model for embedder in models])
+    for embedder in models:
         lengths = [min(_PASSAGE_TOKENS, embedder.max_input_tokens)] * _PASSAGES
         if took := embedder.batch_time(lengths):
-            embedding.observe_prefill(lengths[0], Duration(took // _PASSAGES))
+            embedding.observe_prefill(lengths[0], Duration(took // _PASSAGES), model=embedder.model)
     return {Owner.LLM: ObservedPace(prior=step_cost), Owner.EMBEDDING: embedding}
 
 

@@ -1,7 +1,7 @@
 """What may a policy see? An immutable snapshot; asking "what if" gives a new one."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -113,11 +113,12 @@ def _nobody() -> tuple[Running, ...]:
 class Share:
     """One owner's part of the pool, in bytes. `largest` is the most a single request could ever have;
     `pace` is None until something was observed; a serial owner works its leases off one after another, any
-    other all at once; `is_beside_others` while the device works for the other kind, too. `preemptible` lists
-    possible victims when asked: only a request that would preempt pays for the list. `inside` is given where
-    the engine itself holds requests back: the work of those that wait in it and go before this one. `calls`
-    are what a serial owner holds, each with the tokens still to be computed. `tempo` is given for answers,
-    once steps were observed."""
+    other all at once; `paces` are those of a serial owner's models, where it has several. `is_beside_others`
+    while the device works for the other kind, too. `preemptible` lists possible victims when asked: only a
+    request that would preempt pays for the list. `inside` is given where the engine itself holds requests
+    back: the work of those that wait in it and go before this one. `calls` are what a serial owner holds,
+    each with the tokens still to be computed. `tempo` is given for answers, once steps
+    were observed."""
 
     ceiling: int
     held: int
@@ -126,6 +127,7 @@ class Share:
     free_slots: int
     leases: LeaseTable
     pace: Pace | None = None
+    paces: Mapping[str, Pace | None] = field(default_factory=dict)
     is_serial: bool = False
     is_beside_others: bool = False
     reserve: Reserve | None = None
@@ -133,6 +135,28 @@ class Share:
     inside: Callable[[Waiting], float] | None = None
     calls: tuple[tuple[Request, float], ...] = ()
     tempo: Tempo | None = None
+
+    def pace_of(self, model: str) -> Pace | None:
+        return self.paces.get(model, self.pace)
+
+    def slowness(self, model: str) -> float:
+        """What a token takes of this model, counted in tokens at the owner's own pace."""
+        own = self.pace_of(model)
+        if own is None or self.pace is None or not self.pace.per_prompt_token:
+            return 1.0
+        return own.per_prompt_token / self.pace.per_prompt_token
+
+    def work(self, waiting: Sequence[Waiting]) -> float:
+        """Theirs together, at the owner's own pace."""
+        if not self.paces:
+            return sum([one.work for one in waiting])
+        return sum([one.work * self.slowness(one.request.model) for one in waiting])
+
+    def held_steps(self) -> float:
+        """Of all leases together, at the owner's own pace."""
+        if not self.paces:
+            return float(self.leases.steps.sum())
+        return sum([request.prompt_tokens * self.slowness(request.model) for request, _ in self.calls])
 
     def is_kept_for(self, request: Request) -> bool:
         """Whether what is reserved, is reserved for it."""

@@ -82,11 +82,11 @@ class Admission:
 
     def without_time(self, share: Share, queue: Sequence[Waiting], now: Instant) -> dict[str, Reject]:
         """Who gives way, of what a serial owner holds and of what waits for it: not all can be in time."""
-        if share.pace is None:
-            return {}
-        per_token = float(share.pace.per_prompt_token)
         said: dict[str, Reject] = {}
         for model in dict.fromkeys(one.request.model for one in queue):
+            if (pace := share.pace_of(model)) is None:
+                continue
+            per_token = float(pace.per_prompt_token)
             held = [turn_of(request, tokens) for request, tokens in share.calls if request.model == model]
             # Who is late inside stands behind all others, and is nobody's loss.
             turns = [turn for turn in held if turn is not None and turn.ends_in_time(now, per_token)]
@@ -98,7 +98,7 @@ class Admission:
             ]
             gone = giving_way(turns, now, per_token)
             rest = sum(turn.tokens for turn in turns if turn.name not in gone)
-            wait = retry_after(scaled(share.pace.per_prompt_token, rest))
+            wait = retry_after(scaled(pace.per_prompt_token, rest))
             # In their order: each is told to come back later than the one before.
             names = [turn.name for turn in sorted(turns) if turn.name in gone]
             said |= dict.fromkeys(names, Reject(Reason.SLO_UNATTAINABLE, wait))
@@ -220,7 +220,8 @@ class Admission:
         return Defer(until, why)
 
     def _is_late_after(self, wait: Duration | None, share: Share, waiting: Waiting, now: Instant) -> bool:
-        latest = latest_start(waiting.request, waiting.footprint, share.pace)
+        pace = share.pace_of(waiting.request.model)
+        latest = latest_start(waiting.request, waiting.footprint, pace)
         if latest is None:
             return False
         left = between(now, latest)
@@ -288,8 +289,8 @@ def predicted_wait(share: Share, look: LookAhead, waiting: Waiting, *, ahead: fl
         part = min(1.0, max(0.0, short / max(1, share.held)))
         if share.free_slots <= 0 and held:
             part = max(part, 1 / held)
-        done = part * float(share.leases.steps.sum())
-        before = tokens_before(share, waiting.request)
+        done = part * share.held_steps()
+        before = tokens_before(share, waiting.request) * share.slowness(waiting.request.model)
         return scaled(pace.per_prompt_token, max(done, before) + ahead)
     memory = look.steps_until_free(waiting.footprint.base, share.ceiling)
     slot = float(look.steps[0]) if share.free_slots <= 0 and held else 0.0

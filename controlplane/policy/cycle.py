@@ -62,7 +62,7 @@ def _decide_owner(share: Share, queue: Queue, now: Instant, admission: Admission
         at = bisect_left(left, one.rank, key=_by_rank)
         if at == len(left) or left[at] is not one:
             continue
-        ahead = sum([w.work for w in left[:at]]) - sum([w.work for w in late if w.rank < one.rank])
+        ahead = share.work(left[:at]) - share.work([w for w in late if w.rank < one.rank])
         if share.inside is not None:
             ahead += share.inside(one)
         is_new = one.until is not None and one.until > now

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from backends import device
@@ -184,7 +185,7 @@ class Service:
         for generator in self._generators.values():
             generator.on_step = self._note_step
         for embedder in self._embedders.values():
-            embedder.on_pass = self._note_pass
+            embedder.on_pass = partial(self._note_pass, embedder.model)
             embedder.batch_limit = self._cede
         self.intake = Intake(
             clock,
@@ -220,10 +221,11 @@ class Service:
             paces = self.dispatcher.paces[Owner.LLM]
             paces.observe_work(work, done.took, is_alone=is_alone, ceded=self._ceded)
 
-    def _note_pass(self, done: EmbeddingPass) -> None:
+    def _note_pass(self, model: str, done: EmbeddingPass) -> None:
         with self.lessons[Subject.PACE]:
             self.metrics.batch_tokens.observe(done.padded_tokens)
-            self.dispatcher.paces[Owner.EMBEDDING].observe_prefill(done.tokens, done.elapsed)
+            paces = self.dispatcher.paces[Owner.EMBEDDING]
+            paces.observe_prefill(done.tokens, done.elapsed, model=model)
 
     def _fixed_shares(self) -> Mapping[Owner, int]:
         kv_bytes = sum(generator.kv_bytes for generator in self._generators.values())

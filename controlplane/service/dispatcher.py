@@ -249,7 +249,7 @@ class Dispatcher:
 
     def _enter(self, ticket: Ticket) -> None:
         request, footprint = ticket.request, ticket.footprint
-        pace = self.paces[request.kind.owner].pace
+        pace = self.paces[request.kind.owner].pace_of(request.model)
         admission = self._policies.admission
         was_accepted = ticket.phase is Phase.PREEMPTED
         until = None if was_accepted else wait_bound(request, footprint, pace, admission.options)

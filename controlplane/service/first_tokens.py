@@ -41,7 +41,7 @@ class FirstTokens:
     def started(self, ticket: Ticket, wait: Duration, now: Instant) -> None:
         """The ticket, which has its lease, goes to the engine, which makes it wait so long if it orders."""
         request = ticket.request
-        pace = self._paces[request.kind.owner].pace
+        pace = self._paces[request.kind.owner].pace_of(request.model)
         if pace is None:
             return
         if request.kind is Kind.EMBED:

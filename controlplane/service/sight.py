@@ -7,7 +7,7 @@ from controlplane.core.clock import Duration, Instant
 from controlplane.core.memory import MemoryLedger
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Owner, Phase
-from controlplane.core.view import PoolView, Queue, Reserve, Running, Share
+from controlplane.core.view import Pace, PoolView, Queue, Reserve, Running, Share
 from controlplane.service.in_turn import calls_inside
 from controlplane.service.inside import Inside
 from controlplane.service.tempo import tempo_of
@@ -50,10 +50,15 @@ class Sight:
     def alone(self, ticket: Ticket) -> Duration | None:
         """How long its owner would be busy with it; None before anything was observed."""
         owner = ticket.request.kind.owner
-        pace, ceiling = self.paces[owner].pace, self.ledger.ceiling(owner)
+        pace, ceiling = self.paces[owner].pace_of(ticket.request.model), self.ledger.ceiling(owner)
         if pace is None:
             return None
         return alone(ticket.request, ticket.footprint, pace, ceiling, self._slots(owner))
+
+    def _embedding_paces(self) -> Mapping[str, Pace | None]:
+        """Of one model alone it is the owner's."""
+        pace = self.paces[Owner.EMBEDDING]
+        return {model: pace.pace_of(model) for model in self.embedders} if len(self.embedders) > 1 else {}
 
     def _slots(self, owner: Owner) -> int:
         backends: Collection[Generator | Embedder]
@@ -79,6 +84,7 @@ class Sight:
         if owner is Owner.EMBEDDING:
             return replace(
                 share,
+                paces=self._embedding_paces(),
                 calls=tuple(calls_inside(self.tickets.values(), self.embedders)),
                 is_beside_others=len(ledger.table(Owner.LLM)) > 0,
             )
