@@ -88,7 +88,7 @@ class Sight:
                 calls=tuple(calls_inside(self.tickets.values(), self.embedders)),
                 is_beside_others=len(ledger.table(Owner.LLM)) > 0,
             )
-        share = replace(share, tempo=tempo_of(self.tickets.values(), ledger, self.paces[owner], now))
+        share = replace(share, tempo=tempo_of(self.tickets.values(), share, self.paces[owner], now))
         if self.inside is not None:
             return replace(share, preemptible=tuple, inside=self.inside.work_before)
         return share

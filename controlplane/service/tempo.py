@@ -9,40 +9,42 @@ from collections.abc import Iterable
 import numpy as np
 
 from controlplane.core.clock import Duration, Instant
-from controlplane.core.memory import MemoryLedger
-from controlplane.core.request import Kind, Owner
-from controlplane.core.view import Tempo
+from controlplane.core.request import Kind
+from controlplane.core.view import Share, Tempo
 from controlplane.service.ticket import Ticket
 from predictors.step_time import StepReports, StepWork
 
 
-def tempo_of(
-    tickets: Iterable[Ticket], ledger: MemoryLedger, paces: StepReports, now: Instant
-) -> Tempo | None:
-    """None until enough steps were reported: what is only thought of an engine holds nobody back."""
+def tempo_of(tickets: Iterable[Ticket], share: Share, paces: StepReports, now: Instant) -> Tempo | None:
+    """Of an LLM's share. None until enough steps were reported: what is only thought of an engine holds
+    nobody back."""
     if not paces.reports_steps:
         return None
     sequences = cells = unread = 0
-    room = ledger.ceiling(Owner.LLM) - ledger.held(Owner.LLM)
-    left: list[int] = []
-    tokens: list[int] = []
+    room = share.ceiling - share.held
+    left: list[float] = []
+    tokens: list[float] = []
     promised: list[Duration] = []
+    leases = share.leases
+    # For each cycle: to ask the ledger of one lease after the other takes five times as long.
+    columns = zip(leases.base.tolist(), leases.steps.tolist(), strict=True)
+    standing = dict(zip(leases.ids, columns, strict=True))
     for ticket in tickets:
-        request, seen = ticket.request, ticket.timeline
-        if ticket.lease is None or request.kind is not Kind.GENERATE:
+        if ticket.lease is None or (request := ticket.request).kind is not Kind.GENERATE:
             continue
-        held, to_go = ledger.standing(ticket.lease)
+        held, to_go = standing[request.id]
         if not held:
             room -= ticket.footprint.base
             if room < 0:
                 continue
+        done, first = ticket.timeline.output_tokens, ticket.timeline.first_token
         sequences += request.sequences
-        cells += request.sequences * (request.prompt_tokens + seen.output_tokens)
-        slack = ticket.slack(now) if seen.first_token is not None else Duration(0)
-        if seen.first_token is None:
+        cells += request.sequences * (request.prompt_tokens + done)
+        if first is None:
             unread += request.prompt_tokens
-        if (tpot := request.slo.tpot) is not None and slack is not None:
-            left.append(slack + tpot * (to_go - 1))
+        if (tpot := request.slo.tpot) is not None:
+            # `Ticket.slack`, and as much for each token to come but the next; 0 before the first.
+            left.append(tpot * (done + to_go - 1) + (0 if first is None else first - now))
             tokens.append(to_go)
             promised.append(tpot)
     steps = paces.steps
