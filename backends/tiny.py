@@ -124,24 +124,38 @@ def cache_folder() -> Path:
 
 
 def ensure_tiny_model(name: str = "tiny-llama") -> Path:
-    """Path of the finished model folder. Raises ValueError for an unknown name."""
+    """Path of the finished model folder. Raises ValueError for an unknown name, OSError where it cannot be
+    written."""
     if name not in MODELS:
         known = ", ".join(PREFIX + known for known in sorted(MODELS))
         raise ValueError(f"model {PREFIX}{name}: no such bundled model; known are {known}")
     final = cache_folder() / f"{name}-{RECIPE}"
     if final.is_dir():
         return final
+    # What writes the weights has an error of its own for a full disk.
+    from safetensors import SafetensorError
+
+    try:
+        _put(MODELS[name], final)
+    except (OSError, SafetensorError) as error:
+        raise OSError(
+            f"{PREFIX}{name} is built in {final.parent}, and that failed: {error}; make room there, or name "
+            "another folder in TANDEM_CACHE"
+        ) from error
+    return final
+
+
+def _put(make_config: Callable[[int, int, int], Any], final: Path) -> None:
     final.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{name}-") as scratch:
+    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}-") as scratch:
         built = Path(scratch) / "model"
-        _build(MODELS[name], built)
+        _build(make_config, built)
         try:
             built.rename(final)
         except OSError:
             # Another process finished first: its folder holds the same bytes.
             if not final.is_dir():
                 raise
-    return final
 
 
 def _build(make_config: Callable[[int, int, int], Any], folder: Path) -> None:

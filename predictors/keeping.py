@@ -39,16 +39,31 @@ class Kept:
     standing: Mapping[str, Any] | None = None
 
 
+def require_place(path: Path) -> None:
+    """Raises OSError where nothing could be kept."""
+    partial = _partial(path)
+    partial.open("wb").close()
+    partial.unlink()
+
+
 def save(path: Path, kept: Kept) -> None:
-    """Raises OSError."""
+    """Raises OSError; then nothing is left of it, and what was there before stays."""
     arrays: dict[str, Any] = {f"table.{f.name}": getattr(kept.table, f.name) for f in fields(Table)}
     if kept.model is not None:
         arrays |= {f"model.{name}": array for name, array in kept.model.arrays().items()}
     arrays["standing"] = np.frombuffer(json.dumps(kept.standing).encode(), np.uint8)
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        np.savez_compressed(file, version=np.array(VERSION), **arrays)
-    partial.replace(path)
+    partial = _partial(path)
+    try:
+        with partial.open("wb") as file:
+            np.savez_compressed(file, version=np.array(VERSION), **arrays)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial")
 
 
 def read(path: Path) -> Kept:

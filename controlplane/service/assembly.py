@@ -31,7 +31,7 @@ from controlplane.service.ending import Stage, stop_all
 from controlplane.service.engine_orders import EngineRules
 from controlplane.service.engines import embedders_of, generators_of
 from controlplane.service.intake import Intake
-from controlplane.service.learning import Learning, calibration_gauges, lengths_of
+from controlplane.service.learning import Learning, calibration_gauges, lengths_of, require_place
 from controlplane.service.lessons import Lengths, Lessons, Subject
 from controlplane.service.memory_monitor import MemoryMonitor
 from controlplane.service.model_facts import facts_of
@@ -61,6 +61,7 @@ def plan_of(config: Config) -> MemoryPlan:
 
 def assemble(config: Config) -> "Service":
     """The service of a configuration, not started. Raises ConfigError."""
+    require_place(config)
     plan = plan_of(config)
     return Service(
         config,

@@ -12,9 +12,10 @@ from pathlib import Path
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from prometheus_client import Gauge
 
-from controlplane.config import Config
+from controlplane.config import Config, ConfigError
 from controlplane.core.ports import LengthPredictor
 from controlplane.metrics import Metrics
+from predictors import keeping
 from predictors.keeping import Kept, read_or_set_aside, save
 from predictors.learned import LearnedLengths
 from predictors.length_model import ENOUGH
@@ -52,6 +53,20 @@ def calibration_gauges(lengths: LengthPredictor, metrics: Metrics) -> Mapping[Ga
     if isinstance(lengths, LearnedLengths):
         found[metrics.widened] = {n: float(is_out) for n, is_out in lengths.out_of_coverage().items()}
     return found
+
+
+def require_place(config: Config) -> None:
+    """Before engines are loaded, which takes minutes. Raises ConfigError."""
+    file = config.predictors.file
+    if config.admission.lengths != "learned" or file is None:
+        return
+    try:
+        keeping.require_place(file)
+    except OSError as error:
+        raise ConfigError(
+            f"predictors.file={file}: {error.strerror}; name a file in a folder that is there and can be "
+            "written to, or leave it out"
+        ) from None
 
 
 class Learning:

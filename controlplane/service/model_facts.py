@@ -17,7 +17,7 @@ def facts_of(name: str) -> ModelFacts:
     """Raises ConfigError naming what is missing."""
     try:
         path = Path(bundled.resolve(name) if name == bundled.MINILM else tiny.resolve(name))
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         raise ConfigError(f"models: {error}") from error
     return _in_folder(path) if path.is_dir() else _on_hub(name)
 

@@ -109,3 +109,10 @@ def test_resolve_builds_ours_and_passes_others():
     assert tiny.resolve("Qwen/Qwen2.5-7B-Instruct") == "Qwen/Qwen2.5-7B-Instruct"
     with pytest.raises(ValueError, match=r"tandem/tiny-gpt.*known are tandem/tiny-llama, .*tandem/tiny-opt"):
         tiny.resolve("tandem/tiny-gpt")
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OSError, match=r"is built in .*/file, and that failed: .*TANDEM_CACHE"):
+        tiny.ensure_tiny_model()

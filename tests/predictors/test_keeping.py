@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import sys
 from dataclasses import replace
 from random import Random
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from predictors.examples import Asked
-from predictors.keeping import Kept, read, read_or_set_aside, save
+from predictors.keeping import Kept, read, read_or_set_aside, require_place, save
 from predictors.learned import LearnedLengths
 from predictors.training import trained_elsewhere
 
@@ -112,3 +113,25 @@ def test_whichever_byte_is_wrong_the_file_is_no_saved_predictor(tmp_path, learne
             failed += 1
     # Some bytes, as of times, say nothing.
     assert failed > 100
+
+
+def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path, learned):
+    path = tmp_path / "lengths.npz"
+    save(path, Kept(learned.examples.table()))
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            save(path, Kept(learned.examples.table(), learned.model))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_whether_it_can_be_kept_is_known_beforehand(tmp_path):
+    require_place(tmp_path / "lengths.npz")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        require_place(tmp_path / "nowhere" / "lengths.npz")

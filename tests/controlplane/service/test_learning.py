@@ -6,10 +6,11 @@ from random import Random
 
 import pytest
 
+from controlplane.config import ConfigError, parse
 from controlplane.core.clock import Instant
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.learning import Learning
+from controlplane.service.learning import Learning, require_place
 from predictors.features import gist_of
 from predictors.learned import LearnedLengths
 
@@ -109,3 +110,14 @@ async def test_a_corrupt_file_does_not_stop_the_start(tmp_path, content):
     await learning.stop()
     assert file.with_name("lengths.npz.corrupt").read_bytes() == content
     assert file.stat().st_size > len(content)
+
+
+def test_a_place_where_nothing_can_be_kept_stops_the_start(tmp_path):
+    def config(**admission):
+        predictors = {"file": str(tmp_path / "nowhere" / "lengths.npz")}
+        models = {"chat": {"model": "m"}}
+        return parse({"models": models, "predictors": predictors, "admission": admission})
+
+    with pytest.raises(ConfigError, match=r"predictors\.file=.*lengths\.npz: No such file.*name a file in"):
+        require_place(config())
+    require_place(config(lengths="history"))
