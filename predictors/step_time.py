@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from controlplane.core.clock import Duration
+from controlplane.core.clock import NO_TIME, Duration
 from controlplane.core.ports import Embedder, StepCost
 from controlplane.core.request import Owner
 from controlplane.core.view import Pace
@@ -151,19 +151,26 @@ class StepReports:
         return _duration(self.steps.quantile(self._decode_work, level) * self._stretch)
 
     def observe_work(
-        self, work: StepWork, took: Duration, *, is_alone: bool = True, ceded: Duration | None = None
+        self,
+        work: StepWork,
+        took: Duration,
+        *,
+        waited: Duration = NO_TIME,
+        is_alone: bool = True,
+        ceded: Duration | None = None,
     ) -> None:
-        """A whole step as the engine reports it; not `is_alone` if embeddings were computed meanwhile, which
-        were to make it no more than `ceded` longer."""
+        """A whole step as the engine reports it, of which it `waited` on purpose; not `is_alone` if
+        embeddings were computed meanwhile, which were to make it no more than `ceded` longer."""
+        busy = Duration(max(0, took - waited))
         self._decode_work = StepWork(0, work.decodes, work.cells)
-        self._wholes.append(took)
+        self._wholes.append(busy)
         if is_alone:
-            self.steps.observe(work, took / 1e9)
+            self.steps.observe(work, busy / 1e9)
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))
         lost = work.prefill_tokens * self.steps.per_prompt_token
         if not is_alone and ceded is not None:
-            lost += max(0.0, (took - ceded) / 1e9 - self.steps.predict(work))
-        self._lose(min(took / 1e9, lost), took / 1e9)
+            lost += max(0.0, (busy - ceded) / 1e9 - self.steps.predict(work))
+        self._lose(min(busy / 1e9, lost), busy / 1e9)
         self._stretch += (_clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
 
     def _lose(self, lost: float, took: float) -> None:

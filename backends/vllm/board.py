@@ -26,7 +26,7 @@ import numpy.typing as npt
 ENVIRONMENT = "TANDEM_BOARD"
 
 _HEAD = struct.Struct("<IQ")  # checksum over all that follows it, sequence
-_FACTS = struct.Struct("<qQQQIIIIIIIQI")
+_FACTS = struct.Struct("<qQQQIIIIIIIQQI")
 _ROWS = 4_096
 _COLUMNS = (np.uint64, np.uint32, np.uint32)
 _ROW_SIZE = 16
@@ -46,7 +46,8 @@ Row = tuple[int, int, int]
 class EngineFacts:
     """As of `at_ns` on the host's monotonic clock; memory in blocks. `ceded` is what nobody in the engine
     holds or still writes: only that may be lent to others. A step takes `step_ns` now, and
-    `prompt_token_ns` more for each prompt token in it; 0 is unknown."""
+    `prompt_token_ns` more for each prompt token in it; 0 is unknown. `waited_ns` were left to others on
+    purpose since the start."""
 
     at_ns: int
     step: int
@@ -60,6 +61,7 @@ class EngineFacts:
     waiting: int
     preemptions: int
     recompute_tokens: int
+    waited_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class Board:
         packed = _FACTS.pack(
             facts.at_ns, facts.step, facts.step_ns, facts.prompt_token_ns,
             facts.total, facts.quota, facts.used, facts.ceded,
-            facts.running, facts.waiting, facts.preemptions, facts.recompute_tokens, count,
+            facts.running, facts.waiting, facts.preemptions, facts.recompute_tokens, facts.waited_ns, count,
         )  # fmt: skip
         self._sequence += 1
         columns = zip((keys, tokens, blocks), _COLUMNS, strict=True)

@@ -118,6 +118,10 @@ class Orders:
         self._last = (newest, self._state(reading))
         return self._last[1]
 
+    def waited(self) -> Duration:
+        """On purpose, since the engine's start."""
+        return self.state(is_idle=False).waited
+
     def _state(self, reading: Reading) -> EngineState:
         facts, size = reading.facts, self._block_bytes
         held: dict[str, int] = {}
@@ -132,6 +136,7 @@ class Orders:
             waiting=facts.waiting,
             preemptions=facts.preemptions,
             recompute_tokens=facts.recompute_tokens,
+            waited=Duration(facts.waited_ns),
             quota_bytes=facts.quota * size,
             ceded_bytes=facts.ceded * size,
             held_bytes=held,
@@ -149,6 +154,7 @@ class Orders:
             waiting=0,
             preemptions=facts.preemptions,
             recompute_tokens=facts.recompute_tokens,
+            waited=Duration(facts.waited_ns),
             quota_bytes=facts.quota * size,
             ceded_bytes=ceded * size,
             held_bytes={},

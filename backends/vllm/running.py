@@ -110,6 +110,7 @@ class Engine:
         if options is not None and board is not None:
             size = self.geometry.bytes_per_block
             self.orders = Orders(self._llm, board, options, total=blocks, block_bytes=size)
+            self.reported.waited = self.orders.waited
         try:
             self._tools = ToolReading(tool_parser, self.tokenizer, config.model_config)
         except ValueError:

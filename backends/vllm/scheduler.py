@@ -69,6 +69,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.quota: int = self.balloon.total
         self.preempted = 0
         self.recompute_tokens = 0
+        self.waited_ns = 0
         self.malformed = 0
         self.steps = 0
         self.hook_ns = 0
@@ -100,6 +101,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         was_shared, self._is_shared = self._is_shared, self._board is not None and self._board.is_shared
         waited = self._keep_pace()
+        self.waited_ns += waited
         began = time.perf_counter_ns()
         now = Instant(self.clock())
         self._observe_step(now, waited, is_alone=not (was_shared or self._is_shared))
@@ -315,6 +317,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             waiting=len(self.waiting),
             preemptions=self.preempted,
             recompute_tokens=self.recompute_tokens,
+            waited_ns=self.waited_ns,
         )
 
 

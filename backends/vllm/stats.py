@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from controlplane.core.clock import Duration
+from controlplane.core.clock import NO_TIME, Duration
 from controlplane.core.ports import EngineStep
 
 
@@ -18,7 +18,8 @@ from controlplane.core.ports import EngineStep
 class StatBoard:
     """`kv_usage` is the used share of the KV blocks, which hold `cells` tokens; `preemptions` counts since
     the start. `on_step` hears of each step that came right after another: else the engine may have rested.
-    `on_report` hears of every step that reports anything."""
+    `on_report` hears of every step that reports anything. `waited` says how long the engine has
+    waited on purpose since its start."""
 
     kv_usage: float = 0.0
     running: int = 0
@@ -27,7 +28,9 @@ class StatBoard:
     cells: int = 0
     on_step: Callable[[EngineStep], None] | None = None
     on_report: Callable[[], None] | None = None
+    waited: Callable[[], Duration] = lambda: NO_TIME
     _last_ns: int | None = None
+    _waited: Duration = NO_TIME
 
     def logger(self) -> type[PrometheusStatLogger]:
         """A class as `AsyncLLM(stat_loggers=[...])` wants it."""
@@ -72,9 +75,12 @@ class StatBoard:
     def _note_step(self, scheduler_stats: Any, iteration_stats: Any) -> None:
         """Before this step's figures are taken: `kv_usage` is still what the step read."""
         now, before = time.monotonic_ns(), self._last_ns
+        waited, self._waited = self._waited, self.waited()
         tokens: int = iteration_stats.num_generation_tokens
         self._last_ns = now if scheduler_stats.num_running_reqs else None
         if before is not None and tokens and self.on_step is not None:
             prompts: int = iteration_stats.prompt_token_stats.computed
             cells = round(self.kv_usage * self.cells)
-            self.on_step(EngineStep(prompts, tokens, cells, Duration(now - before)))
+            took = Duration(now - before)
+            paused = Duration(min(took, self._waited - waited))
+            self.on_step(EngineStep(prompts, tokens, cells, took, paused))

@@ -9,6 +9,8 @@ from typing import NewType, Protocol
 Instant = NewType("Instant", int)
 Duration = NewType("Duration", int)
 
+NO_TIME = Duration(0)
+
 _NS_PER_SECOND = 1_000_000_000
 _NS_PER_MILLISECOND = 1_000_000
 

@@ -7,10 +7,8 @@ then dropped by us. Preempt: loses blocks, will resume. Abort: the client left. 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controlplane.core.clock import Duration, Instant
+from controlplane.core.clock import NO_TIME, Duration, Instant
 from controlplane.core.memory import Footprint
-
-_AT_ONCE = Duration(0)
 
 
 class Outcome(StrEnum):
@@ -60,7 +58,7 @@ class Admit:
 
     footprint: Footprint
     victims: tuple[Victim, ...] = ()
-    wait: Duration = _AT_ONCE
+    wait: Duration = NO_TIME
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.core.clock import Duration, Instant
+from controlplane.core.clock import NO_TIME, Duration, Instant
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.request import Request
@@ -103,9 +103,6 @@ class ChatPrompt:
     template_options: Mapping[str, Any] = field(default_factory=dict)
 
 
-_AT_ONCE = Duration(0)
-
-
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What the gate knows of a request when it hands it over. `done` tokens of its answer are part of the
@@ -113,7 +110,7 @@ class Standing:
     back by so much; `rank` tells that already."""
 
     rank: int = 0
-    turn: Duration = _AT_ONCE
+    turn: Duration = NO_TIME
     forecast: LengthForecast | None = None
     done: int = 0
     first_token: Instant | None = None
@@ -129,7 +126,8 @@ class EngineState:
     engine holds or still writes: only they may be lent. `held_bytes` is what each running request
     holds, by id: None from engines that do not say; one that is missing waits inside. `recompute_tokens`
     is what preemption has taken out of the cache since the start, to be computed once more where no
-    prefix cache still has it; None where that is not known."""
+    prefix cache still has it; None where that is not known. `waited` is the time that the engine has left to
+    others on purpose, also since its start."""
 
     used_bytes: int
     total_bytes: int
@@ -141,16 +139,19 @@ class EngineState:
     held_bytes: Mapping[str, int] | None = None
     pace: Pace | None = None
     recompute_tokens: int | None = None
+    waited: Duration = NO_TIME
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """What one step of an LLM engine did, and the time since the step before it."""
+    """What one step of an LLM engine did, and the time since the step before it; `waited` of that it left to
+    others on purpose."""
 
     prefill_tokens: int
     decodes: int
     cells: int
     took: Duration
+    waited: Duration = NO_TIME
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,8 @@ only place where stamps become durations.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controlplane.core.clock import Duration, Instant, between
+from controlplane.core.clock import NO_TIME, Duration, Instant, between
 from controlplane.core.slo import ServiceClass, Slo
-
-_NO_TIME = Duration(0)
 
 
 class Owner(StrEnum):
@@ -97,7 +95,7 @@ class Timeline:
     last_token: Instant | None = None
     finished: Instant | None = None
     output_tokens: int = 0
-    longest_gap: Duration = _NO_TIME
+    longest_gap: Duration = NO_TIME
 
     def stamp_tokens(self, now: Instant, tokens: int) -> None:
         if self.first_token is None:

@@ -69,7 +69,7 @@ class Tempo:
     by the sequences in it and the cells that they read; `unread` prompt tokens are to be computed first,
     each for `per_prompt_token`. Decoding loses `lost_share` of all time to prompts and embeddings, with
     `lost_deviation` a step. Of each answer that was promised a pace: the time `left` to its last token, and
-    the `tokens` until then; `tightest` is the shortest time a token among those promises."""
+    the `tokens` until then, the time `promised` for each, and the `priority` of its class."""
 
     step: Callable[[int, int], float]
     per_prompt_token: float
@@ -80,7 +80,19 @@ class Tempo:
     unread: int
     left: Floats
     tokens: Floats
-    tightest: Duration | None
+    promised: Floats
+    priority: Floats
+
+    @property
+    def tightest(self) -> float | None:
+        """The shortest time a token that somebody was promised."""
+        return float(self.promised.min()) if len(self.promised) else None
+
+    def to_higher(self, priority: int) -> "Tempo":
+        """Only what was promised to classes of a higher priority."""
+        is_higher = self.priority > priority
+        kept = {name: getattr(self, name)[is_higher] for name in ("left", "tokens", "promised", "priority")}
+        return replace(self, **kept)
 
     def until_read(self, request: Request) -> Duration:
         """To its first token: half of the step under way, on average, and one that reads all prompts."""
@@ -101,7 +113,8 @@ class Tempo:
             tempo,
             left=np.append(self.left, float(tpot * tokens)),
             tokens=np.append(self.tokens, float(tokens)),
-            tightest=tpot if self.tightest is None else min(tpot, self.tightest),
+            promised=np.append(self.promised, float(tpot)),
+            priority=np.append(self.priority, float(request.service_class.priority)),
         )
 
 

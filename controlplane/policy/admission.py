@@ -138,8 +138,14 @@ class Admission:
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
 
     def _breaks_pace(self, share: Share, waiting: Waiting) -> bool:
-        tempo = share.tempo if self.options.keeps_pace else None
-        return tempo is not None and not keeps_pace(tempo, waiting)
+        request, tempo = waiting.request, share.tempo if self.options.keeps_pace else None
+        if tempo is None:
+            return False
+        has_to_begin = request.slo.first_token_deadline(request.arrival) is not None
+        if has_to_begin and not request.service_class.sheddable:
+            # It is served in any case, and would lose by waiting what its equals win.
+            tempo = tempo.to_higher(request.service_class.priority)
+        return not keeps_pace(tempo, waiting)
 
     def try_in_time(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | Reason:
         """As `try_admit`; but what would be late before the room that is foreseen takes the room of now."""

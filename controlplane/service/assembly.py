@@ -10,7 +10,7 @@ from backends import device
 from backends.device_memory import DeviceMemory
 from controlplane.config import Config, ConfigError
 from controlplane.config.change import changeable, changed
-from controlplane.core.clock import Clock, Duration
+from controlplane.core.clock import NO_TIME, Clock, Duration
 from controlplane.core.memory import MemoryLedger, Quota
 from controlplane.core.ports import (
     BackendDown,
@@ -116,7 +116,8 @@ class Service:
             self._learning = Learning(
                 self._lengths, every_seconds=section.train_every_ms / 1_000, file=section.file
             )
-        self._ceded: Duration | None = None
+        # Those that yield the CPU do not ask.
+        self._ceded: Duration | None = NO_TIME
         self._is_started = False
 
     async def start(self) -> None:
@@ -220,7 +221,7 @@ class Service:
             work = StepWork(done.prefill_tokens, done.decodes, done.cells)
             is_alone = not any(embedder.is_computing for embedder in self._embedders.values())
             paces = self.dispatcher.paces[Owner.LLM]
-            paces.observe_work(work, done.took, is_alone=is_alone, ceded=self._ceded)
+            paces.observe_work(work, done.took, waited=done.waited, is_alone=is_alone, ceded=self._ceded)
 
     def _note_pass(self, model: str, done: EmbeddingPass) -> None:
         with self.lessons[Subject.PACE]:

@@ -25,6 +25,7 @@ def tempo_of(tickets: Iterable[Ticket], share: Share, paces: StepReports, now: I
     left: list[float] = []
     tokens: list[float] = []
     promised: list[Duration] = []
+    priority: list[int] = []
     leases = share.leases
     # For each cycle: to ask the ledger of one lease after the other takes five times as long.
     columns = zip(leases.base.tolist(), leases.steps.tolist(), strict=True)
@@ -47,6 +48,7 @@ def tempo_of(tickets: Iterable[Ticket], share: Share, paces: StepReports, now: I
             left.append(tpot * (done + to_go - 1) + (0 if first is None else first - now))
             tokens.append(to_go)
             promised.append(tpot)
+            priority.append(request.service_class.priority)
     steps = paces.steps
     return Tempo(
         step=lambda sequences, cells: steps.predict(StepWork(0, sequences, cells)) * 1e9,
@@ -58,5 +60,6 @@ def tempo_of(tickets: Iterable[Ticket], share: Share, paces: StepReports, now: I
         unread=unread,
         left=np.array(left, dtype=np.float64),
         tokens=np.array(tokens, dtype=np.float64),
-        tightest=min(promised, default=None),
+        promised=np.array(promised, dtype=np.float64),
+        priority=np.array(priority, dtype=np.float64),
     )

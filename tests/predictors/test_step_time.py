@@ -270,6 +270,19 @@ def test_the_share_of_prompts_in_all_time_is_followed():
     assert paces.lost_deviation == pytest.approx(0.005, rel=0.05)
 
 
+def test_what_an_engine_waited_on_purpose_is_no_part_of_its_step():
+    paces = ObservedPace(prior=StepCost(step=0.01, decode=0.0, cell=0.0, prompt_token=1e-4))
+    for _ in range(200):
+        paces.observe_work(StepWork(0, 1, 0), milliseconds(10))
+        paces.observe_work(
+            StepWork(0, 1, 0), milliseconds(30), waited=milliseconds(18), is_alone=False, ceded=Duration(0)
+        )
+    assert paces.own_step == pytest.approx(milliseconds(10), rel=0.01)
+    assert paces.lost_share == pytest.approx(2 / 22, rel=0.05)
+    # Who reads the answer waits for it all the same.
+    assert paces.foretold_gap(0.5) == pytest.approx(milliseconds(20), rel=0.1)
+
+
 def test_embeddings_cost_decoding_what_they_take_beyond_what_was_ceded():
     assert paces_after((0, 10, None), (0, 14, 4)).lost_share == pytest.approx(0.0, abs=0.002)
     assert paces_after((0, 10, None), (0, 14, 1)).lost_share == pytest.approx(3 / 24, rel=0.05)

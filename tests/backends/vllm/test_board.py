@@ -22,6 +22,7 @@ def facts(step: int) -> EngineFacts:
         waiting=3,
         preemptions=4,
         recompute_tokens=1 << 33,
+        waited_ns=1 << 34,
     )
 
 

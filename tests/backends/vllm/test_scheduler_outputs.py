@@ -15,7 +15,7 @@ from backends.vllm.client import VllmGenerator
 from backends.vllm.control import METHOD
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.ports import Delta, Refused, Sampling, Standing
+from controlplane.core.ports import Delta, EngineStep, Refused, Sampling, Standing
 from controlplane.core.slo import Slo
 from controlplane.policy.catalogue import ORDERINGS
 from controlplane.policy.engine_options import EngineOptions
@@ -141,15 +141,22 @@ async def test_an_answer_beside_embeddings_takes_of_its_promise_and_loses_no_tok
     prompt, promised = list(range(40, 80)), milliseconds(20)
     request = replace(a_request(prompt, GREEDY), slo=Slo(tpot=promised))
     alone = await answer(generator, prompt)
+    steps: list[EngineStep] = []
+    generator.on_step, before = steps.append, generator.state().waited
     generator.share_device(is_shared=True)
     began = time.monotonic_ns()
     async with aclosing(generator.generate(request, prompt, GREEDY, standing=Standing())) as deltas:
         beside = tokens_of([delta async for delta in deltas])
     took = time.monotonic_ns() - began
     generator.share_device(is_shared=False)
+    generator.on_step = None
     assert beside == alone
     # Nothing is waited for before the first token is known.
     assert took >= (len(beside) - 5) * promised * EngineOptions().decode_pace
+    # What it waited is told apart: the steps alone are no slower than they were.
+    waited = generator.state().waited - before
+    assert 0.3 * took < sum(step.waited for step in steps) <= waited < took
+    assert all(step.waited <= step.took for step in steps)
 
 
 async def test_an_order_that_makes_no_sense_is_refused_and_leaves_the_engine_alive(generator):

@@ -5,7 +5,6 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from controlplane.core.decision import Admit, Defer, Plan, Reason
 from controlplane.core.memory import Footprint, MemoryLedger, Quota
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace, PoolView, Queue, Reserve, Running, Share, Tempo, Waiting
+from controlplane.core.view import Pace, PoolView, Queue, Reserve, Running, Share, Waiting
 from controlplane.policy.admission import Admission, AdmissionOptions, predicted_wait, wait_bound
 from controlplane.policy.catalogue import ADMISSIONS, ORDERINGS, chosen, gate_ordering
 from controlplane.policy.cycle import run_cycle
@@ -324,37 +323,6 @@ def test_a_serial_owner_frees_memory_as_it_works():
     # 4,000 tokens of 0.1 ms hold the pool: a quarter of it is free after a quarter of the work.
     assert [wait_ms(base) for base in (250, 500, 1_000)] == [100, 200, 400]
     assert wait_ms(250, ahead=2_000) == 300
-
-
-def one_more_at_a_time(width: int) -> Tempo:
-    """So many run, and one more keeps the promise of 20 ms a token that somebody has."""
-    none = np.zeros(0)
-    return Tempo(
-        step=lambda sequences, cells: 20e6 if sequences <= width + 1 else 21e6,
-        per_prompt_token=0.0, lost_share=0.0, lost_deviation=0.0, sequences=width, cells=0, unread=0,
-        left=none, tokens=none, tightest=milliseconds(20),
-    )  # fmt: skip
-
-
-def test_who_would_break_the_pace_of_others_waits_and_takes_nobodys_place():
-    share = replace(share_of([Footprint(10, steps=400)]), tempo=one_more_at_a_time(1))
-    wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
-    plan = run_cycle(view_of(share, [wish, wish]), NOW, admission())
-    assert [(name, admit.victims) for name, admit in plan.dispatches] == [("w0", ())]
-    assert [(name, defer.reason) for name, defer in plan.deferrals] == [("w1", Reason.NO_PACE)]
-    careless = replace(admission(), options=replace(OPTIONS, keeps_pace=False))
-    assert len(run_cycle(view_of(share, [wish, wish]), NOW, careless).dispatches) == 2
-
-
-def test_an_engine_that_orders_gets_no_more_than_keep_their_pace():
-    ordering = replace(share_of([Footprint(10, steps=400)]), inside=lambda waiting: 0.0)
-    share = replace(ordering, tempo=one_more_at_a_time(1))
-    wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
-    plan = run_cycle(view_of(share, [wish, wish]), NOW, admission())
-    assert [name for name, _ in plan.dispatches] == ["w0"]
-    assert [(name, defer.reason) for name, defer in plan.deferrals] == [("w1", Reason.NO_PACE)]
-    # Memory is the engine's business.
-    assert len(run_cycle(view_of(ordering, [wish, wish]), NOW, admission()).dispatches) == 2
 
 
 def test_who_can_still_be_in_time_goes_before_who_cannot():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.clock import Duration, Instant, milliseconds, seconds
+from controlplane.core.clock import Instant, milliseconds, seconds
 from controlplane.core.memory import Footprint
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
@@ -36,7 +36,8 @@ def running(*answers: tuple[float, int], tpot_ms: float | None = 20, sequences: 
         unread=0,
         left=np.array([left * 1e6 for left, _ in answers]),
         tokens=np.array([float(tokens) for _, tokens in answers]),
-        tightest=None if tpot_ms is None else milliseconds(tpot_ms),
+        promised=np.full(len(answers), np.inf if tpot_ms is None else tpot_ms * 1e6),
+        priority=np.zeros(len(answers)),
     )
 
 
@@ -109,6 +110,13 @@ def test_more_time_left_keeps_nobody_out(
         assert keeps_pace(running(*richer), one)
 
 
+def test_of_what_was_promised_only_that_to_higher_classes_can_be_asked() -> None:
+    tempo = replace(running((125, 10), (200, 10)), priority=np.array([2.0, 1.0]))
+    assert not keeps_pace(tempo.to_higher(1), newcomer(None))
+    assert keeps_pace(tempo.to_higher(2), newcomer(None))
+    assert tempo.to_higher(1).left.tolist() == [125e6]
+
+
 def test_the_next_of_a_round_finds_the_one_before() -> None:
     """With the newcomers of one round counted, no round lets in more than fit together."""
     tempo, count = running(tpot_ms=None, sequences=0), 0
@@ -116,4 +124,4 @@ def test_the_next_of_a_round_finds_the_one_before() -> None:
         tempo, count = tempo.with_one(one.request, one.footprint.steps), count + 1
     assert count == 10
     assert tempo.left.tolist() == [200e6] * 10
-    assert tempo.tightest == Duration(seconds(1) // 50)
+    assert tempo.tightest == seconds(1) // 50
