@@ -11,7 +11,7 @@ told, and the runs: the 99th percentile of a few hundred chats is a matter of lu
 session, as if started from one shell, and where the system lets us before whatever else the machine does,
 the client first: it stands for other machines.
 
-    python -m benchmark_control_plane.collocation [--rates 5 15] [--runs 3] [--slices 4] > RESULT.json
+    python -m benchmark_control_plane.collocation [--rates 5 15] [--chat-words 40] [--runs 3] > RESULT.json
 """
 
 import argparse
@@ -47,12 +47,14 @@ from benchmark_control_plane.servers import (
 )
 
 EMBEDDING_MODEL = "tandem/minilm"
+CHAT_WORDS = 40
 OUTPUT_TOKENS = 64
 PASSAGES = 32
 PASSAGE_WORDS = 200
 BURST_SECONDS = 1.5
 DEADLINE_FACTOR = 3.0
-_CHAT_WORDS = 40
+# Slices of a run before which the same chats are played without the bursts: a 99th percentile asks for many.
+_ALONE = 2
 _CLIENT_NICE, _SESSION_NICE = -10, -20
 # Open-loop: nobody is to wait for a place.
 _MOST_AT_ONCE = 1_024
@@ -74,6 +76,14 @@ class Seen:
     bursts: list[float | None] = field(default_factory=list)
     chat_failed: int = 0
     burst_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Chats:
+    """Arriving open-loop, each with a prompt of so many words."""
+
+    per_second: float
+    words: int
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--slices", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=14.0)
+    parser.add_argument("--chat-words", type=int, default=CHAT_WORDS)
     parser.add_argument("--naive-threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     stop_as_interrupted()
@@ -107,47 +118,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.setpriority(os.PRIO_PROCESS, 0, _CLIENT_NICE)
         raise_session(os.getpid(), _SESSION_NICE)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(measure(stacks, options.rates, options.runs, options.slices, options.seconds))
+            chats = [Chats(rate, options.chat_words) for rate in options.rates]
+            report = runner.run(measure(stacks, chats, options.runs, options.slices, options.seconds))
     json.dump(report, sys.stdout, indent=2)
     print()
     return 0
 
 
 async def measure(
-    stacks: Sequence[Stack], rates: Sequence[float], runs: int, slices: int, seconds: float
+    stacks: Sequence[Stack], loads: Sequence[Chats], runs: int, slices: int, seconds: float
 ) -> dict[str, object]:
     alone = {stack.name: await _unloaded(stack) for stack in stacks}
     deadline = DEADLINE_FACTOR * min(alone.values())
     report: dict[str, object] = {
         "workload": {
-            "output_tokens": OUTPUT_TOKENS, "passages": PASSAGES, "passage_words": PASSAGE_WORDS,
+            "chat_words": loads[0].words, "output_tokens": OUTPUT_TOKENS,
+            "passages": PASSAGES, "passage_words": PASSAGE_WORDS,
             "burst_interval_s": BURST_SECONDS, "runs": runs, "slices": slices, "slice_s": seconds,
         },
         "unloaded_burst_s": alone,
         "burst_deadline_s": deadline,
     }  # fmt: skip
-    for rate in rates:
+    for chats in loads:
         found = []
         for number in range(runs):
             turns = range(number * slices, (number + 1) * slices)
-            found.append(await _run(stacks, rate, turns, seconds, deadline))
+            found.append(await _run(stacks, chats, turns, seconds, deadline))
             print(json.dumps(found[-1], indent=1), file=sys.stderr)
-        report[f"chat_{rate:g}_per_s"] = {**_medians(found), "runs": found}
+        report[f"chat_{chats.per_second:g}_per_s"] = {**_medians(found), "runs": found}
     return report
 
 
 async def _run(
-    stacks: Sequence[Stack], rate: float, turns: range, seconds: float, deadline: float
+    stacks: Sequence[Stack], chats: Chats, turns: range, seconds: float, deadline: float
 ) -> dict[str, Any]:
     before = look()
     seen = {stack.name: Seen() for stack in stacks}
     alone = {stack.name: Seen() for stack in stacks}
     promised: dict[str, float] = {}
-    play = partial(_slice, rate=rate, deadline=deadline)
+    play = partial(_slice, chats=chats, deadline=deadline)
     for turn, seed in enumerate(turns):
         for stack in stacks if turn % 2 == 0 else stacks[::-1]:
-            if turn == 0:
-                await play(stack, alone[stack.name], {}, seconds=seconds / 2, seed=seed, bursts=False)
+            if turn < _ALONE:
+                await play(stack, alone[stack.name], {}, seconds=seconds, seed=seed, bursts=False)
             await play(stack, seen[stack.name], promised, seconds=seconds, seed=seed, bursts=True)
             promised = promised or _a_third_of(seen[stack.name])
     found = {name: _figures(one, deadline) for name, one in seen.items()}
@@ -175,7 +188,7 @@ async def _unloaded(stack: Stack) -> float:
     rng, seen = random.Random(1), Seen()
     async with stack.connected() as (chat, embeddings):
         for _ in range(8):
-            await _chat(chat, passage(rng, _CHAT_WORDS), seen, {}, seed=0)
+            await _chat(chat, passage(rng, CHAT_WORDS), seen, {}, seed=0)
         for _ in range(4):
             await _burst(embeddings, rng, seen, deadline=60.0)
     if None in seen.bursts or seen.chat_failed:
@@ -195,7 +208,7 @@ async def _slice(
     seen: Seen,
     promised: Mapping[str, float],
     *,
-    rate: float,
+    chats: Chats,
     seconds: float,
     deadline: float,
     seed: int,
@@ -211,12 +224,12 @@ async def _slice(
             await work
 
         async with asyncio.TaskGroup() as group:
-            moment, number = rng.expovariate(rate), 0
+            moment, number = rng.expovariate(chats.per_second), 0
             while moment < seconds:
                 number += 1
-                asked = passage(rng, _CHAT_WORDS)
+                asked = passage(rng, chats.words)
                 group.create_task(at(moment, _chat(chat, asked, seen, promised, number)))
-                moment += rng.expovariate(rate)
+                moment += rng.expovariate(chats.per_second)
             for number in range(int(seconds / BURST_SECONDS) if bursts else 0):
                 group.create_task(at(number * BURST_SECONDS, _burst(embeddings, rng, seen, deadline)))
     seen.burst_seconds += loop.time() - start
