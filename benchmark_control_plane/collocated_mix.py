@@ -31,7 +31,7 @@ import numpy as np
 from backends.batch_time import BatchTime, StepLoad, embedding_table, in_turn, read_grid
 from backends.roofline import H100_SXM, figures, roofline
 from benchmark_control_plane.collocated_summary import draw, summary
-from benchmark_control_plane.inputs import BadInput, data_folder, exit_code
+from benchmark_control_plane.inputs import BadInput, add_data, data_folder, exit_code
 from benchmark_control_plane.kept import add_results, keep
 from benchmark_control_plane.simulation import Ask, Course, Embed, Machine, Offered, divided, simulate
 from controlplane.core.geometry import kv_geometry
@@ -319,7 +319,7 @@ def _line(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of public data; default TANDEM_DATA")
+    add_data(parser)
     parser.add_argument("--mix", choices=MIXES)
     parser.add_argument("--pattern", choices=PATTERNS)
     parser.add_argument("--load", type=float, choices=LOADS)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmark_control_plane.inputs import data_folder, exit_code
+from benchmark_control_plane.inputs import add_data, data_folder, exit_code
 from benchmark_control_plane.judge.traces import NAMED, read_trace
 from benchmark_control_plane.kept import add_results, keep
 from controlplane.core.memory import Floats
@@ -225,7 +225,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of public data; default TANDEM_DATA")
+    add_data(parser)
     add_results(parser)
     options = parser.parse_args(arguments)
 

@@ -25,9 +25,10 @@ from typing import Any
 from backends.vllm.stepped import Setup, SteppedEngine
 from benchmark_control_plane.engine_bounds import fluid_bound, with_hindsight
 from benchmark_control_plane.engine_play import Contender, Outcome, Window, play
+from benchmark_control_plane.inputs import add_data, exit_status, stated_data
 from benchmark_control_plane.judge.results import environment
 from benchmark_control_plane.kept import add_results, keep, kept_before
-from benchmark_control_plane.offered import Dataset, Offer, Prediction, Promise, dataset, poisson
+from benchmark_control_plane.offered import DATASETS, Dataset, Offer, Prediction, Promise, dataset, poisson
 
 TARGETS = (0.9, 0.6)
 METRICS = ("strict", "published")
@@ -136,6 +137,11 @@ def study(
         "rates": rates,
         "points": [asdict(seen[rate]) for rate in sorted(seen)],
     }
+
+
+def with_study(studies: Sequence[Mapping[str, Any]], new: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """In the order of their keys, whichever was run last; one that was there gives way."""
+    return sorted([*(one for one in studies if _key(one) != _key(new)), new], key=_key)
 
 
 def starts_like(
@@ -287,8 +293,8 @@ def publish(saved: Mapping[str, Any], results: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.engine_frontier", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--datasets", nargs="+", default=["sharegpt"])
+    add_data(parser)
+    parser.add_argument("--datasets", nargs="+", default=["sharegpt"], choices=list(DATASETS))
     parser.add_argument("--policies", nargs="+", default=list(CONTENDERS), choices=[*CONTENDERS, HINDSIGHT])
     parser.add_argument("--predictions", nargs="+", default=["oracle"], choices=list(PREDICTIONS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
@@ -298,7 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_results(parser)
     options = parser.parse_args(arguments)
 
-    setup = Setup()
+    setup, folder = Setup(), stated_data(options.data)
+    chosen = [dataset(name, folder, setup.max_model_tokens) for name in options.datasets]
     engine = SteppedEngine(setup)
     # What vLLM has loaded stays; looking through it again and again takes time.
     gc.collect()
@@ -307,22 +314,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hindsight = partial(with_hindsight, setup)
     commit = environment()["commit"]
     saved = {"studies": []} | kept_before(options.results)
-    for name in options.datasets:
-        data = dataset(name, options.data, setup.max_model_tokens)
+    for data in chosen:
         bounds = {f"{t:.0%}": fluid_bound(data.lengths, setup, t) for t in (1.0, *TARGETS)}
-        saved.setdefault("fluid_bounds", {})[name] = bounds
-        print(f"{name}: fluid bound {bounds}", flush=True)
+        saved.setdefault("fluid_bounds", {})[data.name] = bounds
+        print(f"{data.name}: fluid bound {bounds}", flush=True)
         for prediction in options.predictions:
             for seed in options.seeds:
                 for policy in options.policies:
-                    print(f"{name}, {prediction}, seed {seed}, {policy}", flush=True)
+                    print(f"{data.name}, {prediction}, seed {seed}, {policy}", flush=True)
                     run = partial(play, engine, CONTENDERS[policy]) if policy in CONTENDERS else hindsight
-                    key = (name, policy, prediction, seed)
+                    key = (data.name, policy, prediction, seed)
                     starts = starts_like(saved["studies"], saved["fluid_bounds"], key, options.start)
                     one = study(run, data, policy, prediction, seed, window, starts)
-                    kept = [s for s in saved["studies"] if _key(s) != key]
-                    new = {**one, "commit": commit}
-                    saved = {**saved, "setup": asdict(setup), "studies": [*kept, new]}
+                    studies = with_study(saved["studies"], {**one, "commit": commit})
+                    saved = {**saved, "setup": asdict(setup), "studies": studies}
                     if options.results is not None:
                         publish(saved, options.results)
     print(table(saved["studies"], saved["fluid_bounds"]))
@@ -336,4 +341,4 @@ def _key(one: Mapping[str, Any]) -> tuple[str, str, str, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -14,13 +14,13 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from backends.roofline import A100_40GB, Device
 from backends.vllm.stepped import GEOMETRIES, HiddenStates, Setup, SteppedEngine
 from benchmark_control_plane.engine_play import Contender, Window, play
+from benchmark_control_plane.inputs import add_data, exit_status, stated_data
 from benchmark_control_plane.kept import add_results, keep_or_print
 from benchmark_control_plane.offered import Dataset, Prediction, dataset, poisson
 
@@ -103,20 +103,21 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.hybrid_attainment", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    add_data(parser)
     parser.add_argument("--orders", nargs="+", default=["apt"], choices=ORDERS)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     add_results(parser)
     options = parser.parse_args(arguments)
     setup = Setup(hidden=True)
+    folder = stated_data(options.data)
+    known = {name: dataset(name, folder, setup.max_model_tokens) for name, _, _ in PUBLISHED}
     engine = SteppedEngine(setup)
     runs: list[dict[str, Any]] = []
     for order in options.orders:
         for seed in options.seeds:
             for name, rate, variation in PUBLISHED:
-                data = dataset(name, options.data, setup.max_model_tokens)
-                runs.append(study(engine, data, rate, variation, order, options.requests, seed))
+                runs.append(study(engine, known[name], rate, variation, order, options.requests, seed))
                 print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     print(table(runs))
     keep_or_print(options.results, {"setup": asdict(setup), "requests": options.requests, "runs": runs})
@@ -124,4 +125,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

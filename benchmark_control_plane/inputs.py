@@ -1,5 +1,6 @@
 """What did the caller hand a command? JSON and folders checked at the edge: one clear line, exit 2."""
 
+import argparse
 import json
 import math
 import os
@@ -23,6 +24,10 @@ def read_object(path: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise BadInput(f"{path}: a JSON object is needed, not {type(content).__name__}")
     return content
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, help="folder of public data; default TANDEM_DATA")
 
 
 def stated_data(given: Path | None) -> Path:
@@ -67,11 +72,20 @@ def items(source: Mapping[str, Any], key: str) -> list[Any]:
     return value
 
 
-def exit_code(command: Callable[[], object]) -> int:
-    """Prints the command's result as JSON; a BadInput goes to stderr as one line and gives 2."""
+def exit_status(command: Callable[[], int]) -> int:
+    """The command's own; a BadInput goes to stderr as one line and gives 2."""
     try:
-        print(json.dumps(command()))
+        return command()
     except BadInput as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+
+
+def exit_code(command: Callable[[], object]) -> int:
+    """Prints the command's result as JSON; a BadInput is told as by `exit_status`."""
+
+    def printed() -> int:
+        print(json.dumps(command()))
+        return 0
+
+    return exit_status(printed)

@@ -1,17 +1,18 @@
 """What is offered to an engine? Requests with true and predicted lengths, arriving at random.
 
-Lengths are drawn from token counts of public data sets (see data/README): ShareGPT conversations, arXiv
-summaries cut to the model's context, and HumanEval-like programming tasks. The noise of a prediction
-is lognormal around the true length.
+Lengths are drawn from token counts of public data sets (see docs/benchmarking.md): ShareGPT
+conversations, arXiv summaries cut to the model's context, and HumanEval-like programming tasks. The noise
+of a prediction is lognormal around the true length.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from random import Random
 
+from benchmark_control_plane.inputs import BadInput
 from benchmark_control_plane.tables import rows
 from controlplane.core.forecast import LengthForecast
 
@@ -61,23 +62,15 @@ class Offer:
 
 
 def dataset(name: str, folder: Path, context: int) -> Dataset:
-    """Raises ValueError for a name that is not one of the three."""
-    if name == "sharegpt":
-        lengths = _counts(folder / "lengths/sharegpt_v3_lens.csv.gz")
-        return Dataset(name, _within(lengths, context), Promise(1.0, 1.0))
-    if name == "arxiv":
-        lengths = _counts(folder / "lengths/arxiv_summarization_llama2.csv.gz")
-        return Dataset(name, _within(lengths, context), Promise(4.0, 1.0))
-    if name == "humaneval":
-        lengths = _programs(folder / "prompts/humaneval.jsonl.gz")
-        return Dataset(name, _within(lengths, context), Promise(0.5, 0.5))
-    raise ValueError(f"dataset {name!r}: choose sharegpt, humaneval or arxiv")
+    """One of DATASETS. Raises BadInput where `folder` has it not."""
+    read, file, promise = DATASETS[name]
+    return Dataset(name, _within(read(folder / file), context), promise)
 
 
 def _within(lengths: Sequence[Lengths], context: int) -> list[Lengths]:
     kept = [(p, o) for p, o in lengths if p >= 1 and o >= 1 and p + o < context]
     if not kept:
-        raise ValueError(f"no request of the data set fits a context of {context} tokens")
+        raise BadInput(f"no request of the data set fits a context of {context} tokens")
     return kept
 
 
@@ -93,6 +86,13 @@ def _programs(path: Path) -> list[Lengths]:
         )
         for task in rows(path)
     ]
+
+
+DATASETS: Mapping[str, tuple[Callable[[Path], list[Lengths]], str, Promise]] = {
+    "sharegpt": (_counts, "lengths/sharegpt_v3_lens.csv.gz", Promise(1.0, 1.0)),
+    "arxiv": (_counts, "lengths/arxiv_summarization_llama2.csv.gz", Promise(4.0, 1.0)),
+    "humaneval": (_programs, "prompts/humaneval.jsonl.gz", Promise(0.5, 0.5)),
+}
 
 
 def poisson(

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmark_control_plane.inputs import add_data, data_folder, exit_status
 from benchmark_control_plane.kept import add_results, keep, kept_before
 from benchmark_control_plane.prediction_cost import cost
 from benchmark_control_plane.prediction_methods import METHODS, pinball_losses
@@ -149,11 +150,11 @@ def _draw_goodput(axes: Any, runs: Sequence[Mapping[str, Any]]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.prediction", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    add_data(parser)
     parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
     add_results(parser)
     options = parser.parse_args(arguments)
-    known = samples(options.data)
+    known = samples(data_folder(options.data, "prompts"))
     Random(0).shuffle(known)
     results = kept_before(options.results)
     results |= {"samples": len(known), "levels": LEVELS, "folds": FOLDS, "seeds": SEEDS}
@@ -172,4 +173,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from itertools import islice, product
-from pathlib import Path
 from random import Random
 from statistics import mean, stdev
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from backends.vllm.stepped import Setup, SteppedEngine
 from benchmark_control_plane.engine_frontier import CONTENDERS
 from benchmark_control_plane.engine_play import Window, play
+from benchmark_control_plane.inputs import add_data, data_folder, exit_status
 from benchmark_control_plane.kept import add_results, keep_or_print, kept_before
 from benchmark_control_plane.offered import Offer, Promise
 from benchmark_control_plane.prediction import FOLDS
@@ -121,7 +121,7 @@ def table(runs: Sequence[Run]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.prediction_goodput", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    add_data(parser)
     parser.add_argument("--on", nargs="+", choices=list(PLACES), default=list(PLACES))
     parser.add_argument("--rates", type=float, nargs="+", default=[9.0, 11.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     setup, window = Setup(), Window(options.warm_up, options.requests)
     known = [
-        (s, said) for s, said in told(samples(options.data))
+        (s, said) for s, said in told(samples(data_folder(options.data, "prompts")))
         if s.prompt_tokens + s.tokens < setup.max_model_tokens
     ]  # fmt: skip
     before = kept_before(options.results).get("runs", [])
@@ -147,4 +147,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

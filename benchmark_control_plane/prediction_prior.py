@@ -16,6 +16,7 @@ from random import Random
 import numpy as np
 
 import predictors
+from benchmark_control_plane.inputs import add_data, data_folder, exit_status
 from benchmark_control_plane.prompt_sets import Sample, samples
 from predictors.examples import Examples, asked
 from predictors.features import NUMBERS
@@ -28,10 +29,11 @@ _FOLDS = 5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.prediction_prior", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    add_data(parser)
     parser.add_argument("--to", type=Path, default=Path(predictors.__file__).with_name("prior.json"))
     options = parser.parse_args(arguments)
-    options.to.write_text(json.dumps(prior_of(samples(options.data)), indent=1) + "\n", encoding="utf-8")
+    known = samples(data_folder(options.data, "prompts"))
+    options.to.write_text(json.dumps(prior_of(known), indent=1) + "\n", encoding="utf-8")
     print(f"wrote {options.to}")
     return 0
 
@@ -67,4 +69,4 @@ def prior_of(known: Sequence[Sample]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmark_control_plane.engine_frontier import KEYS, highest_rate, starts_like, table
+from benchmark_control_plane.engine_frontier import KEYS, highest_rate, starts_like, table, with_study
 
 
 def crossing(at: float, start: float, seen: dict) -> tuple[float, int]:
@@ -67,6 +67,16 @@ def test_a_study_starts_where_its_likes_ended_scaled_to_its_data():
     assert start("d", "a", "noisy") == dict.fromkeys(KEYS, 7.0)
     assert start("d", "other", "known") == dict.fromkeys(KEYS, 8.0)
     assert start("e", "a", "known") == {key: 4.0 if key.endswith("90%") else 6.0 for key in KEYS}
+
+
+def test_studies_are_kept_in_order_whichever_was_run_last():
+    def one(policy: str, seed: int, rate: float) -> dict:
+        return {"dataset": "d", "policy": policy, "prediction": "oracle", "seed": seed, "rate": rate}
+
+    studies: list = []
+    for new in (one("b", 2, 1.0), one("b", 1, 2.0), one("a", 3, 3.0), one("b", 2, 4.0)):
+        studies = with_study(studies, new)
+    assert studies == [one("a", 3, 3.0), one("b", 1, 2.0), one("b", 2, 4.0)]
 
 
 def test_the_table_names_the_commits_of_a_row():
