@@ -198,10 +198,10 @@ def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str
         cells += [
             _rated([run["rates"][key] for run in runs], _stock(groups, data, runs, key)) for key in KEYS
         ]
-        known = _points_at(runs, 0.9)
+        known = points_at(runs, 0.9)
         cells.append(f"{max((p['longest_gap'] for p in known), default=0):.0f}")
         cells.append(f"{max((p['lost_wait']['p95'] for p in known), default=0):.0f}")
-        cells += [_held(_points_at(runs, target)) for target in TARGETS]
+        cells += [_held(points_at(runs, target)) for target in TARGETS]
         commits = {run["commit"][:7] if run.get("commit") else "unknown" for run in runs}
         cells.append(", ".join(sorted(commits)))
         lines.append(" | ".join(cells))
@@ -214,7 +214,7 @@ def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def _points_at(runs: Sequence[Mapping[str, Any]], target: float) -> list[Mapping[str, Any]]:
+def points_at(runs: Sequence[Mapping[str, Any]], target: float) -> list[Mapping[str, Any]]:
     """Of each run that reaches the target at all, the highest rate seen that does."""
     reached = [[point for point in run["points"] if point["strict"] >= target] for run in runs]
     return [max(points, key=_rate) for points in reached if points]

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmark_control_plane.engine_frontier import points_at
 from benchmark_control_plane.inputs import BadInput, read_object
 from benchmark_control_plane.kept import put
 from benchmark_control_plane.report import facts, hybrid_quotes, prediction_quotes, wording
@@ -225,6 +226,7 @@ _FRONTIERS = (
 def _engine_frontier(content: Mapping[str, Any]) -> Quotes:
     for data, prediction, words in _FRONTIERS:
         told, known = [], []
+        waits = [_lost(content["studies"], data, *who) for who in (("tandem", prediction), ("stock-fcfs",))]
         for goal, key in ((90, "strict-90%"), (60, "strict-60%")):
             if ratios := _over("stock-fcfs", content["studies"], data, prediction, key):
                 spread = {"median": median(ratios), "min": min(ratios), "max": max(ratios)}
@@ -236,8 +238,18 @@ def _engine_frontier(content: Mapping[str, Any]) -> Quotes:
             yield (
                 f"Which rate does our order carry on vLLM's real scheduler (virtual time, {words})?",
                 f"{', '.join(told)} of vLLM's own order's, without rejecting ({seeds})"
-                + (f"; {' and '.join(known)} % of what hindsight would carry" if known else ""),
+                + (f"; {' and '.join(known)} % of what hindsight would carry" if known else "")
+                + f"; at 90 % those that lose wait {waits[0]} (P95 until a run ends, worst seed; "
+                f"in vLLM's own order {waits[1]})",
             )
+
+
+def _lost(studies: Sequence[Mapping[str, Any]], data: str, policy: str, prediction: str = "oracle") -> str:
+    """How long those waited that lost their promise, each seed at the highest rate seen that reaches 90 %."""
+    wanted = (data, policy, prediction)
+    runs = [one for one in studies if (one["dataset"], one["policy"], one["prediction"]) == wanted]
+    waits = [point["lost_wait"]["p95"] for point in points_at(runs, 0.9)]
+    return f"{wording.figure(max(waits))} s" if waits else wording.ABSENT
 
 
 def _over(

@@ -96,6 +96,27 @@ def test_of_other_experiments_the_rates_are_quoted(tmp_path: Path) -> None:
     assert readme.section(tmp_path).count("\n") == 3
 
 
+def test_the_rate_of_an_order_is_quoted_with_what_those_wait_that_pay_for_it(tmp_path: Path) -> None:
+    def study(policy: str, seed: int, rate: float, wait: float) -> dict[str, object]:
+        points = [
+            {"rate": rate, "strict": 0.91, "lost_wait": {"p95": wait}},
+            {"rate": 2 * rate, "strict": 0.89, "lost_wait": {"p95": 2 * wait}},
+        ]
+        rates = {"strict-90%": rate, "strict-60%": 3 * rate}
+        return {
+            "dataset": "sharegpt", "policy": policy, "prediction": "oracle", "seed": seed,
+            "rates": rates, "points": points,
+        }  # fmt: skip
+
+    studies = [study("stock-fcfs", seed, 1.0, 10.0 + seed) for seed in (1, 2)]
+    studies += [study("tandem", seed, 2.0, 1_000.0 + seed) for seed in (1, 2)]
+    (tmp_path / "engine-frontier.json").write_text(json.dumps({"studies": studies}))
+    quoted = readme.section(tmp_path)
+    assert "2.00\N{MULTIPLICATION SIGN} (2.00 to 2.00) at 90 %" in quoted
+    assert "; at 90 % those that lose wait 1,002 s (P95 until a run ends, worst seed; " in quoted
+    assert "; in vLLM's own order 12 s) |" in quoted
+
+
 def test_what_is_committed_says_the_same_in_less(tmp_path: Path) -> None:
     results = experiments.results()
     file = tmp_path / "head-to-head.json"
