@@ -48,10 +48,16 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("config", type=Path, help="YAML file, for example configs/dev.yaml")
         if name == "serve":
             command.add_argument("--host", help="instead of server.host")
-            command.add_argument("--port", type=int, help="instead of server.port; 0 for any free one")
+            command.add_argument("--port", type=_port, help="instead of server.port; 0 for any free one")
     bench.add_to(commands)
     _add_predictor(commands.add_parser("predictor", help="learn answer lengths from logs, or judge them"))
     return parser
+
+
+def _port(given: str) -> int:
+    if not given.isdecimal() or int(given) > 65_535:
+        raise argparse.ArgumentTypeError(f"{given}: a port is a number from 0 to 65535")
+    return int(given)
 
 
 def _add_predictor(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +74,7 @@ def _add_predictor(parser: argparse.ArgumentParser) -> None:
 
 
 def _predictor(options: argparse.Namespace) -> int:
-    from predictors.keeping import Kept, save
+    from predictors.keeping import Kept, require_place, save
     from predictors.learned import LearnedLengths
     from predictors.length_model import ENOUGH
     from predictors.logs import learned_from, logged, replayed, report
@@ -77,6 +83,8 @@ def _predictor(options: argparse.Namespace) -> int:
         print(f"--remember={options.remember}: at least {ENOUGH}; fewer teach nothing", file=sys.stderr)
         return 2
     try:
+        if options.action == "train":
+            require_place(options.to)
         with options.log.open(encoding="utf-8") as lines:
             if options.action == "train":
                 lengths = learned_from(logged(lines), remember=options.remember)
@@ -86,7 +94,10 @@ def _predictor(options: argparse.Namespace) -> int:
                 lengths = LearnedLengths(remember=options.remember)
                 answers = replayed(logged(lines), lengths)
                 print(json.dumps(asdict(report(lengths.calibration, answers)), indent=1))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except ValueError as error:
         print(f"{options.log}: {error}", file=sys.stderr)
         return 2
     return 0

@@ -1,7 +1,7 @@
 """What forms may a value in the file have? Sizes, times, shares and names, each with its bounds."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -16,18 +16,33 @@ class ConfigError(ValueError):
 
 
 def parse_bytes(value: object) -> int:
+    """Raises ValueError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
     if not match or match[2].upper() not in _UNITS or isinstance(value, bool):
         raise ValueError("a size is a number of bytes or a text like 512MiB or 80GB")
     return round(float(match[1]) * _UNITS[match[2].upper()])
 
 
+def _bytes_or_auto(value: object) -> object:
+    try:
+        return value if value == "auto" else parse_bytes(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
+
+
+def _hashed(value: object) -> object:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise ValueError('a key is given by its hash, 64 of 0-9 a-f: printf %s "$KEY" | sha256sum')
+    return value
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+BytesOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_bytes_or_auto)]
 Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
 # Less would take a busy engine for a stuck one.
 StallMilliseconds = Annotated[float, Field(ge=1_000, le=86_400_000)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, BeforeValidator(_hashed)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import STRICT, Bytes, Fraction, Milliseconds
+from controlplane.config.fields import STRICT, Bytes, BytesOrAuto, Fraction, Milliseconds
 from controlplane.core.clock import milliseconds
 from controlplane.core.request import Owner
 from controlplane.policy.quota import QuotaOptions, UrgencyOptions
@@ -24,9 +24,9 @@ class PoolSection:
     quotas move bytes; with `static` they only bound use. Every `monitor_ms` the device is asked whether
     it agrees with the ledger; 0 is never."""
 
-    memory: Bytes | Literal["auto"] = "auto"
+    memory: BytesOrAuto = "auto"
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    activation: Bytes | Literal["auto"] = "auto"
+    activation: BytesOrAuto = "auto"
     reserve: Bytes = 0
     device_memory: Literal["static", "kvcached"] = "static"
     monitor_ms: Annotated[float, Field(ge=0, le=60_000)] = 100

@@ -15,7 +15,7 @@ class AdmissionSection:
     unless said) so that those that finish are replaced in the engine's next step; they wait there in the
     gate's order, but can no longer be rejected. With `scheduling.engine` (1,000) because it is the engine
     that holds them. `keeps_pace` lets one more answer start only if those under way keep their promised time
-    per token; with `scheduling.engine` it has no effect."""
+    per token."""
 
     policy: str = "look-ahead"
     lengths: Literal["learned", "history", "max-tokens"] = "learned"
@@ -32,7 +32,11 @@ class AdmissionSection:
 
 def _switched(value: object) -> object:
     """YAML reads a plain `off` as false."""
-    return None if value is False or value == "off" else value
+    if value is None or value is False or value == "off":
+        return None
+    if not isinstance(value, Mapping):
+        raise ValueError("`off`, or a mapping of what differs in the engine; {} for nothing")
+    return value
 
 
 @section(frozen=True, config=STRICT)

@@ -19,6 +19,11 @@ from controlplane.config.root import Config
 
 Root = TypeVar("Root")
 
+_SHAPES = {
+    "tuple_type": "a list is needed: [a, b], or each on a line that begins with a dash",
+    "dict_type": "a mapping is needed: {name: value}, or each on a line of its own",
+}
+
 
 def load(path: Path) -> Config:
     """Raises ConfigError."""
@@ -76,7 +81,11 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def _explained(root: type, error: ValidationError) -> Iterator[str]:
-    for item in error.errors():
+    found = error.errors()
+    for item in found:
+        # A list whose items are wrong is also too short.
+        if any(other["loc"][:-1] == item["loc"] != other["loc"] for other in found):
+            continue
         # Pydantic names the branches of a union in the location; the file does not have them.
         path = ".".join(str(p) for p in item["loc"] if not re.search(r"[\[(]|^(int|literal)$", str(p)))
         if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -93,7 +102,8 @@ def _explained(root: type, error: ValidationError) -> Iterator[str]:
 
 def _rule(root: type, path: str, item: ErrorDetails) -> str:
     if item["type"] != "dataclass_type":
-        return item["msg"].removeprefix("Value error, ")
+        told = item["msg"].removeprefix("Value error, ").replace("Input should be", "should be", 1)
+        return _SHAPES.get(item["type"], told)
     known = ", ".join(_keys_at(root, path.split(".")))
     return f"a mapping is needed, with keys of {known}; give some, or leave it out where it is optional"
 

@@ -21,6 +21,22 @@ def test_serve_names_the_extra_that_is_missing(tmp_path, monkeypatch, capsys, mo
     assert f"the package {package} is not installed; install the extra {extra}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("port", ["99999", "-1", "http"])
+def test_a_port_that_is_none_is_told(capsys, port):
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "any.yaml", f"--port={port}"])
+    assert f"{port}: a port is a number from 0 to 65535" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("log", "to"), [("no.jsonl", "lengths.npz"), ("log.jsonl", "no/lengths.npz")])
+def test_the_file_that_is_not_there_is_named(tmp_path, monkeypatch, capsys, log, to):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.jsonl").touch()
+    assert main(["predictor", "train", log, "--to", to]) == 2
+    missing = log if log.startswith("no") else f"{to}.partial"
+    assert capsys.readouterr().err == f"{missing}: No such file or directory\n"
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "192.0.2.1", "no-such-host.invalid"])
 def test_an_address_that_cannot_be_had_is_told_before_any_engine_starts(tmp_path, capsys, host):
     pytest.importorskip("sentence_transformers")

@@ -15,7 +15,7 @@ CASES = [
     ({"models": {"embeddings": [{"model": "m", "bach_tokens": 1}]}}, "did you mean 'batch_tokens'?"),
     ({"models": {"embeddings": [{"model": "m", "stall_ms": 0}]}}, "stall_ms=0"),
     ({"models": {"chat": {"model": "m", "stall_ms": 999}}}, "stall_ms=999"),
-    ({"models": MODELS, "quota": {"llm": {"nominal": 1.2}}}, "quota.llm.nominal=1.2"),
+    ({"models": MODELS, "quota": {"llm": {"nominal": 1.2}}}, "quota.llm.nominal=1.2: should be less"),
     (
         {"models": {**MODELS, "embeddings": EMBEDDINGS}, "quota": {"llm": {"nominal": 0.95}}},
         "quota: shares must sum to at most 1",
@@ -35,7 +35,10 @@ CASES = [
     ({"models": MODELS, "scheduling": {"engine": {"speed": 1}}}, "'speed': unknown; known are ordering"),
     ({"models": MODELS, "scheduling": {"engine": {"urgency": "high"}}}, "urgency='high': a number is needed"),
     ({"models": MODELS, "scheduling": {"engine": {"urgency": 7}}}, "scheduling.engine: urgency=7"),
-    ({"models": MODELS, "scheduling": {"engine": True}}, "scheduling.engine=True"),
+    ({"models": MODELS, "scheduling": {"engine": True}}, "scheduling.engine=True: `off`, or a mapping"),
+    ({"models": {"embeddings": {"model": "m"}}}, "models.embeddings: a list is needed: [a, b]"),
+    ({"models": MODELS, "classes": ["a"]}, "classes=['a']: a mapping is needed: {name: value}"),
+    ({"models": MODELS, "server": {"admin_key_sha256": "secret"}}, 'hash, 64 of 0-9 a-f: printf %s "$KEY" |'),
     ({"models": MODELS, "admission": {"policy": "x"}}, "choose one of fits-now, look-ahead"),
     ({"models": MODELS, "admission": {"overflow_probability": 0}}, "admission.overflow_probability=0"),
     ({"models": MODELS, "classes": {"a": {}}}, "exactly one class is the default, not 0"),
@@ -85,6 +88,19 @@ def test_every_mistake_is_told_at_once():
     with pytest.raises(ConfigError) as caught:
         parse({"models": MODELS, "pool": {"margin": 2}, "admission": {"max_waiting": -1}})
     assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"models": MODELS, "pool": {"memory": "2 gigs"}},
+        {"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["x"]}}},
+    ],
+)
+def test_one_mistake_is_told_once(content):
+    with pytest.raises(ConfigError) as caught:
+        parse(content)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path):
