@@ -213,7 +213,7 @@ def _misfit(value: object) -> str:
     for at, item in enumerate(value):
         if type(item) is not kind or item in ("", []):
             return f"; item {at} is {_shown(item)}"
-    return f"; these are {len(value):,}"
+    return f"; these are {len(value):,}" if kind is not dict else ""
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -63,8 +63,10 @@ class _Server(uvicorn.Server):
     def _leave(self) -> None:
         is_second = self.should_exit
         self.should_exit, self.force_exit = True, is_second
-        drain = self._service.drain(0.0) if is_second else self._service.drain()
-        self._draining.add(asyncio.ensure_future(drain))
+        grace = 0.0 if is_second else self._service.config.server.drain_ms / 1_000
+        here = len(self._service.dispatcher.tickets())
+        _log.info("told to end: of %d requests here, those that run may go on for %g s", here, grace)
+        self._draining.add(asyncio.ensure_future(self._service.drain(grace)))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What belongs to one running service? Backends started together, the gate built on what they report."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +36,7 @@ from controlplane.service.learning import Learning, calibration_gauges, lengths_
 from controlplane.service.lessons import Lengths, Lessons, Subject
 from controlplane.service.memory_monitor import MemoryMonitor
 from controlplane.service.model_facts import facts_of
-from controlplane.service.plan import MemoryPlan, memory_plan
+from controlplane.service.plan import MemoryPlan, described, memory_plan
 from controlplane.service.quotas import Quotas
 from controlplane.service.rates import Rates, TenantLimits
 from controlplane.service.seen_vectors import SeenVectors
@@ -45,6 +46,8 @@ from controlplane.service.trouble import Fault
 from controlplane.service.turns import Tenants
 from predictors.learned import LearnedLengths
 from predictors.step_time import StepWork
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ def assemble(config: Config) -> "Service":
     """The service of a configuration, not started. Raises ConfigError."""
     require_place(config)
     plan = plan_of(config)
+    log.info("the memory plan:\n%s", described(plan))
     return Service(
         config,
         generators_of(config, plan),

