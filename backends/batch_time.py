@@ -43,7 +43,6 @@ StepTime = Callable[[int, int, int], float]
 TILE_TOKENS = 128
 # Llama-2-70B on A100s after Vidur's profile.
 LLAMA2_70B_TP1 = (0.09255, 2.093e-4, 0.04804, 2.5e-7)
-LLAMA2_70B_TP2 = (0.05633, 1.859e-4, 0.01426, 1.25e-7)
 
 
 def tile(a: float, b: float, g: float, d: float) -> StepTime:

@@ -31,7 +31,7 @@ from backends.vllm.compat import most_running
 from backends.vllm.metadata import Defaults, Served, defaults_of, progress_of, stated
 from backends.vllm.offer_queue import OfferQueue
 from backends.vllm.pacing import wait_for_input
-from backends.vllm.view import Runners, engine_view, stamp
+from backends.vllm.view import Runners, stamp
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import StepCost
@@ -166,16 +166,16 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._pace = self.observed.pace or _UNKNOWN_PACE
 
     def view(self, now: Instant) -> EngineView:
-        return engine_view(
-            self._runners,
-            self.running,
-            self.balloon,
+        self._runners.stamp(self.running, now)
+        return EngineView(
             now=now,
             pace=self._pace,
             block_tokens=self.block_size,
             quota=self.quota,
-            max_running=most_running(self.scheduler_config),
-            max_step_tokens=self.max_num_scheduled_tokens,
+            used=self.balloon.used,
+            growth=self._runners.growth(self.max_num_scheduled_tokens),
+            free_slots=most_running(self.scheduler_config) - len(self.running),
+            running=self._runners.listed,
             has_packed=self.has_packed,
         )
 

@@ -13,12 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.vllm.balloon import Balloon
 from backends.vllm.board import Column
 from backends.vllm.metadata import Served
 from controlplane.core.clock import Instant
-from controlplane.core.view import Pace
-from controlplane.policy.engine_step import EngineView
 from controlplane.policy.progress import Progress, stamp_all
 
 Counts = npt.NDArray[np.int64]
@@ -157,31 +154,3 @@ class Runners:
         if not self._has_packed:
             return self._block_tokens
         return self.listed[at].per_block or self._block_tokens
-
-
-def engine_view(
-    runners: Runners,
-    running: list[Any],
-    balloon: Balloon,
-    *,
-    now: Instant,
-    pace: Pace,
-    block_tokens: int,
-    quota: int,
-    max_running: int,
-    max_step_tokens: int,
-    has_packed: bool = False,
-) -> EngineView:
-    runners.stamp(running, now)
-    growth = runners.growth(max_step_tokens)
-    return EngineView(
-        now=now,
-        pace=pace,
-        block_tokens=block_tokens,
-        quota=quota,
-        used=balloon.used,
-        growth=growth,
-        free_slots=max_running - len(runners.listed),
-        running=runners.listed,
-        has_packed=has_packed,
-    )

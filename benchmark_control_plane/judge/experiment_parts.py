@@ -174,10 +174,6 @@ class Promise:
             if getattr(self, f"{name}_ms") is not None and getattr(self.times_unloaded, name) is not None:
                 raise ValueError(f"{name}_ms and times_unloaded.{name} state one objective twice; drop one")
 
-    @property
-    def is_relative(self) -> bool:
-        return self.times_unloaded != Multiples()
-
 
 @section(frozen=True, config=STRICT)
 class Window:

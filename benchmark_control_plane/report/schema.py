@@ -23,7 +23,6 @@ from benchmark_control_plane.inputs import BadInput
 
 FORMAT = 1
 OUTCOMES = ("MET", "LATE", "REJECTED", "EVICTED", "ABORTED", "FAILED")
-DECISIONS = ("admit", "admit_with_preemption", "defer", "reject")
 METRICS = ("ttft_ms", "tpot_ms", "tbt_ms", "e2e_ms")
 
 Figure = list[float | None]

@@ -4,7 +4,7 @@ For each owner, with the queue sorted by rank:
 
 1. reject what can never fit; of a serial owner's calls, let in or not, those that give way (`in_time`);
 2. admit from the head, each on what the ones before it leave, until one does not fit (into an engine that
-   holds back by itself: until its queue is full, rejecting who would be late there);
+   holds back by itself: until its queue is full or one would break the pace, rejecting who would be late);
 3. let that one preempt if waiting would make it late, and go on;
 4. reject newcomers beyond the queue's length;
 5. defer or reject the newcomers left: they are told at once, not when their time runs out;

@@ -5,7 +5,7 @@ for a plan. Memory is counted in blocks. A policy never refuses: whatever waits 
 does not offer waits on; the engine admits of the offer, in order, as long as blocks and batch suffice.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -81,6 +81,3 @@ class EnginePolicy(Protocol):
     def waiting(self) -> int: ...
 
     def plan(self, view: EngineView) -> StepPlan: ...
-
-
-Build = Callable[[Mapping[str, object]], EnginePolicy]

@@ -59,14 +59,6 @@ class TierPlan:
     size: float
 
 
-def hidden_ratio(hidden_size: int, kv_heads: int, head_dim: int, *, tensor_parallel: int = 1) -> float:
-    """Size of a token's hidden state over that of its keys and values on one rank.
-
-    Every rank holds the whole hidden state but only its part of the heads.
-    """
-    return hidden_size * tensor_parallel / (2 * kv_heads * head_dim)
-
-
 def hybrid_offers(
     pending: Floats,
     cells: Floats,

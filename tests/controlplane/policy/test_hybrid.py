@@ -14,7 +14,6 @@ from controlplane.policy.hybrid import (
     HybridOptions,
     TierOffers,
     TierPlan,
-    hidden_ratio,
     hybrid_offers,
     plan_tiers,
 )
@@ -166,9 +165,3 @@ def test_nothing_to_plan() -> None:
     empty = np.zeros(0)
     plan = plan_tiers(hybrid_offers(empty, empty, ratio=0.5, cell_penalty=0.1), 10.0)
     assert (plan.tiers.tolist(), plan.value, plan.size) == ([], 0.0, 0.0)
-
-
-def test_ratio_of_published_geometries() -> None:
-    assert hidden_ratio(5120, 40, 128) == 0.5  # OPT-13B, as in the paper
-    assert hidden_ratio(4096, 8, 128) == 2.0  # Llama-3.1-8B: grouped queries leave nothing to save
-    assert hidden_ratio(5120, 40, 128, tensor_parallel=2) == 1.0

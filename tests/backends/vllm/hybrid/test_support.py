@@ -20,6 +20,7 @@ def test_heads_of_their_own_are_served_at_half_the_memory(config):
 @pytest.mark.parametrize(
     ("config", "arguments", "reason"),
     [
+        # Llama-3.1-8B.
         (LLAMA_3, {}, "h=2: .* heads share them"),
         (LLAMA_3 | {"head_dim": 512}, {}, "num_key_value_heads=8: .* own keys"),
         (LLAMA_2 | {"architectures": ["Qwen2ForCausalLM"]}, {}, "architecture Qwen2ForCausalLM: known are"),
