@@ -19,6 +19,7 @@ from controlplane.api.door import Door
 from controlplane.api.embeddings import embedding_routes
 from controlplane.api.errors import Problem, error_response, failure_of
 from controlplane.api.exchange import Reception
+from controlplane.api.explain import explain_routes
 from controlplane.api.settings import ApiSettings
 from controlplane.api.status import status_routes
 from controlplane.api.wire import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
@@ -63,6 +64,7 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
         embedding_routes(service, reception),
         status_routes(service, settings),
         admin_routes(service, settings),
+        explain_routes(service, settings),
     ):
         app.include_router(routes)
     _describe_bodies(app)

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from controlplane.core.clock import Clock, Duration, Instant, seconds, to_seconds
 from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reason, Reject
-from controlplane.core.forecast import LengthForecast
-from controlplane.core.memory import Footprint, MemoryLedger, generate_footprint
+from controlplane.core.memory import Footprint, MemoryLedger
 from controlplane.core.ports import Embedder, Generator, Vectors
-from controlplane.core.request import Kind, Owner, Phase, Request, Timeline
+from controlplane.core.request import Kind, Owner, Phase, Request
 from controlplane.core.view import Waiting
 from controlplane.metrics import Metrics
 from controlplane.policy.admission import Admission, wait_bound
@@ -26,6 +26,8 @@ from controlplane.policy.ordering import Ordering
 from controlplane.service.accounting import Accounting
 from controlplane.service.answer import Answer, ended_by
 from controlplane.service.beside import slack_beside
+from controlplane.service.drafting import drafted
+from controlplane.service.explaining import DryRun
 from controlplane.service.first_tokens import FirstTokens
 from controlplane.service.inside import GoesBefore, Inside
 from controlplane.service.intake import EmbedJob, GenerateJob
@@ -34,14 +36,13 @@ from controlplane.service.rates import Rates
 from controlplane.service.returns import Returns
 from controlplane.service.shared_device import SharedDevice
 from controlplane.service.sight import Sight
-from controlplane.service.ticket import Ticket, Undecided
+from controlplane.service.ticket import Rejected, Ticket, Undecided
 from controlplane.service.trouble import Trouble
 from controlplane.service.turns import Tenants
 from controlplane.service.waiting import WaitingRoom
 from predictors.step_time import paces
 
 _CLOSING = Reject(Reason.SHUTTING_DOWN, seconds(1))
-_TROUBLE = "requests fail undecided", "requests are decided again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Dispatcher:
         self._generators = generators
         self._embedders = embedders
         self._lengths = lengths
+        self._drafted = partial(drafted, generators=generators, embedders=embedders, lengths=lengths)
         self._metrics = metrics
         self._rates = rates
         self._tenants = tenants
@@ -89,7 +91,7 @@ class Dispatcher:
         self._idle.set()
         self.is_closed = False
         self._departures: set[asyncio.Task[None]] = set()
-        self.trouble = Trouble(*_TROUBLE)
+        self.trouble = Trouble("requests fail undecided", "requests are decided again")
         self.ledger = ledger
         self.on_offer: Callable[[Request, Footprint], None] | None = None
         self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
@@ -109,27 +111,14 @@ class Dispatcher:
 
         Cancelling while it waits aborts it; after that the answer's `aclose` does.
         """
-        request, generator = job.request, self._generators[job.request.model]
-        forecast = self._lengths.forecast(request)
-        footprint = generate_footprint(
-            generator.geometry,
-            prompt_tokens=request.prompt_tokens,
-            max_output_tokens=request.max_output_tokens,
-            expected_tokens=forecast.mean,
-            deviation_tokens=forecast.deviation,
-            sequences=request.sequences,
-        )
-        ticket = self._ticket(request, footprint, forecast)
+        ticket = self._drafted(job)
         await self._admitted(ticket)
-        return Answer(self, generator, ticket, job)
+        return Answer(self, self._generators[job.request.model], ticket, job)
 
     async def embed(self, job: EmbedJob) -> Embedded:
         """Raises Rejected, Refused, BackendDown, BackendFailed. Cancelling aborts."""
         request, embedder = job.request, self._embedders[job.request.model]
-        size = embedder.batch_bytes([len(ids) for ids in job.inputs])
-        # Two batches' worth are sent: one is computed while the next is made up, and takes no memory yet.
-        footprint = Footprint(base=-(-size // 2), steps=max(1, request.prompt_tokens), worst=size)
-        ticket = self._ticket(request, footprint, None)
+        ticket = self._drafted(job)
         await self._admitted(ticket)
         try:
             deadline = request.slo.first_token_deadline(request.arrival)
@@ -141,6 +130,22 @@ class Dispatcher:
             raise
         self.end(ticket, None)
         return Embedded(ticket, vectors)
+
+    def supposed(self, job: GenerateJob | EmbedJob) -> Waiting:
+        """Where it would stand, had it come now. Raises Rejected where nobody is let in any more."""
+        if self.is_closed:
+            raise Rejected(job.request, _CLOSING)
+        ticket = self._drafted(job)
+        self._lengths.withdraw(job.request)
+        return self._placed(ticket)
+
+    def dry_run(self, place: Waiting) -> DryRun:
+        """What would be decided now of one that waits, or is supposed to. Nothing changes."""
+        now, admission, owner = self._clock.now(), self._policies.admission, place.request.kind.owner
+        self.follow()
+        queue = self._room.queue_with(place)
+        view = self.sight.pool({owner: queue}, now, engine_queue=self._policies.engine_queue)
+        return DryRun(place, view.shares[owner], queue, run_cycle(view, now, admission), admission, now)
 
     def refit(self, owner: Owner, most_bytes: int) -> None:
         """What waits needs no more than this: its batches are cut to it."""
@@ -212,13 +217,9 @@ class Dispatcher:
 
     # --- the path of one request -------------------------------------------------------------
 
-    def _ticket(self, request: Request, footprint: Footprint, forecast: LengthForecast | None) -> Ticket:
-        ticket = Ticket(request, footprint, forecast, Timeline(request.arrival))
-        self._tickets[request.id] = ticket
-        self._idle.clear()
-        return ticket
-
     async def _admitted(self, ticket: Ticket) -> None:
+        self._tickets[ticket.request.id] = ticket
+        self._idle.clear()
         with self._failing_of_defects(ticket):
             self._offer(ticket)
         await self.wait_for_grant(ticket)
@@ -248,16 +249,18 @@ class Dispatcher:
             raise
 
     def _enter(self, ticket: Ticket) -> None:
+        ticket.place = self._placed(ticket)
+        self._room.enter(ticket.place)
+
+    def _placed(self, ticket: Ticket) -> Waiting:
         request, footprint = ticket.request, ticket.footprint
         pace = self.paces[request.kind.owner].pace_of(request.model)
-        admission = self._policies.admission
-        was_accepted = ticket.phase is Phase.PREEMPTED
-        until = None if was_accepted else wait_bound(request, footprint, pace, admission.options)
+        options = self._policies.admission.options
+        until = None if ticket.phase is Phase.PREEMPTED else wait_bound(request, footprint, pace, options)
         work = float(footprint.steps) if request.kind is Kind.EMBED else footprint.area
         first, arrival, name = self._policies.ordering.rank(request, footprint, pace)
         rank = (first + ticket.turn, arrival, name)
-        ticket.place = Waiting(request, footprint, until, rank, work)
-        self._room.enter(ticket.place)
+        return Waiting(request, footprint, until, rank, work)
 
     def stamp(self, ticket: Ticket, steps: int) -> None:
         """The longest sample grew by `steps` tokens."""

@@ -63,6 +63,13 @@ class WaitingRoom:
         del queue[bisect_left(queue, waiting.rank, key=_rank)]
         self._undecided.pop(request_id, None)
 
+    def queue_with(self, waiting: Waiting) -> Queue:
+        """For a cycle that decides this one alone, which may wait here or not."""
+        queue = [*self._queues[waiting.request.kind.owner]]
+        if waiting.request.id not in self._present:
+            insort(queue, waiting, key=_rank)
+        return Queue(tuple(queue), [waiting])
+
     def queues(self, now: Instant) -> Mapping[Owner, Queue]:
         """For one cycle, which decides all that it is given."""
         while (bound := self.next_bound()) is not None and bound <= now:

@@ -8,7 +8,7 @@ import pytest
 from controlplane.api.settings import ApiSettings
 from controlplane.core.ports import Refused
 from controlplane.core.request import Owner
-from tests.controlplane.api.stage import CHAT_MODEL, staged, until
+from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, staged, until
 
 ADMIN = {"authorization": "Bearer root"}
 SETTINGS = ApiSettings(admin_key_sha256=sha256(b"root").hexdigest())
@@ -112,7 +112,87 @@ async def test_an_operator_drains_it_before_ending_it():
 async def test_only_the_operator_may_look_and_change():
     async with staged(SETTINGS) as stage:
         assert (await stage.http.post("/admin/drain")).status_code == 401
+        assert (await stage.http.post("/admin/explain", json=ASKED)).status_code == 401
+        assert (await stage.http.get("/admin/explain/any")).status_code == 401
         assert (await stage.http.get("/admin/config")).status_code == 401
         assert (await stage.http.put("/admin/config", json={})).status_code == 401
         answer = await stage.http.put("/admin/config", content=b"{", headers=ADMIN)
         assert answer.json()["error"]["code"] == "invalid_json"
+
+
+ASKED = {"model": CHAT_MODEL, "prompt_tokens": 16, "max_tokens": 8}
+
+
+async def explained(stage, **said):
+    answer = await stage.http.post("/admin/explain", json={**ASKED, **said}, headers=ADMIN)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_an_operator_asks_what_would_be_decided_and_nothing_comes_of_it():
+    async with staged(SETTINGS, is_stepped=True, admission={"engine_queue": 0}) as stage:
+        before = stage.service.state()
+        told = await explained(stage)
+        assert (told["decision"], told["reason"], told["victims"]) == ("ADMIT", None, [])
+        assert told["request"]["class"] == "standard"
+        assert 0 < told["memory"]["needs_bytes"] <= told["memory"]["may_need_bytes"]
+        assert told["memory"]["predicted_peak_bytes"] <= told["memory"]["ceiling_bytes"]
+        told = await explained(stage, model=EMBED_MODEL, max_tokens=None, inputs=3)
+        assert (told["decision"], told["request"]["prompt_tokens"]) == ("ADMIT", 48)
+        assert stage.service.state() == before
+        assert stage.generator.runs == stage.embedder.runs == []
+        assert not stage.service.dispatcher.tickets()
+
+
+async def test_what_is_explained_is_what_the_gate_then_decides():
+    classes = {"standard": {"default": True, "sheddable": False}, "picky": {"ttft_ms": 1}}
+    async with staged(SETTINGS, is_stepped=True, admission={"engine_queue": 0}, classes=classes) as stage:
+        body = {"model": CHAT_MODEL, "prompt": [1] * 16, "max_tokens": 8}
+        asking = [asyncio.create_task(stage.http.post("/v1/completions", json=body)) for _ in range(4)]
+        await stage.generator.until_runs(4)
+        told = await explained(stage)
+        assert (told["decision"], told["reason"]) == ("DEFER", "no_slot")
+        assert (told["places"], told["queue"]) == ({"running": 4, "free": 0}, {"others": 0, "before_it": 0})
+        named = {"x-request-id": "mine"}
+        asking.append(asyncio.create_task(stage.http.post("/v1/completions", json=body, headers=named)))
+        await until(lambda: stage.service.dispatcher.waiting(Owner.LLM) == 1)
+        (mine,) = (await stage.http.get("/admin/explain/mine", headers=ADMIN)).json()["waiting"]
+        assert (mine["decision"], mine["reason"]) == ("DEFER", "no_slot")
+        assert (await explained(stage))["queue"] == {"others": 1, "before_it": 1}
+        told = await explained(stage, slo={"ttft_ms": 0.001}, service_class="picky")
+        assert (told["decision"], told["reason"], told["retry_after_ms"]) == (
+            "REJECT", "slo_unattainable", 1000.0,
+        )  # fmt: skip
+        refused = await stage.http.post(
+            "/v1/completions", json={**body, "slo": {"ttft_ms": 0.001}, "service_class": "picky"}
+        )
+        assert (refused.status_code, refused.headers["retry-after-ms"]) == (429, "1000")
+        while not all(task.done() for task in asking):
+            stage.generator.allow()
+            await asyncio.sleep(0)
+        assert [(await task).status_code for task in asking] == [200] * 5
+        missing = await stage.http.get("/admin/explain/mine", headers=ADMIN)
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "expected"),
+    [
+        ({"prompt_tokens": 1000}, 400, "has a context of 256 tokens"),
+        ({"model": EMBED_MODEL, "prompt_tokens": 65}, 400, "takes at most 64"),
+        ({"model": "nope"}, 404, "does not exist"),
+        ({"prompt_token": 3}, 400, "did you mean prompt_tokens?"),
+        ({"service_class": "gold"}, 400, "no such class"),
+    ],
+)
+async def test_what_could_not_be_asked_is_not_explained(said, status, expected):
+    async with staged(SETTINGS) as stage:
+        answer = await stage.http.post("/admin/explain", json={**ASKED, **said}, headers=ADMIN)
+        assert (answer.status_code, expected in answer.json()["error"]["message"]) == (status, True)
+
+
+async def test_after_a_drain_nobody_would_be_let_in():
+    async with staged(SETTINGS) as stage:
+        await stage.http.post("/admin/drain", headers=ADMIN)
+        answer = await stage.http.post("/admin/explain", json=ASKED, headers=ADMIN)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
