@@ -13,6 +13,7 @@ stands by itself with the prefix `tandem_`. All keys are optional:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from backends.vllm.board import key_of
@@ -25,6 +26,7 @@ from controlplane.policy.progress import Progress
 
 KEY = "tandem"
 _PREFIX = f"{KEY}_"
+_FORECASTS_KEPT = 256
 _KNOWN = (
     "id", "class", "priority", "arrival_ns", "deadline_ns", "ttft_ms", "tpot_ms", "e2e_ms", "gap_ms",
     "tokens", "levels", "quantiles", "resumed_tokens", "first_token_ns", "last_token_ns",
@@ -148,9 +150,15 @@ def forecast_of(said: Mapping[str, Any]) -> LengthForecast | None:
         return None
     try:
         levels = tuple(float(level) for level in said["levels"])
-        return LengthForecast(levels, tuple(float(tokens) for tokens in said["quantiles"]))
+        return _shared(levels, tuple(float(tokens) for tokens in said["quantiles"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{KEY}.quantiles: a list as long as {KEY}.levels is needed") from error
+
+
+@lru_cache(maxsize=_FORECASTS_KEPT)
+def _shared(levels: tuple[float, ...], quantiles: tuple[float, ...]) -> LengthForecast:
+    """One object for all of whom the same is said, so that what follows from it is computed once."""
+    return LengthForecast(levels, quantiles)
 
 
 def _whole(said: Mapping[str, Any], key: str, default: int) -> int:

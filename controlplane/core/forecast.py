@@ -60,6 +60,8 @@ class LengthForecast:
         An answer that outran its forecast is given up to half again of what it has produced: all that
         is known of it is that it is long.
         """
+        if after == 0 and self.tokens[0] >= 1.0:
+            return self
         passed = self.level_of(after)
         if passed >= 1.0:
             return LengthForecast((0.0, 1.0), (1.0, max(1.0, after / 2)))

@@ -36,3 +36,11 @@ def test_who_resumes_nothing_has_its_answer_before_it(said):
     fresh = read(said, prompt_tokens=20)
     assert (fresh.request.prompt_tokens, fresh.done, fresh.tokens) == (20, 0, 20)
     assert fresh.first_token is None
+
+
+def test_what_is_said_of_two_alike_is_read_once():
+    said = {"levels": [0, 0.5, 1], "quantiles": [10, 60, 200]}
+    one, other = read(said, prompt_tokens=20), read({**said, "quantiles": [10, 60.0, 200]}, prompt_tokens=20)
+    longer = read({**said, "quantiles": [10, 60, 201]}, prompt_tokens=20)
+    assert one.forecast is other.forecast
+    assert longer.forecast is not None and longer.forecast.tokens == (10.0, 60.0, 201.0)

@@ -112,3 +112,10 @@ def test_the_expected_rest_is_the_mean_beyond_what_has_appeared(forecast: Length
     beyond = [(passed, forecast.quantile(passed)), *(point for point in points if point[0] > passed)]
     area = sum((b - a) * (x + y) / 2 for (a, x), (b, y) in pairwise(beyond))
     assert forecast.expected_remaining(done) == pytest.approx(max(1.0, area / (1 - passed) - done))
+
+
+def test_before_its_first_token_an_answer_is_as_long_as_was_thought() -> None:
+    forecast = LengthForecast((0.0, 0.5, 1.0), (1.0, 60.0, 200.0))
+    assert forecast.remaining(after=0) is forecast
+    # What is to come is never less than a token.
+    assert LengthForecast((0.0, 1.0), (0.0, 60.0)).remaining(after=0).tokens == (1.0, 60.0)
