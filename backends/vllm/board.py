@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -42,8 +42,7 @@ Row = tuple[int, int, int]
 """(key of the request's id, tokens in the cache, blocks held)."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
+class EngineFacts(NamedTuple):
     """As of `at_ns` on the host's monotonic clock; memory in blocks. `ceded` is what nobody in the engine
     holds or still writes: only that may be lent to others. A step takes `step_ns` now, and
     `prompt_token_ns` more for each prompt token in it; 0 is unknown. `waited_ns` were left to others on
@@ -126,11 +125,7 @@ class Board:
     def write(self, facts: EngineFacts, keys: Column, tokens: Column, blocks: Column) -> None:
         """The rows by column. Those beyond the first 4,096 are left out."""
         count = min(len(keys), _ROWS)
-        packed = _FACTS.pack(
-            facts.at_ns, facts.step, facts.step_ns, facts.prompt_token_ns,
-            facts.total, facts.quota, facts.used, facts.ceded,
-            facts.running, facts.waiting, facts.preemptions, facts.recompute_tokens, facts.waited_ns, count,
-        )  # fmt: skip
+        packed = _FACTS.pack(*facts, count)
         self._sequence += 1
         columns = zip((keys, tokens, blocks), _COLUMNS, strict=True)
         rows = [np.asarray(column[:count], kind).tobytes() for column, kind in columns]

@@ -36,7 +36,7 @@ def obey(scheduler: Any, order: str, argument: Any = None, *, is_quiet: bool = F
         raise ValueError(f"order {order!r}: unknown; known are {', '.join(_ORDERS)}")
     if is_quiet:
         scheduler.settle()
-    state = asdict(scheduler.facts(Instant(scheduler.clock())))
+    state: dict[str, Any] = scheduler.facts(Instant(scheduler.clock()))._asdict()
     return state | {"options": asdict(scheduler.options), "malformed": scheduler.malformed}
 
 
