@@ -12,6 +12,7 @@ from controlplane.core.clock import Instant, seconds
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
+from controlplane.policy.crowd import Crowd
 from controlplane.policy.engine_step import EnginePolicy, EngineView
 from controlplane.policy.progress import Progress
 
@@ -101,7 +102,7 @@ class EngineRule:
             used=sum(one.blocks for one in running),
             growth=sum(-(-one.total // block) - one.blocks for one in running),
             free_slots=engine.max_running - len(running),
-            running=listed,
+            running=Crowd(listed),
         )
 
     def finish(self, one: Served) -> None:

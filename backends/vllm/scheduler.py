@@ -134,8 +134,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._runners.stamp(self.running, now)
         # What arrives is taken in here: a newcomer is in the step that it ended the wait for.
         while not len(self.waiting):
-            running = (request.tandem for request in self.running)
-            begin = next_step(running, last, now, self.options.decode_pace)
+            begin = next_step(self._runners.crowd, last, now, self.options.decode_pace)
             if begin <= now:
                 break
             wait_for_input(self.inputs, between(now, begin))
@@ -175,7 +174,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             used=self.balloon.used,
             growth=self._runners.growth(self.max_num_scheduled_tokens),
             free_slots=most_running(self.scheduler_config) - len(self.running),
-            running=self._runners.listed,
+            running=self._runners.crowd,
             has_packed=self.has_packed,
         )
 
@@ -298,6 +297,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             if is_waiting:
                 self.engine_policy.left(progress)
             progress.foretell(forecast)
+            self._runners.foretold(progress)
             if is_waiting:
                 self.engine_policy.joined(progress, Instant(self.clock()))
 

@@ -6,6 +6,10 @@ from functools import cached_property
 from itertools import pairwise
 from math import sqrt
 
+Piece = tuple[float, float, float, float]
+"""Of a distribution, between two of its points: the tokens at its end and the density; beyond it the
+probability, and tokens times that, summed."""
+
 
 @dataclass(frozen=True)
 class LengthForecast:
@@ -71,18 +75,22 @@ class LengthForecast:
 
     def expected_remaining(self, after: int) -> float:
         """The mean of `remaining`, without building it: for every step of every request."""
-        at = bisect_right(self.tokens, after)
-        if at == len(self.tokens):
+        piece = self.piece(after)
+        if piece is None:
             return (1.0 + max(1.0, after / 2)) / 2
-        end, density, beyond, area = self._pieces[at]
+        end, density, beyond, area = piece
         left = end - after
         mean = (density * left * left / 2 + area - beyond * after) / (density * left + beyond)
         return mean if mean > 1.0 else 1.0
 
+    def piece(self, after: int) -> Piece | None:
+        """Where an answer of so many tokens is; None for one that outran its forecast."""
+        at = bisect_right(self.tokens, after)
+        return self._pieces[at] if at < len(self.tokens) else None
+
     @cached_property
-    def _pieces(self) -> tuple[tuple[float, float, float, float], ...]:
-        """Up to each point from the one before: its tokens and the density; beyond it the probability, and
-        tokens times that, summed."""
+    def _pieces(self) -> tuple[Piece, ...]:
+        """Up to each point from the one before."""
         pieces = []
         for at, (level, tokens) in enumerate(self._points):
             below, fewer = self._points[at - 1] if at else (0.0, 0.0)

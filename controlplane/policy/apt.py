@@ -9,13 +9,12 @@ one vector operation values them all.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
 from controlplane.core.clock import Duration, Instant
+from controlplane.policy.columns import Columns
 from controlplane.policy.engine_step import RANKED, EngineView, StepPlan
 from controlplane.policy.progress import Progress
 
@@ -33,22 +32,18 @@ class AptKv:
         self._decay = decay
         self._keys: list[tuple[Instant, str]] = []
         self._waiting: list[Progress] = []
-        self._columns = np.zeros((3, 64), np.int64)
+        self._columns = Columns(3, np.int64)
 
     def joined(self, progress: Progress, now: Instant) -> None:
-        count = len(self._keys)
-        if count == self._columns.shape[1]:
-            self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
         at = bisect_left(self._keys, _key(progress))
         self._keys.insert(at, _key(progress))
         self._waiting.insert(at, progress)
-        self._columns[:, at + 1 : count + 1] = self._columns[:, at:count]
-        self._columns[:, at] = (_since(progress), progress.tokens, _lost_after(progress))
+        self._columns.put(at, (_since(progress), progress.tokens, _lost_after(progress)))
 
     def left(self, progress: Progress) -> None:
-        at, count = bisect_left(self._keys, _key(progress)), len(self._keys)
+        at = bisect_left(self._keys, _key(progress))
         del self._keys[at], self._waiting[at]
-        self._columns[:, at : count - 1] = self._columns[:, at + 1 : count]
+        self._columns.drop(at)
 
     def waiting(self) -> int:
         return len(self._keys)
@@ -63,11 +58,11 @@ class AptKv:
             free += victim.held
         if slots <= 0 or free <= 0 or not self._keys:
             return plan
-        columns = self._columns[:, : len(self._keys)]
+        columns = self._columns.filled
         if not view.has_packed and columns[_TOKENS].min() >= free * view.block_tokens:
             # Not even the smallest: there is nothing to value.
             return plan
-        needs = _needs(columns[_TOKENS], self._waiting, view)
+        needs = columns[_TOKENS] // view.per_block(self._waiting) + 1
         weight = np.where(columns[_LOST_AFTER] < view.now, self._decay, 1.0)
         values = ((view.now - columns[_SINCE]) / 1e9 * weight + _LEAST_SECONDS) / needs
         values[needs > view.quota] = -inf
@@ -85,20 +80,15 @@ class AptKv:
     def _last(self, view: EngineView, count: int) -> list[Progress]:
         """Those of the running ones that are worth least per block, the least last: `count`, and more where
         several are worth the same."""
-        running, now, size = view.running, view.now, view.block_tokens
-        # Who has just got a token is worth the less the more it holds: to find the last takes no values, and
-        # no array, which takes longer to fill.
-        full = [p.tokens // (p.per_block or size) if p.last_token == now else -1 for p in running]
-        least = sorted(full)[-count] if count <= len(full) else -1
+        running = view.running
+        # Who has just got a token is worth the less the more it holds: to find the last takes no values.
+        full = np.where(running.has_token_of(view.now), running.tokens // view.per_block(running), -1)
+        least = int(np.sort(full)[-count]) if count <= len(full) else -1
         most = _LEAST_SECONDS / (least + 1) if least >= 0 else inf
         found: list[tuple[float, tuple[Instant, str], Progress]] = []
-        for progress, blocks in zip(running, full, strict=True):
-            if blocks < 0:
-                value = self._value(progress, view)
-            elif blocks >= least:
-                value = _LEAST_SECONDS / (blocks + 1)
-            else:
-                continue
+        places = np.flatnonzero((full < 0) | (full >= least)).tolist()
+        for progress, blocks in zip(running.at(places), full[places].tolist(), strict=True):
+            value = self._value(progress, view) if blocks < 0 else _LEAST_SECONDS / (blocks + 1)
             if value <= most:
                 found.append((-value, _key(progress), progress))
         return [progress for *_, progress in sorted(found)]
@@ -107,14 +97,6 @@ class AptKv:
         """Seconds per block, as far as they count."""
         weight = self._decay if progress.is_hopeless(view.now, _NO_WORK) else 1.0
         return ((view.now - _since(progress)) / 1e9 * weight + _LEAST_SECONDS) / view.need(progress)
-
-
-def _needs(tokens: npt.NDArray[np.int64], of: Sequence[Progress], view: EngineView) -> npt.NDArray[np.int64]:
-    """`view.need` of each."""
-    if not view.has_packed:
-        return tokens // view.block_tokens + 1
-    per_block = np.array([p.per_block or view.block_tokens for p in of], np.int64)
-    return tokens // per_block + 1
 
 
 def _key(progress: Progress) -> tuple[Instant, str]:

@@ -4,25 +4,41 @@ A plan in the making: who starts takes blocks and a slot, who gives way returns 
 way first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+import numpy as np
+
+from controlplane.core.memory import Floats
+from controlplane.policy.columns import Bools, Ints
+from controlplane.policy.crowd import Crowd
 from controlplane.policy.engine_share import footprint_of, lease_table
-from controlplane.policy.engine_step import EngineView
+from controlplane.policy.engine_step import RANKED, EngineView
 from controlplane.policy.lookahead import LookAhead
 from controlplane.policy.progress import Progress
 
 # Whoever runs in a later lane gives way to any of an earlier one.
 HOPEFUL, BEYOND, LOST = range(3)
 
-# Lane, size, id: the larger gives way first.
-Ranked = tuple[int, float, str, Progress]
+
+class Ranking:
+    """Those of a crowd that are not `spared`. `order` has their places in it, the first to give way last: by
+    lane, size and id. Lanes and sizes are by place."""
+
+    def __init__(self, crowd: Crowd, lanes: Ints, sizes: Floats, spared: Collection[Progress]) -> None:
+        self.crowd = crowd
+        self.lanes = lanes
+        self.sizes = sizes
+        self.order: list[int] = np.lexsort((crowd.by_id, sizes, lanes)).tolist()
+        if spared:
+            stay = set(crowd.places(without=spared))
+            self.order = [at for at in self.order if at in stay]
 
 
 class Draft:
     """`settle` steps later counts too, as if nobody else started. Ranks are asked for only if somebody must
     give way."""
 
-    def __init__(self, view: EngineView, rank: Callable[[EngineView], list[Ranked]], settle: int) -> None:
+    def __init__(self, view: EngineView, rank: Callable[[EngineView], Ranking], settle: int) -> None:
         self.view = view
         self.preempt: list[Progress] = []
         self.offer: list[Progress] = []
@@ -32,14 +48,15 @@ class Draft:
         self._growth = settle / view.block_tokens
         self._later: float | None = None
         self._rank = rank
-        self._ranks: list[Ranked] | None = None
+        self._ranks: Ranking | None = None
         self._offered: set[str] = set()
         self._look: LookAhead | None = None
 
     @property
     def ranked(self) -> list[Progress]:
-        """Empty when nobody asked."""
-        return [] if self._ranks is None else [progress for *_, progress in self._ranks]
+        """The last `RANKED` of them; empty when nobody asked."""
+        ranks = self._ranks
+        return [] if ranks is None else ranks.crowd.at(ranks.order[-RANKED:])
 
     def need(self, progress: Progress) -> int:
         return self.view.need(progress)
@@ -48,17 +65,17 @@ class Draft:
         """Blocks that it holds before it leaves."""
         return self.need(progress) + progress.remaining() // self.view.block_tokens
 
-    def _ranking(self) -> list[Ranked]:
+    def _ranking(self) -> Ranking:
         if self._ranks is None:
             self._ranks = self._rank(self.view)
         return self._ranks
 
     def give_way(self) -> bool:
         """The last in rank leaves; False if nobody is left."""
-        ranking = self._ranking()
-        if not ranking:
+        ranks = self._ranking()
+        if not ranks.order:
             return False
-        victim = ranking.pop()[-1]
+        victim = ranks.crowd[ranks.order.pop()]
         self.preempt.append(victim)
         self.free += victim.held
         if self._later is not None:
@@ -85,8 +102,10 @@ class Draft:
     def left_when_settled(self) -> float:
         """Blocks free after `settle` steps; never more than now."""
         if self._later is None:
-            gone = {progress.request.id for progress in self.preempt}
-            kept = sum(self._held_later(p) for p in self.view.running if p.request.id not in gone)
+            running = self.view.running
+            stays = running.to_come() > self._settle
+            kept = float(running.held[stays].sum() + self._growth * np.count_nonzero(stays))
+            kept -= sum(map(self._held_later, self.preempt))
             self._later = self.view.quota - kept - sum(map(self._needed_later, self.offer))
         return min(self._later, self.free)
 
@@ -95,6 +114,13 @@ class Draft:
         if self._settle == 0 or self.is_idle:
             return True
         return self._needed_later(progress) <= self.left_when_settled
+
+    def settle(self, needs: Ints, to_come: Ints) -> Bools:
+        """`settles` of many, that need so many blocks now and for so many tokens."""
+        if self._settle == 0 or self.is_idle:
+            return np.full(len(needs), True)
+        later = np.where(to_come <= self._settle, 0.0, needs + self._growth)
+        return later <= self.left_when_settled
 
     def _held_later(self, progress: Progress) -> float:
         is_done = progress.remaining() <= self._settle
@@ -105,11 +131,11 @@ class Draft:
 
     def take(self, progress: Progress, size: float) -> bool:
         """Starts it on the memory of those not hopeful, or that need more than `size`, if that suffices."""
-        need, gained, count = self.need(progress), 0, 0
-        for lane, victim_size, _, victim in reversed(self._ranking()):
-            if self.free + gained >= need or (lane == HOPEFUL and victim_size <= size):
+        need, gained, count, ranks = self.need(progress), 0, 0, self._ranking()
+        for at in reversed(ranks.order):
+            if self.free + gained >= need or (ranks.lanes[at] == HOPEFUL and ranks.sizes[at] <= size):
                 break
-            gained += victim.held
+            gained += int(ranks.crowd.held[at])
             count += 1
         if self.free + gained < need:
             return False
@@ -130,8 +156,9 @@ class Draft:
 
     def _stays(self, progress: Progress) -> bool:
         if self._look is None:
-            gone = {p.request.id for p in self.preempt}
-            alive = [*(p for p in self.view.running if p.request.id not in gone), *self.offer]
-            self._look = LookAhead(lease_table(alive, self.view.block_tokens))
+            alive = self.view.running.without(self.preempt)
+            for one in self.offer:
+                alive.add(one)
+            self._look = LookAhead(lease_table(alive, self.view))
         footprint = footprint_of(progress, self.view.block_tokens)
         return self._look.peak_with(footprint) <= self.view.quota * self.view.block_tokens

@@ -4,7 +4,7 @@ The engine knows blocks; the policies are indifferent to the unit, so one token 
 byte. A line bounds its blocks from above, as in the ledger.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from controlplane.core.geometry import KvGeometry
 from controlplane.core.memory import Footprint, LeaseTable, generate_footprint
 from controlplane.core.request import Owner
 from controlplane.core.view import PoolView, Queue, Running, Share, Waiting
+from controlplane.policy.crowd import Crowd
 from controlplane.policy.engine_step import EngineView
 from controlplane.policy.ordering import Rank
 from controlplane.policy.progress import Progress
@@ -30,22 +31,17 @@ def footprint_of(progress: Progress, block_tokens: int) -> Footprint:
     )
 
 
-def lease_table(alive: Iterable[Progress], block_tokens: int) -> LeaseTable:
-    listed = list(alive)
-    tokens = np.array([p.tokens for p in listed], dtype=np.float64)
-    slope, variance = np.ones(len(listed)), np.zeros(len(listed))
+def lease_table(alive: Crowd, view: EngineView) -> LeaseTable:
     # A token of one that packs its blocks more densely takes less than a token of the cache.
-    if any(packed := [p.per_block for p in listed]):
-        slope = np.array([block_tokens / (per_block or block_tokens) for per_block in packed])
-    # `remaining` of each, asked only of those that have no predicted end before them.
-    steps = np.array([p.ends_at for p in listed], dtype=np.float64) - tokens
-    if asked := np.flatnonzero(steps < 1).tolist():
-        steps[asked] = [listed[at].remaining() for at in asked]
-        forecasts = [listed[at].forecast for at in asked]
-        variance[asked] = [0.0 if one is None else one.deviation**2 for one in forecasts]
-    priority = np.array([p.priority for p in listed], dtype=np.float64)
-    ids = tuple([p.request.id for p in listed])
-    return LeaseTable(ids, slope * tokens + block_tokens - 1, slope, steps, variance, priority)
+    slope = np.full(len(alive), view.block_tokens / view.per_block(alive))
+    return LeaseTable(
+        ids=tuple(alive.ids),
+        base=slope * alive.tokens.astype(np.float64) + view.block_tokens - 1,
+        per_step=slope,
+        steps=alive.to_come().astype(np.float64),
+        variance=alive.variance.copy(),
+        priority=alive.priority.astype(np.float64),
+    )
 
 
 def share_of(view: EngineView) -> Share:
@@ -60,7 +56,7 @@ def share_of(view: EngineView) -> Share:
         deficit=0,
         largest=view.quota * tokens,
         free_slots=view.free_slots,
-        leases=lease_table(view.running, tokens),
+        leases=lease_table(view.running, view),
         pace=view.pace,
         preemptible=preemptible,
     )

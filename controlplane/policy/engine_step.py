@@ -5,12 +5,16 @@ for a plan. Memory is counted in blocks. A policy never refuses: whatever waits 
 does not offer waits on; the engine admits of the offer, in order, as long as blocks and batch suffice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
+
 from controlplane.core.clock import Instant
 from controlplane.core.view import Pace
+from controlplane.policy.columns import Ints
+from controlplane.policy.crowd import Crowd
 from controlplane.policy.progress import Progress
 
 RANKED = 32
@@ -30,7 +34,7 @@ class EngineView:
     used: int
     growth: int
     free_slots: int
-    running: Sequence[Progress]
+    running: Crowd
     has_packed: bool = True
 
     @property
@@ -52,8 +56,14 @@ class EngineView:
             self,
             used=self.used - sum(p.held for p in gone),
             free_slots=self.free_slots + len(gone),
-            running=[p for p in self.running if p not in gone],
+            running=self.running.without(gone),
         )
+
+    def per_block(self, these: Iterable[Progress]) -> Ints | int:
+        """Tokens that a block holds of each; one number where it is the same of all."""
+        if not self.has_packed:
+            return self.block_tokens
+        return np.array([p.per_block or self.block_tokens for p in these], np.int64)
 
     def need(self, progress: Progress) -> int:
         """Blocks that it takes to compute its next token."""

@@ -5,7 +5,6 @@ is a mean, so being ahead of it is slack. Remaining memory-time is what serving 
 takes: token-steps, now until its predicted last token.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from controlplane.core.clock import Duration, Instant, between, scaled
@@ -16,9 +15,10 @@ from controlplane.core.view import Pace, Running
 
 @dataclass(eq=False, slots=True)
 class Progress:
-    """Mutable; its only writer is the host. `predicted` output tokens may be wrong by any factor; `name` is
-    what the caller calls the request; `gap` is the longest pause that is promised after the first token,
-    None for no promise."""
+    """Mutable; its only writers are the host and the crowd that it is in, which knows better what each step
+    changes until it is asked for it. `predicted` output tokens may be wrong by any factor; `name` is what the
+    caller calls the request; `gap` is the longest pause that is promised after the first token, None for no
+    promise."""
 
     request: Request
     predicted: int
@@ -39,27 +39,19 @@ class Progress:
     tokens: int = field(init=False)
     """What must be in the cache before the next token: the prompt, and the answer so far."""
     priority: int = field(init=False)
-    """Of its class. This and what follows are asked for each running request in nearly each step."""
+    """Of its class."""
     first_due: Instant | None = field(init=False)
     """When the first token must be out."""
-    ends_at: int = field(init=False)
-    """Tokens at its predicted end; 0 where a forecast says something else with every token."""
-    _left: int = field(init=False)
-    """What `remaining` said when it was asked last, at so many tokens."""
-    _asked_at: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         request = self.request
         self.tokens = request.prompt_tokens
         self.priority = request.service_class.priority
         self.first_due = request.slo.first_token_deadline(request.arrival)
-        predicted = min(self.predicted, request.max_output_tokens)
-        self.ends_at = request.prompt_tokens + predicted if self.forecast is None else 0
-        self._left, self._asked_at = 1, None
 
     def foretell(self, forecast: LengthForecast) -> None:
         """The whole answer is now thought to be so long."""
-        self.forecast, self.is_guess, self.ends_at, self._asked_at = forecast, False, 0, None
+        self.forecast, self.is_guess = forecast, False
         self.predicted = max(1, min(round(forecast.mean), self.request.max_output_tokens))
 
     @property
@@ -85,17 +77,12 @@ class Progress:
         """Tokens expected to come, at least 1, given that the answer went on so far. Where only a number was
         predicted, one that outran it is given a quarter more of what it has: it is known to be long, not
         that it is nearly over."""
-        if (left := self.ends_at - self.tokens) > 0:
-            return left
-        if self._asked_at != self.tokens:
-            request, forecast = self.request, self.forecast
-            done = self.tokens - request.prompt_tokens
-            left = max(16, done // 4) if forecast is None else round(forecast.expected_remaining(done))
-            most = request.max_output_tokens - done
-            left = left if left < most else most
-            self._left = left if left > 1 else 1
-            self._asked_at = self.tokens
-        return self._left
+        forecast, done, predicted = self.forecast, self.done, self.predicted
+        if forecast is not None:
+            left = round(forecast.expected_remaining(done))
+        else:
+            left = predicted - done if done < predicted else max(16, done // 4)
+        return max(1, min(left, self.request.max_output_tokens - done))
 
     def memory_time(self) -> float:
         """Token-steps from now to the end."""
@@ -140,15 +127,3 @@ class Progress:
             remaining_steps=self.remaining(),
             preemptions=self.preemptions,
         )
-
-
-def stamp_all(listed: Sequence[Progress], tokens: Sequence[int], now: Instant) -> None:
-    """Those that have more tokens in the cache, or to be put there, than when they were stamped last."""
-    for one, present in zip(listed, tokens, strict=True):
-        if new := present - one.tokens:
-            if one.last_token is None or one.gap is not None:
-                one.stamp(now, new)
-                continue
-            # `stamp` written out, since in most steps it is everybody.
-            one.last_token = now
-            one.tokens = present

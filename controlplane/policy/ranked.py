@@ -49,7 +49,7 @@ class _Blocked:
 
 
 class RankedPolicy:
-    """`ahead` decides by predicted completions, `at_once` by the present use."""
+    """`ahead` decides by predicted completions, `at_once` by the present use; both look ahead alike."""
 
     def __init__(
         self, ordering: Ordering, ahead: Admission, at_once: Admission, *, look_ahead: LookAheadFor
@@ -137,14 +137,13 @@ class RankedPolicy:
                 self._note_blocked(place, view)
                 return
             share = share or share_of(left)
-            admission = self._admission(progress, view)
-            look = look or admission.look(share)
-            verdict = admission.try_in_time(share, look, waiting, view.now)
+            look = look or self.ahead.look(share)
+            verdict = self._admission(progress, view).try_in_time(share, look, waiting, view.now)
             if not isinstance(verdict, Admit) and not share.leases.ids and not plan.offer:
                 # The line bounds its blocks from above; alone it starts if the blocks are there.
                 verdict = Admit(waiting.footprint)
             if not isinstance(verdict, Admit):
-                forced = self.ahead.try_preempt(share, self.ahead.look(share), waiting, view.now)
+                forced = self.ahead.try_preempt(share, look, waiting, view.now)
                 if forced is None:
                     self._note_blocked(place, view)
                     return
@@ -196,7 +195,7 @@ def _is_background(progress: Progress, now: Instant) -> bool:
 def _may_preempt(progress: Progress, view: EngineView) -> bool:
     if progress.first_due is None or progress.first_due < view.now:
         return False
-    return any(p.priority < progress.priority for p in view.running)
+    return bool((view.running.priority < progress.priority).any())
 
 
 def _rank(place: _Place) -> Rank:

@@ -20,27 +20,26 @@ Paused requests whose next token is not yet due resume first.
 """
 
 from bisect import bisect_left, insort
+from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
 from math import inf
-from typing import TypeVar
 
-from controlplane.core.clock import Duration, Instant, scaled, seconds
+import numpy as np
+
+from controlplane.core.clock import Duration, Instant, after, scaled, seconds
 from controlplane.policy.aged_share import AgedShare
-from controlplane.policy.draft import BEYOND, HOPEFUL, LOST, Draft, Ranked
+from controlplane.policy.draft import BEYOND, HOPEFUL, LOST, Draft, Ranking
 from controlplane.policy.engine_step import EngineView, StepPlan
+from controlplane.policy.fresh_line import FreshLine, Key
 from controlplane.policy.progress import Progress
 from controlplane.policy.size_cut import SizeCut
 
-_NO_WORK = Duration(0)
 _ASK_LOST_EVERY = 4
 _LOST_AT_ONCE = 4
 _LAST_CALL_STEPS = 3
 
-Key = tuple[float, int, str]
 Age = tuple[int, str]
-Entry = TypeVar("Entry", Key, Age)
-
 
 _PATIENCE = seconds(300)
 # The price of a prompt follows each step. If the order did, requests alike would not go by arrival.
@@ -83,8 +82,7 @@ class ShortestRemaining:
     def __init__(self, options: SrmtOptions) -> None:
         self._options = options
         self._cut = SizeCut(window=options.window, share=options.share) if options.share else None
-        self._fresh: list[tuple[Key, Progress]] = []
-        self._keys: dict[str, Key] = {}
+        self._fresh = FreshLine()
         self._reading = 0.0
         self._paused: dict[str, Progress] = {}
         self._lost: list[tuple[Age, Progress]] = []
@@ -110,7 +108,7 @@ class ShortestRemaining:
         elif request_id in self._paused:
             del self._paused[request_id]
         else:
-            self._take_fresh(request_id)
+            self._fresh.drop(request_id)
 
     def waiting(self) -> int:
         return len(self._lanes)
@@ -126,10 +124,7 @@ class ShortestRemaining:
         if high <= _PRICE_MOVES * low:
             return
         self._reading = reading
-        for at, (_, progress) in enumerate(self._fresh):
-            key = self._keys[progress.request.id] = self._key(progress)
-            self._fresh[at] = (key, progress)
-        self._fresh.sort(key=_first)
+        self._fresh.sort_anew(self._key)
 
     def _sort_in(self, view: EngineView) -> None:
         """Each newcomer into its line, and into the lost one as soon as its time is up."""
@@ -145,8 +140,7 @@ class ShortestRemaining:
                 self._lose(progress)
                 continue
             if progress.first_token is None:
-                self._keys[request_id] = key
-                insort(self._fresh, (key, progress), key=_first)
+                self._fresh.add(progress, key, self._urgent_from(progress))
             else:
                 self._paused[request_id] = progress
             if (deadline := progress.deadline()) is not None:
@@ -161,16 +155,11 @@ class ShortestRemaining:
                 self._move_to_lost(found)
 
     def _waiting_hopeful(self, request_id: str) -> Progress | None:
-        if (key := self._keys.get(request_id)) is not None:
-            return self._fresh[bisect_left(self._fresh, key, key=_first)][1]
-        return self._paused.get(request_id)
-
-    def _take_fresh(self, request_id: str) -> None:
-        del self._fresh[bisect_left(self._fresh, self._keys.pop(request_id), key=_first)]
+        return self._fresh.find(request_id) or self._paused.get(request_id)
 
     def _move_to_lost(self, progress: Progress) -> None:
         if self._paused.pop(progress.request.id, None) is None:
-            self._take_fresh(progress.request.id)
+            self._fresh.drop(progress.request.id)
         self._lose(progress)
 
     def _lose(self, progress: Progress) -> None:
@@ -197,23 +186,16 @@ class ShortestRemaining:
             self._start_lost(draft)
         return StepPlan(draft.preempt, draft.offer, draft.ranked)
 
-    def _lane(self, progress: Progress, size: float, now: Instant) -> int:
-        if progress.is_hopeless(now, _NO_WORK):
-            return LOST
-        return BEYOND if self._is_beyond(progress, size) else HOPEFUL
-
     def _is_beyond(self, progress: Progress, size: float) -> bool:
         return self._cut is not None and size > self._cut.size and not progress.is_guess
 
-    def _ranked(self, view: EngineView) -> list[Ranked]:
-        """The running ones; the first to give way last, those that may not at all left out."""
-        ranked: list[Ranked] = []
-        for progress in view.running:
-            if progress not in self._aged.running:
-                size = progress.memory_time()
-                ranked.append((self._lane(progress, size, view.now), size, progress.request.id, progress))
-        ranked.sort()
-        return ranked
+    def _ranked(self, view: EngineView) -> Ranking:
+        running = view.running
+        sizes, lanes = running.memory_time(), np.full(len(running), HOPEFUL)
+        if self._cut is not None:
+            lanes[(sizes > self._cut.size) & ~running.is_guess] = BEYOND
+        lanes[running.is_lost(view.now)] = LOST
+        return Ranking(running, lanes, sizes, spared=self._aged.running)
 
     def _start_aged(self, draft: Draft) -> None:
         """The oldest beyond its patience takes what it needs and keeps it, unless their share is spent."""
@@ -230,23 +212,25 @@ class ShortestRemaining:
             return
 
     def _start_fresh(self, draft: Draft) -> None:
-        options, view = self._options, draft.view
         # Blocks that nobody could be given: who comes later is larger, so fewer give way for it.
         in_vain = inf
-        for (size, _, _), progress in self._fresh:
-            if draft.slots <= 0:
-                return
-            need = draft.need(progress)
-            if need > draft.free and (need >= in_vain or not self._is_urgent(progress, view.now)):
-                continue
+        asked = deque(self._fresh.that_may_start(draft, 0, in_vain) if draft.slots > 0 else ())
+        while asked and draft.slots > 0:
+            at, before = asked.popleft(), (len(draft.offer), in_vain)
+            (size, _, _), progress = self._fresh[at]
             if self._is_beyond(progress, size):
                 self._start_beyond(draft, progress, size)
-                continue
-            if draft.settles(progress) and draft.start(progress):
-                continue
-            # One that fits may overtake: what is urgent takes its memory when it must.
-            if self._is_urgent(progress, view.now) and not draft.start(progress):
-                in_vain = inf if draft.take(progress, options.preempt_ratio * size) else need
+            elif not (draft.settles(progress) and draft.start(progress)):
+                in_vain = self._start_urgent(draft, progress, size, in_vain)
+            if (len(draft.offer), in_vain) != before:
+                asked = deque(self._fresh.that_may_start(draft, at + 1, in_vain))
+
+    def _start_urgent(self, draft: Draft, progress: Progress, size: float, in_vain: float) -> float:
+        """One that fits may overtake: what is urgent takes its memory when it must. Blocks that nobody could
+        be given from now on."""
+        if not self._is_urgent(progress, draft.view.now) or draft.start(progress):
+            return in_vain
+        return inf if draft.take(progress, self._options.preempt_ratio * size) else draft.need(progress)
 
     def _start_beyond(self, draft: Draft, progress: Progress, size: float) -> None:
         if draft.is_idle:
@@ -263,13 +247,19 @@ class ShortestRemaining:
         return deadline is not None and view.now + work > deadline
 
     def _is_urgent(self, progress: Progress, now: Instant) -> bool:
+        urgent_from = self._urgent_from(progress)
+        return urgent_from is not None and now >= urgent_from
+
+    def _urgent_from(self, progress: Progress) -> Instant | None:
         deadline, arrival = progress.deadline(), progress.request.arrival
         if deadline is None:
-            return False
-        return now >= arrival + scaled(Duration(deadline - arrival), self._options.urgency)
+            return None
+        return after(arrival, scaled(Duration(deadline - arrival), self._options.urgency))
 
     def _start_lost(self, draft: Draft) -> None:
         """One alone, in order of arrival; else the smallest that find room in what arrivals leave over."""
+        if draft.slots <= 0:
+            return
         for _, progress in self._lost:
             if not draft.is_idle:
                 break
@@ -288,14 +278,14 @@ class ShortestRemaining:
             return view.quota
         if (spare := self._cut.spare) <= 0:
             return 0.0
-        return spare * view.quota - sum(p.held for p in view.running if p.is_hopeless(view.now, _NO_WORK))
+        return spare * view.quota - int(view.running.held[view.running.is_lost(view.now)].sum())
 
 
 def _age(progress: Progress) -> Age:
     return (progress.request.arrival, progress.request.id)
 
 
-def _first(entry: tuple[Entry, Progress]) -> Entry:
+def _first(entry: tuple[Age, Progress]) -> Age:
     return entry[0]
 
 

@@ -63,7 +63,7 @@ def seen_as_it_is(scheduler) -> bool:
     asked = [-(-min(known, done + 256) // BLOCK_TOKENS) + (-done // BLOCK_TOKENS) for done, known in tokens]
     rows = [column.tolist() for column in scheduler._runners.rows(running)]
     assert view.growth == sum(max(0, more) for more in asked)
-    assert view.running == [one.tandem for one in running]
+    assert list(view.running) == [one.tandem for one in running]
     assert rows[0] == [one.tandem.key for one in running]
     assert rows[1] == [one.tandem.tokens for one in running] == [one.num_tokens for one in running]
     assert rows[2] == [-(-done // BLOCK_TOKENS) for done, _ in tokens]

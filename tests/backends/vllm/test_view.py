@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from backends.vllm.metadata import Defaults, progress_of
 from backends.vllm.view import Runners
 from controlplane.core.clock import Instant
+from controlplane.core.forecast import LengthForecast
 
 BLOCK = 16
 MOST = 64
@@ -49,8 +50,13 @@ def test_what_is_kept_is_what_is_there(random, runs_ahead, takes_back, is_told):
                 one.num_output_placeholders = random.randrange(2)
         runners.stamp(running, now)
         assert runners.growth(MOST) == grown(running)
-        assert runners.listed == [one.tandem for one in running]
+        assert list(runners.crowd) == [one.tandem for one in running]
         assert all(one.tandem.tokens == len(one._all_token_ids) for one in running)
+        if running and random.random() < 0.2:
+            told = random.choice(running).tandem
+            told.foretell(LengthForecast((0.0, 1.0), (10.0, random.choice([20.0, 200.0]))))
+            runners.foretold(told)
+        assert runners.crowd.to_come().tolist() == [one.tandem.remaining() for one in running]
         assert all(one.tandem.held == -(-one.num_computed_tokens // BLOCK) for one in running)
         for one in random.sample(running, random.randrange(len(running) + 1) // 3):
             running.remove(one)

@@ -11,11 +11,12 @@ from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
 from controlplane.policy.aged_share import AgedShare
+from controlplane.policy.crowd import Crowd
 from controlplane.policy.engine_step import EngineView
 from controlplane.policy.progress import Progress
 
 QUOTA = 100
-VIEW = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, QUOTA, 0, 0, 64, [])
+VIEW = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, QUOTA, 0, 0, 64, Crowd())
 KLASS = ServiceClass("any", Slo(), 0, sheddable=False)
 ANY = Request("any", Kind.GENERATE, "m", "t", KLASS, KLASS.slo, Instant(0), 1, 1)
 
@@ -32,7 +33,7 @@ def served(share: float, stays: list[tuple[int, int]], steps: int) -> tuple[int,
     left: dict[Progress, int] = {}
     for _ in range(steps):
         used += sum(one.held for one in left)
-        account.account(replace(VIEW, running=list(left)))
+        account.account(replace(VIEW, running=Crowd(left)))
         left = {one: stay - 1 for one, stay in left.items() if stay > 1}
         if account.has_credit:
             blocks, stay = stays[starts % len(stays)]

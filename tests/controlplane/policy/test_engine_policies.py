@@ -13,6 +13,7 @@ from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
 from controlplane.policy.apt import AptKv
 from controlplane.policy.catalogue import ORDERINGS, engine_policy
+from controlplane.policy.crowd import Crowd
 from controlplane.policy.cycle import run_cycle
 from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.engine_share import pool_view, waiting_of
@@ -58,7 +59,8 @@ def view_of(running: list[Progress], *, free: int, quota: int | None = None) -> 
         one.held = -(-one.tokens // BLOCK)
     used = sum(p.held for p in running)
     growth = sum(p.tokens % BLOCK == 0 for p in running)
-    return EngineView(NOW, PACE, BLOCK, used + free if quota is None else quota, used, growth, 64, running)
+    quota = used + free if quota is None else quota
+    return EngineView(NOW, PACE, BLOCK, quota, used, growth, 64, Crowd(running))
 
 
 def planned(

@@ -6,6 +6,7 @@ from controlplane.core.clock import Duration, Instant, seconds
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import HiddenPrice, Pace
+from controlplane.policy.crowd import Crowd
 from controlplane.policy.engine_step import EngineView
 from controlplane.policy.forms import choose_forms
 from controlplane.policy.progress import Progress
@@ -35,7 +36,7 @@ def _progress(name, prompt, *, predicted=100):
 
 def _view(quota, running=()):
     pace = Pace(STEP, Duration(0))
-    return EngineView(NOW, pace, BLOCK, quota, 0, 0, 256, list(running))
+    return EngineView(NOW, pace, BLOCK, quota, 0, 0, 256, Crowd(running))
 
 
 def _choose(view, waiting, hidden=(), *, price=CHEAP):

@@ -1,0 +1,61 @@
+"""Numbers of many, by column: what is asked of everybody in each step is then one operation on vectors.
+
+Nearly all time of asking one after the other is waiting for memory: each is an object of its own, and vLLM's
+own step has put them all out of the caches.
+"""
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+Number = TypeVar("Number", np.int64, np.float64)
+
+_FIRST_ROWS = 64
+
+
+class Columns(Generic[Number]):
+    """`rows` of `count` numbers each, in an order that is their owner's."""
+
+    def __init__(self, count: int, kind: type[Number], rows: Sequence[Sequence[float]] = ()) -> None:
+        self._all: npt.NDArray[Number] = np.zeros((count, max(_FIRST_ROWS, 2 * len(rows))), kind)
+        if rows:
+            self._all[:, : len(rows)] = np.array(rows, kind).T
+        self._rows = len(rows)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def filled(self) -> npt.NDArray[Number]:
+        """[column, row]; what is written into it is kept."""
+        return self._all[:, : self._rows]
+
+    def column(self, which: int) -> npt.NDArray[Number]:
+        found: npt.NDArray[Number] = self._all[which, : self._rows]
+        return found
+
+    def put(self, at: int, row: Sequence[float]) -> None:
+        """Those from `at` on make room."""
+        rows = self._rows
+        if rows == self._all.shape[1]:
+            self._all = np.concatenate((self._all, np.zeros_like(self._all)), axis=1)
+        self._all[:, at + 1 : rows + 1] = self._all[:, at:rows]
+        self._all[:, at] = row
+        self._rows = rows + 1
+
+    def drop(self, at: int) -> None:
+        rows = self._rows
+        self._all[:, at : rows - 1] = self._all[:, at + 1 : rows]
+        self._rows = rows - 1
+
+    def only(self, rows: Sequence[int]) -> "Columns[Number]":
+        """A copy of these alone, in this order."""
+        copied = Columns(len(self._all), self._all.dtype.type)
+        copied._all = np.concatenate((self._all[:, rows], np.zeros_like(self._all)), axis=1)
+        copied._rows = len(rows)
+        return copied
