@@ -110,7 +110,7 @@ def _bind_once(family: int, address: Any) -> None:
 
 
 def host_forever(service: Service, config: Config) -> int:
-    """Until a signal. 1 if the service could not start."""
+    """Until a signal. 1 if the service could not start, or nobody can reach it."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_host(service, config))
 
@@ -139,6 +139,9 @@ async def _host(service: Service, config: Config) -> int:
     )
     try:
         await _Server(options, service).serve()
+    except SystemExit:
+        # uvicorn's way to say, after it has told the log, that it cannot listen: somebody else does by now.
+        return 1
     finally:
         await service.stop()
     return 0

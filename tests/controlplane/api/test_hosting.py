@@ -1,8 +1,10 @@
 """How the service leaves the network: on which signals, how soon, and what those are told who still wait."""
 
 import asyncio
+import gc
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -10,7 +12,11 @@ import httpx
 import pytest
 import uvicorn
 
-from controlplane.api.hosting import _Server
+from backends.scripted import ScriptedEmbedder
+from controlplane.api.hosting import _host, _Server
+from controlplane.config import parse
+from controlplane.core.ports import BackendDown
+from controlplane.service.assembly import Service
 from tests.controlplane.api.stage import CHAT_MODEL, Stage, staged, until
 
 CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -92,3 +98,15 @@ async def test_a_second_signal_ends_what_still_runs(caplog):
     assert [line.rpartition(", ")[2] for line in told] == [
         "those that run may go on for 30 s", "those that run may go on for 0 s",
     ]  # fmt: skip
+
+
+async def test_an_address_that_was_taken_while_engines_loaded_ends_it_in_order():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        server = {"port": other.getsockname()[1]}
+        config = parse({"server": server, "models": {"embeddings": [{"model": "m"}]}})
+        embedder = ScriptedEmbedder(model="m")
+        service = Service(config, [], [embedder], workspace_bytes=embedder.workspace_bytes)
+        assert await _host(service, config) == 1
+    gc.unfreeze()
+    with pytest.raises(BackendDown, match="starting or stopping"):
+        await service.check()
