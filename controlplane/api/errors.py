@@ -4,10 +4,12 @@ What a backend said of itself goes to the log; the caller reads our own words.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from http import HTTPStatus
 from math import ceil
+from typing import get_args
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -195,9 +197,22 @@ def _not_taken(param: str, fault: ErrorDetails, model: type[BaseModel]) -> Probl
         return Problem(
             400, f"{param}: is not served; {UNSERVED[param]}", param=param, code="unsupported_parameter"
         )
-    near = get_close_matches(param, model.model_fields, n=1) if len(fault["loc"]) == 1 else []
-    remedy = f"did you mean {near[0]}?" if near else "remove it"
+    *parents, key = map(str, fault["loc"])
+    near = get_close_matches(key, _fields_at(model, parents), n=1)
+    remedy = f"did you mean {'.'.join([*parents, near[0]])}?" if near else "remove it"
     return Problem(400, f"{param}: unknown field; {remedy}", param=param, code="unknown_parameter")
+
+
+def _fields_at(model: type[BaseModel], parents: Sequence[str]) -> Sequence[str]:
+    """Of the object there; none where it is none of ours."""
+    for name in parents:
+        found = model.model_fields.get(name)
+        kinds = () if found is None else (found.annotation, *get_args(found.annotation))
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not inner:
+            return ()
+        model = inner[0]
+    return tuple(model.model_fields)
 
 
 def _rule(fault: ErrorDetails) -> str:

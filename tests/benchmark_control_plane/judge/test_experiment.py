@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,11 @@ def read(tmp_path, content):
     return read_experiment(path, tmp_path).plan
 
 
+def test_the_example_of_the_documentation_can_be_read(tmp_path):
+    (example,) = re.findall(r"```yaml\n(.*?)```", Path("docs/benchmarking.md").read_text("utf-8"), re.DOTALL)
+    assert read(tmp_path, yaml.safe_load(example)).name == "mine"
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_experiments_that_are_shipped_can_be_read(path):
     plan = read_experiment(path, Path()).plan
@@ -57,7 +63,7 @@ def test_the_experiments_that_are_shipped_can_be_read(path):
     [
         ("question", None, "question: missing"),
         ("window", {"warmup": 1}, "window.warmup: unknown key; did you mean 'warmup_s'"),
-        ("streams.chat.share", 0, "share=0: Input should be greater than 0"),
+        ("streams.chat.share", 0, "share=0: should be greater than 0"),
         ("streams.chat.service_class", "other", "class 'other' is not in classes"),
         ("streams.chat.prompt_tokens", {}, "exactly one of fixed"),
         ("streams.chat.prompt_tokens", None, "prompt_tokens: missing; kind: generate needs it, or a trace"),

@@ -181,6 +181,19 @@ async def test_the_item_at_fault_is_named(stage: Stage, given: Any, told: str):
     assert answer.json()["error"]["message"].endswith(told)
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (chat(slo={"ttft": 5}), "slo.ttft: unknown field; did you mean slo.ttft_ms?"),
+        (chat(slo={"mood": 1}), "slo.mood: unknown field; remove it"),
+        (said(mood="good"), "messages[0].mood: unknown field; remove it"),
+    ],
+)
+async def test_a_field_that_is_nearly_right_is_named(stage: Stage, body: dict[str, Any], told: str):
+    answer = await stage.http.post(CHAT, json=body)
+    assert answer.json()["error"]["message"].endswith(told)
+
+
 HEADERS = [
     ({"x-slo-ttft-ms": "fast"}, {}, "x-slo-ttft-ms"),
     ({"x-slo-ttft-ms": "0"}, {}, "x-slo-ttft-ms"),
