@@ -84,10 +84,14 @@ class Draft:
         self._look = None
         return True
 
+    def fits(self, progress: Progress) -> bool:
+        """Whether there are blocks and a slot for it now."""
+        return self.slots > 0 and self.need(progress) <= self.free
+
     def start(self, progress: Progress) -> bool:
         need = self.need(progress)
         request_id = progress.request.id
-        if need > self.free or self.slots <= 0 or request_id in self._offered:
+        if request_id in self._offered or not self.fits(progress):
             return False
         self._offered.add(request_id)
         self.offer.append(progress)

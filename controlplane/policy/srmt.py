@@ -177,7 +177,7 @@ class ShortestRemaining:
         while draft.free < 0 and draft.give_way():
             pass
         self._start_aged(draft)
-        for progress in sorted(self._paused.values(), key=_by_last_token):
+        for progress in sorted(filter(draft.fits, self._paused.values()), key=_by_last_token):
             if draft.settles(progress) or self._is_last_call(progress, view):
                 draft.start(progress)
         self._start_fresh(draft)
