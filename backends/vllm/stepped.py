@@ -76,6 +76,7 @@ def begin_anew(core: Any, make: Callable[..., Any], *, is_async: bool) -> Any:
         structured_output_manager=core.structured_output_manager,
         block_size=old.block_size,
         hash_block_size=old.hash_block_size,
+        log_stats=old.log_stats,
     )
     return core.scheduler
 
