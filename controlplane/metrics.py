@@ -1,8 +1,10 @@
 """What does an operator watch? Prometheus series whose labels are enums and configured names, never ids."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Outcome
@@ -15,11 +17,36 @@ _LONG = (0.005, 0.025, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40
 _TOKENS = (1, 4, 16, 64, 256, 1_024, 4_096, 16_384, 65_536)
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One whose values are kept elsewhere and are read when Prometheus asks; what is not said then is absent,
+    since a last value would look alive. `is_total`: it only grows, and its name ends in `_total`."""
+
+    name: str
+    text: str
+    label: str | None
+    is_total: bool
+
+    def family(self, values: Mapping[str, float] | float) -> GaugeMetricFamily | CounterMetricFamily:
+        kind = CounterMetricFamily if self.is_total else GaugeMetricFamily
+        family = kind(f"tandem_{self.name}", self.text, labels=[self.label] if self.label else [])
+        for label, value in values.items() if isinstance(values, Mapping) else [(None, values)]:
+            family.add_metric([] if label is None else [label], value)
+        return family
+
+
+Readings = Mapping[Series, Mapping[str, float] | float]
+"""Values by label; a number where the series has none."""
+
+
 class Metrics:
     """One registry a service, so that several can live in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._read_elsewhere: list[Series] = []
+        self._readings: Readings = {}
+        self.registry.register(self)
         per_class = ("class", "kind")
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -50,12 +77,12 @@ class Metrics:
         self._cached = counter("prefix_cache_hits", "Those that the engine had in its cache", ("class",))
         self._add_sharing()
         self._add_engines()
-        self.quota_bytes = self._gauge("quota_bytes", "Nominal share of the pool", ("owner",))
-        self.held_bytes = self._gauge("held_bytes", "Bytes held by leases", ("owner",))
-        self.deficit_bytes = self._gauge("deficit_bytes", "Bytes leased beyond the ceiling", ("owner",))
-        self.reserved_bytes = self._gauge("reserved_bytes", "Predicted peak of the open leases", ("owner",))
-        self.running = self._gauge("requests_running", "Requests with an open lease", ("owner",))
-        self.waiting = self._gauge("requests_waiting", "Requests deferred at the gate", ("owner",))
+        self.quota_bytes = self._gauge("quota_bytes", "Nominal share of the pool", "owner")
+        self.held_bytes = self._gauge("held_bytes", "Bytes held by leases", "owner")
+        self.deficit_bytes = self._gauge("deficit_bytes", "Bytes leased beyond the ceiling", "owner")
+        self.reserved_bytes = self._gauge("reserved_bytes", "Predicted peak of the open leases", "owner")
+        self.running = self._gauge("requests_running", "Requests with an open lease", "owner")
+        self.waiting = self._gauge("requests_waiting", "Requests deferred at the gate", "owner")
         self._forecasts()
         self.batch_tokens = Histogram(
             "tandem_embedding_batch_tokens", "Padded tokens of an embedding batch",
@@ -63,82 +90,87 @@ class Metrics:
         )  # fmt: skip
 
     def _add_engines(self) -> None:
-        self.used_bytes = self._gauge(
-            "engine_used_bytes", "Bytes in use as the engine reports them", ("owner",)
-        )
+        self.used_bytes = self._gauge("engine_used_bytes", "Bytes in use as the engine reports them", "owner")
         self.ceded_bytes = self._gauge(
-            "engine_ceded_bytes", "Bytes of its cache that the engine leaves to others", ("owner",)
+            "engine_ceded_bytes", "Bytes of its cache that the engine leaves to others", "owner"
         )
-        self.engine_running = self._gauge(
-            "engine_requests_running", "Requests that the engine runs", ("owner",)
-        )
+        self.engine_running = self._gauge("engine_requests_running", "Requests that the engine runs", "owner")
         self.engine_waiting = self._gauge(
-            "engine_requests_waiting", "Requests that wait inside the engine", ("owner",)
+            "engine_requests_waiting", "Requests that wait inside the engine", "owner"
         )
-        self.engine_preemptions = self._gauge(
-            "engine_preemptions", "Preemptions that the engine reports", ("owner",)
+        self.engine_preemptions = self._total(
+            "engine_preemptions_total", "Preemptions that the engine reports", "owner"
         )
-        self.engine_recompute_tokens = self._gauge(
-            "engine_recompute_tokens",
+        self.engine_recompute_tokens = self._total(
+            "engine_recompute_tokens_total",
             "Tokens whose cache was lost to them, where the engine says",
-            ("owner",),
+            "owner",
         )
-        self.stalls = self._gauge(
-            "engine_stalls", "Times so far an engine was taken for dead: it left its work undone", ("owner",)
+        self.stalls = self._total(
+            "engine_stalls_total", "Times an engine was taken for dead: it left its work undone", "owner"
         )
 
     def _forecasts(self) -> None:
         self.coverage = self._gauge(
-            "length_forecast_coverage", "Share of answers within the forecast's 0.9 quantile", ("class",)
+            "length_forecast_coverage", "Share of answers within the forecast's 0.9 quantile", "class"
         )
         self.ttft_coverage = self._gauge(
-            "ttft_forecast_coverage", "Share of first tokens within the forecast's 0.9 quantile", ("class",)
+            "ttft_forecast_coverage", "Share of first tokens within the forecast's 0.9 quantile", "class"
         )
         self.ttft_error = self._gauge(
-            "ttft_forecast_error_seconds", "Mean absolute error of the forecast median", ("class",)
+            "ttft_forecast_error_seconds", "Mean absolute error of the forecast median", "class"
         )
         self.tpot_forecast = self._gauge(
-            "tpot_forecast_seconds", "Time to an answer's next token, from the engine's steps", ("level",)
+            "tpot_forecast_seconds", "Time to an answer's next token, from the engine's steps", "level"
         )
         self.length_error = self._gauge(
-            "length_forecast_error_tokens", "Mean absolute error of the forecast median", ("class",)
+            "length_forecast_error_tokens", "Mean absolute error of the forecast median", "class"
         )
         self.length_bias = self._gauge(
-            "length_forecast_bias_tokens", "Mean of forecast median minus answer", ("class",)
+            "length_forecast_bias_tokens", "Mean of forecast median minus answer", "class"
         )
         self.length_pinball = self._gauge(
-            "length_forecast_pinball_tokens", "Mean pinball loss over the levels stated", ("class",)
+            "length_forecast_pinball_tokens", "Mean pinball loss over the levels stated", "class"
         )
         self.length_drift = self._gauge(
-            "length_forecast_drift", "Log ratio of answer to forecast, lately minus on average", ("class",)
+            "length_forecast_drift", "Log ratio of answer to forecast, lately minus on average", "class"
         )
         self.widened = self._gauge(
-            "length_forecast_widened", "1 while forecasts are out of coverage and widen", ("class",)
+            "length_forecast_widened", "1 while forecasts are out of coverage and widen", "class"
         )
 
-    def _gauge(self, name: str, text: str, labels: tuple[str, ...]) -> Gauge:
-        return Gauge(f"tandem_{name}", text, labels, registry=self.registry)
+    def _gauge(self, name: str, text: str, label: str) -> Series:
+        return self._series(Series(name, text, label, is_total=False))
+
+    def _total(self, name: str, text: str, label: str | None = None) -> Series:
+        return self._series(Series(name, text, label, is_total=True))
+
+    def _series(self, series: Series) -> Series:
+        self._read_elsewhere.append(series)
+        return series
 
     def _add_sharing(self) -> None:
         self.device_bytes = self._gauge(
-            "device_bytes", "Memory as the device says, and how far it disagrees with the ledger", ("what",)
+            "device_bytes", "Memory as the device says, and how far it disagrees with the ledger", "what"
         )
+        self.device_alerts = self._total("device_alerts_total", "Disagreements with the ledger that began")
+        self.device_failures = self._total("device_failures_total", "Readings of the device that failed")
         self.owned_bytes = self._gauge(
-            "owned_bytes", "Share of the pool before lending, where quotas move", ("owner",)
+            "owned_bytes", "Share of the pool before lending, where quotas move", "owner"
         )
-        self.urgency = self._gauge("urgency", "Urgency that moves the quotas", ("owner",))
-        self.quota_moves = self._gauge("quota_moves", "Changes of the quotas so far", ("owner",))
-        self.quota_failures = self._gauge(
-            "quota_failures", "Ticks so far that could not put their quotas in force", ("fault",)
+        self.urgency = self._gauge("urgency", "Urgency that moves the quotas", "owner")
+        self.quota_moves = self._total("quota_moves_total", "Changes of the quotas")
+        self.quota_failures = self._total(
+            "quota_failures_total", "Ticks that could not put their quotas in force", "fault"
         )
-        self.reclaimed_bytes = self._gauge(
-            "reclaimed_bytes", "Bytes preempted so far for what the other side asked for", ("owner",)
+        self.reclaimed_bytes = self._total(
+            "reclaimed_bytes_total", "Bytes preempted for what the other side asked for", "owner"
         )
         self.forecast_tokens = self._gauge(
-            "embedding_forecast_tokens", "Embedding tokens forecast for the next window", ("level",)
+            "embedding_forecast_tokens", "Embedding tokens forecast for the next window", "level"
         )
         self.forecast_coverage = self._gauge(
-            "embedding_forecast_coverage", "Share of windows within the forecast quantile", ("level",)
+            "embedding_forecast_coverage", "Share of windows within the forecast quantile", "level"
         )
 
     def decided(self, kind: Kind, decision: str, reason: str = "none") -> None:
@@ -172,9 +204,11 @@ class Metrics:
         for objective, kept in timeline.kept(request.slo).items():
             (self._attained if kept else self._missed).labels(*labels, objective).inc()
 
-    def exposition(self, gauges: Mapping[Gauge, Mapping[str, float]]) -> bytes:
-        """Prometheus text. `gauges` maps a gauge to its values by label, set just before."""
-        for gauge, values in gauges.items():
-            for label, value in values.items():
-                gauge.labels(label).set(value)
+    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        """What is read elsewhere, for the registry."""
+        return [series.family(self._readings.get(series, {})) for series in self._read_elsewhere]
+
+    def exposition(self, readings: Readings) -> bytes:
+        """Prometheus text, with what was read just now."""
+        self._readings = readings
         return generate_latest(self.registry)

@@ -128,7 +128,7 @@ def finished(url: str, service_class: str) -> float:
 
 async def test_the_engine_makes_room_for_the_urgent_and_every_block_comes_back(url):
     """Background work that needs all blocks, then requests of a higher class."""
-    preempted = metric(url, "tandem_engine_preemptions")
+    preempted = metric(url, "tandem_engine_preemptions_total")
     before = finished(url, "interactive"), finished(url, "batch")
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
         background = [asyncio.create_task(complete(http, "batch", 200)) for _ in range(40)]
@@ -140,8 +140,8 @@ async def test_the_engine_makes_room_for_the_urgent_and_every_block_comes_back(u
         patient = {"x-slo-ttft-ms": "20000"}
         urgent = [asyncio.create_task(complete(http, "interactive", 20, **patient)) for _ in range(4)]
         assert set(await asyncio.gather(*urgent, *background)) == {200}
-    assert metric(url, "tandem_engine_preemptions") > preempted
-    assert metric(url, "tandem_engine_recompute_tokens") > 0
+    assert metric(url, "tandem_engine_preemptions_total") > preempted
+    assert metric(url, "tandem_engine_recompute_tokens_total") > 0
     for left in ("held_bytes", "engine_used_bytes", "requests_running", "engine_requests_waiting"):
         assert metric(url, f"tandem_{left}") == 0, left
     assert (finished(url, "interactive"), finished(url, "batch")) == (before[0] + 4, before[1] + 40)

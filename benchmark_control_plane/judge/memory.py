@@ -20,9 +20,9 @@ Read = Callable[[], Awaitable[Sample]]
 _TANDEM = {"held_bytes": "held", "quota_bytes": "quota", "engine_used_bytes": "used"}
 _LINE = re.compile(rb"^([a-zA-Z_:]+)(?:\{([^}]*)\})? ([-+0-9.eE]+)$", re.MULTILINE)
 _OWNER = re.compile(rb'owner="(\w+)"')
-_TOTALS = {
-    b"tandem_engine_preemptions": "preemptions",
-    b"tandem_engine_recompute_tokens": "recompute_tokens",
+TOTALS = {
+    b"tandem_engine_preemptions_total": "preemptions",
+    b"tandem_engine_recompute_tokens_total": "recompute_tokens",
     b"tandem_prefix_cache_queries_total": "queries",
     b"tandem_prefix_cache_hits_total": "hits",
     b"vllm:num_preemptions_total": "preemptions",
@@ -111,7 +111,7 @@ def sampled(text: bytes, kv_bytes: int | None) -> Sample:
         short = name.removeprefix(b"tandem_").decode()
         if owner is not None and name.startswith(b"tandem_") and short in _TANDEM:
             sample[f"{_TANDEM[short]}:{owner[1].decode()}"] = float(value)
-        elif (total := _TOTALS.get(name)) is not None:
+        elif (total := TOTALS.get(name)) is not None:
             sample[total] = sample.get(total, 0.0) + float(value)
         elif name == b"vllm:kv_cache_usage_perc" and kv_bytes is not None:
             sample["used:llm"] = float(value) * kv_bytes

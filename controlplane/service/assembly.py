@@ -32,7 +32,7 @@ from controlplane.service.ending import Stage, stop_all
 from controlplane.service.engine_orders import EngineRules
 from controlplane.service.engines import embedders_of, generators_of
 from controlplane.service.intake import Intake
-from controlplane.service.learning import Learning, calibration_gauges, lengths_of, require_place
+from controlplane.service.learning import Learning, calibration_readings, lengths_of, require_place
 from controlplane.service.lessons import Lengths, Lessons, Subject
 from controlplane.service.memory_monitor import MemoryMonitor
 from controlplane.service.model_facts import facts_of
@@ -343,10 +343,10 @@ class Service:
                 m.ceded_bytes: {owner: state.ceded_bytes for owner, state in engine.items()},
                 m.engine_running: {owner: state.running for owner, state in engine.items()},
                 m.engine_waiting: {owner: state.waiting for owner, state in engine.items()},
-                **calibration_gauges(self._lengths, m),
-                **({} if self.quotas is None else self.quotas.gauges(m)),
-                **self.dispatcher.first_tokens.gauges(m),
-                **({} if self.monitor is None else {m.device_bytes: self.monitor.shown()}),
+                **calibration_readings(self._lengths, m),
+                **({} if self.quotas is None else self.quotas.readings(m)),
+                **self.dispatcher.first_tokens.readings(m),
+                **({} if self.monitor is None else self.monitor.readings(m)),
                 m.stalls: {
                     Owner.LLM: sum(generator.stalls for generator in self._generators.values()),
                     Owner.EMBEDDING: sum(embedder.stalls for embedder in self._embedders.values()),

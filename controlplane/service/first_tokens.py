@@ -7,13 +7,11 @@ undisturbed first start teaches: one that was preempted before its first token s
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
 
-from prometheus_client import Gauge
-
 from controlplane.core.clock import Duration, Instant, between, to_milliseconds, to_seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
-from controlplane.metrics import Metrics
+from controlplane.metrics import Metrics, Readings
 from controlplane.policy.ordering import work_before_deadline
 from controlplane.service.ticket import Starting, Ticket
 from predictors.calibration import LEVEL, Calibration
@@ -71,7 +69,7 @@ class FirstTokens:
         since_arrival = to_milliseconds(between(request.arrival, now))
         self.calibration.happened(request.id, request.service_class.name, round(since_arrival))
 
-    def gauges(self, metrics: Metrics) -> Mapping[Gauge, Mapping[str, float]]:
+    def readings(self, metrics: Metrics) -> Readings:
         errors = self.calibration.mean_absolute_error()
         gaps = {f"{level:g}": self._paces[Owner.LLM].foretold_gap(level) for level in _TOLD}
         return {

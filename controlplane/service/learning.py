@@ -6,15 +6,13 @@ model is put in force between two requests. Should it fail, the model in force s
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
-from prometheus_client import Gauge
 
 from controlplane.config import Config, ConfigError
 from controlplane.core.ports import LengthPredictor
-from controlplane.metrics import Metrics
+from controlplane.metrics import Metrics, Readings
 from predictors import keeping
 from predictors.keeping import Kept, read_or_set_aside, save
 from predictors.learned import LearnedLengths
@@ -39,7 +37,7 @@ def lengths_of(config: Config) -> LengthPredictor:
             return MaxTokens()
 
 
-def calibration_gauges(lengths: LengthPredictor, metrics: Metrics) -> Mapping[Gauge, Mapping[str, float]]:
+def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings:
     if not isinstance(lengths, LearnedLengths | HistoryQuantiles):
         return {}
     judged = lengths.calibration

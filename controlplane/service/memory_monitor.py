@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from backends.device import DeviceProbe, DeviceReading
+from controlplane.metrics import Metrics, Readings
 from controlplane.service.trouble import Trouble
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,17 @@ class MemoryMonitor:
         self._keep(max(0, self.disagreement - self.bound, self.bound - found.free))
 
     def shown(self) -> dict[str, float]:
-        """Bytes, but for `alerts` and `failures`."""
+        """For a person: bytes, and counts."""
+        return self._bytes() | {"alerts": self.alerts, "failures": self.trouble.failures.total()}
+
+    def readings(self, metrics: Metrics) -> Readings:
+        return {
+            metrics.device_bytes: self._bytes(),
+            metrics.device_alerts: self.alerts,
+            metrics.device_failures: self.trouble.failures.total(),
+        }
+
+    def _bytes(self) -> dict[str, float]:
         found = self.last
         seen = {} if found is None else asdict(found)
         return seen | {
@@ -76,8 +87,6 @@ class MemoryMonitor:
             "disagreement": self.disagreement,
             "withheld": self.withheld,
             "allocator": self.allocated(),
-            "alerts": self.alerts,
-            "failures": self.trouble.failures.total(),
         }
 
     def _keep(self, needed: int) -> None:

@@ -12,8 +12,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client import Gauge
-
 from backends.device_memory import DeviceMemory
 from controlplane.core.clock import Clock, Duration, Instant, between, milliseconds
 from controlplane.core.decision import Defer, Reason, Reject
@@ -26,7 +24,7 @@ from controlplane.core.ports import (
     Refused,
 )
 from controlplane.core.request import Kind, Owner, Request
-from controlplane.metrics import Metrics
+from controlplane.metrics import Metrics, Readings
 from controlplane.policy.quota import bytes_to_reclaim, next_nominals
 from controlplane.policy.sharing import Sharing, lent, target_next
 from controlplane.service.dispatcher import Dispatcher
@@ -344,14 +342,14 @@ class Quotas:
             },
         }
 
-    def gauges(self, metrics: Metrics) -> Mapping[Gauge, Mapping[str, float]]:
+    def readings(self, metrics: Metrics) -> Readings:
         load = self.foresight.load
         forecast = load.next_window(self.clock.now())
         levels = [str(level) for level in LEVELS]
         return {
             metrics.owned_bytes: {owner.value: share for owner, share in self.owned.items()},
             metrics.urgency: {owner.value: urgency for owner, urgency in self.urgency.items()},
-            metrics.quota_moves: {owner.value: self.moves for owner in Owner},
+            metrics.quota_moves: self.moves,
             metrics.quota_failures: {fault.value: self.trouble.failures[fault] for fault in Fault},
             metrics.reclaimed_bytes: {Owner.LLM.value: self.reclaimed_bytes},
             metrics.forecast_tokens: dict(zip(levels, forecast.tokens, strict=True)) if forecast else {},

@@ -86,7 +86,7 @@ async def test_quotas_that_stand_still_are_told_where_an_operator_looks():
         assert ready.json() == {"status": "ready", "impaired": {"quotas": "refused"}}
         told = (await stage.http.get("/admin/state", headers=ADMIN)).json()["sharing"]["trouble"]
         assert told == {"fault": "refused", "message": "no such quota", "failures": {"refused": 1}}
-        assert 'tandem_quota_failures{fault="refused"} 1.0' in (await stage.http.get("/metrics")).text
+        assert 'tandem_quota_failures_total{fault="refused"} 1.0' in (await stage.http.get("/metrics")).text
 
 
 async def test_an_operator_drains_it_before_ending_it():

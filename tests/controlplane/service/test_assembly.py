@@ -111,8 +111,8 @@ def test_engines_that_hung_are_counted():
         for embedder in embedders:
             embedder.stalls += 1
         told = service.metrics_text().decode()
-        assert 'tandem_engine_stalls{owner="embedding"} 2.0' in told
-        assert 'tandem_engine_stalls{owner="llm"} 0.0' in told
+        assert 'tandem_engine_stalls_total{owner="embedding"} 2.0' in told
+        assert 'tandem_engine_stalls_total{owner="llm"} 0.0' in told
         await service.stop()
 
     run(main())

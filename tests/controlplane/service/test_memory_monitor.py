@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from backends.device import DeviceReading, HostProbe
 from benchmark_control_plane.virtual_time import run
+from controlplane.metrics import Metrics
 from controlplane.service.memory_monitor import MemoryMonitor
 
 
@@ -101,10 +102,10 @@ def test_a_device_that_knows_none_of_our_processes_is_told_of(caplog):
 def test_readings_that_fail_are_told_once_and_end_nothing(caplog):
     bench = Bench()
 
-    async def main() -> int:
+    async def main() -> tuple[int, str]:
         import asyncio
 
-        monitor = bench.monitor()
+        monitor, metrics = bench.monitor(), Metrics()
         monitor.start(0.01)
         bench.probe.fails = True
         await asyncio.sleep(0.1)
@@ -114,9 +115,12 @@ def test_readings_that_fail_are_told_once_and_end_nothing(caplog):
         await asyncio.sleep(0.02)
         monitor.stop()
         assert monitor.trouble.fault is None
-        return monitor.alerts
+        return monitor.alerts, metrics.exposition(monitor.readings(metrics)).decode()
 
-    assert run(main()) == 1
+    alerts, told = run(main())
+    assert alerts == 1
+    assert "tandem_device_alerts_total 1.0" in told and "tandem_device_failures_total 10.0" in told
+    assert 'tandem_device_bytes{what="ours"} 900.0' in told and 'what="alerts"' not in told
     assert [record.getMessage() for record in caplog.records] == [
         "the device's memory is not watched: nothing to be read; trying on"
     ]

@@ -54,7 +54,7 @@ def test_an_order_that_is_refused_leaves_everything_as_it_was(llm, answer, fault
             assert in_force(b) == (800, 200, 800, 200)
         assert b.service.impaired() == {"quotas": fault}
         assert b.service.state()["sharing"]["trouble"]["fault"] == fault
-        assert f'tandem_quota_failures{{fault="{fault}"}} 5.0' in b.service.metrics_text().decode()
+        assert f'tandem_quota_failures_total{{fault="{fault}"}} 5.0' in b.service.metrics_text().decode()
         assert [level for level, _ in told(caplog)] == ["ERROR"], "told once"
         b.generator.on_order = None
         own(b, llm)
