@@ -52,11 +52,11 @@ _PROMPT = "Tell me everything about queues, pools and the memory that they share
 
 @dataclass
 class Tally:
-    """What came back. `unanswered` counts requests without any HTTP answer; `silent` rejections lack
-    Retry-After."""
+    """What came back. `unanswered` requests got no HTTP answer, but that error; `silent` rejections
+    lack Retry-After."""
 
     statuses: Counter[int] = field(default_factory=Counter)
-    unanswered: int = 0
+    unanswered: Counter[str] = field(default_factory=Counter)
     silent: int = 0
     most: dict[str, float] = field(default_factory=dict)
     over_quota: int = 0
@@ -100,7 +100,7 @@ async def overload(url: str, factor: float, seconds: float, seed: int) -> dict[s
             "offered_rps": rate,
             "sent": len(sending),
             "statuses": {str(status): count for status, count in sorted(tally.statuses.items())},
-            "unanswered": tally.unanswered,
+            "unanswered": dict(tally.unanswered),
             "rejections_without_retry_after": tally.silent,
             "most_bytes": tally.most,
             "samples_over_quota": tally.over_quota,
@@ -136,8 +136,8 @@ async def _send(
     path, content = body
     try:
         answer = await http.post(path, json=content, headers={"x-service-class": service_class})
-    except httpx.HTTPError:
-        tally.unanswered += 1
+    except httpx.HTTPError as error:
+        tally.unanswered[repr(error)] += 1
         return
     tally.statuses[answer.status_code] += 1
     if answer.status_code == 429 and int(answer.headers.get("retry-after", 0)) < 1:

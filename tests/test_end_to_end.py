@@ -158,7 +158,7 @@ async def test_the_operator_changes_the_order_of_the_running_engine(url):
 
 async def test_three_times_the_sustainable_rate_is_answered_and_leaves_nothing(url):
     report = await overload(url, 3.0, 5.0, 1)
-    assert report["unanswered"] == 0
+    assert report["unanswered"] == {}
     assert report["rejections_without_retry_after"] == 0
     assert set(report["statuses"]) <= {"200", "429"}
     assert report["samples_over_quota"] == 0

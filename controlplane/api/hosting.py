@@ -30,6 +30,10 @@ _log = logging.getLogger("tandem")
 # memory.
 _ORDERS = (signal.SIGINT, signal.SIGTERM)
 
+# Longer than clients and load balancers do, which give up an unused connection after 5 to 60 seconds: the end
+# that closes first must be theirs, or a request meets a connection that has just been closed.
+_KEPT_OPEN_S = 75
+
 
 def settings_of(config: Config) -> ApiSettings:
     keys = tuple(
@@ -129,19 +133,23 @@ async def _host(service: Service, config: Config) -> int:
     # so many objects that one full collection holds the loop for a tenth of a second.
     gc.collect()
     gc.freeze()
-    options = uvicorn.Config(
-        create_app(service, settings_of(config), owns_service=False),
-        host=config.server.host,
-        port=config.server.port,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=round(config.server.drain_ms / 1_000) + 1,
-    )
     try:
-        await _Server(options, service).serve()
+        await _Server(_options(service, config), service).serve()
     except SystemExit:
         # uvicorn's way to say, after it has told the log, that it cannot listen: somebody else does by now.
         return 1
     finally:
         await service.stop()
     return 0
+
+
+def _options(service: Service, config: Config) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(service, settings_of(config), owns_service=False),
+        host=config.server.host,
+        port=config.server.port,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=_KEPT_OPEN_S,
+        timeout_graceful_shutdown=round(config.server.drain_ms / 1_000) + 1,
+    )

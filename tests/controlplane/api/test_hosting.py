@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from backends.scripted import ScriptedEmbedder
-from controlplane.api.hosting import _host, _Server
+from controlplane.api.hosting import _host, _options, _Server
 from controlplane.config import parse
 from controlplane.core.ports import BackendDown
 from controlplane.service.assembly import Service
@@ -110,3 +110,9 @@ async def test_an_address_that_was_taken_while_engines_loaded_ends_it_in_order()
     gc.unfreeze()
     with pytest.raises(BackendDown, match="starting or stopping"):
         await service.check()
+
+
+async def test_who_stands_in_front_gives_an_unused_connection_up_first():
+    """Else a request meets a connection that has just been closed: load balancers keep them for 60 s."""
+    async with staged() as stage:
+        assert _options(stage.service, stage.service.config).timeout_keep_alive > 60
