@@ -36,12 +36,6 @@ class Reason(StrEnum):
     BACKEND_DOWN = "backend_down"
 
 
-class PreemptionMode(StrEnum):
-    RECOMPUTE = "recompute"
-    SWAP = "swap"
-    TO_HIDDEN = "to_hidden"
-
-
 @dataclass(frozen=True, slots=True)
 class Victim:
     """`goodput_lost` in seconds of work that must be done again, weighted by urgency."""
@@ -49,7 +43,6 @@ class Victim:
     request_id: str
     freed_bytes: int
     goodput_lost: float
-    mode: PreemptionMode
 
 
 @dataclass(frozen=True, slots=True)

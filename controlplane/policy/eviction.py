@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controlplane.core.clock import Duration, to_seconds
-from controlplane.core.decision import PreemptionMode, Victim
+from controlplane.core.decision import Victim
 from controlplane.core.view import Running
 
 
@@ -71,9 +71,7 @@ def choose_victims(
         single = min(alone, key=lambda r: (costs[r.request_id], r.request_id))
         if costs[single.request_id] <= sum(costs[r.request_id] for r in chosen):
             chosen = [single]
-    return tuple(
-        Victim(r.request_id, r.freed_bytes, costs[r.request_id], PreemptionMode.RECOMPUTE) for r in chosen
-    )
+    return tuple(Victim(r.request_id, r.freed_bytes, costs[r.request_id]) for r in chosen)
 
 
 def _cheap_cover(ranked: Sequence[Running], needed: int, costs: Mapping[str, float]) -> list[Running]:
