@@ -143,8 +143,10 @@ class Admission:
             return False
         has_to_begin = request.slo.first_token_deadline(request.arrival) is not None
         if has_to_begin and not request.service_class.sheddable:
-            # It is served in any case, and would lose by waiting what its equals win.
+            # It is served in any case, and would lose by waiting what its equals win, and more than its own
+            # pace gains.
             tempo = tempo.to_higher(request.service_class.priority)
+            waiting = replace(waiting, request=replace(request, slo=replace(request.slo, tpot=None)))
         return not keeps_pace(tempo, waiting)
 
     def try_in_time(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | Reason:

@@ -63,6 +63,8 @@ def test_who_is_never_refused_and_has_to_begin_in_time_waits_only_for_the_pace_o
         return bool(run_cycle(view, NOW, admission()).dispatches)
 
     assert starts(priority=1)
+    # Nor for its own: in time or not, it is answered no sooner by waiting.
+    assert starts(priority=1, slo=Slo(ttft=milliseconds(2_000), tpot=milliseconds(20)))
     assert not starts(priority=0)
     assert not starts(sheddable=True)
     assert not starts(slo=Slo(tpot=milliseconds(20)))
