@@ -10,9 +10,9 @@ between two tokens and of the time a prompt token takes, clipped to a factor of 
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import sqrt
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,8 +44,7 @@ _STRETCH_STEPS = 64
 _PASSAGES, _PASSAGE_TOKENS = 32, 512
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """What one engine step did: prompt tokens read, sequences that got a token, KV cells that they read."""
 
     prefill_tokens: int

@@ -125,12 +125,12 @@ class Board:
     def write(self, facts: EngineFacts, keys: Column, tokens: Column, blocks: Column) -> None:
         """The rows by column. Those beyond the first 4,096 are left out."""
         count = min(len(keys), _ROWS)
-        packed = _FACTS.pack(*facts, count)
         self._sequence += 1
         columns = zip((keys, tokens, blocks), _COLUMNS, strict=True)
         rows = [np.asarray(column[:count], kind).tobytes() for column, kind in columns]
-        half = b"".join((_HEAD.pack(0, self._sequence), packed, *rows))
-        half = crc32(half[_SUMMED:]).to_bytes(_SUMMED, "little") + half[_SUMMED:]
+        sequence = self._sequence.to_bytes(_HEAD.size - _SUMMED, "little")
+        summed = b"".join((sequence, _FACTS.pack(*facts, count), *rows))
+        half = crc32(summed).to_bytes(_SUMMED, "little") + summed
         start = self._sequence % 2 * _HALF
         self._memory[start : start + len(half)] = half
 

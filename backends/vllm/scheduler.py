@@ -198,7 +198,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def preempt(self, request: Any) -> None:
         """It loses its blocks and waits again, from the next step on at the earliest."""
-        self.running.remove(request)
+        del self.running[self._runners.place(self.running, request.tandem)]
         self._preempt_request(request, time.monotonic())
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:

@@ -50,6 +50,11 @@ class Runners:
         self._theirs = Columns(2, np.int64)
         self.crowd = Crowd()
 
+    def place(self, running: list[Any], progress: Progress) -> int:
+        """Of one that runs. Raises KeyError for any other."""
+        self.follow(running)
+        return bisect_left(self._order, self._numbers[progress])
+
     def left(self, progress: Progress) -> None:
         """It runs no more."""
         if (number := self._numbers.pop(progress, None)) is not None:

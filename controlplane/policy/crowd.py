@@ -20,15 +20,16 @@ from controlplane.core.memory import Floats
 from controlplane.policy.columns import Bools, Columns, Ints
 from controlplane.policy.progress import Progress
 
-_NEVER = 1 << 62
-_LONG_PAST = -_NEVER
+# A gap that is never over may be added to any instant, and ends before all times if that is long past.
+_NEVER = 1 << 61
+_LONG_PAST = -2 * _NEVER
 
 # Whole numbers: what is known of each, first what nearly every step changes.
-# With its first token `_FIRST_DUE` is long past, before it `_NEXT_DUE`: the later one counts.
-_FACTS = 13
+# With its first token `_FIRST_DUE` is long past, before it `_LAST`: the later promise counts.
+_FACTS = 12
 _NOW = slice(3)
 _TOKENS, _HELD, _LAST, _PROMPT, _MOST, _BY_ID, _PRIORITY, _GAP = range(8)
-_FIRST_DUE, _NEXT_DUE, _MISSED, _GUESS, _NUMBER = range(8, _FACTS)
+_FIRST_DUE, _MISSED, _GUESS, _NUMBER = range(8, _FACTS)
 # Floats: the piece of the forecast, that holds below `_UNTIL` tokens of answer, and the forecast's variance.
 _PIECE = 6
 _UNTIL, _END, _DENSITY, _BEYOND, _AREA, _VARIANCE = range(_PIECE)
@@ -45,7 +46,7 @@ class Crowd:
         self.ids = [one.request.id for one in self._all]
         self._facts = Columns(_FACTS, np.int64, [_facts(one) for one in self._all])
         self._pieces = Columns(_PIECE, np.float64, [_unknown(one) for one in self._all])
-        self._to_come: Ints | None = None
+        self._to_come: Floats | None = None
         self._sort_ids()
 
     def __len__(self) -> int:
@@ -60,6 +61,10 @@ class Crowd:
     def at(self, places: Sequence[int]) -> list[Progress]:
         now = self._facts.filled[_NOW, places].T.tolist()
         return [_up_to_date(self._all[at], *facts) for at, facts in zip(places, now, strict=True)]
+
+    def who(self, places: Sequence[int]) -> list[Progress]:
+        """As they were when last asked for."""
+        return [self._all[at] for at in places]
 
     def places(self, *, without: Collection[Progress]) -> list[int]:
         return [at for at, one in enumerate(self._all) if one not in without]
@@ -112,15 +117,14 @@ class Crowd:
     def stamp(self, tokens: Ints, now: Instant) -> None:
         """So many each has, in the cache or to be put there; what is more than before has appeared now."""
         facts = self._facts.filled
-        grown = tokens != facts[_TOKENS]
+        last, grown = facts[_LAST], tokens != facts[_TOKENS]
         # Who has its first token, or one too late: the few to which more happens than to all.
-        for at in np.flatnonzero(grown & (facts[_NEXT_DUE] < now)).tolist():
+        for at in np.flatnonzero(grown & (last + facts[_GAP] < now)).tolist():
             one = self[at]
             one.stamp(now, int(tokens[at]) - one.tokens)
             facts[_MISSED, at], facts[_FIRST_DUE, at] = one.is_missed, _LONG_PAST
         facts[_TOKENS] = tokens
-        np.copyto(facts[_LAST], now, where=grown)
-        np.add(facts[_GAP], now, out=facts[_NEXT_DUE], where=grown)
+        np.putmask(last, grown, now)
         self._to_come = None
 
     # --- what is asked -------------------------------------------------------------------------
@@ -158,20 +162,22 @@ class Crowd:
 
     def is_lost(self, now: Instant) -> Bools:
         """`is_hopeless`, whatever is to be done yet."""
-        due = np.maximum(self._facts.column(_FIRST_DUE), self._facts.column(_NEXT_DUE))
-        return np.not_equal(self._facts.column(_MISSED), 0) | (due < now)
+        facts = self._facts.filled
+        due = np.maximum(facts[_FIRST_DUE], facts[_LAST] + facts[_GAP])
+        is_lost: Bools = (due < now) | (facts[_MISSED] != 0)
+        return is_lost
 
     def memory_time(self) -> Floats:
         left = self.to_come()
         return (self.tokens + left / 2) * left
 
-    def to_come(self) -> Ints:
-        """`remaining` of each."""
+    def to_come(self) -> Floats:
+        """`remaining` of each, in whole tokens."""
         if self._to_come is None:
             self._to_come = self._expected()
         return self._to_come
 
-    def _expected(self) -> Ints:
+    def _expected(self) -> Floats:
         facts, pieces = self._facts.filled, self._pieces.filled
         done = facts[_TOKENS] - facts[_PROMPT]
         for at in np.flatnonzero(done >= pieces[_UNTIL]).tolist():
@@ -185,7 +191,7 @@ class Crowd:
             of_number, of_forecast = np.maximum(16, done // 4), (1.0 + np.maximum(1.0, done / 2)) / 2
             mean = np.where(has_outrun, np.where(facts[_NUMBER], of_number, of_forecast), mean)
         most = facts[_MOST] - facts[_TOKENS]
-        expected: Ints = np.maximum(1, np.minimum(np.rint(mean), most)).astype(np.int64)
+        expected: Floats = np.maximum(1.0, np.minimum(np.rint(mean), most))
         return expected
 
 
@@ -200,15 +206,15 @@ def _facts(one: Progress) -> tuple[int, ...]:
     """Its column; the place by id is another's to know."""
     request = one.request
     gap = _NEVER if one.gap is None else one.gap
-    last = first_due = next_due = _LONG_PAST
+    last = first_due = _LONG_PAST
     if one.last_token is not None:
-        last, next_due = one.last_token, Instant(one.last_token + gap)
+        last = one.last_token
     else:
         first_due = _NEVER if one.first_due is None else one.first_due
     most = request.prompt_tokens + request.max_output_tokens
     return (
         one.tokens, one.held, last, request.prompt_tokens, most, 0, one.priority, gap,
-        first_due, next_due, one.is_missed, one.is_guess, one.forecast is None,
+        first_due, one.is_missed, one.is_guess, one.forecast is None,
     )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ class Draft:
     def ranked(self) -> list[Progress]:
         """The last `RANKED` of them; empty when nobody asked."""
         ranks = self._ranks
-        return [] if ranks is None else ranks.crowd.at(ranks.order[-RANKED:])
+        return [] if ranks is None else ranks.crowd.who(ranks.order[-RANKED:])
 
     def need(self, progress: Progress) -> int:
         return self.view.need(progress)
@@ -123,8 +123,8 @@ class Draft:
         """`settles` of many, that need so many blocks now and for so many tokens."""
         if self._settle == 0 or self.is_idle:
             return np.full(len(needs), True)
-        later = np.where(to_come <= self._settle, 0.0, needs + self._growth)
-        return later <= self.left_when_settled
+        left = self.left_when_settled
+        return (needs + self._growth <= left) | ((to_come <= self._settle) & (left >= 0))
 
     def _held_later(self, progress: Progress) -> float:
         is_done = progress.remaining() <= self._settle

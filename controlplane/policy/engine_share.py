@@ -38,7 +38,7 @@ def lease_table(alive: Crowd, view: EngineView) -> LeaseTable:
         ids=tuple(alive.ids),
         base=slope * alive.tokens.astype(np.float64) + view.block_tokens - 1,
         per_step=slope,
-        steps=alive.to_come().astype(np.float64),
+        steps=alive.to_come(),
         variance=alive.variance.copy(),
         priority=alive.priority.astype(np.float64),
     )

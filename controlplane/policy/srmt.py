@@ -31,7 +31,7 @@ from controlplane.core.clock import Duration, Instant, after, scaled, seconds
 from controlplane.policy.aged_share import AgedShare
 from controlplane.policy.draft import BEYOND, HOPEFUL, LOST, Draft, Ranking
 from controlplane.policy.engine_step import EngineView, StepPlan
-from controlplane.policy.fresh_line import FreshLine, Key
+from controlplane.policy.line import NEVER, Line
 from controlplane.policy.progress import Progress
 from controlplane.policy.size_cut import SizeCut
 
@@ -40,6 +40,8 @@ _LOST_AT_ONCE = 4
 _LAST_CALL_STEPS = 3
 
 Age = tuple[int, str]
+Key = tuple[float, int, str]
+"""Size, arrival, id."""
 
 _PATIENCE = seconds(300)
 # The price of a prompt follows each step. If the order did, requests alike would not go by arrival.
@@ -82,9 +84,9 @@ class ShortestRemaining:
     def __init__(self, options: SrmtOptions) -> None:
         self._options = options
         self._cut = SizeCut(window=options.window, share=options.share) if options.share else None
-        self._fresh = FreshLine()
+        self._fresh = Line[Key]()
+        self._paused = Line[tuple[int, str]]()
         self._reading = 0.0
-        self._paused: dict[str, Progress] = {}
         self._lost: list[tuple[Age, Progress]] = []
         self._due: list[tuple[int, str]] = []
         self._lanes: dict[str, int] = {}
@@ -105,13 +107,15 @@ class ShortestRemaining:
             self._unripe.remove(progress)
         elif lane == LOST:
             del self._lost[bisect_left(self._lost, _age(progress), key=_first)]
-        elif request_id in self._paused:
-            del self._paused[request_id]
         else:
-            self._fresh.drop(request_id)
+            self._line_of(progress).drop(request_id)
 
     def waiting(self) -> int:
         return len(self._lanes)
+
+    def _line_of(self, progress: Progress) -> Line[Key] | Line[tuple[int, str]]:
+        """Of one that waits and is hopeful."""
+        return self._fresh if progress.first_token is None else self._paused
 
     def _key(self, progress: Progress) -> Key:
         size = progress.memory_time() + self._reading * progress.tokens
@@ -130,7 +134,7 @@ class ShortestRemaining:
         """Each newcomer into its line, and into the lost one as soon as its time is up."""
         self._price(view)
         for progress in self._unripe:
-            request_id, key = progress.request.id, self._key(progress)
+            key = self._key(progress)
             is_new = progress.first_token is None and not progress.preemptions
             if self._cut is not None and is_new and not progress.is_guess:
                 at_end = progress.tokens + progress.remaining()
@@ -139,28 +143,22 @@ class ShortestRemaining:
             if progress.is_hopeless(view.now, work):
                 self._lose(progress)
                 continue
+            deadline = progress.deadline()
             if progress.first_token is None:
                 self._fresh.add(progress, key, self._urgent_from(progress))
             else:
-                self._paused[request_id] = progress
-            if (deadline := progress.deadline()) is not None:
-                heappush(self._due, (deadline - work, request_id))
+                self._paused.add(progress, (progress.last_token or 0, progress.request.id), deadline)
+            if deadline is not None:
+                heappush(self._due, (deadline - work, progress.request.id))
         self._unripe.clear()
         while self._due and self._due[0][0] < view.now:
             _, request_id = heappop(self._due)
             if self._lanes.get(request_id) != HOPEFUL:
                 continue
-            found = self._waiting_hopeful(request_id)
+            found = self._fresh.find(request_id) or self._paused.find(request_id)
             if found is not None and found.is_hopeless(view.now, found.prefill(view.pace)):
-                self._move_to_lost(found)
-
-    def _waiting_hopeful(self, request_id: str) -> Progress | None:
-        return self._fresh.find(request_id) or self._paused.get(request_id)
-
-    def _move_to_lost(self, progress: Progress) -> None:
-        if self._paused.pop(progress.request.id, None) is None:
-            self._fresh.drop(progress.request.id)
-        self._lose(progress)
+                self._line_of(found).drop(request_id)
+                self._lose(found)
 
     def _lose(self, progress: Progress) -> None:
         self._lanes[progress.request.id] = LOST
@@ -177,9 +175,7 @@ class ShortestRemaining:
         while draft.free < 0 and draft.give_way():
             pass
         self._start_aged(draft)
-        for progress in sorted(filter(draft.fits, self._paused.values()), key=_by_last_token):
-            if draft.settles(progress) or self._is_last_call(progress, view):
-                draft.start(progress)
+        self._resume(draft)
         self._start_fresh(draft)
         self._steps += 1
         if draft.is_idle or self._steps % _ASK_LOST_EVERY == 0:
@@ -211,10 +207,22 @@ class ShortestRemaining:
                 self._aged.running.add(progress)
             return
 
+    def _resume(self, draft: Draft) -> None:
+        """Those paused that stay, and those whose next token will be late unless they resume about now."""
+        if draft.slots <= 0 or draft.free <= 0:
+            return
+        line, view = self._paused, draft.view
+        late_from = view.now + (1 + _LAST_CALL_STEPS) * view.pace.step
+        is_last_call = line.due < late_from + view.pace.per_prompt_token * line.tokens
+        for at in np.flatnonzero(line.may_start(draft, is_last_call)).tolist():
+            _, progress = line[at]
+            if is_last_call[at] or draft.settles(progress):
+                draft.start(progress)
+
     def _start_fresh(self, draft: Draft) -> None:
         # Blocks that nobody could be given: who comes later is larger, so fewer give way for it.
         in_vain = inf
-        asked = deque(self._fresh.that_may_start(draft, 0, in_vain) if draft.slots > 0 else ())
+        asked = self._fresh_that_may_start(draft, 0, in_vain)
         while asked and draft.slots > 0:
             at, before = asked.popleft(), (len(draft.offer), in_vain)
             (size, _, _), progress = self._fresh[at]
@@ -223,7 +231,25 @@ class ShortestRemaining:
             elif not (draft.settles(progress) and draft.start(progress)):
                 in_vain = self._start_urgent(draft, progress, size, in_vain)
             if (len(draft.offer), in_vain) != before:
-                asked = deque(self._fresh.that_may_start(draft, at + 1, in_vain))
+                asked = self._fresh_that_may_start(draft, at + 1, in_vain)
+
+    def _fresh_that_may_start(self, draft: Draft, first: int, in_vain: float) -> deque[int]:
+        """Places from `first` on."""
+        line = self._fresh
+        if draft.slots <= 0 or first == len(line):
+            return deque()
+        may = line.may_start(draft, line.due <= draft.view.now, in_vain)
+        may[:first] = False
+        too_large = line.place((self._largest(draft), NEVER, ""))
+        may[too_large:] &= line.is_guess[too_large:]
+        return deque(np.flatnonzero(may).tolist())
+
+    def _largest(self, draft: Draft) -> float:
+        """Whoever needs more, and whose need was predicted, can start in no case."""
+        if self._cut is None or draft.is_idle:
+            return inf
+        left = draft.left_when_settled if draft.free > 0 else 0.0
+        return self._cut.size * (1 + max(0.0, left) / draft.view.quota)
 
     def _start_urgent(self, draft: Draft, progress: Progress, size: float, in_vain: float) -> float:
         """One that fits may overtake: what is urgent takes its memory when it must. Blocks that nobody could
@@ -239,12 +265,6 @@ class ShortestRemaining:
             left = draft.left_when_settled - draft.need(progress)
             if size <= self._cut.size * (1 + left / draft.view.quota):
                 draft.start(progress)
-
-    def _is_last_call(self, progress: Progress, view: EngineView) -> bool:
-        """Whether its next token will be late unless it resumes about now."""
-        deadline = progress.deadline()
-        work = progress.prefill(view.pace) + scaled(view.pace.step, _LAST_CALL_STEPS)
-        return deadline is not None and view.now + work > deadline
 
     def _is_urgent(self, progress: Progress, now: Instant) -> bool:
         urgent_from = self._urgent_from(progress)
@@ -287,7 +307,3 @@ def _age(progress: Progress) -> Age:
 
 def _first(entry: tuple[Age, Progress]) -> Age:
     return entry[0]
-
-
-def _by_last_token(progress: Progress) -> tuple[int, str]:
-    return (progress.last_token or 0, progress.request.id)

@@ -1,13 +1,14 @@
 """Policies of an engine's steps, over any state: what a host may rely on, whichever orders."""
 
 from dataclasses import replace
+from math import inf
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.core.clock import Duration, Instant, milliseconds, seconds
+from controlplane.core.clock import Duration, Instant, milliseconds, scaled, seconds
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
@@ -235,6 +236,14 @@ def test_apt_decides_as_if_it_had_valued_and_sorted_everybody(random, counts, fr
 class AskingEverybody(ShortestRemaining):
     """`srmt` by its rule alone: nobody is passed over because somebody else got nothing."""
 
+    def _resume(self, draft):
+        view = draft.view
+        for _, one in [entry for entry in self._paused if draft.fits(entry[1])]:
+            soon = scaled(view.pace.step, 3) + one.prefill(view.pace)
+            is_last_call = one.deadline() is not None and view.now + soon > one.deadline()
+            if draft.settles(one) or is_last_call:
+                draft.start(one)
+
     def _start_fresh(self, draft):
         for (size, _, _), one in self._fresh:
             if draft.slots <= 0:
@@ -256,11 +265,16 @@ def anybody(random: Random, name: str, *, is_running: bool) -> Progress:
         "ttft_ms": random.choice([None, 300, 3_000]) if is_running else 100 + ago * random.randint(2, 4) // 2,
         "gap_ms": random.choice([None, 1_000]),
     }
-    return progress(name, life, is_running=is_running)
+    one = progress(name, life, is_running=is_running)
+    if not is_running and random.random() < 0.4:
+        # It was preempted, some so long ago that its next token is due.
+        one.stamp(Instant(NOW - milliseconds(random.randint(0, 1_000))), life["done"] + 1)
+    return one
 
 
+@pytest.mark.parametrize("cut", [inf, 4_000.0])
 @pytest.mark.parametrize("settle", [0, 12])
-def test_who_is_passed_over_could_not_have_started(settle):
+def test_who_is_passed_over_could_not_have_started(settle, cut):
     # Few scenes tell: somebody must get nothing, and a larger one that needs fewer blocks get them.
     random, options = Random(settle), EngineOptions(settle_steps=settle).srmt()
     for _ in range(500):
@@ -269,6 +283,7 @@ def test_who_is_passed_over_could_not_have_started(settle):
         view = replace(view_of(running, free=random.randint(-9, 60)), free_slots=random.choice([2, 64]))
         plans = []
         for policy in (ShortestRemaining(options), AskingEverybody(options)):
+            policy._cut.size = cut
             for one in waiting:
                 policy.joined(one, NOW)
             plans.append(policy.plan(view))

@@ -14,11 +14,13 @@ from controlplane.core.view import Pace
 from controlplane.policy.crowd import Crowd
 from controlplane.policy.draft import Draft, Ranking
 from controlplane.policy.engine_step import EngineView
-from controlplane.policy.fresh_line import FreshLine, Key
+from controlplane.policy.line import Line
 from controlplane.policy.progress import Progress
 
 ANY = ServiceClass("any", Slo(), 0, sheddable=False)
 NOW = Instant(50)
+
+Key = tuple[float, int, str]
 
 
 def newcomer(name: str, random: Random) -> Progress:
@@ -26,6 +28,7 @@ def newcomer(name: str, random: Random) -> Progress:
     request = Request(name, Kind.GENERATE, "m", "t", ANY, ANY.slo, arrival, prompt, 100)
     one = Progress(request, predicted, name)
     one.per_block = random.choice([None, None, 32])
+    one.is_guess = random.random() < 0.2
     return one
 
 
@@ -60,13 +63,13 @@ def drafted(random: Random) -> Draft:
 
 @given(random=st.randoms(use_true_random=True))
 def test_those_are_asked_for_whom_anything_can_be_done(random):
-    line, urgent_from = FreshLine(), {}
+    line, due = Line[Key](), {}
     expected: list[tuple[Key, Progress]] = []
     key_of = size_of
     for step in range(30):
         one = newcomer(f"r{step}", random)
-        urgent_from[one] = random.choice([None, Instant(10), NOW, Instant(51)])
-        line.add(one, key_of(one), urgent_from[one])
+        due[one] = random.choice([None, Instant(10), NOW, Instant(51)])
+        line.add(one, key_of(one), due[one])
         expected.append((key_of(one), one))
         if random.random() < 0.3:
             _, gone = expected.pop(random.randrange(len(expected)))
@@ -77,21 +80,23 @@ def test_those_are_asked_for_whom_anything_can_be_done(random):
             line.sort_anew(key_of)
             expected = [(key_of(one), one) for _, one in expected]
         expected.sort(key=lambda entry: entry[0])
-        assert [line[at] for at in range(len(expected))] == expected
+        assert [line[at] for at in range(len(line))] == list(line) == expected
         assert all(line.find(one.request.id) is one for _, one in expected)
 
-        draft, first = drafted(random), random.randrange(len(expected) + 1)
-        in_vain = random.choice([inf, random.randint(1, 12)])
+        draft, in_vain = drafted(random), random.choice([0, inf, random.randint(1, 12)])
         may = []
-        for at, (_, one) in enumerate(expected[first:], first):
-            need, since = draft.need(one), urgent_from[one]
+        for _, one in expected:
+            need, since = draft.need(one), due[one]
             fits = need <= draft.free
-            is_urgent = since is not None and since <= NOW
-            if (is_urgent and (fits or need < in_vain)) or (fits and draft.settles(one)):
-                may.append(at)
-        assert line.that_may_start(draft, first, in_vain) == may
+            is_pressed = since is not None and since <= NOW
+            may.append((is_pressed and (fits or need < in_vain)) or (fits and draft.settles(one)))
+        assert line.may_start(draft, line.due <= NOW, in_vain).tolist() == may
+        assert line.tokens.tolist() == [one.tokens for _, one in expected]
+        assert line.is_guess.tolist() == [one.is_guess for _, one in expected]
+        key = key_of(random.choice(expected)[1]) if expected else (0.0, 0, "")
+        assert line.place(key) == sum(before < key for before, _ in expected)
 
 
 def test_who_is_not_in_the_line_cannot_leave_it():
     with pytest.raises(KeyError, match="r1"):
-        FreshLine().drop("r1")
+        Line[Key]().drop("r1")
