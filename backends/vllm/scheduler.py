@@ -131,7 +131,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             return Duration(0)
         last, now = self._last_step, Instant(self.clock())
         began = now
-        self._runners.stamp(self.running, now)
+        self._stamp(now)
         # What arrives is taken in here: a newcomer is in the step that it ended the wait for.
         while not len(self.waiting):
             begin = next_step(self._runners.crowd, last, now, self.options.decode_pace)
@@ -164,8 +164,11 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.observed.observe_work(work, took, is_alone=is_alone)
         self._pace = self.observed.pace or _UNKNOWN_PACE
 
+    def _stamp(self, now: Instant) -> None:
+        self._runners.stamp(self.running, now, is_in_flight=bool(self._in_flight))
+
     def view(self, now: Instant) -> EngineView:
-        self._runners.stamp(self.running, now)
+        self._stamp(now)
         return EngineView(
             now=now,
             pace=self._pace,

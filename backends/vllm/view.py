@@ -97,9 +97,15 @@ class Runners:
         if progress in self._numbers:
             self.crowd.foretold(progress)
 
-    def stamp(self, running: list[Any], now: Instant) -> None:
+    def stamp(self, running: list[Any], now: Instant, *, is_in_flight: bool) -> None:
+        """`is_in_flight` if a step has not ended yet."""
         self.follow(running)
-        self.crowd.stamp(np.fromiter(map(len, self._ids), np.int64, len(self._ids)), now)
+        if is_in_flight or self._runs_ahead or self._takes_back:
+            tokens = np.fromiter(map(len, self._ids), np.int64, len(self._ids))
+        else:
+            # The step that computed the last token of one has given it another.
+            tokens = np.maximum(self.crowd.tokens, self._theirs.column(_COMPUTED) + 1)
+        self.crowd.stamp(tokens, now)
 
     def growth(self, max_step_tokens: int) -> int:
         """Blocks that this step asks for, and brings what each holds up to date. After `stamp`."""
@@ -109,7 +115,8 @@ class Runners:
         if self._runs_ahead:
             known = known + [len(one.spec_token_ids) + one.num_output_placeholders for one in self._requests]
         most = np.minimum(known, self._theirs.column(_COMPUTED) + max_step_tokens)
-        return int(np.maximum(0, self._blocks(most, slice(None)) - self.crowd.held).sum())
+        asked: Ints = self._blocks(most, slice(None)) - self.crowd.held
+        return sum(asked.tolist())
 
     def scheduled(self, running: list[Any], tokens: Mapping[str, int], total: int) -> None:
         """A step computes so many tokens of each, and in all. Call right after it was scheduled."""

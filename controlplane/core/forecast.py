@@ -7,8 +7,8 @@ from itertools import pairwise
 from math import sqrt
 
 Piece = tuple[float, float, float, float]
-"""Of a distribution, between two of its points: the tokens at its end and the density; beyond it the
-probability, and tokens times that, summed."""
+"""Of a distribution, between two of its points: the tokens at its end, half the density, the probability of
+more than that, and by how many more on average, where it is no more counted as none."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,10 @@ class LengthForecast:
         piece = self.piece(after)
         if piece is None:
             return (1.0 + max(1.0, after / 2)) / 2
-        end, density, beyond, area = piece
+        end, half_density, beyond, excess = piece
         left = end - after
-        mean = (density * left * left / 2 + area - beyond * after) / (density * left + beyond)
+        half = half_density * left
+        mean = ((half + beyond) * left + excess) / (half + beyond + half)
         return mean if mean > 1.0 else 1.0
 
     def piece(self, after: int) -> Piece | None:
@@ -95,8 +96,9 @@ class LengthForecast:
         for at, (level, tokens) in enumerate(self._points):
             below, fewer = self._points[at - 1] if at else (0.0, 0.0)
             density = (level - below) / (tokens - fewer) if tokens > fewer else 0.0
-            area = sum((b - a) * (x + y) / 2 for (a, x), (b, y) in pairwise(self._points[at:]))
-            pieces.append((tokens, density, 1.0 - level, area))
+            later = pairwise(self._points[at:])
+            excess = sum((b - a) * ((x + y) / 2 - tokens) for (a, x), (b, y) in later)
+            pieces.append((tokens, density / 2, 1.0 - level, excess))
         return tuple(pieces)
 
     @cached_property

@@ -21,7 +21,7 @@ class AgedShare:
     def account(self, view: EngineView) -> None:
         """Call once a step. Nothing is saved up while nobody is served."""
         if self.running:
-            self.running.intersection_update(view.running)
+            self.running = set(view.running.at(view.running.places(self.running)))
         held = sum(one.held for one in self.running)
         self._balance = min(0.0, self._balance + self._share * view.quota - held)
 

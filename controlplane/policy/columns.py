@@ -44,7 +44,8 @@ class Columns(Generic[Number]):
         rows = self._rows
         if rows == self._all.shape[1]:
             self._all = np.concatenate((self._all, np.zeros_like(self._all)), axis=1)
-        self._all[:, at + 1 : rows + 1] = self._all[:, at:rows]
+        if at < rows:
+            self._all[:, at + 1 : rows + 1] = self._all[:, at:rows]
         self._all[:, at] = row
         self._rows = rows + 1
 

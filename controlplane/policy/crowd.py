@@ -11,11 +11,12 @@ looked up anew.
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from math import inf
+from math import ceil
 
 import numpy as np
 
 from controlplane.core.clock import Instant
+from controlplane.core.forecast import Piece
 from controlplane.core.memory import Floats
 from controlplane.policy.columns import Bools, Columns, Ints
 from controlplane.policy.progress import Progress
@@ -26,15 +27,14 @@ _LONG_PAST = -2 * _NEVER
 
 # Whole numbers: what is known of each, first what nearly every step changes.
 # With its first token `_FIRST_DUE` is long past, before it `_LAST`: the later promise counts.
-_FACTS = 12
+_FACTS = 13
 _NOW = slice(3)
 _TOKENS, _HELD, _LAST, _PROMPT, _MOST, _BY_ID, _PRIORITY, _GAP = range(8)
-_FIRST_DUE, _MISSED, _GUESS, _NUMBER = range(8, _FACTS)
-# Floats: the piece of the forecast, that holds below `_UNTIL` tokens of answer, and the forecast's variance.
-_PIECE = 6
-_UNTIL, _END, _DENSITY, _BEYOND, _AREA, _VARIANCE = range(_PIECE)
-_UNKNOWN = (-inf, 0.0, 0.0, 1.0, 0.0)
-_OUTRUN = (inf, 0.0, 0.0, 1.0, 0.0)
+_FIRST_DUE, _MISSED, _GUESS, _NUMBER, _UNTIL = range(8, _FACTS)
+# Floats: the piece of the forecast, that holds below `_UNTIL` tokens, and the forecast's variance.
+_PIECE = 5
+_END, _HALF_DENSITY, _BEYOND, _EXCESS, _VARIANCE = range(_PIECE)
+_NO_PIECE = (0.0, 0.0, 1.0, 0.0)
 
 
 class Crowd:
@@ -47,6 +47,7 @@ class Crowd:
         self._facts = Columns(_FACTS, np.int64, [_facts(one) for one in self._all])
         self._pieces = Columns(_PIECE, np.float64, [_unknown(one) for one in self._all])
         self._to_come: Floats | None = None
+        self._has_outrun = False
         self._sort_ids()
 
     def __len__(self) -> int:
@@ -66,8 +67,9 @@ class Crowd:
         """As they were when last asked for."""
         return [self._all[at] for at in places]
 
-    def places(self, *, without: Collection[Progress]) -> list[int]:
-        return [at for at, one in enumerate(self._all) if one not in without]
+    def places(self, these: Collection[Progress]) -> list[int]:
+        """Of those of them that are here."""
+        return [at for at, one in enumerate(self._all) if one in these]
 
     # --- what changes ------------------------------------------------------------------------
 
@@ -94,11 +96,13 @@ class Crowd:
 
     def without(self, gone: Collection[Progress]) -> "Crowd":
         """Another one; this stays as it is."""
-        kept = self.places(without=gone)
+        left_out = set(self.places(gone))
+        kept = [at for at in range(len(self._all)) if at not in left_out]
         left = Crowd()
         left._all = [self._all[at] for at in kept]
         left.ids = [self.ids[at] for at in kept]
         left._facts, left._pieces = self._facts.only(kept), self._pieces.only(kept)
+        left._has_outrun = self._has_outrun
         left._sort_ids()
         return left
 
@@ -119,7 +123,7 @@ class Crowd:
         facts = self._facts.filled
         last, grown = facts[_LAST], tokens != facts[_TOKENS]
         # Who has its first token, or one too late: the few to which more happens than to all.
-        for at in np.flatnonzero(grown & (last + facts[_GAP] < now)).tolist():
+        for at in (grown & (last + facts[_GAP] < now)).nonzero()[0].tolist():
             one = self[at]
             one.stamp(now, int(tokens[at]) - one.tokens)
             facts[_MISSED, at], facts[_FIRST_DUE, at] = one.is_missed, _LONG_PAST
@@ -179,20 +183,30 @@ class Crowd:
 
     def _expected(self) -> Floats:
         facts, pieces = self._facts.filled, self._pieces.filled
-        done = facts[_TOKENS] - facts[_PROMPT]
-        for at in np.flatnonzero(done >= pieces[_UNTIL]).tolist():
-            pieces[:_VARIANCE, at] = _piece(self[at])
-        until, end, density, beyond, area, _ = pieces
-        left = end - done
-        before = density * left
-        mean = (before * left / 2 + area - beyond * done) / (before + beyond)
-        if (has_outrun := until == inf).any():
-            # As `Progress.remaining` of a number, and `LengthForecast.expected_remaining` of a distribution.
-            of_number, of_forecast = np.maximum(16, done // 4), (1.0 + np.maximum(1.0, done / 2)) / 2
-            mean = np.where(has_outrun, np.where(facts[_NUMBER], of_number, of_forecast), mean)
-        most = facts[_MOST] - facts[_TOKENS]
-        expected: Floats = np.maximum(1.0, np.minimum(np.rint(mean), most))
+        tokens = facts[_TOKENS]
+        for at in (tokens >= facts[_UNTIL]).nonzero()[0].tolist():
+            piece = _piece(self._all[at], int(tokens[at]))
+            if piece is None:
+                facts[_UNTIL, at], pieces[:_VARIANCE, at], self._has_outrun = _NEVER, _NO_PIECE, True
+            else:
+                facts[_UNTIL, at], pieces[:_VARIANCE, at] = ceil(piece[0]), piece
+        # As `LengthForecast.expected_remaining`.
+        left = pieces[_END] - tokens
+        half = pieces[_HALF_DENSITY] * left
+        later = half + pieces[_BEYOND]
+        mean = (later * left + pieces[_EXCESS]) / (later + half)
+        if self._has_outrun:
+            mean = np.where(facts[_UNTIL] == _NEVER, self._of_outrun(), mean)
+        expected: Floats = np.maximum(1.0, np.minimum(np.rint(mean), facts[_MOST] - tokens))
         return expected
+
+    def _of_outrun(self) -> Floats:
+        """As `Progress.remaining` of a number, and `LengthForecast.expected_remaining` of a distribution."""
+        facts = self._facts.filled
+        done = facts[_TOKENS] - facts[_PROMPT]
+        of_number, of_forecast = np.maximum(16, done // 4), (1.0 + np.maximum(1.0, done / 2)) / 2
+        mean: Floats = np.where(facts[_NUMBER], of_number, of_forecast)
+        return mean
 
 
 def _up_to_date(one: Progress, tokens: int, held: int, last: int) -> Progress:
@@ -214,19 +228,20 @@ def _facts(one: Progress) -> tuple[int, ...]:
     most = request.prompt_tokens + request.max_output_tokens
     return (
         one.tokens, one.held, last, request.prompt_tokens, most, 0, one.priority, gap,
-        first_due, one.is_missed, one.is_guess, one.forecast is None,
+        first_due, one.is_missed, one.is_guess, one.forecast is None, _LONG_PAST,
     )  # fmt: skip
 
 
 def _unknown(one: Progress) -> tuple[float, ...]:
     """Its forecast, before it was asked where in it the answer is."""
-    return (*_UNKNOWN, 0.0 if one.forecast is None else one.forecast.deviation**2)
+    return (*_NO_PIECE, 0.0 if one.forecast is None else one.forecast.deviation**2)
 
 
-def _piece(one: Progress) -> tuple[float, float, float, float, float]:
-    """Of its forecast where it is now; a number is a forecast that is sure."""
+def _piece(one: Progress, tokens: int) -> Piece | None:
+    """Of its forecast where it has so many, the prompt counted in; a number is a forecast that is sure."""
+    prompt = one.request.prompt_tokens
     if one.forecast is not None:
-        piece = one.forecast.piece(one.done)
+        piece = one.forecast.piece(tokens - prompt)
     else:
-        piece = (one.predicted, 0.0, 1.0, one.predicted) if one.done < one.predicted else None
-    return _OUTRUN if piece is None else (piece[0], *piece)
+        piece = (one.predicted, 0.0, 1.0, 0.0) if tokens - prompt < one.predicted else None
+    return None if piece is None else (prompt + piece[0], *piece[1:])

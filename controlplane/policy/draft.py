@@ -16,22 +16,22 @@ from controlplane.policy.engine_step import RANKED, EngineView
 from controlplane.policy.lookahead import LookAhead
 from controlplane.policy.progress import Progress
 
-# Whoever runs in a later lane gives way to any of an earlier one.
-HOPEFUL, BEYOND, LOST = range(3)
+# Who runs in a later lane gives way to any of an earlier one: this is added to its size, and more than any
+# memory-time. That is a number of halves, so a float has room for both.
+BEYOND, LOST = 2.0**44, 2.0**45
 
 
 class Ranking:
     """Those of a crowd that are not `spared`. `order` has their places in it, the first to give way last: by
-    lane, size and id. Lanes and sizes are by place."""
+    lane and size, and id. `sizes`, that of the lane added, are by place."""
 
-    def __init__(self, crowd: Crowd, lanes: Ints, sizes: Floats, spared: Collection[Progress]) -> None:
+    def __init__(self, crowd: Crowd, sizes: Floats, spared: Collection[Progress]) -> None:
         self.crowd = crowd
-        self.lanes = lanes
         self.sizes = sizes
-        self.order: list[int] = np.lexsort((crowd.by_id, sizes, lanes)).tolist()
+        self.order: list[int] = np.lexsort((crowd.by_id, sizes)).tolist()
         if spared:
-            stay = set(crowd.places(without=spared))
-            self.order = [at for at in self.order if at in stay]
+            stay = set(crowd.places(spared))
+            self.order = [at for at in self.order if at not in stay]
 
 
 class Draft:
@@ -107,10 +107,10 @@ class Draft:
         """Blocks free after `settle` steps; never more than now."""
         if self._later is None:
             running = self.view.running
-            stays = running.to_come() > self._settle
-            kept = float(running.held[stays].sum() + self._growth * np.count_nonzero(stays))
-            kept -= sum(map(self._held_later, self.preempt))
-            self._later = self.view.quota - kept - sum(map(self._needed_later, self.offer))
+            kept: list[int] = running.held[running.to_come() > self._settle].tolist()
+            later = sum(kept) + self._growth * len(kept)
+            later -= sum(map(self._held_later, self.preempt))
+            self._later = self.view.quota - later - sum(map(self._needed_later, self.offer))
         return min(self._later, self.free)
 
     def settles(self, progress: Progress) -> bool:
@@ -137,7 +137,7 @@ class Draft:
         """Starts it on the memory of those not hopeful, or that need more than `size`, if that suffices."""
         need, gained, count, ranks = self.need(progress), 0, 0, self._ranking()
         for at in reversed(ranks.order):
-            if self.free + gained >= need or (ranks.lanes[at] == HOPEFUL and ranks.sizes[at] <= size):
+            if self.free + gained >= need or ranks.sizes[at] <= size:
                 break
             gained += int(ranks.crowd.held[at])
             count += 1

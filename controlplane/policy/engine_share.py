@@ -62,10 +62,9 @@ def share_of(view: EngineView) -> Share:
     )
 
 
-def waiting_of(progress: Progress, block_tokens: int, rank: Rank | None = None) -> Waiting:
+def waiting_of(progress: Progress, footprint: Footprint, rank: Rank) -> Waiting:
     """It was accepted, so its wait has no bound."""
-    request, footprint = progress.request, footprint_of(progress, block_tokens)
-    return Waiting(request, footprint, None, rank or (0, request.arrival, request.id), footprint.area)
+    return Waiting(progress.request, footprint, None, rank, footprint.area)
 
 
 def pool_view(view: EngineView, waiting: Sequence[Waiting]) -> PoolView:

@@ -13,6 +13,7 @@ import numpy as np
 from controlplane.core.clock import Instant
 from controlplane.policy.columns import Bools, Columns, Ints
 from controlplane.policy.draft import Draft
+from controlplane.policy.engine_step import EngineView
 from controlplane.policy.progress import Progress
 
 Key = TypeVar("Key", bound=tuple[float | str, ...])
@@ -38,14 +39,14 @@ class Line(Generic[Key]):
     def __getitem__(self, at: int) -> tuple[Key, Progress]:
         return self._keys[at], self._listed[at]
 
-    def add(self, progress: Progress, key: Key, due: Instant | None) -> None:
+    def add(self, progress: Progress, key: Key, to_come: int, due: Instant | None) -> None:
         """What is due then is its owner's to say; None for never."""
         at = self.place(key)
         self._keys.insert(at, key)
         self._listed.insert(at, progress)
         self._entries[progress.request.id] = (key, progress)
         when = NEVER if due is None else due
-        self._columns.put(at, (progress.tokens, progress.remaining(), when, progress.is_guess))
+        self._columns.put(at, (progress.tokens, to_come, when, progress.is_guess))
 
     def find(self, request_id: str) -> Progress | None:
         entry = self._entries.get(request_id)
@@ -83,12 +84,15 @@ class Line(Generic[Key]):
     def is_guess(self) -> Bools:
         return np.not_equal(self._columns.column(_GUESS), 0)
 
-    def may_start(self, draft: Draft, is_pressed: Bools, in_vain: float = 0.0) -> Bools:
+    def needs(self, view: EngineView) -> Ints:
+        """Blocks that it takes to compute the next token of each."""
+        return self.tokens // view.per_block(self._listed) + 1
+
+    def may_start(self, draft: Draft, needs: Ints, is_pressed: Bools, in_vain: int = 0) -> Bools:
         """Those that fit and settle, and of the pressed also those that fit only for now, or that need less
         than `in_vain` blocks. For nobody else anything can be done, unless somebody gives way."""
-        needs = self.tokens // draft.view.per_block(self._listed) + 1
         fits = needs <= draft.free
         may: Bools = is_pressed & (fits | (needs < in_vain))
-        if fits.any():
+        if np.count_nonzero(fits):
             may |= fits & draft.settle(needs, self._columns.column(_TO_COME))
         return may

@@ -86,8 +86,7 @@ class Progress:
 
     def memory_time(self) -> float:
         """Token-steps from now to the end."""
-        left = self.remaining()
-        return (self.tokens + left / 2) * left
+        return memory_time(self.tokens, self.remaining())
 
     def deadline(self) -> Instant | None:
         """Of the next token; None if nothing is promised."""
@@ -127,3 +126,8 @@ class Progress:
             remaining_steps=self.remaining(),
             preemptions=self.preemptions,
         )
+
+
+def memory_time(tokens: int, left: int) -> float:
+    """Of one that has so many tokens, with so many to come."""
+    return (tokens + left / 2) * left

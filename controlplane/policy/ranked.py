@@ -13,14 +13,14 @@ short: lower priority first, then the least cost per token freed (`eviction.vict
 """
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.decision import Admit
 from controlplane.core.view import Share, Waiting
 from controlplane.policy.admission import Admission
-from controlplane.policy.engine_share import share_of, waiting_of
+from controlplane.policy.engine_share import footprint_of, share_of, waiting_of
 from controlplane.policy.engine_step import EngineView, StepPlan
 from controlplane.policy.eviction import EvictionOptions, victim_cost
 from controlplane.policy.lookahead import LookAhead
@@ -98,11 +98,10 @@ class RankedPolicy:
 
     def _seat(self, view: EngineView) -> None:
         for progress in self._new:
-            waiting = waiting_of(progress, view.block_tokens)
-            rank = self._ordering.rank(progress.request, waiting.footprint, view.pace)
-            waiting = replace(waiting, rank=rank)
+            footprint = footprint_of(progress, view.block_tokens)
+            rank = self._ordering.rank(progress.request, footprint, view.pace)
             self._ranks[progress.request.id] = rank
-            insort(self._line, _Place(rank, progress, waiting), key=_rank)
+            insort(self._line, _Place(rank, progress, waiting_of(progress, footprint, rank)), key=_rank)
         self._new.clear()
 
     def _relieve(self, view: EngineView, short: int, plan: StepPlan) -> None:

@@ -36,7 +36,9 @@ class SizeCut:
     arrivals leave over, but for half a deviation; not above 0 if they leave none."""
 
     def __init__(self, *, window: int, share: float) -> None:
-        self._seen: deque[tuple[Instant, float, int]] = deque(maxlen=window)
+        self._arrived: deque[Instant] = deque(maxlen=window)
+        self._sizes: deque[float] = deque(maxlen=window)
+        self._tokens: deque[int] = deque(maxlen=window)
         self._share = share
         self._arrivals = 0
         self._is_due = False
@@ -47,9 +49,11 @@ class SizeCut:
 
     def arrived(self, now: Instant, memory_time: float, tokens: int) -> None:
         """`tokens` are what it holds at its end."""
-        self._seen.append((now, memory_time, tokens))
+        self._arrived.append(now)
+        self._sizes.append(memory_time)
+        self._tokens.append(tokens)
         self._arrivals += 1
-        self._is_due = self._is_due or (self._arrivals % _EVERY == 0 and len(self._seen) >= _FEWEST)
+        self._is_due = self._is_due or (self._arrivals % _EVERY == 0 and len(self._sizes) >= _FEWEST)
 
     def update(self, memory_tokens: int, step: Duration, use: float) -> None:
         """Call once a step with the used share of the memory; finds the cut anew after some arrivals."""
@@ -58,15 +62,15 @@ class SizeCut:
             return
         self._is_due = False
         self._correct()
-        span = to_seconds(Duration(self._seen[-1][0] - self._seen[0][0]))
+        span = to_seconds(Duration(self._arrived[-1] - self._arrived[0]))
         if span <= 0:
             self.size, self.spare = inf, 1.0
             return
         steps_a_token = to_seconds(step) / span * self.correction
-        seen = np.array([entry[1:] for entry in self._seen])
-        sizes = np.sort(seen[:, 0])
+        seen = [np.fromiter(column, np.float64, len(column)) for column in (self._sizes, self._tokens)]
+        sizes = np.sort(seen[0])
         resident = np.cumsum(sizes) * steps_a_token
-        variance = float(seen[:, 0] @ seen[:, 1]) * steps_a_token
+        variance = float(seen[0] @ seen[1]) * steps_a_token
         self.spare = 1.0 - (float(resident[-1]) + _DEVIATIONS * sqrt(variance)) / memory_tokens
         over = int(np.searchsorted(resident, self._share * memory_tokens))
         self.size = float(sizes[over]) if over < len(sizes) else inf

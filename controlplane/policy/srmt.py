@@ -20,19 +20,17 @@ Paused requests whose next token is not yet due resume first.
 """
 
 from bisect import bisect_left, insort
-from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
 from math import inf
 
-import numpy as np
-
 from controlplane.core.clock import Duration, Instant, after, scaled, seconds
 from controlplane.policy.aged_share import AgedShare
-from controlplane.policy.draft import BEYOND, HOPEFUL, LOST, Draft, Ranking
+from controlplane.policy.columns import Ints
+from controlplane.policy.draft import BEYOND, LOST, Draft, Ranking
 from controlplane.policy.engine_step import EngineView, StepPlan
 from controlplane.policy.line import NEVER, Line
-from controlplane.policy.progress import Progress
+from controlplane.policy.progress import Progress, memory_time
 from controlplane.policy.size_cut import SizeCut
 
 _ASK_LOST_EVERY = 4
@@ -89,7 +87,7 @@ class ShortestRemaining:
         self._reading = 0.0
         self._lost: list[tuple[Age, Progress]] = []
         self._due: list[tuple[int, str]] = []
-        self._lanes: dict[str, int] = {}
+        self._is_lost: dict[str, bool] = {}
         self._aged = AgedShare(options.aged_share)
         self._unripe: list[Progress] = []
         self._steps = 0
@@ -98,27 +96,27 @@ class ShortestRemaining:
 
     def joined(self, progress: Progress, now: Instant) -> None:
         self._unripe.append(progress)
-        self._lanes[progress.request.id] = HOPEFUL
+        self._is_lost[progress.request.id] = False
 
     def left(self, progress: Progress) -> None:
         request_id = progress.request.id
-        lane = self._lanes.pop(request_id)
+        is_lost = self._is_lost.pop(request_id)
         if progress in self._unripe:
             self._unripe.remove(progress)
-        elif lane == LOST:
+        elif is_lost:
             del self._lost[bisect_left(self._lost, _age(progress), key=_first)]
         else:
             self._line_of(progress).drop(request_id)
 
     def waiting(self) -> int:
-        return len(self._lanes)
+        return len(self._is_lost)
 
     def _line_of(self, progress: Progress) -> Line[Key] | Line[tuple[int, str]]:
         """Of one that waits and is hopeful."""
         return self._fresh if progress.first_token is None else self._paused
 
-    def _key(self, progress: Progress) -> Key:
-        size = progress.memory_time() + self._reading * progress.tokens
+    def _key(self, progress: Progress, left: int) -> Key:
+        size = memory_time(progress.tokens, left) + self._reading * progress.tokens
         return (size, progress.request.arrival, progress.request.id)
 
     def _price(self, view: EngineView) -> None:
@@ -128,32 +126,32 @@ class ShortestRemaining:
         if high <= _PRICE_MOVES * low:
             return
         self._reading = reading
-        self._fresh.sort_anew(self._key)
+        self._fresh.sort_anew(lambda progress: self._key(progress, progress.remaining()))
 
     def _sort_in(self, view: EngineView) -> None:
         """Each newcomer into its line, and into the lost one as soon as its time is up."""
         self._price(view)
         for progress in self._unripe:
-            key = self._key(progress)
+            left = progress.remaining()
+            key = self._key(progress, left)
             is_new = progress.first_token is None and not progress.preemptions
             if self._cut is not None and is_new and not progress.is_guess:
-                at_end = progress.tokens + progress.remaining()
-                self._cut.arrived(progress.request.arrival, key[0], at_end)
+                self._cut.arrived(progress.request.arrival, key[0], progress.tokens + left)
             work = progress.prefill(view.pace)
             if progress.is_hopeless(view.now, work):
                 self._lose(progress)
                 continue
             deadline = progress.deadline()
             if progress.first_token is None:
-                self._fresh.add(progress, key, self._urgent_from(progress))
+                self._fresh.add(progress, key, left, self._urgent_from(progress))
             else:
-                self._paused.add(progress, (progress.last_token or 0, progress.request.id), deadline)
+                self._paused.add(progress, (progress.last_token or 0, progress.request.id), left, deadline)
             if deadline is not None:
                 heappush(self._due, (deadline - work, progress.request.id))
         self._unripe.clear()
         while self._due and self._due[0][0] < view.now:
             _, request_id = heappop(self._due)
-            if self._lanes.get(request_id) != HOPEFUL:
+            if self._is_lost.get(request_id, True):
                 continue
             found = self._fresh.find(request_id) or self._paused.find(request_id)
             if found is not None and found.is_hopeless(view.now, found.prefill(view.pace)):
@@ -161,7 +159,7 @@ class ShortestRemaining:
                 self._lose(found)
 
     def _lose(self, progress: Progress) -> None:
-        self._lanes[progress.request.id] = LOST
+        self._is_lost[progress.request.id] = True
         insort(self._lost, (_age(progress), progress), key=_first)
 
     # --- the plan ----------------------------------------------------------------------------
@@ -187,11 +185,11 @@ class ShortestRemaining:
 
     def _ranked(self, view: EngineView) -> Ranking:
         running = view.running
-        sizes, lanes = running.memory_time(), np.full(len(running), HOPEFUL)
+        sizes, is_lost = running.memory_time(), running.is_lost(view.now)
         if self._cut is not None:
-            lanes[(sizes > self._cut.size) & ~running.is_guess] = BEYOND
-        lanes[running.is_lost(view.now)] = LOST
-        return Ranking(running, lanes, sizes, spared=self._aged.running)
+            sizes[(sizes > self._cut.size) & ~(running.is_guess | is_lost)] += BEYOND
+        sizes[is_lost] += LOST
+        return Ranking(running, sizes, spared=self._aged.running)
 
     def _start_aged(self, draft: Draft) -> None:
         """The oldest beyond its patience takes what it needs and keeps it, unless their share is spent."""
@@ -209,40 +207,45 @@ class ShortestRemaining:
 
     def _resume(self, draft: Draft) -> None:
         """Those paused that stay, and those whose next token will be late unless they resume about now."""
-        if draft.slots <= 0 or draft.free <= 0:
-            return
         line, view = self._paused, draft.view
+        if draft.slots <= 0 or draft.free <= 0 or not len(line):
+            return
         late_from = view.now + (1 + _LAST_CALL_STEPS) * view.pace.step
         is_last_call = line.due < late_from + view.pace.per_prompt_token * line.tokens
-        for at in np.flatnonzero(line.may_start(draft, is_last_call)).tolist():
+        for at in line.may_start(draft, line.needs(view), is_last_call).nonzero()[0].tolist():
             _, progress = line[at]
             if is_last_call[at] or draft.settles(progress):
                 draft.start(progress)
 
     def _start_fresh(self, draft: Draft) -> None:
+        if draft.slots <= 0 or not len(self._fresh):
+            return
         # Blocks that nobody could be given: who comes later is larger, so fewer give way for it.
-        in_vain = inf
-        asked = self._fresh_that_may_start(draft, 0, in_vain)
-        while asked and draft.slots > 0:
-            at, before = asked.popleft(), (len(draft.offer), in_vain)
+        in_vain, needs = int(NEVER), self._fresh.needs(draft.view)
+        asked = self._fresh_that_may_start(draft, needs, in_vain)
+        while len(asked) and draft.slots > 0:
+            at, asked = int(asked[0]), asked[1:]
+            before, was_in_vain = len(draft.offer), in_vain
             (size, _, _), progress = self._fresh[at]
             if self._is_beyond(progress, size):
                 self._start_beyond(draft, progress, size)
             elif not (draft.settles(progress) and draft.start(progress)):
                 in_vain = self._start_urgent(draft, progress, size, in_vain)
-            if (len(draft.offer), in_vain) != before:
-                asked = self._fresh_that_may_start(draft, at + 1, in_vain)
+            if len(draft.offer) != before:
+                asked = self._fresh_that_may_start(draft, needs, in_vain)
+                asked = asked[asked > at]
+            elif in_vain != was_in_vain:
+                theirs = needs[asked]
+                asked = asked[(theirs < in_vain) | (theirs <= draft.free)]
 
-    def _fresh_that_may_start(self, draft: Draft, first: int, in_vain: float) -> deque[int]:
-        """Places from `first` on."""
+    def _fresh_that_may_start(self, draft: Draft, needs: Ints, in_vain: int) -> Ints:
+        """Their places."""
         line = self._fresh
-        if draft.slots <= 0 or first == len(line):
-            return deque()
-        may = line.may_start(draft, line.due <= draft.view.now, in_vain)
-        may[:first] = False
+        may = line.may_start(draft, needs, line.due <= draft.view.now, in_vain)
         too_large = line.place((self._largest(draft), NEVER, ""))
         may[too_large:] &= line.is_guess[too_large:]
-        return deque(np.flatnonzero(may).tolist())
+        places: Ints = may.nonzero()[0]
+        return places
 
     def _largest(self, draft: Draft) -> float:
         """Whoever needs more, and whose need was predicted, can start in no case."""
@@ -251,12 +254,12 @@ class ShortestRemaining:
         left = draft.left_when_settled if draft.free > 0 else 0.0
         return self._cut.size * (1 + max(0.0, left) / draft.view.quota)
 
-    def _start_urgent(self, draft: Draft, progress: Progress, size: float, in_vain: float) -> float:
+    def _start_urgent(self, draft: Draft, progress: Progress, size: float, in_vain: int) -> int:
         """One that fits may overtake: what is urgent takes its memory when it must. Blocks that nobody could
         be given from now on."""
         if not self._is_urgent(progress, draft.view.now) or draft.start(progress):
             return in_vain
-        return inf if draft.take(progress, self._options.preempt_ratio * size) else draft.need(progress)
+        return NEVER if draft.take(progress, self._options.preempt_ratio * size) else draft.need(progress)
 
     def _start_beyond(self, draft: Draft, progress: Progress, size: float) -> None:
         if draft.is_idle:
@@ -286,7 +289,8 @@ class ShortestRemaining:
             draft.start_to_stay(progress)
         if not self._lost or (left := self._left_for_lost(draft.view)) <= 0:
             return
-        for _, progress in nsmallest(_LOST_AT_ONCE, self._lost, key=lambda entry: self._key(entry[1])):
+        lost = (progress for _, progress in self._lost)
+        for progress in nsmallest(_LOST_AT_ONCE, lost, key=lambda one: self._key(one, one.remaining())):
             need = draft.need_at_end(progress)
             if need > left or not draft.start_to_stay(progress):
                 return

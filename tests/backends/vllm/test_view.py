@@ -48,7 +48,14 @@ def test_what_is_kept_is_what_is_there(random, runs_ahead, takes_back, is_told):
         if runs_ahead:
             for one in running:
                 one.num_output_placeholders = random.randrange(2)
-        runners.stamp(running, now)
+        # Without drafts and transfers a step may still be in flight where a pipeline has several.
+        is_in_flight = random.random() < 0.2
+        for one in running:
+            if one.num_computed_tokens == len(one._all_token_ids) and not is_in_flight:
+                one._all_token_ids.append(0)
+            elif takes_back and random.random() < 0.1:
+                one.num_computed_tokens -= random.randrange(one.num_computed_tokens + 1)
+        runners.stamp(running, now, is_in_flight=is_in_flight)
         assert runners.growth(MOST) == grown(running)
         assert list(runners.crowd) == [one.tandem for one in running]
         assert all(one.tandem.tokens == len(one._all_token_ids) for one in running)
@@ -78,8 +85,3 @@ def test_what_is_kept_is_what_is_there(random, runs_ahead, takes_back, is_told):
         assert keys == [one.tandem.key for one in running]
         assert stamped == [one.tandem.tokens for one in running]
         assert blocks == [-(-one.num_computed_tokens // BLOCK) for one in running]
-        for one in running:
-            if one.num_computed_tokens == len(one._all_token_ids):
-                one._all_token_ids.append(0)
-            elif takes_back and random.random() < 0.1:
-                one.num_computed_tokens -= random.randrange(one.num_computed_tokens + 1)

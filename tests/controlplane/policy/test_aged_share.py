@@ -63,7 +63,7 @@ def test_nothing_is_saved_up_while_nobody_is_served():
         account.account(VIEW)
     one = holding(60)
     account.running.add(one)
-    account.account(replace(VIEW, running=[one]))
+    account.account(replace(VIEW, running=Crowd([one])))
     assert not account.has_credit
     account.account(VIEW)
     assert account.has_credit

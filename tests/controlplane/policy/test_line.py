@@ -1,6 +1,5 @@
 """Who may start is found by column as it would be one after the other, and nobody is lost on the way."""
 
-from math import inf
 from random import Random
 
 import pytest
@@ -14,7 +13,7 @@ from controlplane.core.view import Pace
 from controlplane.policy.crowd import Crowd
 from controlplane.policy.draft import Draft, Ranking
 from controlplane.policy.engine_step import EngineView
-from controlplane.policy.line import Line
+from controlplane.policy.line import NEVER, Line
 from controlplane.policy.progress import Progress
 
 ANY = ServiceClass("any", Slo(), 0, sheddable=False)
@@ -69,7 +68,7 @@ def test_those_are_asked_for_whom_anything_can_be_done(random):
     for step in range(30):
         one = newcomer(f"r{step}", random)
         due[one] = random.choice([None, Instant(10), NOW, Instant(51)])
-        line.add(one, key_of(one), due[one])
+        line.add(one, key_of(one), one.remaining(), due[one])
         expected.append((key_of(one), one))
         if random.random() < 0.3:
             _, gone = expected.pop(random.randrange(len(expected)))
@@ -83,14 +82,14 @@ def test_those_are_asked_for_whom_anything_can_be_done(random):
         assert [line[at] for at in range(len(line))] == list(line) == expected
         assert all(line.find(one.request.id) is one for _, one in expected)
 
-        draft, in_vain = drafted(random), random.choice([0, inf, random.randint(1, 12)])
+        draft, in_vain = drafted(random), random.choice([0, NEVER, random.randint(1, 12)])
         may = []
         for _, one in expected:
             need, since = draft.need(one), due[one]
             fits = need <= draft.free
             is_pressed = since is not None and since <= NOW
             may.append((is_pressed and (fits or need < in_vain)) or (fits and draft.settles(one)))
-        assert line.may_start(draft, line.due <= NOW, in_vain).tolist() == may
+        assert line.may_start(draft, line.needs(draft.view), line.due <= NOW, in_vain).tolist() == may
         assert line.tokens.tolist() == [one.tokens for _, one in expected]
         assert line.is_guess.tolist() == [one.is_guess for _, one in expected]
         key = key_of(random.choice(expected)[1]) if expected else (0.0, 0, "")
