@@ -11,7 +11,8 @@ told, and the runs: the 99th percentile of a few hundred chats is a matter of lu
 session, as if started from one shell, and where the system lets us before whatever else the machine does,
 the client first: it stands for other machines.
 
-    python -m benchmark_control_plane.collocation [--rates 5 15] [--chat-words 40] [--runs 3] > RESULT.json
+    python -m benchmark_control_plane.collocation [--rates 5 15] [--chat-words 40] [--burst-interval 1.5]
+        [--runs 3] > RESULT.json
 """
 
 import argparse
@@ -79,11 +80,12 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Chats:
-    """Arriving open-loop, each with a prompt of so many words."""
+class Load:
+    """Chats arrive open-loop, each with a prompt of so many words; bursts at a fixed interval, in seconds."""
 
-    per_second: float
-    words: int
+    chats_per_second: float
+    chat_words: int
+    burst_interval: float
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slices", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=14.0)
     parser.add_argument("--chat-words", type=int, default=CHAT_WORDS)
+    parser.add_argument("--burst-interval", type=float, default=BURST_SECONDS)
     parser.add_argument("--naive-threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     stop_as_interrupted()
@@ -118,45 +121,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.setpriority(os.PRIO_PROCESS, 0, _CLIENT_NICE)
         raise_session(os.getpid(), _SESSION_NICE)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            chats = [Chats(rate, options.chat_words) for rate in options.rates]
-            report = runner.run(measure(stacks, chats, options.runs, options.slices, options.seconds))
+            loads = [Load(rate, options.chat_words, options.burst_interval) for rate in options.rates]
+            report = runner.run(measure(stacks, loads, options.runs, options.slices, options.seconds))
     json.dump(report, sys.stdout, indent=2)
     print()
     return 0
 
 
 async def measure(
-    stacks: Sequence[Stack], loads: Sequence[Chats], runs: int, slices: int, seconds: float
+    stacks: Sequence[Stack], loads: Sequence[Load], runs: int, slices: int, seconds: float
 ) -> dict[str, object]:
     alone = {stack.name: await _unloaded(stack) for stack in stacks}
     deadline = DEADLINE_FACTOR * min(alone.values())
     report: dict[str, object] = {
         "workload": {
-            "chat_words": loads[0].words, "output_tokens": OUTPUT_TOKENS,
+            "chat_words": loads[0].chat_words, "output_tokens": OUTPUT_TOKENS,
             "passages": PASSAGES, "passage_words": PASSAGE_WORDS,
-            "burst_interval_s": BURST_SECONDS, "runs": runs, "slices": slices, "slice_s": seconds,
+            "burst_interval_s": loads[0].burst_interval, "runs": runs, "slices": slices, "slice_s": seconds,
         },
         "unloaded_burst_s": alone,
         "burst_deadline_s": deadline,
     }  # fmt: skip
-    for chats in loads:
+    for load in loads:
         found = []
         for number in range(runs):
             turns = range(number * slices, (number + 1) * slices)
-            found.append(await _run(stacks, chats, turns, seconds, deadline))
+            found.append(await _run(stacks, load, turns, seconds, deadline))
             print(json.dumps(found[-1], indent=1), file=sys.stderr)
-        report[f"chat_{chats.per_second:g}_per_s"] = {**_medians(found), "runs": found}
+        report[f"chat_{load.chats_per_second:g}_per_s"] = {**_medians(found), "runs": found}
     return report
 
 
 async def _run(
-    stacks: Sequence[Stack], chats: Chats, turns: range, seconds: float, deadline: float
+    stacks: Sequence[Stack], load: Load, turns: range, seconds: float, deadline: float
 ) -> dict[str, Any]:
     before = look()
     seen = {stack.name: Seen() for stack in stacks}
     alone = {stack.name: Seen() for stack in stacks}
     promised: dict[str, float] = {}
-    play = partial(_slice, chats=chats, deadline=deadline)
+    play = partial(_slice, load=load, deadline=deadline)
     for turn, seed in enumerate(turns):
         for stack in stacks if turn % 2 == 0 else stacks[::-1]:
             if turn < _ALONE:
@@ -208,7 +211,7 @@ async def _slice(
     seen: Seen,
     promised: Mapping[str, float],
     *,
-    chats: Chats,
+    load: Load,
     seconds: float,
     deadline: float,
     seed: int,
@@ -224,14 +227,14 @@ async def _slice(
             await work
 
         async with asyncio.TaskGroup() as group:
-            moment, number = rng.expovariate(chats.per_second), 0
+            moment, number = rng.expovariate(load.chats_per_second), 0
             while moment < seconds:
                 number += 1
-                asked = passage(rng, chats.words)
+                asked = passage(rng, load.chat_words)
                 group.create_task(at(moment, _chat(chat, asked, seen, promised, number)))
-                moment += rng.expovariate(chats.per_second)
-            for number in range(int(seconds / BURST_SECONDS) if bursts else 0):
-                group.create_task(at(number * BURST_SECONDS, _burst(embeddings, rng, seen, deadline)))
+                moment += rng.expovariate(load.chats_per_second)
+            for number in range(int(seconds / load.burst_interval) if bursts else 0):
+                group.create_task(at(number * load.burst_interval, _burst(embeddings, rng, seen, deadline)))
     seen.burst_seconds += loop.time() - start
 
 
