@@ -29,7 +29,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # Nothing is fetched while tests run, and two cores are shared by several processes.
 TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
-# Only where no engine takes all cores by itself.
+# Only for what may be slow: two engines on two cores are.
 SHARED_OUT := -n 2 --dist loadfile
 
 .DELETE_ON_ERROR:
@@ -76,8 +76,10 @@ kernels: setup
 coverage: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -q -m "not engine and not gpu and not slow" --cov --cov-report=term:skip-covered
 
+# In the order of their names the longest file begins first.
 test-engine: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -m "engine and not gpu and not slow"
+	$(TEST_ENV) $(BIN)/python -m pytest $(SHARED_OUT) --no-loadscope-reorder -m "engine and untimed and not gpu and not slow"
+	$(TEST_ENV) $(BIN)/python -m pytest -m "engine and not untimed and not gpu and not slow"
 
 # In an environment of one's own, because the one that `make setup` makes has no CUDA.
 test-gpu:

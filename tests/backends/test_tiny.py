@@ -29,6 +29,7 @@ def _digests(folder):
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 def test_two_processes_build_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "here"))
     here = tiny.ensure_tiny_model()

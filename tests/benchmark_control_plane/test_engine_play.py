@@ -5,7 +5,7 @@ import pytest
 from benchmark_control_plane.engine_play import Contender, Window, play
 from benchmark_control_plane.offered import Offer, Promise
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 PROMISE = Promise(ttft=1.0, gap=1.0)
 

@@ -9,6 +9,7 @@ _BYTES = 1 << 20
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 async def test_eight_bits_hold_what_the_ledger_counts():
     """A cache of so many bytes holds the blocks that our arithmetic says, and answers come from it."""
     sizes = {"num_gpu_blocks_override": None, "kv_cache_memory_bytes": _BYTES, "max_model_len": 256}

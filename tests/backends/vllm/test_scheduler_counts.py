@@ -19,7 +19,7 @@ from controlplane.policy.catalogue import ORDERINGS
 from controlplane.service.turns import Turns, alone
 from predictors.step_time import StepWork
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 BLOCKS = 64
 BLOCK_TOKENS = 16

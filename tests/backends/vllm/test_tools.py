@@ -6,7 +6,7 @@ import pytest
 from backends import tiny
 from controlplane.core.ports import ChatPrompt, Refused, Sampling
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CHAT = ChatPrompt([{"role": "user", "content": "1+1"}], [ADD])

@@ -83,6 +83,7 @@ class Played:
 class Engine:
     def __init__(self, model, *, hybrid, compiled=False):
         from vllm.engine.arg_utils import EngineArgs
+        from vllm.platforms import current_platform
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.abstract import Executor
 
@@ -99,6 +100,9 @@ class Engine:
         config = EngineArgs(model=folder, **arguments).create_engine_config()
         self.mode = config.compilation_config.mode.name
         self.runner = 2 if config.use_v2_model_runner else 1
+        if current_platform.is_cpu():
+            # Nothing here holds a device yet, so a worker need not import everything again.
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
 
     def go_ahead(self):

@@ -6,7 +6,7 @@ import torch
 from hybridcache.layout import BlockLayout
 
 # No engine runs, but importing vLLM takes as long.
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 LAYOUT = BlockLayout(block_tokens=4, kv_heads=2, head_dim=8, hidden_size=16)
 # By request: tokens in all, tokens of this step, blocks.

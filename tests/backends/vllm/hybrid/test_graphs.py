@@ -6,7 +6,7 @@ import pytest
 import torch
 
 # No engine runs, but importing vLLM takes as long.
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ os._exit(3)
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 @pytest.mark.parametrize("name", CONFIGS)
 def test_answers_and_logits_are_those_of_vllm_alone(name, tmp_path):
     save_model(name, tmp_path)
@@ -78,6 +79,7 @@ def test_answers_and_logits_are_those_of_vllm_alone(name, tmp_path):
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 def test_a_compiled_model_answers_the_same():
     """vLLM on a CPU compiles whole models, so a break in the graph would end the engine."""
     engine, found = _played("tandem/tiny-opt", 0, "compiled")
@@ -87,6 +89,7 @@ def test_a_compiled_model_answers_the_same():
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 @pytest.mark.slow
 @pytest.mark.parametrize("model", TINY)
 def test_the_runner_for_gpus_answers_the_same(model):
@@ -98,6 +101,7 @@ def test_the_runner_for_gpus_answers_the_same(model):
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 @pytest.mark.slow
 @pytest.mark.parametrize("model", TINY)
 def test_answers_survive_many_random_schedules(model):

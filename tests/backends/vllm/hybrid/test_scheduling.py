@@ -14,7 +14,7 @@ from controlplane.policy.forms import FormChoice
 from predictors.hidden_cost import HiddenCost
 from tests.engines import complete, running_vllm, tokens_of
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 FREE = HiddenStates(0.0, 0.0, 0.0)
 
