@@ -25,7 +25,6 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,8 +39,8 @@ from benchmark_control_plane.http_client import Address, Connections, connection
 from benchmark_control_plane.machine import look, others_cores, raise_session
 from benchmark_control_plane.servers import (
     Server,
+    all_serving,
     free_port,
-    serving,
     stop_as_interrupted,
     tandem_server,
     vllm_server,
@@ -317,20 +316,15 @@ def _quantile(values: Sequence[float], q: float) -> float:
 
 @contextmanager
 def _stacks(naive_threads: int) -> Iterator[list[Stack]]:
-    with ExitStack() as exits, ThreadPoolExecutor() as pool:
+    with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
         servers = [
             vllm_server(f"tandem/{MODEL}", MODEL, ENGINE),
             _plain_embeddings(naive_threads),
             _tandem(folder),
         ]
-        # Side by side: each takes most of a minute to start.
-        chat, embeddings, tandem = pool.map(
-            lambda server: exits.enter_context(
-                serving(server, folder / f"{server.name}.log", own_session=False)
-            ),
-            servers,
-        )
+        logged = [(server, folder / f"{server.name}.log") for server in servers]
+        chat, embeddings, tandem = exits.enter_context(all_serving(logged, own_session=False))
         naive = Stack("naive", Address.of(chat.url), Address.of(embeddings.url))
         yield [naive, Stack("tandem", Address.of(tandem.url), Address.of(tandem.url))]
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from benchmark_control_plane.servers import (
     BenchRun,
     Server,
+    all_serving,
     bench_serve,
-    serving,
     stop_as_interrupted,
     tandem_server,
     vllm_server,
@@ -70,11 +70,11 @@ def door_costs(rounds: int, requests: int) -> dict[str, object]:
         model = f"tandem/{MODEL}"
         chat = {"model": model, "name": MODEL, "engine": ENGINE}
         config = {"models": {"chat": chat}, "pool": {"memory": "2GiB"}}
-        servers = (
+        servers = [
             vllm_server(model, MODEL, ENGINE, name="plain"),
             tandem_server(config, folder / "tandem.yaml"),
-        )
-        plain, tandem = (stack.enter_context(serving(s, folder / f"{s.name}.log")) for s in servers)
+        ]
+        plain, tandem = stack.enter_context(all_serving([(s, folder / f"{s.name}.log") for s in servers]))
         pair = (plain, tandem)
         for server in pair:
             bench_serve(server, MODEL, requests, "inf", seed=0)

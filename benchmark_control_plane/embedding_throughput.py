@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from backends.embedding.client import WorkerEmbedder
 from benchmark_control_plane.collocation import passage
 from benchmark_control_plane.http_client import Address, connections
 from benchmark_control_plane.machine import look, others_cores
-from benchmark_control_plane.servers import Server, free_port, serving, stop_as_interrupted, tandem_server
+from benchmark_control_plane.servers import Server, all_serving, free_port, stop_as_interrupted, tandem_server
 from controlplane.core.clock import Instant
 from controlplane.core.ports import Vectors
 from controlplane.core.request import Kind, Request
@@ -59,12 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts = {"queries": options.queries, "passages": options.passages}
     texts = {kind: [passage(rng, words) for _ in range(counts[kind])] for kind, words in _KINDS.items()}
     before = look()
-    with ExitStack() as exits, ThreadPoolExecutor() as pool:
+    with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
         servers = [_tandem(folder, options.threads)]
         if options.infinity is not None:
             servers.append(_infinity(options.infinity, options.threads))
-        up = list(pool.map(lambda s: exits.enter_context(serving(s, folder / f"{s.name}.log")), servers))
+        up = exits.enter_context(all_serving([(s, folder / f"{s.name}.log") for s in servers]))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             report = runner.run(_compare(up, texts, options.threads, options.rounds))
     report["cores_busy_with_others"] = others_cores(before, look())

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,27 @@ def serving(server: Server, log: Path, *, own_session: bool = True) -> Iterator[
     Its processes are a group, so that one signal reaches all. Linux may weigh sessions against each other
     before it weighs processes, so servers that are to compete share one (`own_session=False`).
     """
+    with all_serving([(server, log)], own_session=own_session) as (up,):
+        yield up
+
+
+@contextmanager
+def all_serving(
+    servers: Sequence[tuple[Server, Path]], *, own_session: bool = True
+) -> Iterator[list[Server]]:
+    """As `serving`, each with its log. They start side by side, since each takes most of a minute."""
+    with ExitStack() as stack:
+        started = [
+            (server, stack.enter_context(_process(server, log, own_session=own_session)), log)
+            for server, log in servers
+        ]
+        for server, process, log in started:
+            _wait_ready(server, process, log)
+        yield [replace(server, process_id=process.pid) for server, process, _ in started]
+
+
+@contextmanager
+def _process(server: Server, log: Path, *, own_session: bool) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             server.command,
@@ -122,8 +143,7 @@ def serving(server: Server, log: Path, *, own_session: bool = True) -> Iterator[
             process_group=None if own_session else 0,
         )
         try:
-            _wait_ready(server, process, log)
-            yield replace(server, process_id=process.pid)
+            yield process
         finally:
             process.terminate()
             try:

@@ -16,7 +16,14 @@ from benchmark_control_plane.http_client import Address
 from benchmark_control_plane.judge.endpoints import Dialect, HttpTarget, http_target
 from benchmark_control_plane.judge.experiment import Plan, classes_section, merged
 from benchmark_control_plane.judge.experiment_parts import Endpoint, Live, Pinned, Split, System
-from benchmark_control_plane.servers import Server, free_port, serving, tandem_server, vllm_server
+from benchmark_control_plane.servers import (
+    Server,
+    all_serving,
+    free_port,
+    serving,
+    tandem_server,
+    vllm_server,
+)
 
 Objectives = Mapping[str, Mapping[str, float]]
 
@@ -93,7 +100,6 @@ def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) ->
         arguments["scheduling_policy"] = "priority"
     vllm = vllm_server(model.model, model.served_name, arguments, prefix=_pinned(split.llm))
     vllm = replace(vllm, threads=split.llm.threads)
-    chat = stack.enter_context(serving(vllm, log.with_suffix(".vllm.log")))
     embedding = live.embedding
     batch_tokens = split.embed_batch_tokens or embedding.batch_tokens
     port = free_port()
@@ -104,7 +110,8 @@ def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) ->
         "--batch-tokens", str(batch_tokens), "--threads", str(split.embedder.threads),
     ]  # fmt: skip
     embedder = Server("embedding server", command, port, "/health")
-    embed = stack.enter_context(serving(embedder, log.with_suffix(".embedder.log")))
+    logged = [(vllm, log.with_suffix(".vllm.log")), (embedder, log.with_suffix(".embedder.log"))]
+    chat, embed = stack.enter_context(all_serving(logged))
     most = max(promise.priority for promise in plan.classes.values())
     priorities = {name: most - promise.priority for name, promise in plan.classes.items()}
     return Up(

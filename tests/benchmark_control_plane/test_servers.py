@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,42 @@ def test_a_benchmark_that_is_terminated_leaves_no_server(tmp_path):
     assert "KeyboardInterrupt" in complaint
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)
+
+
+_STARTS = """
+import sys
+from pathlib import Path
+from benchmark_control_plane.servers import Server, all_serving, free_port, stop_as_interrupted
+
+stop_as_interrupted()
+# It says that it is there, and never gets ready.
+mute = [sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()"]
+logged = [(Server(name, mute, free_port(), "/"), Path(sys.argv[1], name)) for name in ("one", "other")]
+with all_serving(logged):
+    pass
+"""
+
+
+def test_one_that_is_terminated_while_servers_start_waits_for_none_and_leaves_none(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", _STARTS, str(tmp_path)], stderr=subprocess.PIPE, text=True
+    ) as benchmark:  # fmt: skip
+        servers = [_told(tmp_path / name) for name in ("one", "other")]
+        benchmark.send_signal(signal.SIGTERM)
+        _, complaint = benchmark.communicate(timeout=30)
+    assert "KeyboardInterrupt" in complaint
+    for server in servers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(server, 0)
+
+
+def _told(log: Path) -> int:
+    """The process id that stands there by now."""
+    end = time.monotonic() + 30
+    while not (log.exists() and log.read_text(encoding="utf-8").endswith("\n")):
+        assert time.monotonic() < end, "it does not start"
+        time.sleep(0.02)
+    return int(log.read_text(encoding="utf-8"))
 
 
 def test_where_vllm_is_missing_its_extra_is_named(tmp_path, monkeypatch):
