@@ -28,22 +28,23 @@ def test_vllms_own_server_orders_by_tandem_and_takes_its_metadata(tmp_path, monk
     ]  # fmt: skip
 
     def ask(number: int) -> int:
-        body = {"model": "tiny", "prompt": "x " * (number + 1), "max_tokens": 100, "ignore_eos": True}
+        body = {"model": "tiny", "prompt": "x " * (number + 1), "max_tokens": 200, "ignore_eos": True}
         # One says all, one what makes no sense, the others nothing.
         said = {
-            0: {"tandem_priority": 3, "tandem_ttft_ms": 100, "tandem_tokens": 100},
+            0: {"tandem_priority": 3, "tandem_ttft_ms": 100, "tandem_tokens": 200},
             1: {"tandem_speed": 9},
         }
         if number in said:
             body["vllm_xargs"] = said[number]
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=120)
+        answer = http.post("/v1/completions", json=body)
         return answer.json()["usage"]["completion_tokens"]
 
-    with serving(Server("vllm", command, port, "/health"), tmp_path / "log"):
-        with ThreadPoolExecutor(8) as clients:
-            assert list(clients.map(ask, range(8))) == [100] * 8
+    with serving(Server("vllm", command, port, "/health"), tmp_path / "log") as server:
+        # One client for all: to make one takes longer than an answer, and they are to be there at once.
+        with httpx.Client(base_url=server.url, timeout=120) as http, ThreadPoolExecutor(8) as clients:
+            assert list(clients.map(ask, range(8))) == [200] * 8
         reading = board.read()
-    # 8 answers of 4 or 5 blocks in a pool of 12.
+    # 8 answers of 7 blocks in a pool of 12.
     assert reading is not None
     assert reading.facts.total == reading.facts.quota == 12
     assert reading.facts.preemptions > 0
