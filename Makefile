@@ -4,6 +4,7 @@
 #   make serve      set up, then serve configs/dev.yaml (CONFIG=... for another)
 #   make test       set up, then every check and every test
 #   make test-fast  only the tests that start no engine; those of the pages want Chromium, or are skipped
+#   make test-engine  only the tests of real engines: first those that may be slow, two at once, then the others
 #   make kernels    every Triton kernel compiled for A100 and H100, which needs neither
 #   make test-gpu   on a machine with CUDA, what only a GPU can say (docs/gpu.md)
 #   make lint       style, types, import contracts, sizes
