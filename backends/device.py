@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
-_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_GROUP = Path("/sys/fs/cgroup")
 # Readings between two searches for new processes of ours; a worker may have been replaced.
 _SEARCH_EVERY = 100
 _MEMINFO_BYTES = 256
@@ -53,30 +53,38 @@ def open_probe() -> DeviceProbe:
 
 @dataclass(eq=False, slots=True)
 class HostProbe:
-    """`total` and `free` are the host's; a resident page that several of our processes share counts for
-    each of them."""
+    """`total` and `free` are the host's, or the control group's where that has less; a resident page that
+    several of our processes share counts for each of them."""
 
     _files: dict[int, int] = field(init=False, default_factory=dict)
     _meminfo: int = field(init=False)
     _total: int = field(init=False)
+    _group: "_GroupUse | None" = field(init=False)
     _reads: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._meminfo = os.open(_PROC / "meminfo", os.O_RDONLY)
         self._total = _host_bytes()
+        self._group = None if _group_limit() is None else _GroupUse()
 
     def read(self) -> DeviceReading:
         if self._reads % _SEARCH_EVERY == 0:
             self._search()
+            if self._group is not None:
+                self._group.look_at_cache()
         self._reads += 1
         ours = sum([self._resident(pid) for pid in tuple(self._files)])
         free = min(self._total, _available(os.pread(self._meminfo, _MEMINFO_BYTES, 0)))
+        if self._group is not None:
+            free = min(free, max(0, self._total - self._group.used_bytes()))
         return DeviceReading(self._total, free, ours, max(0, self._total - free - ours))
 
     def close(self) -> None:
         for descriptor in (self._meminfo, *self._files.values()):
             os.close(descriptor)
         self._files.clear()
+        if self._group is not None:
+            self._group.close()
 
     def _search(self) -> None:
         for pid in processes_of(os.getpid()):
@@ -93,6 +101,28 @@ class HostProbe:
             # It has ended: its file is readable no more.
             os.close(self._files.pop(pid))
             return 0
+
+
+@dataclass(eq=False, slots=True)
+class _GroupUse:
+    """Of this control group, without what it keeps of files and gives up for the asking."""
+
+    _current: int = field(init=False)
+    _cache: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._current = os.open(_GROUP / "memory.current", os.O_RDONLY)
+
+    def look_at_cache(self) -> None:
+        """Costs more than all the rest of a reading."""
+        stated = (_GROUP / "memory.stat").read_text("ascii").splitlines()
+        self._cache = next((int(line.split()[1]) for line in stated if line.startswith("inactive_file ")), 0)
+
+    def used_bytes(self) -> int:
+        return max(0, int(os.pread(self._current, 64, 0)) - self._cache)
+
+    def close(self) -> None:
+        os.close(self._current)
 
 
 @dataclass(eq=False, slots=True)
@@ -140,9 +170,15 @@ def _available(meminfo: bytes) -> int:
 
 def _host_bytes() -> int:
     physical = _PAGE * os.sysconf("SC_PHYS_PAGES")
-    if _GROUP_LIMIT.is_file() and (limit := _GROUP_LIMIT.read_text().strip()).isdigit():
-        return min(physical, int(limit))
-    return physical
+    limit = _group_limit()
+    return physical if limit is None else min(physical, limit)
+
+
+def _group_limit() -> int | None:
+    """None where the control group may have all that there is."""
+    stated = _GROUP / "memory.max"
+    limit = stated.read_text().strip() if stated.is_file() else ""
+    return int(limit) if limit.isdigit() else None
 
 
 def _first_gpu() -> tuple[Any, Any] | None:

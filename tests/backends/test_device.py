@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 
+from backends import device
 from backends.device import HostProbe, memory_bytes, open_probe, processes_of
 
 MIB = 2**20
@@ -48,6 +49,21 @@ def test_a_process_that_began_later_is_found():
         done.set()
         child.join(30)
         assert readings[-1] - readings[0] > 60 * MIB
+    finally:
+        probe.close()
+
+
+def test_in_a_control_group_the_rest_of_its_limit_is_free(monkeypatch, tmp_path):
+    monkeypatch.setattr(device, "_GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{1000 * MIB}\n")
+    (tmp_path / "memory.current").write_text(f"{700 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {600 * MIB}\ninactive_file {100 * MIB}\n")
+    probe = HostProbe()
+    try:
+        found = probe.read()
+        assert (found.total, found.free) == (1000 * MIB, 400 * MIB)
+        (tmp_path / "memory.current").write_text(f"{1050 * MIB}\n")
+        assert probe.read().free == 50 * MIB
     finally:
         probe.close()
 
