@@ -253,6 +253,7 @@ class ScriptedEmbedder(ScriptedEngine):
         self.batch_limit: Callable[[], Duration | None] | None = None
         self.prompts: Mapping[str, str] = prompts or {}
         self.max_input_tokens = max_input_tokens
+        self.vocabulary = 2**32
         self._batch_tokens = batch_tokens
         self._bytes_per_token = bytes_per_token
         self.budget_bytes = self.workspace_bytes

@@ -59,6 +59,7 @@ class SimulatedEmbedder:
         self.dimension = dimension
         self.supported_dimensions: Sequence[int] = (dimension,)
         self.max_input_tokens = max_input_tokens
+        self.vocabulary = 2**32
         self.max_running = max_running
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
         self.batch_limit: Callable[[], Duration | None] | None = None

@@ -25,7 +25,7 @@ from backends.embedding.deliveries import Caller, Deliveries
 from backends.embedding.framing import Computed, Frame, FrameKind, pack_inputs
 from backends.embedding.inputs import checked, prompt_text
 from backends.embedding.link import Signs, WorkerLink
-from backends.embedding.texts import TextsUnderWay
+from backends.embedding.texts import TextsUnderWay, token_ids
 from backends.embedding.time_model import ObservedTime
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
 from controlplane.core.ports import BackendDown, EmbeddingPass, TruncationSide, Vectors
@@ -89,6 +89,7 @@ class WorkerEmbedder:
         self._check_seconds = check_seconds
         self._stall_seconds = stall_seconds
         self._load_seconds: float | None = None
+        self._back_in: float | None = None
         self._returns_memory = returns_memory
         self.allocator_bytes = 0
         self._deliveries = Deliveries()
@@ -158,6 +159,10 @@ class WorkerEmbedder:
         return self.facts.max_input_tokens
 
     @property
+    def vocabulary(self) -> int:
+        return self.facts.vocabulary
+
+    @property
     def prompts(self) -> Mapping[str, str]:
         return self.facts.prompts
 
@@ -212,13 +217,13 @@ class WorkerEmbedder:
         if before := prompt_text(prompt, self.facts):
             texts = [before + text for text in texts]
         if sum(map(len, texts)) <= _CHARACTERS_INLINE:
-            return _token_ids(tokenizer, texts)
+            return token_ids(tokenizer, texts)
         if self.facts.yields_cpu:
             with contextlib.suppress(BackendDown):
                 # There nobody who has more urgent work waits for the core.
                 link = self._up()
                 return await self._texts.tokenized(texts, lambda frame: self._ask(link, frame))
-        return await asyncio.to_thread(_token_ids, tokenizer, texts)
+        return await asyncio.to_thread(token_ids, tokenizer, texts)
 
     async def embed(
         self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
@@ -259,7 +264,7 @@ class WorkerEmbedder:
 
     def _up(self) -> WorkerLink:
         if self._link is None or not self.ready.is_set():
-            raise BackendDown(self._down)
+            raise BackendDown(self._down, retry_after=self._back_in)
         return self._link
 
     def _ask(self, link: WorkerLink, frame: Frame) -> None:
@@ -290,15 +295,14 @@ class WorkerEmbedder:
                 f"{facts.dimension} that it has; leave that out"
             )
         if self._tokenizer is None:
-            tokenizer = await asyncio.to_thread(Tokenizer.from_str, facts.tokenizer)
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-            self._tokenizer = tokenizer
+            self._tokenizer = await asyncio.to_thread(Tokenizer.from_str, facts.tokenizer)
         self._facts = facts
         tokens = facts.time.full_speed_tokens(self._options.batch_tokens)
         self._deliveries.begin(PassBudget(tokens, facts.lanes, facts.memory, ObservedTime(facts.time)))
         self._load_seconds = max(self._load_seconds or 0.0, link.waited_seconds)
         self._link, self.allocator_bytes = link, 0
+        # A first start may have waited for a download.
+        self._back_in = min(link.age_seconds, _LONGEST_PAUSE_SECONDS)
         self.ready.set()
         self._feed_soon()
 
@@ -384,7 +388,3 @@ class WorkerEmbedder:
             self._texts.answered(frame)
         self._send(starts_small=False)
         self._feed_soon()
-
-
-def _token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    return [found.ids for found in tokenizer.encode_batch_fast(list(texts))]

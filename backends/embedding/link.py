@@ -47,6 +47,7 @@ class WorkerLink:
         self._writer = writer
         self._patience = Patience(stall_seconds, self._lost_patience, Hindered(worker.pid))
         self.is_stalled = False
+        self._opened = asyncio.get_running_loop().time()
 
     @classmethod
     async def open(
@@ -74,6 +75,10 @@ class WorkerLink:
     @property
     def pid(self) -> int:
         return self._worker.pid
+
+    @property
+    def age_seconds(self) -> float:
+        return asyncio.get_running_loop().time() - self._opened
 
     @property
     def waited_seconds(self) -> float:

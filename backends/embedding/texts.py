@@ -7,9 +7,14 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from backends.embedding.framing import Frame, FrameKind, unpack_inputs
 from controlplane.core.ports import BackendDown
+
+
+def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    return [found.ids for found in tokenizer.encode_batch_fast(list(texts))]
 
 
 class TextsUnderWay:

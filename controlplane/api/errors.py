@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from http import HTTPStatus
 from math import ceil
-from typing import get_args
+from typing import Any, get_args
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -127,7 +127,9 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
             return Failure(status, str(error), error.param, error.code or "invalid_value")
         case BackendDown():
             log.warning("backend down: %s", error)
-            return Failure(503, "the model's engine is not running now; try again later", code="backend_down")
+            told = "the model's engine is not running now; try again later"
+            headers = {} if error.retry_after is None else _come_back(error.retry_after * 1_000)
+            return Failure(503, told, code="backend_down", headers=headers)
         case BackendFailed():
             log.error("backend failed: %s", error)
             return Failure(500, "the model's engine failed on this request", code="backend_failed")
@@ -149,14 +151,17 @@ def _rejected(error: Rejected, overload_status: int) -> Failure:
     if reject.reason in dropped:
         headers[HEADER_DROPPED] = dropped[reject.reason]
     if reject.retry_after is not None:
-        wait_ms = max(1, ceil(to_milliseconds(reject.retry_after)))
-        headers[HEADER_RETRY_AFTER_MS] = str(wait_ms)
-        headers["retry-after"] = str(ceil(wait_ms / 1000))
+        headers |= _come_back(to_milliseconds(reject.retry_after))
     else:
         headers[HEADER_SHOULD_RETRY] = "false"
     words = _REJECT_WORDS[reject.reason]
     message = f"{words}: {reject.detail}" if reject.detail else words
     return Failure(status, message, code=_REJECT_CODES.get(reject.reason, "overloaded"), headers=headers)
+
+
+def _come_back(after_ms: float) -> dict[str, str]:
+    wait_ms = max(1, ceil(after_ms))
+    return {HEADER_RETRY_AFTER_MS: str(wait_ms), "retry-after": str(ceil(wait_ms / 1000))}
 
 
 def _http(error: HTTPException) -> Failure:
@@ -175,7 +180,10 @@ def invalid_body(error: ValidationError, model: type[BaseModel]) -> Problem:
     fault = error.errors(include_url=False)[0]
     param = _path(fault["loc"])
     if fault["type"] == "json_invalid":
-        return Problem(400, f"the body is not valid JSON: {fault['ctx']['error']}", code="invalid_json")
+        told = fault["ctx"]["error"]
+        if "hex escape" in told:
+            told += " (half of a surrogate pair is no character; replace it)"
+        return Problem(400, f"the body is not valid JSON: {told}", code="invalid_json")
     if not fault["loc"] and fault["type"] != "conflict":
         return Problem(400, "the body must be one JSON object", code="invalid_json")
     if fault["type"] == "conflict":
@@ -221,14 +229,23 @@ def _rule(fault: ErrorDetails) -> str:
 
 
 def _misfit(value: object) -> str:
-    """Which item of a list is unlike the others, or empty: 2,048 are too many to look through."""
+    """Which item of a list is none that may be there: 2,048 are too many to look through."""
     if not isinstance(value, list) or not value:
         return ""
-    kind = type(value[0])
-    for at, item in enumerate(value):
-        if type(item) is not kind or item in ("", []):
-            return f"; item {at} is {_shown(item)}"
-    return f"; these are {len(value):,}" if kind is not dict else ""
+    if (odd := _odd_item(value, {str, int, list, dict})) is not None:
+        return f"; item {odd[0]} is {_shown(odd[1])}"
+    return f"; these are {len(value):,}" if not isinstance(value[0], dict) else ""
+
+
+def _odd_item(items: list[Any], kinds: set[type]) -> tuple[str, object] | None:
+    """Where the first is that is of no such kind, unlike the first of all, empty or below 0; and it."""
+    kind = type(items[0])
+    for at, item in enumerate(items):
+        if kind not in kinds or type(item) is not kind or item in ("", []) or (kind is int and item < 0):
+            return str(at), item
+        if kind is list and (inside := _odd_item(item, {int})) is not None:
+            return f"{at}[{inside[0]}]", inside[1]
+    return None
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -21,7 +21,12 @@ TruncationSide = Literal["left", "right"]
 
 
 class BackendDown(RuntimeError):
-    """The engine is not there: dead, starting or stopped. Trying again later may help."""
+    """The engine is not there: dead, starting or stopped. Trying again later may help; after so many seconds,
+    where one knows."""
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class BackendFailed(RuntimeError):
@@ -291,6 +296,11 @@ class Embedder(Protocol):
 
     @property
     def max_input_tokens(self) -> int: ...
+
+    @property
+    def vocabulary(self) -> int:
+        """All token ids are below it."""
+        ...
 
     @property
     def workspace_bytes(self) -> int:

@@ -182,6 +182,12 @@ class Intake:
                     param="input",
                     code="context_length_exceeded",
                 )
+            if given and max(ids) >= embedder.vocabulary:
+                raise Refused(
+                    f"input[{position}] has token id {max(ids)}; those of {model} run to "
+                    f"{embedder.vocabulary - 1:,}. Tokenise with its own tokenizer.",
+                    param="input",
+                )
         draft = _Draft(request_id, caller, hints, arrival)
         tokens = sum(map(len, token_ids))
         request = self._request(draft, Kind.EMBED, model, tokens, 0, len(token_ids))

@@ -204,8 +204,10 @@ async def test_while_the_worker_is_gone_calls_and_checks_say_so(embedder):
     kill_worker(embedder)
     with pytest.raises(BackendDown, match="died; another is starting"):
         await embedder.check()
-    with pytest.raises(BackendDown, match="another is starting"):
+    with pytest.raises(BackendDown, match="another is starting") as refusal:
         await embed(embedder, [[101, 102]])
+    # What the first start took.
+    assert refusal.value.retry_after is not None and 1 < refusal.value.retry_after <= 30
     await asyncio.wait_for(embedder.ready.wait(), BOUND_SECONDS)
     kill_worker(embedder)
     with pytest.raises(BackendDown, match="died"):

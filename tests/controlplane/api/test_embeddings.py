@@ -42,6 +42,41 @@ async def test_inputs(stage: Stage, given: Any, tokens: list[list[int]]):
     assert answer.headers["x-tandem-decision"] == "ADMIT"
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["a", "b", ""], "; item 2 is ''; change it"),
+        (["a", None], "; item 1 is None; change it"),
+        ([[1], "a"], "; item 1 is 'a'; change it"),
+        (["a"] * 2049, "; these are 2,049; change it"),
+        ([[1]] * 2049, "; these are 2,049; change it"),
+        ([1, -1], "; item 1 is -1; change it"),
+        ([True], "; item 0 is True; change it"),
+        ([1.5], "; item 0 is 1.5; change it"),
+        ([[1], [2, -3]], "; item 1[1] is -3; change it"),
+        ([[1], [2, "a"]], "; item 1[1] is 'a'; change it"),
+        ([["a"]], "; item 0[0] is 'a'; change it"),
+        ([[[1]]], "; item 0[0] is [1]; change it"),
+        ("", "of token ids; change it"),
+    ],
+)
+async def test_the_item_at_fault_is_named(stage: Stage, given: Any, told: str):
+    answer = await stage.http.post(EMBED, json=embed(input=given))
+    assert answer.json()["error"]["message"].endswith(told)
+
+
+@pytest.mark.parametrize("given", [[5, 300], [[5], [300]]])
+async def test_ids_that_the_model_lacks_are_refused_before_anything_is_decided(stage: Stage, given: Any):
+    stage.embedder.vocabulary = 300
+    answer = await stage.http.post(EMBED, json=embed(input=given))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "input", "invalid_value")
+    assert error["message"].endswith(
+        "has token id 300; those of embed-model run to 299. Tokenise with its own tokenizer."
+    )
+    assert "tandem_requests_total{" not in (await stage.http.get("/metrics")).text
+
+
 async def test_base64_is_little_endian_float32(stage: Stage):
     [plain] = await vectors(stage)
     [coded] = await vectors(stage, encoding_format="base64")

@@ -212,6 +212,12 @@ def test_what_a_backend_says_of_itself_stays_here(failure: Exception, caplog: py
     assert "/secret" in caplog.text
 
 
+def test_who_finds_an_engine_that_starts_again_is_told_when_to_come_back():
+    found = failure_of(BackendDown("another is starting", retry_after=6.2), overload_status=429)
+    assert (found.status, found.headers) == (503, {"retry-after-ms": "6200", "retry-after": "7"})
+    assert not failure_of(BackendDown("it is dead"), overload_status=429).headers
+
+
 @pytest.mark.parametrize("body", [chat(stream=True), text(stream=True), text(stream=True, prompt=["a", "b"])])
 async def test_a_stream_lost_midway_ends_in_an_error_event(body: dict[str, Any]):
     path = CHAT if "messages" in body else TEXT
