@@ -257,7 +257,7 @@ class ScriptedEmbedder(ScriptedEngine):
         self._batch_tokens = batch_tokens
         self._bytes_per_token = bytes_per_token
         self.budget_bytes = self.workspace_bytes
-        self.allocator_bytes = 0
+        self.allocator_bytes = self.restarts = self.out_of_memory = 0
         self._call_seconds = call_seconds
         self._token_seconds = token_seconds
 

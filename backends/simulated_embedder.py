@@ -65,8 +65,7 @@ class SimulatedEmbedder:
         self.batch_limit: Callable[[], Duration | None] | None = None
         self.prompts: Mapping[str, str] = {}
         self.budget_bytes = batch_tokens * bytes_per_token
-        self.allocator_bytes = 0
-        self.stalls = 0
+        self.allocator_bytes = self.stalls = self.restarts = self.out_of_memory = 0
         self._device = device
         self._batch_tokens = batch_tokens
         self._bytes_per_token = bytes_per_token
@@ -78,7 +77,6 @@ class SimulatedEmbedder:
         self._padded = 0
         self._room = room
         self._survivable = batch_tokens
-        self.out_of_memory = 0
         device.attach(self)
 
     @property

@@ -109,6 +109,12 @@ class Metrics:
         self.stalls = self._total(
             "engine_stalls_total", "Times an engine was taken for dead: it left its work undone", "owner"
         )
+        self.restarts = self._total(
+            "embedding_restarts_total", "Times the process of an embedding model was started anew"
+        )
+        self.out_of_memory = self._total(
+            "embedding_out_of_memory_total", "Embedding batches that found no memory and were cut"
+        )
 
     def _forecasts(self) -> None:
         self.coverage = self._gauge(

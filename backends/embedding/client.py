@@ -170,6 +170,10 @@ class WorkerEmbedder:
     def is_computing(self) -> bool:
         return self._deliveries.are_under_way
 
+    @property
+    def out_of_memory(self) -> int:
+        return self._deliveries.out_of_memory
+
     def tokens_left(self, request_id: str) -> int | None:
         caller = self._held.get(request_id)
         return None if caller is None else caller.tokens
@@ -311,13 +315,14 @@ class WorkerEmbedder:
         while True:
             while (frame := await link.receive()) is not None:
                 self._take(frame)
+            has_told = not self.ready.is_set()
             self.ready.clear()
             how = "stalled and was killed" if link.is_stalled else "died"
             self._down = f"embedding worker {link.pid} {how}; another is starting"
             self._signs.saw_one()
             self.stalls += link.is_stalled
             _log.error("%s (%s)", self._down, await link.close())
-            self._deliveries.worker_died(self._down)
+            self._deliveries.worker_died(self._down, was_killed=link.was_killed, has_told=has_told)
             self._texts.lost(self._down)
             link = await self._replace()
 
@@ -386,5 +391,9 @@ class WorkerEmbedder:
             self._deliveries.failed(frame.batch, told, is_out_of_memory=ran_out)
         elif frame.kind is FrameKind.TOKENS:
             self._texts.answered(frame)
+        elif frame.kind is FrameKind.LEAVING:
+            # What it is sent from now on it would never look at.
+            self._down = "the embedding worker ends after a failure; another will start"
+            self.ready.clear()
         self._send(starts_small=False)
         self._feed_soon()

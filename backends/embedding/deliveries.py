@@ -4,7 +4,9 @@ Rule: one batch a lane is computed, one more lies ready if it is worth a pass as
 gets no more company. Rows go to their call; a call is settled with its last row. A batch that fails is
 halved until the single input at fault is found, and only that input's call fails. One that found no memory
 lowers the budget besides; if it was a single input, it is tried once more with nothing beside it. What a
-dead worker had goes first to the next one, once; a call whose second worker dies too fails.
+dead worker had goes first to the next one, once; a call whose second worker dies too fails. One that somebody
+killed may have been too large for the system's memory: its batches go out in halves. One that ends because of
+a batch that failed ends nobody else's tries.
 """
 
 import logging
@@ -57,6 +59,8 @@ class _UnderWay:
 @dataclass(slots=True)
 class Deliveries:
     budget: PassBudget | None = None
+    out_of_memory: int = 0
+    """How often a pass found none."""
     _queue: BatchQueue[Caller] = field(default_factory=lambda: BatchQueue(1))
     _under_way: dict[int, _UnderWay] = field(default_factory=dict)
     _last_tries: deque[Batch[Caller]] = field(default_factory=deque)
@@ -159,7 +163,7 @@ class Deliveries:
         assert self.budget is not None
         batch = sent.batch
         if is_out_of_memory:
-            self.budget.ran_out(batch.padded_tokens)
+            self._ran_out(batch.padded_tokens)
         if halves := batch.halves():
             _log.warning("a batch of %d inputs failed, halving it: %s", len(batch.items), told)
             self._queue.put_back(halves)
@@ -169,14 +173,18 @@ class Deliveries:
             item = batch.items[0]
             self._settle(item.call, BackendFailed(f"input {item.position}: {told}"))
 
-    def worker_died(self, why: str) -> None:
+    def worker_died(self, why: str, *, was_killed: bool = False, has_told: bool = False) -> None:
+        """`has_told`: which batch has broken it is known, and was told by `failed`."""
         batches = [sent.batch for sent in self._under_way.values()]
         self._under_way.clear()
         self._drain.rests()
-        for call in _calls_of(batches):
+        for call in _calls_of([] if has_told else batches):
             if call.caller.was_retried:
                 self._settle(call, BackendDown(why))
             call.caller.was_retried = True
+        if was_killed and batches:
+            self._ran_out(max(batch.padded_tokens for batch in batches))
+            batches = [part for batch in batches for part in batch.halves() or (batch,)]
         self._queue.put_back(batches)
 
     def give_up(self, why: str) -> None:
@@ -186,6 +194,11 @@ class Deliveries:
         self._under_way.clear()
         for call in (*self._queue.drain(), *_calls_of(batches)):
             self._settle(call, BackendDown(why))
+
+    def _ran_out(self, padded_tokens: int) -> None:
+        assert self.budget is not None
+        self.out_of_memory += 1
+        self.budget.ran_out(padded_tokens)
 
     def _settle(self, call: Call[Caller], error: Exception | None) -> None:
         self._queue.discard(call)

@@ -5,7 +5,8 @@ as uint32 behind their lengths, vectors as raw float32 rows behind the nanosecon
 they took and the bytes that the allocator keeps (0: not measured), everything else as UTF-8 text or JSON.
 The worker's first frame is READY or LOAD_FAILED. Each BATCH is answered once, by VECTORS, OUT_OF_MEMORY or
 FAILED; each PING by PONG, and so each RELEASE, when what was kept is given back; each TEXTS (a JSON list) by
-TOKENS, packed like a batch, or empty when a text has no tokens to give.
+TOKENS, packed like a batch, or empty when a text has no tokens to give. A worker that a batch has broken says
+LEAVING before it answers that batch, and then ends.
 """
 
 import struct
@@ -35,6 +36,7 @@ class FrameKind(IntEnum):
     TEXTS = 9
     TOKENS = 10
     RELEASE = 11
+    LEAVING = 12
 
 
 ANSWERS = {
@@ -46,7 +48,7 @@ ANSWERS = {
     FrameKind.PONG: FrameKind.PING,
     FrameKind.TOKENS: FrameKind.TEXTS,
 }
-"""What each frame of the worker's is the answer to."""
+"""What each frame of the worker's is the answer to; LEAVING is none."""
 
 
 @dataclass(frozen=True, slots=True)

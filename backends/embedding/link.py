@@ -8,6 +8,7 @@ leaves anything unanswered for too long.
 import asyncio
 import math
 import os
+import signal
 import socket
 import sys
 from collections.abc import Hashable
@@ -46,8 +47,9 @@ class WorkerLink:
         self._reader = reader
         self._writer = writer
         self._patience = Patience(stall_seconds, self._lost_patience, Hindered(worker.pid))
-        self.is_stalled = False
         self._opened = asyncio.get_running_loop().time()
+        self.is_stalled = False
+        self._is_killed_by_us = False
 
     @classmethod
     async def open(
@@ -92,7 +94,8 @@ class WorkerLink:
             frame = Frame(kind, batch, await self._reader.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
-        self._patience.settle((ANSWERS[kind], batch))
+        if kind in ANSWERS:
+            self._patience.settle((ANSWERS[kind], batch))
         return frame
 
     def send(self, frame: Frame, *, within: float = 0.0) -> None:
@@ -100,6 +103,11 @@ class WorkerLink:
         is more than anything may."""
         self._writer.write(frame.pack())
         self._patience.owe(_question(frame), within)
+
+    @property
+    def was_killed(self) -> bool:
+        """By somebody else than us; the system does that where memory runs out."""
+        return self._worker.returncode == -signal.SIGKILL and not self._is_killed_by_us
 
     async def close(self) -> str:
         """How the worker ended. May be called again."""
@@ -111,6 +119,7 @@ class WorkerLink:
             self._kill()
             status = await self._status()
         told = "it does not even heed being killed" if status is None else f"exit status {status}"
+        told += ", killed by somebody, or by the system for want of memory" if self.was_killed else ""
         return f"it left something unanswered for too long; {told}" if self.is_stalled else told
 
     async def _status(self) -> int | None:
@@ -126,6 +135,7 @@ class WorkerLink:
         self._writer.transport.abort()
 
     def _kill(self) -> None:
+        self._is_killed_by_us = True
         with suppress(ProcessLookupError):
             self._worker.kill()
 

@@ -103,9 +103,11 @@ def _run_lane(
     while True:
         reply, goes_on = _answer(encoder, frames.get())
         with sending:
-            connection.sendall(reply.pack())
-        if not goes_on:
-            os._exit(1)
+            if goes_on:
+                connection.sendall(reply.pack())
+            else:
+                connection.sendall(Frame(FrameKind.LEAVING, 0, b"").pack() + reply.pack())
+                os._exit(1)
 
 
 def _run_tokenizer(

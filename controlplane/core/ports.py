@@ -278,6 +278,16 @@ class Embedder(Protocol):
         ...
 
     @property
+    def restarts(self) -> int:
+        """How often its process was started anew, or that was tried."""
+        ...
+
+    @property
+    def out_of_memory(self) -> int:
+        """How often a pass found none."""
+        ...
+
+    @property
     def is_computing(self) -> bool:
         """A pass is under way."""
         ...

@@ -351,6 +351,8 @@ class Service:
                     Owner.LLM: sum(generator.stalls for generator in self._generators.values()),
                     Owner.EMBEDDING: sum(embedder.stalls for embedder in self._embedders.values()),
                 },
+                m.restarts: sum(embedder.restarts for embedder in self._embedders.values()),
+                m.out_of_memory: sum(embedder.out_of_memory for embedder in self._embedders.values()),
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
                 m.engine_recompute_tokens: {
                     owner: state.recompute_tokens

@@ -12,6 +12,8 @@ ORDERS = {"scheduling": {"engine": {}}, "quota": QUOTA | {"tick_ms": 10_000}}
 GROWING = {
     "tandem_device_alerts",
     "tandem_device_failures",
+    "tandem_embedding_out_of_memory",
+    "tandem_embedding_restarts",
     "tandem_engine_preemptions",
     "tandem_engine_recompute_tokens",
     "tandem_engine_stalls",

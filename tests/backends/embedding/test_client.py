@@ -162,7 +162,8 @@ async def test_what_a_client_left_is_not_computed(embedder):
 
 @pytest.mark.engine
 @on_module_loop
-async def test_a_killed_worker_is_replaced_and_its_work_done(embedder):
+async def test_a_killed_worker_is_replaced_and_its_work_done(embedder, caplog):
+    before = embedder.restarts, embedder.out_of_memory
     inputs = [[101, 2000 + i, 102] for i in range(200)] + heavy_inputs(24)
     expected = await embed(embedder, inputs)
     working = [asyncio.create_task(embed(embedder, inputs[i::3])) for i in range(3)]
@@ -172,6 +173,9 @@ async def test_a_killed_worker_is_replaced_and_its_work_done(embedder):
     for i, found in enumerate(await asyncio.gather(*working)):
         assert np.abs(found - expected[i::3]).max() < 1e-5
     assert embedder.worker_pid not in (None, pid)
+    # The system kills so where memory runs out.
+    assert (embedder.restarts, embedder.out_of_memory) == (before[0] + 1, before[1] + 1)
+    assert "exit status -9, killed by somebody" in caplog.text
     await embedder.check()
 
 
@@ -193,6 +197,7 @@ async def test_a_worker_that_hangs_is_killed_and_its_work_done_by_another(embedd
     assert until_gone(killed)
     assert embedder.worker_pid not in (None, killed)
     assert embedder.stalls == before + 1
+    assert "killed by somebody" not in caplog.text
     assert "left something unanswered for too long; exit status -9" in caplog.text
 
 

@@ -28,6 +28,8 @@ from tests.backends.embedding.real_worker import (
     until_gone,
 )
 
+FRAGILE_TOKEN = 7777
+
 
 @pytest.mark.engine
 async def test_out_of_memory_halves_the_batch_and_fails_only_what_never_fits(caplog, monkeypatch):
@@ -54,6 +56,49 @@ async def test_out_of_memory_halves_the_batch_and_fails_only_what_never_fits(cap
     await asyncio.wait_for(embedder.ready.wait(), BOUND_SECONDS)
     assert (await embed(embedder, heavy_inputs(1))).shape == (1, 384)
     await embedder.stop()
+
+
+@pytest.fixture(scope="module")
+def fragile_model(tmp_path_factory):
+    """MiniLM that is broken for good by more than one input at once with a certain token."""
+    folder = tmp_path_factory.mktemp("models") / "fragile"
+    shutil.copytree(resolve(MINILM), folder)
+    (folder / "fragile.py").write_text(f"""
+import torch
+
+class Fragile(torch.nn.Module):
+    def forward(self, features):
+        ids = features["input_ids"]
+        if len(ids) > 1 and (ids == {FRAGILE_TOKEN}).any():
+            raise RuntimeError("could not create a primitive")
+        return features
+
+    def save(self, *_, **__):
+        pass
+
+    @classmethod
+    def load(cls, *_, **__):
+        return cls()
+""")
+    path = folder / "modules.json"
+    modules = json.loads(path.read_text())
+    fragile = {"idx": len(modules), "name": "fragile", "path": "", "type": "fragile.Fragile"}
+    path.write_text(json.dumps([*modules, fragile]))
+    return str(folder)
+
+
+@pytest.mark.engine
+async def test_who_was_sent_to_a_worker_that_ends_after_a_failure_loses_no_try(fragile_model):
+    embedder = WorkerEmbedder(fragile_model, threads=1, trust_remote_code=True)
+    await embedder.start()
+    inputs = [[101, 2000, 102], [101, FRAGILE_TOKEN, 102], [101, FRAGILE_TOKEN, 2000, 102]]
+    alone = [await embed(embedder, [one]) for one in inputs]
+    found = await embed(embedder, inputs)
+    restarts, ran_out = embedder.restarts, embedder.out_of_memory
+    await embedder.stop()
+    assert np.abs(found - np.concatenate(alone)).max() < 1e-5
+    # Three together, then of the halves the one with two.
+    assert (restarts, ran_out) == (2, 2)
 
 
 @pytest.mark.engine

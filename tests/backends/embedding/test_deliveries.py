@@ -78,7 +78,7 @@ def test_every_call_is_settled_once_and_a_row_that_came_is_right(asked, events, 
         elif event == "die":
             deaths += 1
             desk.sent.clear()
-            desk.deliveries.worker_died("it died")
+            desk.deliveries.worker_died("it died", was_killed=random.random() < 0.5)
             desk.deliveries.begin(budget(tokens, lanes))
         else:
             del desk.sent[number]
@@ -149,6 +149,44 @@ def test_a_second_death_fails_what_was_under_way_twice_and_nothing_else():
     assert [str(*settled) for settled in desk.settled[:2]] == ["worker 7 died"] * 2
     desk.finish()
     assert desk.settled[2:] == [[None], [None]]
+
+
+def test_a_worker_that_a_batch_breaks_costs_nobody_else_a_try():
+    desk = Desk(40, lanes=2)
+    for _ in range(6):
+        desk.ask([10] * 4)
+    poison, broken = 503, 0
+    while True:
+        desk.feed()
+        if not desk.sent:
+            break
+        number = next((n for n, inputs in desk.sent.items() if poison in [i[0] for i in inputs]), None)
+        if number is None:
+            desk.answer(min(desk.sent))
+            continue
+        desk.sent.clear()
+        desk.deliveries.failed(number, "bad input", is_out_of_memory=False)
+        desk.deliveries.worker_died("it ended", has_told=True)
+        desk.deliveries.begin(budget(40, lanes=2))
+        broken += 1
+    assert broken == 3
+    assert [type(*settled) for settled in desk.settled] == [type(None)] * 5 + [BackendFailed]
+
+
+def test_what_a_killed_worker_had_is_tried_again_in_halves():
+    desk = Desk(80)
+    desk.ask([10] * 16)
+    desk.feed()
+    assert [len(inputs) for inputs in desk.sent.values()] == [8, 8]
+    desk.sent.clear()
+    desk.deliveries.worker_died("it was killed", was_killed=True)
+    desk.deliveries.begin(budget(80))
+    assert (desk.deliveries.budget.tokens, desk.deliveries.out_of_memory) == (40, 1)
+    desk.feed()
+    assert [len(inputs) for inputs in desk.sent.values()] == [4, 4]
+    desk.finish()
+    assert desk.settled == [[None]]
+    assert desk.rows[0][:, 0].tolist() == list(range(16))
 
 
 def test_one_batch_a_lane_is_computed_and_one_lies_ready():

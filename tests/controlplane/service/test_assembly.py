@@ -102,7 +102,7 @@ def test_all_that_the_embedding_engine_can_do_is_the_operators_to_set():
     } - ours
 
 
-def test_engines_that_hung_are_counted():
+def test_what_engines_lived_through_is_counted():
     embedders = two_embedders()
 
     async def main():
@@ -110,9 +110,13 @@ def test_engines_that_hung_are_counted():
         await service.start()
         for embedder in embedders:
             embedder.stalls += 1
+            embedder.restarts += 2
+            embedder.out_of_memory += 3
         told = service.metrics_text().decode()
         assert 'tandem_engine_stalls_total{owner="embedding"} 2.0' in told
         assert 'tandem_engine_stalls_total{owner="llm"} 0.0' in told
+        assert "tandem_embedding_restarts_total 4.0" in told
+        assert "tandem_embedding_out_of_memory_total 6.0" in told
         await service.stop()
 
     run(main())
