@@ -3,6 +3,7 @@
 import fcntl
 import multiprocessing
 import struct
+import threading
 import uuid
 from pathlib import Path
 
@@ -90,9 +91,9 @@ def _report_use(path: str, has_lock: object, may_write: object) -> None:
     """What kvcached's tracker does in the engine's process, told when to."""
     with Path(path).open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        total, _, _ = struct.unpack("=qqq", file.read(24))
         has_lock.set()
         may_write.wait(30)
-        total, _, _ = struct.unpack("=qqq", file.read(24))
         file.seek(0)
         file.write(struct.pack("=qqq", total, 12 * MIB, 4 * MIB))
         file.flush()
@@ -106,10 +107,12 @@ def test_the_lock_keeps_both_processes_numbers(segment):
     other = context.Process(target=_report_use, args=(str(segment), has_lock, may_write))
     other.start()
     assert has_lock.wait(30)
-    with segment.open("r+b") as file, pytest.raises(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    setting = threading.Thread(target=memory.limit_llm, args=(32 * MIB,))
+    setting.start()
+    setting.join(0.2)
+    assert setting.is_alive(), "it must wait for the lock"
     may_write.set()
-    memory.limit_llm(32 * MIB)
+    setting.join(30)
     other.join(30)
     assert (other.exitcode, memory.read()) == (0, KvLimit(32 * MIB, 12 * MIB, 4 * MIB))
 

@@ -1,6 +1,6 @@
 """Lending for the moment: nothing is lost, limits hold, and what is needed comes back."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controlplane.core.request import Owner
@@ -43,6 +43,7 @@ def test_what_is_needed_is_not_lent_and_nobody_borrows_without_need():
     borrow=st.tuples(st.integers(0, 500), st.integers(0, 500)),
     lend=st.tuples(st.integers(0, 400), st.integers(0, 50)),
 )
+@example(llm=600, needs=(0, 2_000), borrow=(500, 500), lend=(400, 50))
 def test_lending_conserves_and_keeps_to_its_limits(llm, needs, borrow, lend):
     rules = sharing(borrow=borrow, lend=lend)
     owned, needed = {LLM: llm, EMBEDDING: POOL - llm}, dict(zip(Owner, needs, strict=True))

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from backends.batch_time import affine, embedding_line, in_turn, llm_only
-from backends.device_memory import ElasticMemory
+from backends.device_memory import ElasticMemory, StaticMemory
 from backends.scripted import ScriptedEmbedder, ScriptedGenerator
 from benchmark_control_plane.simulation import Ask, Embed, Machine, simulate
 from benchmark_control_plane.virtual_time import run
@@ -163,6 +163,37 @@ def test_memory_that_embeddings_do_not_need_is_lent_and_comes_back():
         return tasks
 
     play(scenario)
+
+
+def test_who_is_turned_away_for_memory_is_not_kept_waiting_for_a_tick():
+    async def scenario(b):
+        tasks = [await b.ask(f"r{n}", 250) for n in range(2)]
+        await asyncio.sleep(1)
+        before = b.quotas._last_tick
+        waiting = asyncio.create_task(b.ask("last", 250))
+        await asyncio.sleep(0.01)
+        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        assert b.quotas._last_tick != before
+        assert b.quota(Owner.LLM) > 800 * KIB
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return tasks
+
+    play(scenario)
+
+
+def test_what_is_withheld_comes_off_the_batches_where_no_byte_moves_too():
+    async def scenario(b):
+        b.quotas.withheld = 60 * KIB
+        await b.tick()
+        assert b.embedder.budget_bytes == b.quota(Owner.EMBEDDING) == 40 * KIB
+        return []
+
+    play(
+        scenario,
+        quota=QUOTA | {"llm": {"nominal": 0.8, "min": 0.5}},
+        memory=StaticMemory(900 * KIB, 100 * KIB),
+    )
 
 
 def test_a_quota_below_use_preempts_nobody_while_nobody_asks():
