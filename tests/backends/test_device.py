@@ -2,9 +2,11 @@
 
 import multiprocessing
 import os
+import subprocess
+from types import SimpleNamespace
 
 from backends import device
-from backends.device import HostProbe, memory_bytes, open_probe, processes_of
+from backends.device import DeviceReading, GpuProbe, HostProbe, memory_bytes, open_probe, processes_of
 
 MIB = 2**20
 
@@ -51,6 +53,44 @@ def test_a_process_that_began_later_is_found():
         assert readings[-1] - readings[0] > 60 * MIB
     finally:
         probe.close()
+
+
+class Nvml:
+    """What NVIDIA's library says of one device, as far as it is asked."""
+
+    is_shut = False
+
+    def __init__(self, running):
+        self.running = running
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        assert handle == "first"
+        return SimpleNamespace(total=1000 * MIB, free=300 * MIB)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        assert handle == "first"
+        return self.running
+
+    def nvmlShutdown(self):
+        self.is_shut = True
+
+
+def test_of_a_gpu_what_our_processes_hold_is_ours_and_the_rest_of_what_is_used_is_others():
+    def using(pid, mib):
+        return SimpleNamespace(pid=pid, usedGpuMemory=None if mib is None else mib * MIB)
+
+    with subprocess.Popen(["sleep", "60"]) as child:
+        # Of some processes the driver does not know what they hold.
+        nvml = Nvml([using(os.getpid(), 200), using(child.pid, 150), using(1, 90), using(child.pid, None)])
+        probe = GpuProbe(nvml, "first")
+        assert probe.read() == DeviceReading(1000 * MIB, 300 * MIB, 350 * MIB, 350 * MIB)
+        child.kill()
+        child.wait()
+        # Who holds what is asked now and then; it costs more than the rest.
+        assert {probe.read().ours for _ in range(9)} == {350 * MIB}
+        assert probe.read() == DeviceReading(1000 * MIB, 300 * MIB, 200 * MIB, 500 * MIB)
+    probe.close()
+    assert nvml.is_shut
 
 
 def test_in_a_control_group_the_rest_of_its_limit_is_free(monkeypatch, tmp_path):
