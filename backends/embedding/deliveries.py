@@ -22,7 +22,7 @@ from backends.embedding.in_time import Drain
 from backends.embedding.memory_model import MemoryPoint
 from backends.embedding.time_model import TimePoint
 from controlplane.core.clock import Instant, seconds
-from controlplane.core.ports import BackendDown, BackendFailed, EmbeddingPass
+from controlplane.core.ports import BackendDown, BackendFailed, EmbeddingPass, NoMemory
 
 _log = logging.getLogger(__name__)
 
@@ -171,7 +171,8 @@ class Deliveries:
             self._last_tries.append(batch)
         else:
             item = batch.items[0]
-            self._settle(item.call, BackendFailed(f"input {item.position}: {told}"))
+            failure = NoMemory if is_out_of_memory else BackendFailed
+            self._settle(item.call, failure(f"input {item.position}: {told}", position=item.position))
 
     def worker_died(self, why: str, *, was_killed: bool = False, has_told: bool = False) -> None:
         """`has_told`: which batch has broken it is known, and was told by `failed`."""

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from controlplane.api.wire import HEADER_DECISION, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY, UNSERVED
 from controlplane.core.clock import to_milliseconds
 from controlplane.core.decision import Reason
-from controlplane.core.ports import BackendDown, BackendFailed, Refused
+from controlplane.core.ports import BackendDown, BackendFailed, NoMemory, Refused
 from controlplane.service.ticket import Rejected, Undecided
 
 log = logging.getLogger(__name__)
@@ -130,9 +130,17 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
             told = "the model's engine is not running now; try again later"
             headers = {} if error.retry_after is None else _come_back(error.retry_after * 1_000)
             return Failure(503, told, code="backend_down", headers=headers)
+        case NoMemory():
+            log.error("no memory: %s", error)
+            told = (
+                f"the device has no memory for input[{error.position}], even with nothing beside it; "
+                "send less text in it, or try again when others hold less"
+            )
+            return Failure(503, told, "input", "out_of_memory")
         case BackendFailed():
             log.error("backend failed: %s", error)
-            return Failure(500, "the model's engine failed on this request", code="backend_failed")
+            where = "" if error.position is None else f", at input[{error.position}]"
+            return Failure(500, f"the model's engine failed on this request{where}", code="backend_failed")
         case Undecided():
             return _OURS
         case HTTPException():

@@ -30,7 +30,15 @@ class BackendDown(RuntimeError):
 
 
 class BackendFailed(RuntimeError):
-    """The engine is there but failed this one request."""
+    """The engine is there but failed this one request, at that one of its inputs, where one knows."""
+
+    def __init__(self, message: str, *, position: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
+
+
+class NoMemory(BackendFailed):
+    """The device has none for this input, with nothing computed beside it."""
 
 
 class Refused(ValueError):

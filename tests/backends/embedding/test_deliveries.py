@@ -11,7 +11,7 @@ from backends.embedding.framing import Computed
 from backends.embedding.memory_model import EmbeddingMemory
 from backends.embedding.time_model import ObservedTime, PassTime
 from controlplane.core.clock import Instant
-from controlplane.core.ports import BackendDown, BackendFailed
+from controlplane.core.ports import BackendDown, BackendFailed, NoMemory
 
 
 def budget(tokens: int, lanes: int = 1) -> PassBudget:
@@ -233,7 +233,8 @@ def test_a_single_input_without_memory_is_tried_once_more_with_nothing_beside_it
     desk.deliveries.failed(5, "no memory", is_out_of_memory=True)
     desk.finish()
     [failure] = desk.settled.pop(1)
-    assert isinstance(failure, BackendFailed)
+    assert isinstance(failure, NoMemory)
+    assert failure.position == 0
     assert desk.settled == [[None]] * 4
 
 

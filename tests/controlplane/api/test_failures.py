@@ -13,7 +13,7 @@ from controlplane.api.errors import failure_of
 from controlplane.api.settings import ApiSettings
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.decision import Reason, Reject
-from controlplane.core.ports import BackendDown, BackendFailed
+from controlplane.core.ports import BackendDown, BackendFailed, NoMemory
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.ticket import Rejected
@@ -205,11 +205,26 @@ def ended(stage: Stage, kind: str, outcome: str) -> float | None:
 
 @pytest.mark.parametrize(
     "failure",
-    [BackendDown("/secret/path"), BackendFailed("CUDA error at /secret/path"), RuntimeError("/secret/path")],
+    [
+        BackendDown("/secret/path"),
+        BackendFailed("CUDA error at /secret/path"),
+        NoMemory("CUDA error at /secret/path", position=3),
+        RuntimeError("/secret/path"),
+    ],
 )
 def test_what_a_backend_says_of_itself_stays_here(failure: Exception, caplog: pytest.LogCaptureFixture):
     assert "/secret" not in failure_of(failure, overload_status=429).message
     assert "/secret" in caplog.text
+
+
+def test_a_caller_learns_which_input_failed_and_that_it_was_for_want_of_memory():
+    failed, starved = (
+        failure_of(kind("it broke", position=3), overload_status=429) for kind in (BackendFailed, NoMemory)
+    )
+    assert (failed.status, failed.code) == (500, "backend_failed")
+    assert failed.message.endswith("at input[3]")
+    assert (starved.status, starved.code, starved.param) == (503, "out_of_memory", "input")
+    assert "no memory for input[3]" in starved.message
 
 
 def test_who_finds_an_engine_that_starts_again_is_told_when_to_come_back():
