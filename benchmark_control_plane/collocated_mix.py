@@ -33,6 +33,7 @@ from backends.roofline import H100_SXM, figures, roofline
 from benchmark_control_plane.collocated_summary import draw, summary
 from benchmark_control_plane.inputs import BadInput, add_data, data_folder, exit_code
 from benchmark_control_plane.kept import add_results, keep
+from benchmark_control_plane.servers import stop_as_interrupted
 from benchmark_control_plane.simulation import Ask, Course, Embed, Machine, Offered, divided, simulate
 from controlplane.core.geometry import kv_geometry
 
@@ -328,6 +329,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1, help="cells played side by side")
     add_results(parser)
     options = parser.parse_args(arguments)
+    # Else its workers would go on without it.
+    stop_as_interrupted()
     chosen = [
         Cell(mix, pattern, load)
         for mix, pattern, load in product(MIXES, PATTERNS, LOADS)
