@@ -6,10 +6,11 @@ arrives in one request at a fixed interval. Both stacks stay up; slices of the s
 them in turn, A B B A, and their requests are pooled. The deadline of a burst is three times what it
 takes when nothing else runs, on the faster of the two. Tandem is promised to keep P99 TPOT and TTFT of
 chat at a third of what the naive pair's first slice showed: what it may take is said to it with each
-request, what it takes is measured. A run is some slices with a promise of its own; medians of the runs are
-told, and the runs: the 99th percentile of a few hundred chats is a matter of luck. All of it runs in one
-session, as if started from one shell, and where the system lets us before whatever else the machine does,
-the client first: it stands for other machines.
+request, what it takes is measured. A run is some slices with a promise and a deadline of its own, since
+the speed of a shared machine wanders; medians of the runs are told, and the runs: the 99th percentile of a
+few hundred chats is a matter of luck. All of it runs in one session, as if started from one shell, and
+where the system lets us before whatever else the machine does, the client first: it stands for other
+machines.
 
     python -m benchmark_control_plane.collocation [--rates 5 15] [--chat-words 40] [--burst-interval 1.5]
         [--runs 3] > RESULT.json
@@ -55,6 +56,8 @@ BURST_SECONDS = 1.5
 DEADLINE_FACTOR = 3.0
 # Slices of a run before which the same chats are played without the bursts: a 99th percentile asks for many.
 _ALONE = 2
+_WARMING_CHATS = 8
+_NO_HURRY = 60.0
 _CLIENT_NICE, _SESSION_NICE = -10, -20
 # Open-loop: nobody is to wait for a place.
 _MOST_AT_ONCE = 1_024
@@ -130,31 +133,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def measure(
     stacks: Sequence[Stack], loads: Sequence[Load], runs: int, slices: int, seconds: float
 ) -> dict[str, object]:
-    alone = {stack.name: await _unloaded(stack) for stack in stacks}
-    deadline = DEADLINE_FACTOR * min(alone.values())
+    for stack in stacks:
+        await _warm(stack)
     report: dict[str, object] = {
         "workload": {
             "chat_words": loads[0].chat_words, "output_tokens": OUTPUT_TOKENS,
             "passages": PASSAGES, "passage_words": PASSAGE_WORDS,
             "burst_interval_s": loads[0].burst_interval, "runs": runs, "slices": slices, "slice_s": seconds,
         },
-        "unloaded_burst_s": alone,
-        "burst_deadline_s": deadline,
     }  # fmt: skip
     for load in loads:
         found = []
         for number in range(runs):
             turns = range(number * slices, (number + 1) * slices)
-            found.append(await _run(stacks, load, turns, seconds, deadline))
+            found.append(await _run(stacks, load, turns, seconds))
             print(json.dumps(found[-1], indent=1), file=sys.stderr)
         report[f"chat_{load.chats_per_second:g}_per_s"] = {**_medians(found), "runs": found}
     return report
 
 
-async def _run(
-    stacks: Sequence[Stack], load: Load, turns: range, seconds: float, deadline: float
-) -> dict[str, Any]:
+async def _run(stacks: Sequence[Stack], load: Load, turns: range, seconds: float) -> dict[str, Any]:
     before = look()
+    unloaded = await _unloaded(stacks)
+    deadline = DEADLINE_FACTOR * min(unloaded.values())
     seen = {stack.name: Seen() for stack in stacks}
     alone = {stack.name: Seen() for stack in stacks}
     promised: dict[str, float] = {}
@@ -167,6 +168,8 @@ async def _run(
             promised = promised or _a_third_of(seen[stack.name])
     found = {name: _figures(one, deadline) for name, one in seen.items()}
     return {
+        "unloaded_burst_s": unloaded,
+        "burst_deadline_s": deadline,
         "promised": promised,
         "alone": {name: _chat_figures(one) for name, one in alone.items()},
         **found,
@@ -185,17 +188,24 @@ def _medians(runs: Sequence[Any]) -> Any:
     return statistics.median(runs)
 
 
-async def _unloaded(stack: Stack) -> float:
-    """Also warms both models up."""
+async def _warm(stack: Stack) -> None:
     rng, seen = random.Random(1), Seen()
     async with stack.connected() as (chat, embeddings):
-        for _ in range(8):
+        for _ in range(_WARMING_CHATS):
             await _chat(chat, passage(rng, CHAT_WORDS), seen, {}, seed=0)
-        for _ in range(4):
-            await _burst(embeddings, rng, seen, deadline=60.0)
+        await _burst(embeddings, rng, seen, deadline=_NO_HURRY)
     if None in seen.bursts or seen.chat_failed:
         raise RuntimeError(f"{stack.name} failed while nothing else ran")
-    return min(took for took in seen.bursts if took is not None)
+
+
+async def _unloaded(stacks: Sequence[Stack]) -> dict[str, float]:
+    """Seconds that a burst takes each of them, the median of some, taken in turn."""
+    rng, seen = random.Random(1), {stack.name: Seen() for stack in stacks}
+    for stack in (*stacks, *stacks[::-1]):
+        async with stack.connected() as (_, embeddings):
+            for _ in range(2):
+                await _burst(embeddings, rng, seen[stack.name], deadline=_NO_HURRY)
+    return {name: statistics.median(_done(one)) for name, one in seen.items()}
 
 
 def _a_third_of(seen: Seen) -> dict[str, float]:
@@ -285,7 +295,7 @@ def passage(rng: random.Random, words: int) -> str:
 
 
 def _figures(seen: Seen, deadline: float) -> dict[str, float]:
-    done = [took for took in seen.bursts if took is not None]
+    done = _done(seen)
     return {
         **_chat_figures(seen),
         "bursts": len(seen.bursts),
@@ -294,6 +304,10 @@ def _figures(seen: Seen, deadline: float) -> dict[str, float]:
         "p99_burst_s": _quantile(done, 0.99),
         "passages_per_s": PASSAGES * len(done) / seen.burst_seconds,
     }
+
+
+def _done(seen: Seen) -> list[float]:
+    return [took for took in seen.bursts if took is not None]
 
 
 def _chat_figures(seen: Seen) -> dict[str, float]:

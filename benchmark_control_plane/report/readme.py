@@ -286,15 +286,17 @@ def _mcsf_synthetic(content: Mapping[str, Any]) -> Quotes:
 
 
 def _collocation(content: Mapping[str, Any]) -> Quotes:
+    interval = content["workload"]["burst_interval_s"]
     for key, cell in content.items():
         if not key.startswith("chat_"):
             continue
         ratio, rate = cell["tandem_over_naive"], key.split("_")[1]
+        burst = min(cell["unloaded_burst_s"].values())
         ours, theirs = (wording.share(cell[who]["burst_attainment"]) for who in ("tandem", "naive"))
         alone = cell["alone"]["tandem"]["p99_ttft_ms"] / cell["naive"]["p99_ttft_ms"]
         yield (
-            f"How do chat at {rate}/s and bursts of passages share two cores, beside two servers "
-            "that know nothing of each other?",
+            f"How do chat at {rate}/s and a burst of passages every {interval:g} s ({burst:.2g} s alone) "
+            "share two cores, beside two servers that know nothing of each other?",
             f"P99 TTFT {wording.times(ratio['p99_ttft_ms'])} ({wording.times(alone)} without any passages), "
             f"TPOT {wording.times(ratio['p99_tpot_ms'])}, "
             f"passages/s {wording.times(ratio['passages_per_s'])} of theirs; bursts in time {ours} "
@@ -316,10 +318,12 @@ def _embedding_throughput(content: Mapping[str, Any]) -> Quotes:
 def _collocated_mix(content: Mapping[str, Any]) -> Quotes:
     summary = content["summary"]
     policies, best = summary["policies"], summary["best_static"]
+    free = policies["no quota"]
     yield (
         "What do moving quotas keep, over 45 mixes and loads on a simulated H100?",
         f"{wording.share(policies['dynamic']['both'])} of both kinds' promises; the best of the fixed splits "
-        f"{wording.share(policies[best]['both'])}",
+        f"{wording.share(policies[best]['both'])}; without quotas {wording.share(free['both'])}, with "
+        f"{free['failed_batches']:,} batches that found no memory",
     )
 
 
