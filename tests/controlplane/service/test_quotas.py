@@ -145,6 +145,11 @@ def test_urgent_embeddings_take_over_by_bounded_steps_and_give_back():
     play(scenario)
 
 
+async def given_up(waiting):
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
 def test_memory_that_embeddings_do_not_need_is_lent_and_comes_back():
     async def scenario(b):
         tasks = [await b.ask(f"r{n}", 250) for n in range(2)]
@@ -158,8 +163,7 @@ def test_memory_that_embeddings_do_not_need_is_lent_and_comes_back():
         await b.tick()
         # The four inputs need all that is the embeddings' own.
         assert b.quota(Owner.EMBEDDING) == b.embedder.budget_bytes == 200 * KIB
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        await given_up(waiting)
         return tasks
 
     play(scenario)
@@ -175,8 +179,7 @@ def test_who_is_turned_away_for_memory_is_not_kept_waiting_for_a_tick():
         assert b.service.dispatcher.waiting(Owner.LLM) == 1
         assert b.quotas._last_tick != before
         assert b.quota(Owner.LLM) > 800 * KIB
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        await given_up(waiting)
         return tasks
 
     play(scenario)
