@@ -2,19 +2,24 @@
 
 NVML where there is a GPU: bytes on the device, by process. Otherwise the host: physical memory (or what the
 control group allows), and the resident pages of our processes. `read` is made to be called a
-hundred times a second: processes are looked for and others asked about only now and then.
+hundred times a second: free bytes are read each time, the rest when they have moved and now and then.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
 _GROUP = Path("/sys/fs/cgroup")
 # Readings between two searches for new processes of ours; a worker may have been replaced.
 _SEARCH_EVERY = 100
+# Readings between two questions about who holds what, as long as the free bytes stay within `_MOVED`: the
+# size of CUDA's smallest allocation.
+_ASK_EVERY = 10
+_MOVED = 2 * 2**20
 _MEMINFO_BYTES = 256
 
 
@@ -30,8 +35,7 @@ def memory_bytes() -> int:
         nvml.nvmlShutdown()
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceReading:
+class DeviceReading(NamedTuple):
     """Bytes. `ours` are held by this process and those it started, `others` by everybody else."""
 
     total: int
@@ -52,6 +56,23 @@ def open_probe() -> DeviceProbe:
 
 
 @dataclass(eq=False, slots=True)
+class _Holdings:
+    """What our processes hold. To ask costs more than all the rest of a reading, so the last answer stands
+    while the free bytes do."""
+
+    _ask: Callable[[], int]
+    _answer: int = field(init=False, default=0)
+    _free: int = field(init=False, default=0)
+    _readings_left: int = field(init=False, default=0)
+
+    def beside(self, free: int) -> int:
+        if not self._readings_left or abs(free - self._free) >= _MOVED:
+            self._answer, self._free, self._readings_left = self._ask(), free, _ASK_EVERY
+        self._readings_left -= 1
+        return self._answer
+
+
+@dataclass(eq=False, slots=True)
 class HostProbe:
     """`total` and `free` are the host's, or the control group's where that has less; a resident page that
     several of our processes share counts for each of them."""
@@ -60,10 +81,12 @@ class HostProbe:
     _meminfo: int = field(init=False)
     _total: int = field(init=False)
     _group: "_GroupUse | None" = field(init=False)
+    _holdings: _Holdings = field(init=False)
     _reads: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._meminfo = os.open(_PROC / "meminfo", os.O_RDONLY)
+        self._holdings = _Holdings(lambda: sum([self._resident(pid) for pid in tuple(self._files)]))
         self._total = _host_bytes()
         self._group = None if _group_limit() is None else _GroupUse()
 
@@ -73,10 +96,10 @@ class HostProbe:
             if self._group is not None:
                 self._group.look_at_cache()
         self._reads += 1
-        ours = sum([self._resident(pid) for pid in tuple(self._files)])
         free = min(self._total, _available(os.pread(self._meminfo, _MEMINFO_BYTES, 0)))
         if self._group is not None:
             free = min(free, max(0, self._total - self._group.used_bytes()))
+        ours = self._holdings.beside(free)
         return DeviceReading(self._total, free, ours, max(0, self._total - free - ours))
 
     def close(self) -> None:
@@ -127,25 +150,32 @@ class _GroupUse:
 
 @dataclass(eq=False, slots=True)
 class GpuProbe:
-    """Of NVML's `handle`. Which process holds what is asked as seldom as new ones are looked for."""
+    """Of NVML's `handle`."""
 
     _nvml: Any
     _handle: Any
-    _ours: int = field(init=False, default=0)
+    _family: set[int] = field(init=False, default_factory=set)
+    _holdings: _Holdings = field(init=False)
     _reads: int = field(init=False, default=0)
 
+    def __post_init__(self) -> None:
+        self._holdings = _Holdings(self._held)
+
     def read(self) -> DeviceReading:
-        found = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
-        if self._reads % (_SEARCH_EVERY // 10) == 0:
-            family = processes_of(os.getpid())
-            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-            self._ours = sum(int(one.usedGpuMemory or 0) for one in running if one.pid in family)
+        if self._reads % _SEARCH_EVERY == 0:
+            self._family = processes_of(os.getpid())
         self._reads += 1
-        used = int(found.total - found.free)
-        return DeviceReading(int(found.total), int(found.free), self._ours, max(0, used - self._ours))
+        found = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        total, free = int(found.total), int(found.free)
+        ours = self._holdings.beside(free)
+        return DeviceReading(total, free, ours, max(0, total - free - ours))
 
     def close(self) -> None:
         self._nvml.nvmlShutdown()
+
+    def _held(self) -> int:
+        running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        return sum(int(one.usedGpuMemory or 0) for one in running if one.pid in self._family)
 
 
 def processes_of(root: int) -> set[int]:

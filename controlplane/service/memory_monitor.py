@@ -10,7 +10,7 @@ the next one is taken all the same.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from backends.device import DeviceProbe, DeviceReading
 from controlplane.metrics import Metrics, Readings
@@ -80,7 +80,7 @@ class MemoryMonitor:
 
     def _bytes(self) -> dict[str, float]:
         found = self.last
-        seen = {} if found is None else asdict(found)
+        seen = {} if found is None else found._asdict()
         return seen | {
             "least_free": self.least_free or 0,
             "most_ours": self.most_ours,
