@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from controlplane import __version__
 from controlplane.api.admin import admin_routes
-from controlplane.api.chat import chat_routes
-from controlplane.api.completions import completion_routes
+from controlplane.api.chat import chat_route
+from controlplane.api.completions import completion_route
 from controlplane.api.door import Door
-from controlplane.api.embeddings import embedding_routes
+from controlplane.api.embeddings import embedding_route
 from controlplane.api.errors import Problem, error_response, failure_of
 from controlplane.api.exchange import Reception
 from controlplane.api.explain import explain_routes
@@ -58,10 +58,10 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
     app.add_middleware(Door, max_body_bytes=settings.max_body_bytes)
     _tell_failures(app, overload_status=settings.overload_status)
     reception = Reception(settings)
+    app.router.routes += [
+        made(service, reception) for made in (chat_route, completion_route, embedding_route)
+    ]
     for routes in (
-        chat_routes(service, reception),
-        completion_routes(service, reception),
-        embedding_routes(service, reception),
         status_routes(service, settings),
         admin_routes(service, settings),
         explain_routes(service, settings),

@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Send
 
 from controlplane.api.answers import Tally
@@ -23,16 +21,10 @@ from controlplane.service.assembly import Service
 ChatAsk = Ask[ChatCompletionRequest]
 
 
-def chat_routes(service: Service, reception: Reception) -> APIRouter:
-    routes = APIRouter()
-
-    async def create_chat_completion(request: Request) -> Response:
-        ask = await reception.ask(request, ChatCompletionRequest)
-        return reception.exchange(partial(_answer, service, reception, ask))
-
-    routes.add_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
-
-    return routes
+def chat_route(service: Service, reception: Reception) -> Route:
+    return reception.route(
+        "/v1/chat/completions", ChatCompletionRequest, partial(_answer, service, reception)
+    )
 
 
 async def _answer(service: Service, reception: Reception, ask: ChatAsk, send: Send) -> None:

@@ -3,9 +3,7 @@
 import time
 from functools import partial
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Send
 
 from controlplane.api.answers import Tally
@@ -23,16 +21,8 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's, when the caller states none."""
 
 
-def completion_routes(service: Service, reception: Reception) -> APIRouter:
-    routes = APIRouter()
-
-    async def create_completion(request: Request) -> Response:
-        ask = await reception.ask(request, CompletionRequest)
-        return reception.exchange(partial(_answer, service, reception, ask))
-
-    routes.add_route("/v1/completions", create_completion, methods=["POST"])
-
-    return routes
+def completion_route(service: Service, reception: Reception) -> Route:
+    return reception.route("/v1/completions", CompletionRequest, partial(_answer, service, reception))
 
 
 async def _answer(service: Service, reception: Reception, ask: Ask[CompletionRequest], send: Send) -> None:

@@ -6,9 +6,7 @@ from functools import partial
 
 import numpy as np
 import orjson
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Send
 
 from backends.embedding.dimensions import shortened
@@ -24,16 +22,8 @@ from controlplane.service.lessons import Subject
 _ROWS_AT_ONCE = 16
 
 
-def embedding_routes(service: Service, reception: Reception) -> APIRouter:
-    routes = APIRouter()
-
-    async def create_embedding(request: Request) -> Response:
-        ask = await reception.ask(request, EmbeddingRequest)
-        return reception.exchange(partial(_answer, service, ask))
-
-    routes.add_route("/v1/embeddings", create_embedding, methods=["POST"])
-
-    return routes
+def embedding_route(service: Service, reception: Reception) -> Route:
+    return reception.route("/v1/embeddings", EmbeddingRequest, partial(_answer, service))
 
 
 async def _answer(service: Service, ask: Ask[EmbeddingRequest], send: Send) -> None:

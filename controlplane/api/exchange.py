@@ -1,7 +1,6 @@
 """One request from body to answer: who asks for what, and is the caller still there?
 
-The work runs inside the response, so that one scope covers waiting, running and sending: a caller that
-leaves at any of them takes its work along.
+One scope covers waiting, running and sending: a caller that leaves at any of them takes its work along.
 """
 
 import logging
@@ -11,7 +10,7 @@ from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from controlplane.api.auth import caller_of
@@ -32,7 +31,6 @@ from controlplane.service.ticket import Ticket
 log = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=Objectives)
-Work = Callable[[Send], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
 _SEVEREST_LAST = ("ADMIT", "ADMIT_WITH_PREEMPTION", "DEFER")
@@ -48,11 +46,18 @@ class Ask(Generic[Body]):
     hints: Hints
 
 
+Answer = Callable[[Ask[Body], Send], Awaitable[None]]
+
+
 class Reception:
     """Takes requests in."""
 
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
+
+    def route(self, path: str, model: type[Body], answer: Answer[Body]) -> Route:
+        """Where `path` is asked with such a body, `answer` sends the reply."""
+        return Route(path, _Exchange(self, model, answer), methods=["POST"])
 
     async def ask(self, request: Request, model: type[Body]) -> Ask[Body]:
         """Raises Problem."""
@@ -66,24 +71,24 @@ class Reception:
             raise Problem(400, "the body ended early; send all of it", code="incomplete_body") from None
         return Ask(request_id, caller, body, hints_of(request.scope["headers"], body))
 
-    def exchange(self, work: Work) -> "Exchange":
-        return Exchange(work, self.settings.stalled_client_s)
 
+@dataclass(frozen=True, slots=True)
+class _Exchange(Generic[Body]):
+    """Answers while the caller is present. Plain ASGI: what a framework puts around a function costs more."""
 
-class Exchange(Response):
-    """Does the work while the caller is present. What it raises before it sends becomes an error answer."""
-
-    def __init__(self, work: Work, stalled_after_s: float) -> None:
-        super().__init__()
-        self._work = work
-        self._stalled_after_s = stalled_after_s
+    reception: Reception
+    model: type[Body]
+    answer: Answer[Body]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What is raised before anything is sent becomes an error answer."""
+        ask = await self.reception.ask(Request(scope, receive), self.model)
+        stalled_after_s = self.reception.settings.stalled_client_s
         try:
-            async with Presence(receive, send, stalled_after_s=self._stalled_after_s) as presence:
-                await self._work(presence.send)
+            async with Presence(receive, send, stalled_after_s=stalled_after_s) as presence:
+                await self.answer(ask, presence.send)
         except CallerGone:
-            log.info("request %s: its caller left", scope["state"]["request_id"])
+            log.info("request %s: its caller left", ask.request_id)
 
 
 def ticket_headers(tickets: list[Ticket]) -> RawHeaders:

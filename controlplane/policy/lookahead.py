@@ -30,7 +30,7 @@ class LookAhead:
     @cached_property
     def _grows(self) -> bool:
         """Or may be more than was predicted. Embeddings do neither: the present is their peak."""
-        return bool(self.table.per_step.any() or self.table.variance.any())
+        return bool(np.count_nonzero(self.table.per_step) or np.count_nonzero(self.table.variance))
 
     @cached_property
     def steps(self) -> Floats:
