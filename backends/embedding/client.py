@@ -89,7 +89,6 @@ class WorkerEmbedder:
         self._check_seconds = check_seconds
         self._stall_seconds = stall_seconds
         self._load_seconds: float | None = None
-        self._back_in: float | None = None
         self._returns_memory = returns_memory
         self.allocator_bytes = 0
         self._deliveries = Deliveries()
@@ -268,7 +267,7 @@ class WorkerEmbedder:
 
     def _up(self) -> WorkerLink:
         if self._link is None or not self.ready.is_set():
-            raise BackendDown(self._down, retry_after=self._back_in)
+            raise BackendDown(self._down, retry_after=self._deliveries.back_in)
         return self._link
 
     def _ask(self, link: WorkerLink, frame: Frame) -> None:
@@ -306,7 +305,7 @@ class WorkerEmbedder:
         self._load_seconds = max(self._load_seconds or 0.0, link.waited_seconds)
         self._link, self.allocator_bytes = link, 0
         # A first start may have waited for a download.
-        self._back_in = min(link.age_seconds, _LONGEST_PAUSE_SECONDS)
+        self._deliveries.back_in = min(link.age_seconds, _LONGEST_PAUSE_SECONDS)
         self.ready.set()
         self._feed_soon()
 
@@ -336,7 +335,7 @@ class WorkerEmbedder:
             except (BackendDown, OSError) as error:
                 self._down = str(error)
                 _log.error("%s; trying again in %g s", error, pause)
-                self._deliveries.give_up(self._down)
+                self._deliveries.give_up(self._down, retry_after=self._deliveries.back_in)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

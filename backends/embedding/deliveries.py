@@ -61,6 +61,8 @@ class Deliveries:
     budget: PassBudget | None = None
     out_of_memory: int = 0
     """How often a pass found none."""
+    back_in: float | None = None
+    """Seconds that replacing a worker takes, where that is known."""
     _queue: BatchQueue[Caller] = field(default_factory=lambda: BatchQueue(1))
     _under_way: dict[int, _UnderWay] = field(default_factory=dict)
     _last_tries: deque[Batch[Caller]] = field(default_factory=deque)
@@ -181,20 +183,20 @@ class Deliveries:
         self._drain.rests()
         for call in _calls_of([] if has_told else batches):
             if call.caller.was_retried:
-                self._settle(call, BackendDown(why))
+                self._settle(call, BackendDown(why, retry_after=self.back_in))
             call.caller.was_retried = True
         if was_killed and batches:
             self._ran_out(max(batch.padded_tokens for batch in batches))
             batches = [part for batch in batches for part in batch.halves() or (batch,)]
         self._queue.put_back(batches)
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, why: str, *, retry_after: float | None = None) -> None:
         """Nobody will compute what is here."""
         batches = [*self._last_tries, *(sent.batch for sent in self._under_way.values())]
         self._last_tries.clear()
         self._under_way.clear()
         for call in (*self._queue.drain(), *_calls_of(batches)):
-            self._settle(call, BackendDown(why))
+            self._settle(call, BackendDown(why, retry_after=retry_after))
 
     def _ran_out(self, padded_tokens: int) -> None:
         assert self.budget is not None

@@ -243,6 +243,10 @@ class Intake:
             None if value is None else milliseconds(value)
             for value in (hints.ttft_ms, hints.tpot_ms, hints.e2e_ms)
         ]
+        slo = service_class.slo.overridden(Slo(*stated)) if any(stated) else service_class.slo
+        if kind is Kind.EMBED and slo.tpot is not None:
+            # There are no tokens to pace, so nothing is promised that could be kept.
+            slo = replace(slo, tpot=None)
         return Request(
             # Callers choose their ids and may choose the same one twice.
             id=f"{draft.request_id}-{next(self._serial)}",
@@ -250,7 +254,7 @@ class Intake:
             model=model,
             tenant=draft.caller.tenant,
             service_class=service_class,
-            slo=service_class.slo.overridden(Slo(*stated)) if any(stated) else service_class.slo,
+            slo=slo,
             arrival=draft.arrival,
             prompt_tokens=prompt_tokens,
             max_output_tokens=max_output_tokens,

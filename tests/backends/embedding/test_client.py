@@ -215,8 +215,9 @@ async def test_while_the_worker_is_gone_calls_and_checks_say_so(embedder):
     assert refusal.value.retry_after is not None and 1 < refusal.value.retry_after <= 30
     await asyncio.wait_for(embedder.ready.wait(), BOUND_SECONDS)
     kill_worker(embedder)
-    with pytest.raises(BackendDown, match="died"):
+    with pytest.raises(BackendDown, match="died") as lost:
         await working
+    assert lost.value.retry_after is not None
     await asyncio.wait_for(embedder.ready.wait(), BOUND_SECONDS)
     await embedder.check()
 

@@ -139,6 +139,7 @@ def test_an_input_that_always_fails_takes_only_its_own_call_with_it():
 
 def test_a_second_death_fails_what_was_under_way_twice_and_nothing_else():
     desk = Desk(10)
+    desk.deliveries.back_in = 3.0
     for _ in range(4):
         desk.ask([10])
     for _ in range(2):
@@ -146,7 +147,8 @@ def test_a_second_death_fails_what_was_under_way_twice_and_nothing_else():
         desk.deliveries.worker_died("worker 7 died")
         desk.deliveries.begin(budget(10))
     desk.sent.clear()
-    assert [str(*settled) for settled in desk.settled[:2]] == ["worker 7 died"] * 2
+    told = [error for settled in desk.settled[:2] for error in settled]
+    assert [(str(error), error.retry_after) for error in told] == [("worker 7 died", 3.0)] * 2
     desk.finish()
     assert desk.settled[2:] == [[None], [None]]
 

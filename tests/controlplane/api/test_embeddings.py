@@ -171,3 +171,11 @@ async def test_what_other_servers_call_otherwise_is_refused_with_its_name_here(
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "unsupported_parameter"
     assert remedy in answer.json()["error"]["message"]
+
+
+async def test_an_embedding_keeps_no_pace_as_it_has_no_tokens_to_pace(stage: Stage):
+    await vectors(stage, slo={"ttft_ms": 60_000, "tpot_ms": 50})
+    told = (await stage.http.get("/metrics")).text
+    kept = [line for line in told.splitlines() if line.startswith("tandem_slo_attained_total{")]
+    assert [line for line in kept if 'objective="ttft"' in line]
+    assert not [line for line in kept if 'objective="tpot"' in line]
