@@ -45,6 +45,8 @@ class Presence:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watch.cancel()
+        # The frame in which it ends refers to this, which else would live until a collection of garbage.
+        del self._watch
         if not self._is_gone:
             return
         is_only_ours = self._task.uncancel() <= self._earlier_cancels

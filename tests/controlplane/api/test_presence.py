@@ -1,0 +1,46 @@
+"""When a request is over, nothing of it is left for a collection of garbage, which a server makes seldom."""
+
+import gc
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def module_of(thing: object) -> str:
+    if isinstance(thing, FrameType):
+        return thing.f_globals["__name__"]
+    return getattr(thing, "__module__", None) or ""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("embeddings", {"model": EMBED_MODEL, "input": "hi"}, 200),
+        ("embeddings", {"model": EMBED_MODEL, "input": "h" * 5_000}, 400),
+        ("embeddings", {"model": EMBED_MODEL, "input": []}, 400),
+        ("chat/completions", {"model": CHAT_MODEL, "messages": MESSAGES, "max_tokens": 4}, 200),
+        ("chat/completions", {"model": CHAT_MODEL, "messages": MESSAGES, "stream": True}, 200),
+        ("completions", {"model": CHAT_MODEL, "prompt": ["a", "b"], "max_tokens": 4}, 200),
+    ],
+)
+async def test_what_a_request_makes_goes_with_it(stage: Stage, path: str, body: dict[str, Any], status: int):
+    async def ask() -> None:
+        assert (await stage.http.post(f"/v1/{path}", json=body)).status_code == status
+
+    await ask()
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(5):
+            await ask()
+        gc.collect()
+        left = [thing for thing in gc.garbage if module_of(thing).startswith(("controlplane", "backends"))]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert left == []
