@@ -46,7 +46,8 @@ class Ask(Generic[Body]):
     hints: Hints
 
 
-Answer = Callable[[Ask[Body], Send], Awaitable[None]]
+Reply = Callable[[Ask[Body], Send], Awaitable[None]]
+"""Does what is asked, and sends what comes of it."""
 
 
 class Reception:
@@ -55,9 +56,9 @@ class Reception:
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
 
-    def route(self, path: str, model: type[Body], answer: Answer[Body]) -> Route:
-        """Where `path` is asked with such a body, `answer` sends the reply."""
-        return Route(path, _Exchange(self, model, answer), methods=["POST"])
+    def route(self, path: str, model: type[Body], reply: Reply[Body]) -> Route:
+        """`path` takes such bodies."""
+        return Route(path, _Exchange(self, model, reply), methods=["POST"])
 
     async def ask(self, request: Request, model: type[Body]) -> Ask[Body]:
         """Raises Problem."""
@@ -74,11 +75,11 @@ class Reception:
 
 @dataclass(frozen=True, slots=True)
 class _Exchange(Generic[Body]):
-    """Answers while the caller is present. Plain ASGI: what a framework puts around a function costs more."""
+    """Replies while the caller is present. Plain ASGI: what a framework puts around a function costs more."""
 
     reception: Reception
     model: type[Body]
-    answer: Answer[Body]
+    reply: Reply[Body]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What is raised before anything is sent becomes an error answer."""
@@ -86,7 +87,7 @@ class _Exchange(Generic[Body]):
         stalled_after_s = self.reception.settings.stalled_client_s
         try:
             async with Presence(receive, send, stalled_after_s=stalled_after_s) as presence:
-                await self.answer(ask, presence.send)
+                await self.reply(ask, presence.send)
         except CallerGone:
             log.info("request %s: its caller left", ask.request_id)
 

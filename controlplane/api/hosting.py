@@ -146,8 +146,7 @@ async def _host(service: Service, config: Config) -> int:
 def _collect_seldom() -> None:
     """What lives as long as the service need not be looked through again: the engine's modules alone are so
     many objects that one full collection holds the loop for a tenth of a second. Nor is it worth looking for
-    cycles at every 700 objects that requests under way have made, a tenth of what a small one costs: nearly
-    all of them are freed by their reference counts."""
+    cycles at every 700 objects that requests under way have made: what they make is freed with them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS)
