@@ -166,6 +166,7 @@ class ChatEvents:
         self.decision = decision(answer.headers)
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
+        self._calls: dict[int, dict[str, Any]] = {}
 
     def read(self, received: bytes) -> Iterator[str]:
         """Raises StreamLost when the server tells of an error."""
@@ -195,13 +196,31 @@ class ChatEvents:
             self.usage = Usage.model_validate(chunk["usage"])
         text = ""
         for choice in chunk["choices"]:
+            if choice.get("index"):
+                continue
             self.finish_reason = choice["finish_reason"] or self.finish_reason
             text += choice["delta"].get("content") or ""
+            for piece in choice["delta"].get("tool_calls") or ():
+                self._add_to_call(**piece)
         return text
+
+    def _add_to_call(self, index: int, function: Mapping[str, Any] | None = None, **named: Any) -> None:
+        """Id, type and name come with a call's first piece, its arguments in any number of them."""
+        empty = {"id": None, "type": "function", "function": {"name": None, "arguments": ""}}
+        call, said = self._calls.setdefault(index, empty), function or {}
+        call |= {key: value for key, value in named.items() if value}
+        called = call["function"]
+        called["name"] = said.get("name") or called["name"]
+        called["arguments"] += said.get("arguments") or ""
+
+    @property
+    def tool_calls(self) -> Sequence[Mapping[str, Any]]:
+        return [self._calls[index] for index in sorted(self._calls)]
 
 
 class Streamed:
-    """What both kinds of stream tell. `usage` and `finish_reason` are there once it has ended."""
+    """What both kinds of stream tell of the first choice. `usage`, `finish_reason` and `tool_calls` are whole
+    once it has ended."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self._answer = answer
@@ -218,6 +237,10 @@ class Streamed:
     @property
     def finish_reason(self) -> str | None:
         return self._events.finish_reason
+
+    @property
+    def tool_calls(self) -> Sequence[Mapping[str, Any]]:
+        return self._events.tool_calls
 
 
 def http_options(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, Any]:

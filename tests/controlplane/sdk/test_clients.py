@@ -261,6 +261,44 @@ async def test_a_stream_may_be_cut_anywhere(size: int):
         assert stream.usage is not None
 
 
+def streamed(*choices: dict[str, Any]) -> Answers:
+    chunks = [b"data: " + orjson.dumps({"choices": [{"finish_reason": None} | c]}) + b"\n\n" for c in choices]
+    return Answers(lambda: httpx.Response(200, content=b"".join(chunks) + b"data: [DONE]\n\n"))
+
+
+def test_a_stream_puts_tool_calls_together():
+    pieces: list[dict[str, Any]] = [
+        {"index": 0, "id": "c1", "type": "function", "function": {"name": "weather", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"city"'}},
+        {"index": 1, "id": "c2", "type": "function", "function": {"name": "time"}},
+        {"index": 0, "id": None, "function": {"name": None, "arguments": ':"Ulm"}'}},
+    ]
+    answers = streamed(
+        {"index": 0, "delta": {"role": "assistant", "content": "Let me see."}},
+        *({"index": 0, "delta": {"tool_calls": [piece]}} for piece in pieces),
+        {"index": 0, "delta": {}, "finish_reason": "tool_calls"},
+    )
+    with sdk.Tandem(transport=answers) as tandem, tandem.stream("hi", model="m") as stream:
+        assert list(stream) == ["Let me see."]
+        assert stream.finish_reason == "tool_calls"
+        assert stream.tool_calls == [
+            {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Ulm"}'}},
+            {"id": "c2", "type": "function", "function": {"name": "time", "arguments": ""}},
+        ]
+
+
+def test_of_several_choices_a_stream_gives_the_first():
+    answers = streamed(
+        {"index": 1, "delta": {"content": "other"}},
+        {"index": 0, "delta": {"content": "one"}, "finish_reason": "stop"},
+        {"index": 1, "delta": {"content": "more"}, "finish_reason": "length"},
+    )
+    with sdk.Tandem(transport=answers) as tandem:
+        with tandem.stream("hi", model="m", extra={"n": 2}) as stream:
+            assert list(stream) == ["one"]
+        assert (stream.finish_reason, stream.tool_calls) == ("stop", [])
+
+
 @BOTH
 async def test_a_stream_without_its_end_is_lost(is_async: bool):  # noqa: FBT001
     wire = b'data: {"choices":[{"delta":{"content":"half"},"finish_reason":null}]}\n\n'
