@@ -1,20 +1,48 @@
 """What does an operator watch? Prometheus series whose labels are enums and configured names, never ids."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from controlplane.core.clock import to_seconds
-from controlplane.core.decision import Outcome
+from controlplane.core.decision import Outcome, Reason
 from controlplane.core.request import Kind, Request, Timeline
+from controlplane.core.slo import ServiceClass
 
 # vLLM's own buckets, so that its dashboards need a new prefix only.
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TPOT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 _LONG = (0.005, 0.025, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
 _TOKENS = (1, 4, 16, 64, 256, 1_024, 4_096, 16_384, 65_536)
+
+_OF_EITHER_KIND = (
+    ("ADMIT", "none"),
+    *(("DEFER", why) for why in (Reason.NO_MEMORY, Reason.NO_SLOT, Reason.BEHIND_OTHERS)),
+    *(
+        ("REJECT", why)
+        for why in (
+            Reason.NEVER_FITS, Reason.SLO_UNATTAINABLE, Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT,
+            Reason.RATE_LIMITED, Reason.SHUTTING_DOWN,
+        )
+    ),
+)  # fmt: skip
+# Embeddings have no pace to keep, and preempt nobody.
+DECISIONS = {
+    Kind.GENERATE: (*_OF_EITHER_KIND, ("ADMIT_WITH_PREEMPTION", "none"), ("DEFER", Reason.NO_PACE)),
+    Kind.EMBED: _OF_EITHER_KIND,
+}
+_OBJECTIVES = {Kind.GENERATE: ("ttft", "tpot", "e2e"), Kind.EMBED: ("ttft", "e2e")}
+
+# When a series began doubles their number, and the old text format has no word for it but one more gauge.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +70,9 @@ Readings = Mapping[Series, Mapping[str, float] | float]
 class Metrics:
     """One registry a service, so that several can live in one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: Collection[ServiceClass] = (), kinds: Collection[Kind] = tuple(Kind)) -> None:
+        """What can be counted of these stands at 0 from the start: `rate` sees no first event of a series
+        that begins with it."""
         self.registry = CollectorRegistry()
         self._read_elsewhere: list[Series] = []
         self._readings: Readings = {}
@@ -88,6 +118,23 @@ class Metrics:
             "tandem_embedding_batch_tokens", "Padded tokens of an embedding batch",
             buckets=_TOKENS, registry=self.registry,
         )  # fmt: skip
+        for kind in kinds:
+            for decided in DECISIONS[kind]:
+                self._decisions.labels(kind, *decided)
+            for service_class in classes:
+                self._stand_at_zero(service_class, kind)
+
+    def _stand_at_zero(self, service_class: ServiceClass, kind: Kind) -> None:
+        name = service_class.name
+        for outcome in Outcome:
+            self._outcomes.labels(name, kind, outcome)
+        for objective in _OBJECTIVES[kind]:
+            if getattr(service_class.slo, objective) is not None:
+                self._attained.labels(name, kind, objective)
+                self._missed.labels(name, kind, objective)
+        if kind is Kind.GENERATE:
+            for of_answers in (self._preemptions, self._read, self._cached):
+                of_answers.labels(name)
 
     def _add_engines(self) -> None:
         self.used_bytes = self._gauge("engine_used_bytes", "Bytes in use as the engine reports them", "owner")
@@ -181,6 +228,9 @@ class Metrics:
 
     def decided(self, kind: Kind, decision: str, reason: str = "none") -> None:
         self._decisions.labels(kind, decision, reason).inc()
+
+    def may_not_learn(self, subject: str) -> None:
+        self._unlearned.labels(subject)
 
     def not_learned(self, subject: str) -> None:
         self._unlearned.labels(subject).inc()

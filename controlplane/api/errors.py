@@ -48,13 +48,11 @@ _REJECT_CODES = {
     Reason.QUEUE_TIMEOUT: "queue_timeout",
     Reason.RATE_LIMITED: "rate_limit_exceeded",
     Reason.SHUTTING_DOWN: "shutting_down",
-    Reason.BACKEND_DOWN: "backend_down",
 }
 _REJECT_STATUS = {
     Reason.NEVER_FITS: 400,
     Reason.RATE_LIMITED: 429,
     Reason.SHUTTING_DOWN: 503,
-    Reason.BACKEND_DOWN: 503,
 }
 _REJECT_WORDS = {
     Reason.NO_MEMORY: "the pool's memory is taken",
@@ -67,7 +65,6 @@ _REJECT_WORDS = {
     Reason.QUEUE_TIMEOUT: "the request waited as long as it may",
     Reason.RATE_LIMITED: "this key asks more often than its tenant may",
     Reason.SHUTTING_DOWN: "the server is shutting down",
-    Reason.BACKEND_DOWN: "the model's engine is not running now",
 }
 _REFUSED_STATUS = {"model_not_found": 404, "service_class_not_allowed": 403}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

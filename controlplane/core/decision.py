@@ -33,7 +33,6 @@ class Reason(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     RATE_LIMITED = "rate_limited"
     SHUTTING_DOWN = "shutting_down"
-    BACKEND_DOWN = "backend_down"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from controlplane.core.ports import (
     Generator,
     LengthPredictor,
 )
-from controlplane.core.request import Owner
+from controlplane.core.request import Kind, Owner
 from controlplane.metrics import Metrics
 from controlplane.policy.catalogue import goes_before
 from controlplane.service.clocks import MonotonicClock
@@ -105,7 +105,8 @@ class Service:
         self.monitor: MemoryMonitor | None = None
         self.quotas: Quotas | None = None
         self._clock = clock or MonotonicClock()
-        self.metrics = Metrics()
+        kinds = [kind for kind, served in ((Kind.GENERATE, generators), (Kind.EMBED, embedders)) if served]
+        self.metrics = Metrics(config.service_classes().values(), kinds)
         self.lessons = Lessons(self.metrics)
         self._generators = {generator.model: generator for generator in generators}
         self._engine_rules = EngineRules(generators, config.engine_options())

@@ -37,6 +37,7 @@ class Lesson(AbstractContextManager["Lesson"]):
         self._metrics = metrics
         self._told: set[tuple[CodeType, int]] = set()
         self.is_failing = False
+        metrics.may_not_learn(subject)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -3,9 +3,14 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmark_control_plane.judge.memory import TOTALS
+from controlplane.core.clock import milliseconds
+from controlplane.core.decision import Outcome, Reason
 from controlplane.core.ports import Refused
+from controlplane.core.request import Kind
+from controlplane.core.slo import ServiceClass, Slo
 from controlplane.metrics import Metrics
-from tests.controlplane.api.stage import Stage, staged
+from controlplane.service.lessons import Subject
+from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage, staged
 
 QUOTA = {"policy": "dynamic", "llm": {"nominal": 0.7, "min": 0.3}, "embedding": {"nominal": 0.3}}
 ORDERS = {"scheduling": {"engine": {}}, "quota": QUOTA | {"tick_ms": 10_000}}
@@ -42,6 +47,63 @@ async def test_what_only_grows_is_a_counter():
         assert not is_total or family.type == "counter", family.name
         assert family.name.startswith("tandem_") and family.documentation
         assert not family.name.endswith(("_ms", "_milliseconds", "_kib", "_mib"))
+
+
+def counted(text: str) -> dict[str, dict[tuple[str, ...], float]]:
+    """The values of our labelled counters, by the values of their labels in order of name."""
+    return {
+        family.name: {
+            tuple(one.labels[key] for key in sorted(one.labels)): one.value for one in family.samples
+        }
+        for family in text_string_to_metric_families(text)
+        if family.type == "counter" and any(one.labels for one in family.samples)
+    }
+
+
+async def test_what_can_be_counted_stands_at_zero_before_it_happens():
+    classes = {
+        "quick": {"ttft_ms": 500, "tpot_ms": 50, "default": True},
+        "slow": {"e2e_ms": 1_000},
+        "any": {},
+    }
+    async with staged(classes=classes) as stage:
+        found = counted(await page(stage))
+    assert {value for series in found.values() for value in series.values()} == {0.0}
+    ends = {(name, kind, end.value) for name in classes for kind in Kind for end in Outcome}
+    assert found["tandem_requests"].keys() == ends
+    stated = {("quick", "generate", "ttft"), ("quick", "generate", "tpot"), ("quick", "embed", "ttft")} | {
+        ("slow", kind, "e2e") for kind in Kind
+    }
+    assert found["tandem_slo_attained"].keys() == found["tandem_slo_missed"].keys() == stated
+    for name in ("preemptions", "prefix_cache_queries", "prefix_cache_hits"):
+        assert found[f"tandem_{name}"].keys() == {(name,) for name in classes}
+    assert found["tandem_learning_failures"].keys() == {(subject.value,) for subject in Subject}
+    assert {reason for *_, reason in found["tandem_decisions"]} == {"none", *Reason}
+    assert ("DEFER", "embed", "no_pace") not in found["tandem_decisions"]
+
+
+async def test_what_happens_begins_no_series():
+    async with staged(classes={"quick": {"ttft_ms": 0.001, "default": True}}) as stage:
+        before = counted(await page(stage))
+        for path, body in (
+            ("completions", {"model": CHAT_MODEL, "prompt": "x"}),
+            ("embeddings", {"model": EMBED_MODEL, "input": "x"}),
+        ):
+            await stage.http.post(f"/v1/{path}", json=body)
+        await stage.service.drain()
+        await stage.http.post("/v1/completions", json={"model": CHAT_MODEL, "prompt": "x"})
+        after = counted(await page(stage))
+    assert before != after
+    assert {name: series.keys() for name, series in before.items()} == {
+        name: series.keys() for name, series in after.items()
+    }
+
+
+def test_of_what_is_not_served_nothing_is_said():
+    some = ServiceClass("some", Slo(tpot=milliseconds(50)), priority=0, sheddable=True)
+    found = counted(Metrics([some], [Kind.EMBED]).exposition({}).decode())
+    assert found.keys() == {"tandem_decisions", "tandem_requests"}
+    assert {kind for _, kind, _ in (found["tandem_requests"] | found["tandem_decisions"])} == {"embed"}
 
 
 async def test_what_a_dead_engine_said_last_is_not_said_again():

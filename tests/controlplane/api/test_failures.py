@@ -53,7 +53,6 @@ REJECTIONS = [
     (Reason.QUEUE_TIMEOUT, 429, "queue_timeout", "rejected-ttl-expired"),
     (Reason.RATE_LIMITED, 429, "rate_limit_exceeded", "rejected-saturated"),
     (Reason.SHUTTING_DOWN, 503, "shutting_down", "rejected-shutting-down"),
-    (Reason.BACKEND_DOWN, 503, "backend_down", None),
     (Reason.NEVER_FITS, 400, "context_length_exceeded", None),
 ]
 
