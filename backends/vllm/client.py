@@ -242,6 +242,9 @@ def _load_engine() -> "type[Engine]":
     """Takes seconds."""
     # An operator's prompts and models are nobody else's business unless they say so.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # On a GPU vLLM would fork: from a process of many threads, whose locks, sockets and signals the engine
+    # would share.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     from backends.vllm.running import Engine
 
     return Engine

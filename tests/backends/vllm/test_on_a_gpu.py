@@ -1,0 +1,38 @@
+"""What vLLM does on a GPU and not on a CPU, as far as its own code says it without one."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from backends import tiny
+from backends.vllm.client import _load_engine
+
+pytestmark = [pytest.mark.engine, pytest.mark.untimed]
+
+GIB = 2**30
+
+
+def test_an_engine_whose_cache_is_sized_starts_beside_whatever_else_holds_the_device():
+    """The embedding model loads meanwhile, and vLLM's share of a device is 92 % unless told otherwise."""
+    from vllm.v1.worker.utils import request_memory
+
+    from backends.vllm.arguments import engine_args
+
+    found = SimpleNamespace(total_memory=80 * GIB, free_memory=70 * GIB, device_="cuda:0")
+    sized = engine_args(str(tiny.ensure_tiny_model()), "name", {"kv_cache_memory_bytes": 40 * GIB})
+    request_memory(found, sized)
+    left = engine_args(str(tiny.ensure_tiny_model()), "name", {})
+    with pytest.raises(ValueError, match="Free memory on device"):
+        request_memory(found, left)
+
+
+@pytest.mark.parametrize(("chosen", "method"), [(None, "spawn"), ("fork", "fork")])
+def test_the_engines_process_is_not_forked_from_one_full_of_threads(monkeypatch, chosen, method):
+    from vllm.utils.system_utils import get_mp_context
+
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", chosen or "any")
+    if chosen is None:
+        del os.environ["VLLM_WORKER_MULTIPROC_METHOD"]
+    _load_engine()
+    assert get_mp_context().get_start_method() == method
