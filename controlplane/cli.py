@@ -118,7 +118,25 @@ def _check(config: Config) -> int:
         mark = " (default)" if name == config.default_class() else ""
         shed = "sheddable" if service_class.sheddable else "waits to the cap"
         print(f"  {name}{mark}: priority {service_class.priority}, {shed}, {_objectives(config, name)}")
+    sys.stdout.flush()
+    _check_engine(config)
     return 0
+
+
+def _check_engine(config: Config) -> None:
+    """Only vLLM knows its arguments, and importing it takes seconds. Raises ConfigError."""
+    if config.models.chat is None or not config.models.chat.engine:
+        return
+    if find_spec("vllm") is None:
+        print("models.chat.engine: not checked, because vllm is not installed; `serve` would")
+        return
+    from backends.vllm.arguments import check_arguments, scheduled
+
+    given, options = config.models.chat.engine, config.engine_options()
+    try:
+        check_arguments(given if options is None else scheduled(given, options))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _objectives(config: Config, name: str) -> str:

@@ -168,9 +168,13 @@ async def test_three_times_the_sustainable_rate_is_answered_and_leaves_nothing(u
 
 def test_check_prints_the_plan_and_refuses_what_is_wrong(tmp_path: Path):
     command = [sys.executable, "-m", "controlplane.cli", "check"]
-    good = subprocess.run([*command, "configs/dev.yaml"], capture_output=True, text=True, check=True)
-    assert "requests of 2,048 tokens (prompt + output) fit at once" in good.stdout
     path = tmp_path / "wrong.yaml"
+    misspelt = Path("configs/dev.yaml").read_text(encoding="utf-8").replace("max_num_seqs", "max_numseqs")
+    path.write_text(misspelt, encoding="utf-8")
+    told = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
+    assert "requests of 2,048 tokens (prompt + output) fit at once" in told.stdout
+    assert told.returncode == 2
+    assert "vLLM has no engine argument 'max_numseqs'; did you mean max_num_seqs" in told.stderr
     path.write_text("models: {chat: {model: tandem/tiny-llama}}\npool: {memory: 1MiB}\n", encoding="utf-8")
     bad = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
     assert bad.returncode == 2

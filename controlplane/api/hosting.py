@@ -116,7 +116,7 @@ def _bind_once(family: int, address: Any) -> None:
 
 
 def host_forever(service: Service, config: Config) -> int:
-    """Until a signal. 1 if the service could not start, or nobody can reach it."""
+    """Until a signal. 1 if the service could not start or be reached, 2 if not as configured."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_host(service, config))
 
@@ -130,7 +130,7 @@ async def _host(service: Service, config: Config) -> int:
         return 0
     except (BackendDown, ConfigError, ValueError) as error:
         _log.error("%s", error)
-        return 1
+        return 1 if isinstance(error, BackendDown) else 2
     try:
         server = _Server(_options(service, config), service)
         _collect_seldom()

@@ -1,3 +1,4 @@
+import json
 import socket
 import sys
 
@@ -19,6 +20,25 @@ def test_serve_names_the_extra_that_is_missing(tmp_path, monkeypatch, capsys, mo
     file.write_text(f"models: {models}\n", encoding="utf-8")
     assert main(["serve", str(file)]) == 2
     assert f"the package {package} is not installed; install the extra {extra}" in capsys.readouterr().err
+
+
+def test_check_says_that_only_vllm_knows_its_arguments(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    shape = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    file = tmp_path / "my.yaml"
+    for engine, is_told in (("{max_modellen: 9}", True), ("{}", False)):
+        chat = f"{{model: {tmp_path}, engine: {engine}}}"
+        file.write_text(f"models: {{chat: {chat}}}\npool: {{memory: 1GiB}}\n", encoding="utf-8")
+        assert main(["check", str(file)]) == 0
+        told = capsys.readouterr().out
+        assert "KV blocks" in told
+        assert ("models.chat.engine: not checked, because vllm is not installed" in told) == is_told
 
 
 @pytest.mark.parametrize("port", ["99999", "-1", "http"])

@@ -112,6 +112,17 @@ async def test_an_address_that_was_taken_while_engines_loaded_ends_it_in_order()
         await service.check()
 
 
+async def test_an_engine_that_refuses_what_is_configured_is_no_failure_to_try_again():
+    async def refuse() -> None:
+        raise ValueError("engine arguments: no such")
+
+    config = parse({"models": {"embeddings": [{"model": "m"}]}})
+    embedder = ScriptedEmbedder(model="m")
+    embedder.start = refuse
+    service = Service(config, [], [embedder], workspace_bytes=embedder.workspace_bytes)
+    assert await _host(service, config) == 2
+
+
 async def test_who_stands_in_front_gives_an_unused_connection_up_first():
     """Else a request meets a connection that has just been closed: load balancers keep them for 60 s."""
     async with staged() as stage:
