@@ -24,13 +24,14 @@ _MEMINFO_BYTES = 256
 
 
 def memory_bytes() -> int:
-    """Of the first GPU that this process may see; without any, of the host."""
+    """Of the first GPU that this process may see; without any, of the host. Raises ValueError where
+    CUDA_VISIBLE_DEVICES names a GPU that is not there."""
     gpu = _first_gpu()
     if gpu is None:
         return _host_bytes()
     nvml, handle = gpu
     try:
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return _gpu_bytes(nvml, handle)[0]
     finally:
         nvml.nvmlShutdown()
 
@@ -45,12 +46,18 @@ class DeviceReading(NamedTuple):
 
 
 class DeviceProbe(Protocol):
+    @property
+    def counts_untouched(self) -> bool:
+        """Memory is held from its allocation on, not from its first use."""
+        ...
+
     def read(self) -> DeviceReading: ...
 
     def close(self) -> None: ...
 
 
 def open_probe() -> DeviceProbe:
+    """Raises ValueError as `memory_bytes`."""
     gpu = _first_gpu()
     return HostProbe() if gpu is None else GpuProbe(*gpu)
 
@@ -77,6 +84,7 @@ class HostProbe:
     """`total` and `free` are the host's, or the control group's where that has less; a resident page that
     several of our processes share counts for each of them."""
 
+    counts_untouched = False
     _files: dict[int, int] = field(init=False, default_factory=dict)
     _meminfo: int = field(init=False)
     _total: int = field(init=False)
@@ -152,6 +160,7 @@ class _GroupUse:
 class GpuProbe:
     """Of NVML's `handle`."""
 
+    counts_untouched = True
     _nvml: Any
     _handle: Any
     _family: set[int] = field(init=False, default_factory=set)
@@ -165,8 +174,7 @@ class GpuProbe:
         if self._reads % _SEARCH_EVERY == 0:
             self._family = processes_of(os.getpid())
         self._reads += 1
-        found = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
-        total, free = int(found.total), int(found.free)
+        total, free = _gpu_bytes(self._nvml, self._handle)
         ours = self._holdings.beside(free)
         return DeviceReading(total, free, ours, max(0, total - free - ours))
 
@@ -174,7 +182,10 @@ class GpuProbe:
         self._nvml.nvmlShutdown()
 
     def _held(self) -> int:
-        running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        try:
+            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except self._nvml.NVMLError_NotSupported:
+            return 0  # under Windows' Linux, for one
         return sum(int(one.usedGpuMemory or 0) for one in running if one.pid in self._family)
 
 
@@ -212,9 +223,12 @@ def _group_limit() -> int | None:
 
 
 def _first_gpu() -> tuple[Any, Any] | None:
-    """NVML, initialised, and the handle of the first GPU that this process may see."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible == "":
+    """NVML, initialised, and the handle of the first GPU that this process may see. None where there is none,
+    and where it has no memory of its own: then the host's is meant."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    first = visible.split(",")[0].strip()
+    # Behind what is no device CUDA sees none.
+    if not first.isdigit() and not first.startswith(("GPU-", "MIG-")):
         return None
     try:
         import pynvml
@@ -224,7 +238,31 @@ def _first_gpu() -> tuple[Any, Any] | None:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
-    first = (visible or "0").split(",")[0]
-    by_index = first.isdigit()
-    find = pynvml.nvmlDeviceGetHandleByIndex if by_index else pynvml.nvmlDeviceGetHandleByUUID
-    return pynvml, find(int(first) if by_index else first)
+    try:
+        handle = _gpu(pynvml, first)
+        _gpu_bytes(pynvml, handle)
+    except pynvml.NVMLError_NotSupported:
+        pynvml.nvmlShutdown()
+        return None
+    except pynvml.NVMLError as error:
+        pynvml.nvmlShutdown()
+        raise ValueError(f"CUDA_VISIBLE_DEVICES={visible}: {error}; `nvidia-smi -L` lists them") from error
+    return pynvml, handle
+
+
+def _gpu(nvml: Any, name: str) -> Any:
+    if not name.isdigit():
+        return nvml.nvmlDeviceGetHandleByUUID(name)
+    whole = nvml.nvmlDeviceGetHandleByIndex(int(name))
+    try:
+        is_in_parts = nvml.nvmlDeviceGetMigMode(whole)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    except nvml.NVMLError_NotSupported:
+        return whole
+    # Of those CUDA sees the first alone.
+    return nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, 0) if is_in_parts else whole
+
+
+def _gpu_bytes(nvml: Any, handle: Any) -> tuple[int, int]:
+    """(total, free), without what the driver keeps for itself: no process ever gets that."""
+    found = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+    return int(found.total) - int(found.reserved), int(found.free)

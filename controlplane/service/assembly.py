@@ -59,21 +59,28 @@ class ModelCard:
 
 def plan_of(config: Config) -> MemoryPlan:
     """Raises ConfigError."""
-    return memory_plan(config, facts_of, device.memory_bytes)
+    return memory_plan(config, facts_of, _device_bytes)
+
+
+def _device_bytes() -> int:
+    try:
+        return device.memory_bytes()
+    except ValueError as error:
+        raise ConfigError(f"pool.memory=auto: {error}") from error
 
 
 def assemble(config: Config) -> "Service":
     """The service of a configuration, not started. Raises ConfigError."""
     require_place(config)
-    plan = plan_of(config)
+    plan, is_static = plan_of(config), config.pool.device_memory == "static"
     log.info("the memory plan:\n%s", described(plan))
     return Service(
         config,
         generators_of(config, plan),
         embedders_of(config),
         workspace_bytes=plan.workspace_bytes,
-        device_memory=None if config.pool.device_memory == "static" else lambda: kvcached_memory(plan),
-        monitor=monitor_of(plan) if config.pool.monitor_ms else None,
+        device_memory=None if is_static else lambda: kvcached_memory(plan),
+        monitor=monitor_of(plan, is_static=is_static) if config.pool.monitor_ms else None,
     )
 
 

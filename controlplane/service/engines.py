@@ -31,6 +31,8 @@ def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
 
 def embedders_of(config: Config) -> list[WorkerEmbedder]:
     models = config.models
+    # Where no quota moves, a budget falls only for a device that has less than was planned.
+    returns_memory = config.pool.device_memory == "kvcached" or not config.quota.moves
     return [
         WorkerEmbedder(
             model.model,
@@ -46,7 +48,7 @@ def embedders_of(config: Config) -> list[WorkerEmbedder]:
             yields_cpu=model.yields_cpu if model.yields_cpu is not None else models.chat is not None,
             trust_remote_code=model.trust_remote_code,
             stall_seconds=model.stall_ms / 1_000,
-            returns_memory=config.pool.device_memory == "kvcached",
+            returns_memory=returns_memory,
         )
         for model in models.embeddings
     ]

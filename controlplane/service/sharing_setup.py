@@ -65,12 +65,14 @@ def quotas_in(pool: Pool, config: Config, clock: Clock, dispatcher: Dispatcher) 
     return Quotas(clock, dispatcher, pool, foresight)
 
 
-def monitor_of(plan: MemoryPlan) -> Callable[[Callable[[int], None]], MemoryMonitor]:
+def monitor_of(plan: MemoryPlan, *, is_static: bool) -> Callable[[Callable[[int], None]], MemoryMonitor]:
     """Given whom to tell what is withheld. Our processes may come to hold the pool and one forward pass more
-    than at the start; half the margin is what nobody minds."""
+    than at the start, less a cache that counts since then; half the margin is what nobody minds."""
 
     def build(withhold: Callable[[int], None]) -> MemoryMonitor:
-        granted = plan.pool_bytes + plan.activation_bytes
-        return MemoryMonitor(open_probe(), lambda: granted, withhold, plan.margin_bytes // 2)
+        probe = open_probe()
+        has_cache = is_static and probe.counts_untouched
+        granted = plan.pool_bytes + plan.activation_bytes - (plan.kv_bytes if has_cache else 0)
+        return MemoryMonitor(probe, lambda: granted, withhold, plan.margin_bytes // 2)
 
     return build

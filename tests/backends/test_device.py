@@ -3,7 +3,10 @@
 import multiprocessing
 import os
 import subprocess
+import sys
 from types import SimpleNamespace
+
+import pytest
 
 from backends import device
 from backends.device import DeviceReading, GpuProbe, HostProbe, memory_bytes, open_probe, processes_of
@@ -55,25 +58,76 @@ def test_a_process_that_began_later_is_found():
         probe.close()
 
 
+class Refused(Exception):
+    """As NVIDIA's library says no."""
+
+
+class NotSupported(Refused):
+    pass
+
+
 class Nvml:
     """What NVIDIA's library says of one device, as far as it is asked."""
 
+    NVMLError = Refused
+    NVMLError_NotSupported = NotSupported
+    NVML_DEVICE_MIG_ENABLE = 1
+    nvmlMemory_v2 = "with what the driver reserves"
     is_shut = False
+    total = 1000 * MIB
     free = 300 * MIB
+    device = "first"
+    instance = None
 
-    def __init__(self, running):
+    def __init__(self, running=()):
         self.running = running
 
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        assert handle == "first"
-        return SimpleNamespace(total=1000 * MIB, free=self.free)
+    def nvmlInit(self):
+        self.is_shut = False
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        if index:
+            raise Refused(f"no device {index}")
+        return self.device
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != "GPU-1":
+            raise Refused("not found")
+        return self.device
+
+    def nvmlDeviceGetMigMode(self, handle):
+        if self.instance is None:
+            raise NotSupported
+        return [1, 1]
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
+        assert (handle, index) == (self.device, 0)
+        return self.instance
+
+    def nvmlDeviceGetMemoryInfo(self, handle, version=None):
+        assert handle == (self.instance or self.device)
+        if self.total is None:
+            raise NotSupported
+        reserved = {"reserved": 40 * MIB} if version == self.nvmlMemory_v2 else {}
+        total = self.total + 40 * MIB
+        return SimpleNamespace(total=total, free=self.free, used=total - self.free, **reserved)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        assert handle == "first"
+        assert handle == (self.instance or self.device)
+        if self.running is None:
+            raise NotSupported
         return self.running
 
     def nvmlShutdown(self):
         self.is_shut = True
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    found = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", found)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return found
 
 
 def test_of_a_gpu_what_our_processes_hold_is_ours_and_the_rest_of_what_is_used_is_others():
@@ -125,3 +179,52 @@ def test_in_a_control_group_the_rest_of_its_limit_is_free(monkeypatch, tmp_path)
 def test_an_empty_list_of_gpus_means_the_host(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert isinstance(open_probe(), HostProbe)
+
+
+def test_the_devices_memory_is_what_the_driver_leaves(nvml):
+    assert memory_bytes() == 1000 * MIB and nvml.is_shut
+    probe = open_probe()
+    assert probe.read() == DeviceReading(1000 * MIB, 300 * MIB, 0, 700 * MIB)
+    probe.close()
+
+
+def test_where_processor_and_gpu_share_one_memory_it_is_the_hosts(nvml):
+    """NVML knows no bytes of such a device."""
+    nvml.total = None
+    assert memory_bytes() == device._host_bytes() and nvml.is_shut
+    probe = open_probe()
+    assert isinstance(probe, HostProbe)
+    probe.close()
+
+
+def test_where_nobody_says_who_holds_what_nothing_is_ours(nvml):
+    nvml.running = None
+    probe = open_probe()
+    assert probe.read() == DeviceReading(1000 * MIB, 300 * MIB, 0, 700 * MIB)
+    probe.close()
+
+
+def test_of_a_gpu_in_parts_the_first_part_counts(nvml):
+    """CUDA sees no more of it, unless it is told which."""
+    nvml.instance = "a seventh"
+    assert memory_bytes() == 1000 * MIB
+
+
+@pytest.mark.parametrize("visible", [" 0, 1", "GPU-1,GPU-2"])
+def test_the_first_visible_gpu_is_asked(nvml, monkeypatch, visible):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert memory_bytes() == 1000 * MIB
+
+
+@pytest.mark.parametrize("visible", ["-1", "NoDevFiles"])
+def test_cuda_sees_nothing_behind_what_is_no_device(nvml, monkeypatch, visible):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert memory_bytes() == device._host_bytes()
+
+
+@pytest.mark.parametrize("visible", ["1", "GPU-9"])
+def test_a_gpu_that_is_not_there_is_told_of(nvml, monkeypatch, visible):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ValueError, match=f"CUDA_VISIBLE_DEVICES={visible}: .*no device|not found"):
+        memory_bytes()
+    assert nvml.is_shut

@@ -6,6 +6,7 @@ from inspect import signature
 
 import pytest
 
+from backends import device
 from backends.device import DeviceReading
 from backends.embedding.client import WorkerEmbedder
 from backends.scripted import ScriptedEmbedder
@@ -15,6 +16,7 @@ from controlplane.config.models import EmbeddingModel
 from controlplane.core.ports import BackendDown
 from controlplane.service.assembly import Service, assemble
 from controlplane.service.clocks import LoopClock
+from controlplane.service.engines import embedders_of
 from controlplane.service.memory_monitor import MemoryMonitor
 
 TWO = {"models": {"embeddings": [{"model": "one"}, {"model": "two"}]}}
@@ -72,6 +74,15 @@ def test_what_is_withheld_from_several_models_is_withheld_once(free, budget):
         await service.stop()
 
     run(main())
+
+
+def test_a_device_that_cannot_be_asked_how_large_it_is_is_a_mistake_of_the_configuration(monkeypatch):
+    def nothing():
+        raise ValueError("CUDA_VISIBLE_DEVICES=7: no such device")
+
+    monkeypatch.setattr(device, "memory_bytes", nothing)
+    with pytest.raises(ConfigError, match=r"pool\.memory=auto: CUDA_VISIBLE_DEVICES=7"):
+        assemble(parse({"models": {"embeddings": [{"model": "tandem/minilm"}]}}))
 
 
 def test_nothing_is_left_running_when_the_device_cannot_be_asked():
@@ -138,3 +149,19 @@ def test_nothing_is_left_running_when_the_start_is_given_up():
             await quick.check()
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("pool", "quota", "returns"),
+    [
+        ({}, {}, True),
+        ({}, {"policy": "dynamic"}, False),
+        ({"device_memory": "kvcached"}, {"policy": "dynamic"}, True),
+    ],
+)
+def test_where_a_budget_falls_for_want_of_memory_alone_what_was_kept_goes_back(pool, quota, returns):
+    """A budget that moves all the time would cost each pass its allocations."""
+    (made,) = embedders_of(
+        parse({"models": {"embeddings": [{"model": "one"}]}, "pool": pool, "quota": quota})
+    )
+    assert made._returns_memory is returns

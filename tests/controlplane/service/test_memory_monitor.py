@@ -3,10 +3,14 @@
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import pytest
+
 from backends.device import DeviceReading, HostProbe
 from benchmark_control_plane.virtual_time import run
 from controlplane.metrics import Metrics
+from controlplane.service import sharing_setup
 from controlplane.service.memory_monitor import MemoryMonitor
+from controlplane.service.plan import MemoryPlan
 
 
 @dataclass
@@ -17,6 +21,7 @@ class Readings:
     free: int = 1_000
     is_closed: bool = False
     fails: bool = False
+    counts_untouched: bool = False
 
     def read(self) -> DeviceReading:
         if self.fails:
@@ -150,3 +155,24 @@ def test_a_reading_of_the_real_host_shows():
     assert shown["total"] >= shown["free"] > 0 < shown["ours"] == shown["most_ours"]
     assert shown["disagreement"] == shown["alerts"] == 0
     assert shown["allocator"] == 7
+
+
+@pytest.mark.parametrize(
+    ("counts_untouched", "is_static", "more"), [(True, True, 150), (True, False, 950), (False, True, 950)]
+)
+def test_a_cache_that_counted_from_the_start_is_not_granted_again(
+    monkeypatch, counts_untouched, is_static, more
+):
+    """A GPU's is held when it is allocated, the host's when it is written, kvcached's when it is mapped."""
+    plan = MemoryPlan(
+        memory_bytes=2_000, chat_weight_bytes=0, embedding_weight_bytes=0, activation_bytes=50,
+        reserve_bytes=0, margin_bytes=100, pool_bytes=900, kv_bytes=800, workspace_bytes=100, geometry=None,
+        max_model_tokens=0,
+    )  # fmt: skip
+    probe = Readings(counts_untouched=counts_untouched)
+    monkeypatch.setattr(sharing_setup, "open_probe", lambda: probe)
+    monitor = sharing_setup.monitor_of(plan, is_static=is_static)(lambda kept: None)
+    monitor.sample()
+    probe.ours += more + 1
+    monitor.sample()
+    assert monitor.disagreement == 1
