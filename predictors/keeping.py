@@ -11,6 +11,8 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from errno import EISDIR
+from os import strerror
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ class Kept:
 
 def require_place(path: Path) -> None:
     """Raises OSError where nothing could be kept."""
+    if path.is_dir():
+        raise IsADirectoryError(EISDIR, strerror(EISDIR), str(path))
     partial = _partial(path)
     partial.open("wb").close()
     partial.unlink()

@@ -99,9 +99,11 @@ def check_address(host: str, port: int) -> None:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
             _bind_once(family, address)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        # Of a text that can be no name, socket says so as a ValueError.
+        cause = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"server.host={host}, server.port={port}: {error.strerror}; stop what listens there, or choose "
+            f"server.host={host}, server.port={port}: {cause}; stop what listens there, or choose "
             "another address (--host, --port; port 0 is any free one)"
         ) from None
 

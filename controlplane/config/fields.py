@@ -20,7 +20,10 @@ def parse_bytes(value: object) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
     if not match or match[2].upper() not in _UNITS or isinstance(value, bool):
         raise ValueError("a size is a number of bytes or a text like 512MiB or 80GB")
-    return round(float(match[1]) * _UNITS[match[2].upper()])
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if size >= 2**60:
+        raise ValueError("a size is below one EiB")
+    return round(size)
 
 
 def _bytes_or_auto(value: object) -> object:
@@ -38,7 +41,9 @@ def _hashed(value: object) -> object:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 BytesOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_bytes_or_auto)]
-Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
+# From a microsecond to a day.
+Milliseconds = Annotated[float, Field(ge=0.001, le=86_400_000)]
+MillisecondsFromZero = Annotated[float, Field(ge=0, le=86_400_000)]
 # Less would take a busy engine for a stuck one.
 StallMilliseconds = Annotated[float, Field(ge=1_000, le=86_400_000)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

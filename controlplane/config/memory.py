@@ -5,13 +5,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import STRICT, Bytes, BytesOrAuto, Fraction, Milliseconds
+from controlplane.config.fields import (
+    STRICT,
+    Bytes,
+    BytesOrAuto,
+    Fraction,
+    Milliseconds,
+    MillisecondsFromZero,
+)
 from controlplane.core.clock import milliseconds
 from controlplane.core.request import Owner
 from controlplane.policy.quota import QuotaOptions, UrgencyOptions
 from controlplane.policy.sharing import Sharing, split
 
-NonNegative = Annotated[float, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0, le=1_000)]
 
 # 0.075 - 0.025 is a little less than 0.05.
 _ROUNDING = 1e-9
@@ -77,11 +84,11 @@ class QuotaSection:
     tick_ms: Annotated[float, Field(ge=5, le=10_000)] = 50
     max_step: Annotated[float, Field(gt=0, le=1)] = 0.05
     dead_band: Fraction = 0.01
-    resting_weight: NonNegative = 0.3
+    resting_weight: Weight = 0.3
     critical_ms: Milliseconds = 500
-    critical_weight: NonNegative = 1.0
-    violation_weight: NonNegative = 1.0
-    lateness_cap_ms: NonNegative = 10_000
+    critical_weight: Weight = 1.0
+    violation_weight: Weight = 1.0
+    lateness_cap_ms: MillisecondsFromZero = 10_000
     compare: Literal["sum", "mean"] = "mean"
     forecast: ForecastSection = ForecastSection()
 

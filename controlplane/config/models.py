@@ -9,6 +9,9 @@ from pydantic.dataclasses import dataclass as section
 
 from controlplane.config.fields import STRICT, Name, StallMilliseconds
 
+# Read here too, to say what fits.
+_COUNTS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size")
+
 
 def _spelt(value: object) -> object:
     """YAML reads a plain `off` as false and `on` as true."""
@@ -35,6 +38,12 @@ class ChatModel:
             raise ValueError(
                 "engine.gpu_memory_utilization: the KV cache is sized by `pool` and `quota.llm`; remove it"
             )
+        for name in _COUNTS:
+            count = self.engine.get(name)
+            if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+                raise ValueError(
+                    f"engine.{name}={count!r}: a whole number of 1 or more is needed, or nothing"
+                )
 
     @property
     def served_name(self) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import STRICT, Milliseconds
+from controlplane.config.fields import STRICT, Milliseconds, MillisecondsFromZero
 
 
 @section(frozen=True, config=STRICT)
@@ -22,12 +22,12 @@ class AdmissionSection:
     overflow_probability: Annotated[float, Field(gt=0, lt=1)] = 0.05
     max_waiting: Annotated[int, Field(ge=0)] = 1_000
     max_wait_ms: Milliseconds = 60_000
-    defer_threshold_ms: Annotated[float, Field(ge=0)] = 0
+    defer_threshold_ms: MillisecondsFromZero = 0
     keeps_pace: bool = True
     engine_queue: Annotated[int, Field(ge=0)] | None = None
     victim_tau_ms: Milliseconds = 100
     victim_almost_done_steps: Annotated[int, Field(ge=0)] = 8
-    victim_thrash_penalty: Annotated[float, Field(ge=0)] = 1.0
+    victim_thrash_penalty: Annotated[float, Field(ge=0, le=1_000)] = 1.0
 
 
 def _switched(value: object) -> object:
@@ -45,6 +45,6 @@ class SchedulingSection:
     `EngineOptions`; None leaves vLLM's own scheduler in the gate's order."""
 
     ordering: str = "edf"
-    priority_head_start_ms: Annotated[float, Field(ge=0)] = 1_000
+    priority_head_start_ms: MillisecondsFromZero = 1_000
     patience_ms: Milliseconds = 10_000
     engine: Annotated[Mapping[str, Any] | None, BeforeValidator(_switched)] = None

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from reprlib import Repr
 from typing import Any, TypeVar, get_args
 
 import yaml
@@ -19,6 +20,9 @@ from controlplane.config.root import Config
 
 Root = TypeVar("Root")
 
+_shown = Repr()
+_shown.maxlevel = 2
+_shown.maxstring = _shown.maxother = _shown.maxlong = 120
 _SHAPES = {
     "tuple_type": "a list is needed: [a, b], or each on a line that begins with a dash",
     "dict_type": "a mapping is needed: {name: value}, or each on a line of its own",
@@ -47,6 +51,8 @@ def read_yaml(path: Path) -> object:
         return yaml.load(text, Loader=_UniqueKeys)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path}: lists and mappings lie too deep inside each other") from None
 
 
 def parse_as(root: type[Root], content: object, *, source: str) -> Root:
@@ -59,7 +65,20 @@ def parse_as(root: type[Root], content: object, *, source: str) -> Root:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML lets a later key overwrite an earlier one in silence; here it is an error."""
+    """YAML lets a later key overwrite an earlier one in silence; here it is an error. And PyYAML raises what
+    Python does of a value that only looks like a date (2001-13-45) or a number (0x_)."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"{node.value!r} is no {kind}; to have it as text, put it in quotes",
+                node.start_mark,
+            ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         seen: set[Any] = set()
@@ -94,8 +113,9 @@ def _explained(root: type, error: ValidationError) -> Iterator[str]:
             yield f"{path}: missing; it must be given"
         elif path:
             message = _rule(root, path, item)
-            shown = "" if isinstance(item["input"], dict) or "=" in message else f"={item['input']!r}"
-            yield f"{path}{shown}: {message}"
+            # Who gives a key in the place of its hash does not want to read it in a log.
+            is_hidden = isinstance(item["input"], dict) or "=" in message or "sha256" in path
+            yield f"{path}{'' if is_hidden else '=' + _shown.repr(item['input'])}: {message}"
         else:
             yield _rule(root, path, item)
 

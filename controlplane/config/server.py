@@ -7,12 +7,15 @@ from pydantic.dataclasses import dataclass as section
 
 from controlplane.config.fields import STRICT, Bytes, Milliseconds, Sha256
 
+# Below, the time in which a debt is paid off is none that could be told.
+PerMinute = Annotated[float, Field(ge=0.01)]
+
 
 @section(frozen=True, config=STRICT)
 class ServerSection:
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    max_body: Bytes = 32 * 2**20
+    max_body: Annotated[Bytes, Field(ge=1)] = 32 * 2**20
     overload_status: Literal[429, 503] = 429
     drain_ms: Milliseconds = 30_000
     stalled_client_ms: Milliseconds = 60_000
@@ -24,7 +27,7 @@ class TenantSection:
     """Where any tenant states a `weight`, those that have work share each engine by it."""
 
     api_keys_sha256: Annotated[tuple[Sha256, ...], Field(min_length=1)]
-    classes: tuple[str, ...] | None = None
+    classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     weight: Annotated[float, Field(gt=0, le=1_000)] | None = None
-    requests_per_minute: Annotated[float, Field(gt=0)] | None = None
-    tokens_per_minute: Annotated[float, Field(gt=0)] | None = None
+    requests_per_minute: PerMinute | None = None
+    tokens_per_minute: PerMinute | None = None

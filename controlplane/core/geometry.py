@@ -103,5 +103,8 @@ def kv_geometry(
         # A model that names no dtype, or 32 bits, is loaded by vLLM in 16 unless told otherwise.
         dtype = "bfloat16" if dtype == "float32" else dtype
     if dtype not in DTYPE_BYTES:
-        raise GeometryError(f"KV cache dtype {dtype!r}: known are {', '.join(sorted(DTYPE_BYTES))}")
+        raise GeometryError(
+            f"KV cache dtype {dtype!r}: known are {', '.join(sorted(DTYPE_BYTES))}; name one of them as "
+            "engine.kv_cache_dtype"
+        )
     return KvGeometry(layers * _elements_per_layer(text, tensor_parallel), DTYPE_BYTES[dtype], block_tokens)

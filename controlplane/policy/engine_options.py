@@ -14,6 +14,8 @@ from controlplane.policy.ordering import OrderingOptions
 from controlplane.policy.ranked import LookAheadFor
 from controlplane.policy.srmt import SrmtOptions
 
+_DAY_MS = 86_400_000
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -89,3 +91,5 @@ def _require_alike(name: str, present: object, value: object) -> None:
         raise ValueError(f"{name}={value!r}: {kind} is needed")
     if isinstance(value, float) and not isfinite(value):
         raise ValueError(f"{name}={value!r}: a finite number is needed")
+    if name.endswith("_ms") and not 0 <= value <= _DAY_MS:  # type: ignore[operator]
+        raise ValueError(f"{name}={value!r}: a time from 0 to {_DAY_MS} ms is needed")

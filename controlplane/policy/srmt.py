@@ -73,6 +73,7 @@ class SrmtOptions:
             ("aged_share", 0, 1),
             ("price", 0, 10),
             ("settle", 0, 1_000),
+            ("window", 1, 100_000),
         ):
             if not low <= (value := getattr(self, name)) <= high:
                 raise ValueError(f"{name}={value}: must be between {low} and {high}")

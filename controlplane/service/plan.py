@@ -10,7 +10,7 @@ from typing import Any
 
 from backends.vllm.hybrid.support import refusal, scratch_bytes
 from controlplane.config import Config, ConfigError
-from controlplane.core.geometry import KvGeometry, kv_geometry
+from controlplane.core.geometry import GeometryError, KvGeometry, kv_geometry
 
 _EXAMPLE_LENGTHS = (512, 2_048, 8_192, 32_768)
 
@@ -98,15 +98,16 @@ def memory_plan(
 
 def _geometry(config: Config, facts: ModelFacts) -> KvGeometry:
     engine = config.models.chat.engine if config.models.chat else {}
-    cache_dtype = str(engine.get("kv_cache_dtype", "auto"))
-    if cache_dtype == "auto" and engine.get("dtype", "auto") != "auto":
-        cache_dtype = str(engine["dtype"])
-    return kv_geometry(
-        facts.config,
-        block_tokens=int(engine.get("block_size") or 16),
-        cache_dtype=cache_dtype,
-        tensor_parallel=int(engine.get("tensor_parallel_size") or 1),
-    )
+    stated = (str(engine.get(name) or "auto") for name in ("kv_cache_dtype", "dtype"))
+    try:
+        return kv_geometry(
+            facts.config,
+            block_tokens=int(engine.get("block_size") or 16),
+            cache_dtype=next((dtype for dtype in stated if dtype != "auto"), "auto"),
+            tensor_parallel=int(engine.get("tensor_parallel_size") or 1),
+        )
+    except GeometryError as error:
+        raise ConfigError(f"models.chat: {error}") from error
 
 
 def _layers(facts: ModelFacts) -> int:

@@ -22,15 +22,33 @@ def test_serve_names_the_extra_that_is_missing(tmp_path, monkeypatch, capsys, mo
     assert f"the package {package} is not installed; install the extra {extra}" in capsys.readouterr().err
 
 
-def test_check_says_that_only_vllm_knows_its_arguments(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [("{kv_cache_dtype: fp5}", "models.chat: KV cache dtype 'fp5': known are"), ("{dtype: }", "")],
+)
+def test_check_answers_a_cache_that_is_not_known(tmp_path, monkeypatch, capsys, engine, told):
     monkeypatch.setitem(sys.modules, "vllm", None)
+    file = tmp_path / "my.yaml"
+    chat = f"{{model: {model_in(tmp_path)}, engine: {engine}}}"
+    file.write_text(f"models: {{chat: {chat}}}\npool: {{memory: 1GiB}}\n", encoding="utf-8")
+    assert main(["check", str(file)]) == (2 if told else 0)
+    assert told in capsys.readouterr().err
+
+
+def model_in(folder):
     shape = {
         "num_hidden_layers": 2,
         "hidden_size": 64,
         "num_attention_heads": 4,
         "max_position_embeddings": 512,
     }
-    (tmp_path / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    return folder
+
+
+def test_check_says_that_only_vllm_knows_its_arguments(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    model_in(tmp_path)
     file = tmp_path / "my.yaml"
     for engine, is_told in (("{max_modellen: 9}", True), ("{}", False)):
         chat = f"{{model: {tmp_path}, engine: {engine}}}"
@@ -57,7 +75,7 @@ def test_the_file_that_is_not_there_is_named(tmp_path, monkeypatch, capsys, log,
     assert capsys.readouterr().err == f"{missing}: No such file or directory\n"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "192.0.2.1", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "192.0.2.1", "no-such-host.invalid", "x" * 64])
 def test_an_address_that_cannot_be_had_is_told_before_any_engine_starts(tmp_path, capsys, host):
     pytest.importorskip("sentence_transformers")
     file = tmp_path / "my.yaml"

@@ -43,7 +43,27 @@ CASES = [
     ({"models": MODELS, "admission": {"overflow_probability": 0}}, "admission.overflow_probability=0"),
     ({"models": MODELS, "classes": {"a": {}}}, "exactly one class is the default, not 0"),
     ({"models": MODELS, "classes": {"a": {"default": True, "ttft_ms": -1}}}, "classes.a.ttft_ms=-1"),
-    ({"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["x"]}}}, "t.api_keys_sha256.0='x'"),
+    ({"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["x"]}}}, "t.api_keys_sha256.0: a key is given"),
+    ({"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["0" * 64], "classes": []}}}, "classes=[]: "),
+    ({"models": MODELS, "server": {"max_body": "9" * 400}}, "a size is below one EiB"),
+    ({"models": MODELS, "server": {"max_body": 0}}, "server.max_body=0: should be greater"),
+    ({"models": MODELS, "scheduling": {"priority_head_start_ms": 1e308}}, "start_ms=1e+308: should be less"),
+    ({"models": MODELS, "admission": {"defer_threshold_ms": 1e308}}, "threshold_ms=1e+308: should be less"),
+    ({"models": MODELS, "scheduling": {"engine": {"starvation_ms": -1}}}, "starvation_ms=-1: a time from 0"),
+    ({"models": MODELS, "scheduling": {"engine": {"size_cut_window": 10**30}}}, "between 1 and 100000"),
+    ({"models": MODELS, "quota": {"critical_weight": 1e308}}, "critical_weight=1e+308: should be less"),
+    ({"models": MODELS, "classes": {"a": {"default": True, "ttft_ms": 1e-9}}}, "classes.a.ttft_ms=1e-09"),
+    (
+        {"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["0" * 64], "tokens_per_minute": 1e-300}}},
+        "tokens_per_minute=1e-300: should be greater",
+    ),
+    *[
+        (
+            {"models": {"chat": {"model": "m", "engine": {"max_model_len": wrong}}}},
+            f"models.chat: engine.max_model_len={wrong!r}: a whole number of 1 or more is needed",
+        )
+        for wrong in (-1, 0, "16k", 0.5, True, [1])
+    ],
     (
         {"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["0" * 64], "classes": ["gold"]}}},
         "tenants.t.classes='gold': no such class; known are standard",
@@ -123,6 +143,13 @@ def test_mappings_are_merged_as_yaml_says(tmp_path: Path):
     assert (second.priority, second.ttft_ms, second.default) == (3, 500, False)
 
 
+def test_a_key_in_the_place_of_its_hash_does_not_reach_the_log():
+    keys = {"server": {"admin_key_sha256": "hush"}, "tenants": {"t": {"api_keys_sha256": "hush"}}}
+    with pytest.raises(ConfigError) as caught:
+        parse({"models": MODELS, **keys})
+    assert "hush" not in str(caught.value)
+
+
 def test_a_missing_file_is_told(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"no\.yaml: No such file"):
         load(tmp_path / "no.yaml")
@@ -135,6 +162,10 @@ def test_a_missing_file_is_told(tmp_path: Path):
         (b"models: '\xff'", "not UTF-8 at byte 9; save the file as UTF-8"),
         (b"? [a, b]\n: 1\n", "a key is a plain name"),
         (b"? {a: b}\n: 1\n", "a key is a plain name"),
+        (b"models: 2001-13-45", "'2001-13-45' is no timestamp; to have it as text, put it in quotes"),
+        (b"models: 0x_", "'0x_' is no int; to have it as text"),
+        (b"models: !!bool maybe", "'maybe' is no bool; to have it as text"),
+        (b"models: " + b"[" * 3_000 + b"]" * 3_000, "too deep inside each other"),
     ],
 )
 def test_what_cannot_be_read_is_told(tmp_path: Path, content: bytes, told: str):

@@ -113,11 +113,13 @@ async def test_a_corrupt_file_does_not_stop_the_start(tmp_path, content):
 
 
 def test_a_place_where_nothing_can_be_kept_stops_the_start(tmp_path):
-    def config(**admission):
-        predictors = {"file": str(tmp_path / "nowhere" / "lengths.npz")}
+    def config(*, file="nowhere/lengths.npz", **admission):
+        predictors = {"file": str(tmp_path / file)}
         models = {"chat": {"model": "m"}}
         return parse({"models": models, "predictors": predictors, "admission": admission})
 
     with pytest.raises(ConfigError, match=r"predictors\.file=.*lengths\.npz: No such file.*name a file in"):
         require_place(config())
     require_place(config(lengths="history"))
+    with pytest.raises(ConfigError, match=r"predictors\.file=.*: Is a directory; name a file"):
+        require_place(config(file=""))
