@@ -1,11 +1,13 @@
 """How does a conversation become tokens? By the chat template that the model brought with it.
 
-Templates expect text content and tool-call arguments as objects; OpenAI's clients send parts and
-JSON strings. Both are put right here. A template that cannot write the conversation refuses it.
+Templates expect text content and tool-call arguments as objects, and nothing where there is nothing; OpenAI's
+clients send parts, JSON strings, nulls and empty lists. All are put right here. A template that cannot write
+the conversation refuses it.
 """
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from controlplane.core.ports import ChatPrompt, Refused
@@ -43,16 +45,20 @@ def characters(prompt: ChatPrompt) -> int:
 
 
 def _message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
-    plain = dict(message)
+    # Templates ask what a message has, not whether that is null or empty.
+    plain = {key: value for key, value in message.items() if value is not None and value != []}
     plain["content"] = _text(message.get("content"), at)
-    if calls := message.get("tool_calls"):
-        plain["tool_calls"] = [_call(call, at) for call in calls]
+    if calls := plain.get("tool_calls"):
+        plain["tool_calls"] = [_call(call) for call in calls]
+    # Two names of one thing: vLLM's server tells it by the first, most templates read the second.
+    if reasoning := plain.get("reasoning") or plain.get("reasoning_content"):
+        plain |= {"reasoning": reasoning, "reasoning_content": reasoning}
     return plain
 
 
-def _text(content: Any, at: int) -> str | None:
+def _text(content: Any, at: int) -> str:
     if content is None or isinstance(content, str):
-        return content
+        return content or ""
     pieces = []
     for part in content:
         if not isinstance(part, Mapping) or part.get("type") not in ("text", "input_text", "refusal"):
@@ -65,15 +71,12 @@ def _text(content: Any, at: int) -> str | None:
     return "\n".join(pieces)
 
 
-def _call(call: Mapping[str, Any], at: int) -> dict[str, Any]:
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call.get("function") or {})
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
+        # A call that was cut short is part of the conversation from then on; refused, it could never go on.
+        # Most templates write text as it is, and one that cannot refuses it.
+        with suppress(ValueError, RecursionError):
             function["arguments"] = json.loads(arguments or "{}")
-        except ValueError as error:
-            raise Refused(
-                f"messages[{at}].tool_calls: the arguments of {function.get('name')!r} are not JSON: {error}",
-                param="messages",
-            ) from error
     return {**call, "function": function}
