@@ -12,7 +12,7 @@ from controlplane.api.answers import Tally
 from controlplane.api.exchange import Ask, Reception
 from controlplane.api.logprobs import chat_logprobs
 from controlplane.api.sampling import chat_prompt, chat_sampling
-from controlplane.api.stream import Envelope, send_stream
+from controlplane.api.stream import Envelope, ending, send_stream
 from controlplane.api.whole import Choice, send_whole
 from controlplane.api.wire import ChatCompletionRequest
 from controlplane.core.ports import Delta
@@ -53,7 +53,11 @@ async def _answer(service: Service, reception: Reception, ask: ChatAsk, send: Se
         send,
         service.dispatcher,
         [job],
-        envelope=Envelope(head | {"object": "chat.completion.chunk"}, has_usage=body.wants_usage_chunk),
+        envelope=Envelope(
+            head | {"object": "chat.completion.chunk"},
+            has_usage=body.wants_usage_chunk,
+            has_running_usage=body.wants_running_usage,
+        ),
         form=ChunkFormat(body),
         tally=tally,
         overload_status=reception.settings.overload_status,
@@ -81,7 +85,7 @@ class ChunkFormat:
             "index": delta.index,
             "delta": said,
             "logprobs": chat_logprobs(delta.logprobs) if self._has_logprobs else None,
-            "finish_reason": delta.finish_reason,
+            **ending(delta),
         }
 
 

@@ -10,7 +10,7 @@ from controlplane.api.answers import Tally
 from controlplane.api.exchange import Ask, Reception
 from controlplane.api.logprobs import completion_logprobs
 from controlplane.api.sampling import completion_sampling
-from controlplane.api.stream import Envelope, send_stream
+from controlplane.api.stream import Envelope, ending, send_stream
 from controlplane.api.whole import Choice, send_whole
 from controlplane.api.wire import CompletionRequest
 from controlplane.core.ports import Delta
@@ -43,7 +43,7 @@ async def _answer(service: Service, reception: Reception, ask: Ask[CompletionReq
         send,
         service.dispatcher,
         jobs,
-        envelope=Envelope(head, has_usage=body.wants_usage_chunk),
+        envelope=Envelope(head, has_usage=body.wants_usage_chunk, has_running_usage=body.wants_running_usage),
         form=ChunkFormat(body),
         tally=tally,
         overload_status=reception.settings.overload_status,
@@ -59,7 +59,8 @@ async def _jobs(service: Service, ask: Ask[CompletionRequest]) -> list[GenerateJ
             ask.caller,
             body.model,
             prompt,
-            max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+            max_tokens=body.max_tokens,
+            unstated=DEFAULT_MAX_TOKENS,
             sampling=sampling,
             hints=ask.hints,
         )
@@ -77,18 +78,20 @@ class ChunkFormat:
 
     def __init__(self, body: CompletionRequest) -> None:
         self._body = body
-        self._shown: dict[int, int] = {}
+        self._offsets: dict[int, int] = {}
 
     def choice(self, delta: Delta) -> dict[str, object] | None:
-        shown = self._shown.get(delta.index)
-        text = delta.text if shown is not None else _echoed(self._body, delta.index) + delta.text
-        self._shown[delta.index] = (shown or 0) + len(text)
+        text = delta.text if delta.index in self._offsets else _echoed(self._body, delta.index) + delta.text
+        # Of the tokens, as in an answer sent whole: text may be held back, for the rest of a character or of
+        # a stop string.
+        offset = self._offsets.get(delta.index, 0)
+        self._offsets[delta.index] = offset + sum(len(token.token) for token in delta.logprobs)
         has_logprobs = self._body.logprobs is not None
         return {
             "index": delta.index,
             "text": text,
-            "logprobs": completion_logprobs(delta.logprobs, offset=shown or 0) if has_logprobs else None,
-            "finish_reason": delta.finish_reason,
+            "logprobs": completion_logprobs(delta.logprobs, offset=offset) if has_logprobs else None,
+            **ending(delta),
         }
 
 

@@ -257,6 +257,9 @@ def _path(loc: tuple[int | str, ...]) -> str:
     """`messages[0].content`."""
     path = ""
     for part in loc:
+        if part == "[key]":
+            # Pydantic's word for a name that is at fault, not its value; the name is there already.
+            continue
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path
 

@@ -10,6 +10,7 @@ from controlplane.api.schemas import endless_reference
 from controlplane.api.wire import ChatCompletionRequest, CompletionRequest, Generation
 from controlplane.core.ports import ChatPrompt, Sampling
 
+_TEMPLATE_FIELDS = ("reasoning_effort", "add_generation_prompt", "continue_final_message")
 _PLACEHOLDER = 1
 """The intake puts the real bound in its place: it alone knows what still fits."""
 
@@ -95,9 +96,11 @@ def _unfit(message: str, param: str) -> Problem:
 
 
 def chat_prompt(body: ChatCompletionRequest) -> ChatPrompt:
-    options = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        options.setdefault("reasoning_effort", body.reasoning_effort)
+    stated = {name: value for name in _TEMPLATE_FIELDS if (value := getattr(body, name)) is not None}
+    options = stated | (body.chat_template_kwargs or {})
+    if options.get("continue_final_message"):
+        # What goes on has no place for the begin of another message.
+        options.setdefault("add_generation_prompt", False)
     tools = body.tools or ()
     for at, tool in enumerate(tools):
         _require_an_end(tool["function"].get("parameters") or {}, f"tools[{at}].function.parameters")

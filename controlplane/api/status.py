@@ -73,6 +73,9 @@ def _shown(card: ModelCard) -> dict[str, object]:
         "object": "model",
         "created": 0,
         "owned_by": "tandem",
+        # As vLLM tells them: its benchmark reads the tokenizer's name here.
+        "root": card.root,
+        "parent": None,
         "kind": card.kind,
         "max_model_len": card.max_model_len,
     }

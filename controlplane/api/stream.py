@@ -28,23 +28,38 @@ _DONE = b"data: [DONE]\n\n"
 class Envelope:
     """What every chunk of one stream repeats, encoded once."""
 
-    def __init__(self, head: Mapping[str, object], *, has_usage: bool) -> None:
+    def __init__(
+        self, head: Mapping[str, object], *, has_usage: bool, has_running_usage: bool = False
+    ) -> None:
         self.has_usage = has_usage
+        self.has_running_usage = has_running_usage
         self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":'
         # OpenAI sends a null usage in every chunk when the last one will carry it.
         self._tail = b',"usage":null}\n\n' if has_usage else b"}\n\n"
 
-    def choice(self, choice: object) -> bytes:
-        return self._head + orjson.dumps([choice]) + self._tail
+    def choice(self, choice: object, usage: object = None) -> bytes:
+        tail = self._tail if usage is None else _usage(usage)
+        return self._head + orjson.dumps([choice]) + tail
 
     def usage(self, usage: object) -> bytes:
-        return self._head + b'[],"usage":' + orjson.dumps(usage) + b"}\n\n"
+        return self._head + b"[]" + _usage(usage)
+
+
+def _usage(usage: object) -> bytes:
+    return b',"usage":' + orjson.dumps(usage) + b"}\n\n"
 
 
 class Format(Protocol):
     """Turns deltas into choices of chunks; `None` for a delta that shows the caller nothing."""
 
     def choice(self, delta: Delta) -> dict[str, object] | None: ...
+
+
+def ending(delta: Delta) -> dict[str, object]:
+    """Whether a chunk is its choice's last, and then what stopped it."""
+    reason = delta.finish_reason
+    told: dict[str, object] = {"finish_reason": reason}
+    return told if reason is None else told | {"stop_reason": delta.stop_reason}
 
 
 async def send_stream(
@@ -69,7 +84,7 @@ async def send_stream(
                     headers = _FIXED + ticket_headers(tickets)
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                     has_begun = True
-                event = envelope.choice(choice)
+                event = envelope.choice(choice, tally.usage() if envelope.has_running_usage else None)
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         if not has_begun:
             raise BackendFailed(f"{jobs[0].request.id}: the engine ended without any output")

@@ -2,14 +2,27 @@
 
 What is honoured is typed and range-checked. What cannot change the answer is accepted and ignored.
 A field declared `None` is known but not served: only null is accepted, and UNSERVED tells the remedy.
-Anything else is unknown and refused. Imports nothing of ours, so that a client may import it.
+Anything else is unknown and refused. Imports nothing of ours but the parts of bodies, so that a client may
+import it.
 """
 
-from typing import Annotated, Any, Literal, Required, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
-from pydantic_core import PydanticCustomError
-from typing_extensions import TypedDict
+from pydantic import BaseModel, Field, model_validator
+
+from controlplane.api.parts import (
+    Message,
+    ResponseFormat,
+    Stops,
+    StreamOptions,
+    Strict,
+    StructuredOutputs,
+    Text,
+    Tool,
+    ToolChoice,
+    conflict,
+    expecting,
+)
 
 HEADER_REQUEST_ID = "x-request-id"
 HEADER_SERVICE_CLASS = "x-service-class"
@@ -20,7 +33,6 @@ HEADER_RETRY_AFTER_MS = "retry-after-ms"
 HEADER_SHOULD_RETRY = "x-should-retry"
 
 MAX_OBJECTIVE_MS = 86_400_000.0
-MAX_STOPS = 16
 MAX_PROMPTS = 128
 MAX_CHOICES = 128
 MAX_INPUTS = 2048
@@ -50,89 +62,22 @@ UNSERVED = {
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-
-
-_OPEN = ConfigDict(strict=True, extra="allow")
-_CLOSED = ConfigDict(strict=True, extra="forbid")
-
-
-def _expecting(expected: str) -> WrapValidator:
-    """One sentence in place of an error per branch of a union."""
-
-    def check(value: Any, validate: Any) -> Any:
-        try:
-            return validate(value)
-        except ValidationError:
-            raise PydanticCustomError("shape", "expected {expected}", {"expected": expected}) from None
-
-    return WrapValidator(check)
-
-
-def _conflict(field: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("conflict", "{rule}", {"rule": message, "field": field})
-
-
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-Text = Annotated[str, Field(min_length=1)]
 Milliseconds = Annotated[float, Field(gt=0, le=MAX_OBJECTIVE_MS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Stops = Annotated[
-    Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None,
-    _expecting(f"a non-empty string or a list of at most {MAX_STOPS} of them"),
-]
 
 
-class SloFields(_Strict):
+class SloFields(Strict):
     ttft_ms: Milliseconds | None = None
     tpot_ms: Milliseconds | None = None
     e2e_ms: Milliseconds | None = None
 
 
-class Objectives(_Strict):
+class Objectives(Strict):
     """Our own fields, in every body."""
 
     service_class: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     slo: SloFields | None = None
-
-
-class StreamOptions(_Strict):
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-
-
-class JsonSchema(TypedDict, total=False):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
-    name: Required[Text]
-    schema: dict[str, Any]
-
-
-class ResponseFormat(_Strict):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise _conflict("json_schema", 'goes with type "json_schema" and with no other; make them agree')
-        return self
-
-
-class StructuredOutputs(_Strict):
-    """vLLM's field: exactly one constraint."""
-
-    json_: dict[str, Any] | Annotated[str, Field(min_length=1)] | None = Field(None, alias="json")
-    regex: Text | None = None
-    choice: Annotated[list[Text], Field(min_length=1)] | None = None
-    grammar: Text | None = None
-    json_object: Literal[True] | None = None
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if sum(value is not None for value in self.__dict__.values()) != 1:
-            raise _conflict("", "give exactly one of json, regex, choice, grammar, json_object")
-        return self
 
 
 class Generation(Objectives):
@@ -182,84 +127,19 @@ class Generation(Objectives):
     def wants_usage_chunk(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def wants_running_usage(self) -> bool:
+        return self.wants_usage_chunk and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
     @model_validator(mode="after")
     def _shared_rules_hold(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise _conflict("stream_options", "only allowed with stream=true; leave it out or stream")
+            raise conflict("stream_options", "only allowed with stream=true; leave it out or stream")
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
-            raise _conflict("structured_outputs", "response_format already constrains the answer; give one")
+            raise conflict("structured_outputs", "response_format already constrains the answer; give one")
         return self
-
-
-class ContentPart(TypedDict):
-    __pydantic_config__ = _CLOSED  # type: ignore[misc]
-    type: Literal["text"]
-    text: str
-
-
-class CalledFunction(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
-    name: str
-    arguments: str
-
-
-class ToolCall(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
-Content = Annotated[
-    str | Annotated[list[ContentPart], Field(min_length=1)] | None,
-    _expecting('a string or a list of {"type": "text", "text": …} parts: models here read text only'),
-]
-
-
-class Message(TypedDict, total=False):
-    """The last ones come back from clients that repeat an answer."""
-
-    __pydantic_config__ = _CLOSED  # type: ignore[misc]
-    role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
-    content: Content
-    name: str | None
-    tool_calls: list[ToolCall] | None
-    tool_call_id: str | None
-    reasoning: str | None
-    reasoning_content: str | None
-    refusal: str | None
-    annotations: Any
-    audio: None
-
-
-class FunctionSpec(TypedDict, total=False):
-    __pydantic_config__ = _CLOSED  # type: ignore[misc]
-    name: Required[Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]]
-    description: str | None
-    parameters: dict[str, Any] | None
-    strict: bool | None
-
-
-class Tool(TypedDict):
-    __pydantic_config__ = _CLOSED  # type: ignore[misc]
-    type: Literal["function"]
-    function: FunctionSpec
-
-
-class _Named(TypedDict):
-    name: str
-
-
-class NamedTool(TypedDict):
-    __pydantic_config__ = _CLOSED  # type: ignore[misc]
-    type: Literal["function"]
-    function: _Named
-
-
-ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedTool,
-    _expecting('"none", "auto", "required" or {"type": "function", "function": {"name": …}}'),
-]
 
 
 class ChatCompletionRequest(Generation):
@@ -272,6 +152,8 @@ class ChatCompletionRequest(Generation):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     # Cannot change the answer.
     metadata: dict[str, Any] | None = None
@@ -297,17 +179,17 @@ class ChatCompletionRequest(Generation):
     def _rules_hold(self) -> Self:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
-            raise _conflict("max_tokens", "differs from max_completion_tokens; give one of them")
+            raise conflict("max_tokens", "differs from max_completion_tokens; give one of them")
         if self.top_logprobs and not self.logprobs:
-            raise _conflict("top_logprobs", "needs logprobs=true; set it or leave this out")
+            raise conflict("top_logprobs", "needs logprobs=true; set it or leave this out")
         names = {tool["function"]["name"] for tool in self.tools or ()}
         if isinstance(self.tool_choice, dict) and self.tool_choice["function"]["name"] not in names:
-            raise _conflict("tool_choice", "names a function that tools lacks; add it there")
+            raise conflict("tool_choice", "names a function that tools lacks; add it there")
         if self.tool_choice == "required" and not names:
-            raise _conflict("tool_choice", "requires a call but tools is empty; add a tool")
+            raise conflict("tool_choice", "requires a call but tools is empty; add a tool")
         for at, message in enumerate(self.messages):
             if message.get("content") is None and message["role"] != "assistant":
-                raise _conflict(f"messages[{at}].content", "only an assistant message may have none; add it")
+                raise conflict(f"messages[{at}].content", "only an assistant message may have none; add it")
         return self
 
 
@@ -321,7 +203,7 @@ def _listed(given: str | list[int] | list[str] | list[list[int]]) -> list[str] |
 class CompletionRequest(Generation):
     prompt: Annotated[
         str | Tokens | Annotated[list[str] | list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS)],
-        _expecting(
+        expecting(
             "a string, a list of token ids, or a list of "
             f"1 to {MAX_PROMPTS} strings or non-empty lists of token ids"
         ),
@@ -336,11 +218,11 @@ class CompletionRequest(Generation):
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
         if self.best_of not in (None, self.n or 1):
-            raise _conflict("best_of", f"{self.best_of} is not n={self.n or 1}; {UNSERVED['best_of']}")
+            raise conflict("best_of", f"{self.best_of} is not n={self.n or 1}; {UNSERVED['best_of']}")
         if self.echo and self.logprobs is not None:
-            raise _conflict("echo", "the prompt has no logprobs here; leave out echo or logprobs")
+            raise conflict("echo", "the prompt has no logprobs here; leave out echo or logprobs")
         if self.echo and not all(isinstance(prompt, str) for prompt in self.prompts):
-            raise _conflict("echo", "needs prompts as text, these are token ids; send text or leave it out")
+            raise conflict("echo", "needs prompts as text, these are token ids; send text or leave it out")
         return self
 
     @property
@@ -353,7 +235,7 @@ class EmbeddingRequest(Objectives):
     model: Annotated[str, Field(min_length=1)]
     input: Annotated[
         Text | Tokens | Annotated[list[Text] | list[Tokens], Field(min_length=1, max_length=MAX_INPUTS)],
-        _expecting(
+        expecting(
             "a non-empty string, a list of token ids, or a list of "
             f"1 to {MAX_INPUTS} non-empty strings or lists of token ids"
         ),
@@ -365,7 +247,7 @@ class EmbeddingRequest(Objectives):
     # vLLM's fields. Without them too long an input is refused, never cut unseen.
     truncate_prompt_tokens: Annotated[
         Literal[-1] | Annotated[int, Field(ge=1)] | None,
-        _expecting("the tokens to keep, 1 at least, or -1 for as many as the model takes"),
+        expecting("the tokens to keep, 1 at least, or -1 for as many as the model takes"),
     ] = None
     truncation_side: Literal["left", "right"] | None = None
     # Names one of the model's own prompts, such as "query" or "passage" (sentence-transformers' word).

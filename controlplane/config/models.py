@@ -82,9 +82,12 @@ class ModelsSection:
     embeddings: tuple[EmbeddingModel, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [m.served_name for m in (self.chat, *self.embeddings) if m is not None]
+        names = [model.served_name for model in self.all()]
         if not names:
             raise ValueError("no model is configured; add chat, embeddings or both")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"{twice[0]!r} names two models; give one of them another `name`")
+
+    def all(self) -> list[ChatModel | EmbeddingModel]:
+        return [model for model in (self.chat, *self.embeddings) if model is not None]

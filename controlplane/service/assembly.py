@@ -55,6 +55,7 @@ class ModelCard:
     id: str
     kind: str
     max_model_len: int
+    root: str
 
 
 def plan_of(config: Config) -> MemoryPlan:
@@ -290,8 +291,10 @@ class Service:
             self.dispatcher.use(policies)
 
     def models(self) -> list[ModelCard]:
-        chat = [ModelCard(g.model, "generate", g.max_model_tokens) for g in self._generators.values()]
-        return chat + [ModelCard(e.model, "embed", e.max_input_tokens) for e in self._embedders.values()]
+        roots = {model.served_name: model.model for model in self.config.models.all()}
+        sizes = {g.model: ("generate", g.max_model_tokens) for g in self._generators.values()}
+        sizes |= {e.model: ("embed", e.max_input_tokens) for e in self._embedders.values()}
+        return [ModelCard(model, kind, size, roots[model]) for model, (kind, size) in sizes.items()]
 
     def embedding_dimensions(self, model: str) -> tuple[int, tuple[int, ...]]:
         """The model's own length and all that may be asked for. Raises KeyError."""

@@ -132,7 +132,9 @@ class Intake:
         max_tokens: int | None,
         sampling: Sampling,
         hints: Hints,
+        unstated: int | None = None,
     ) -> GenerateJob:
+        """Without `max_tokens` the answer may have `unstated`, if so many fit, or else what fits."""
         arrival = self._clock.now()
         generator = self._generator(model)
         token_ids = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
@@ -140,7 +142,7 @@ class Intake:
         if gist is not None and self._seen_vectors is not None and isinstance(prompt, str):
             gist = self._seen_vectors.beside(gist, prompt)
         draft = _Draft(request_id, caller, hints, arrival, gist)
-        return self._generate(draft, generator, token_ids, max_tokens, sampling, None)
+        return self._generate(draft, generator, token_ids, max_tokens, sampling, None, unstated=unstated)
 
     async def embeddings(
         self,
@@ -207,6 +209,8 @@ class Intake:
         max_tokens: int | None,
         sampling: Sampling,
         chat: ChatPrompt | None,
+        *,
+        unstated: int | None = None,
     ) -> GenerateJob:
         room = generator.max_model_tokens - len(prompt)
         wanted = 1 if max_tokens is None else max_tokens
@@ -222,7 +226,7 @@ class Intake:
                 param="messages" if chat else "prompt",
                 code="context_length_exceeded",
             )
-        limit = room if max_tokens is None else max_tokens
+        limit = min(room, unstated or room) if max_tokens is None else max_tokens
         request = self._request(draft, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)
         can_stop = sampling.stop or sampling.stop_token_ids or sampling.structure is not None
         request = replace(request, runs_to_limit=sampling.ignore_eos and not can_stop)

@@ -7,9 +7,11 @@ import httpx
 import orjson
 import pytest
 
-from backends.scripted import Script
+from backends.scripted import Script, ScriptedGenerator
+from controlplane.config import parse
 from controlplane.core.clock import milliseconds
 from controlplane.core.ports import Sampling
+from controlplane.service.assembly import Service
 from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, HELLO, WORDS, Stage, events, listening
 from tests.controlplane.api.stage import TEXT as SAID
 
@@ -71,6 +73,7 @@ async def test_streamed_chat(stage: Stage):
         "delta": {"content": "!"},
         "logprobs": None,
         "finish_reason": "stop",
+        "stop_reason": None,
     }
     assert len({chunk["id"] for chunk in (begun, middle, last)}) == 1
     assert "usage" not in last
@@ -83,6 +86,17 @@ async def test_usage_comes_in_a_last_chunk_without_choices(stage: Stage, path: s
     assert last["choices"] == []
     assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
     assert [chunk["usage"] for chunk in others] == [None, None, None]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_usage_so_far_comes_with_every_chunk_if_wanted(stage: Stage, path: str):
+    body = (chat if path == CHAT else text)(
+        stream_options={"include_usage": True, "continuous_usage_stats": True}
+    )
+    told = [chunk["usage"] for chunk in await chunks(stage, path, body)]
+    assert [(usage["prompt_tokens"], usage["completion_tokens"]) for usage in told] == [
+        (2, 1), (2, 2), (2, 3), (2, 3)
+    ]  # fmt: skip
 
 
 async def test_cached_tokens_are_told(stage: Stage):
@@ -206,6 +220,15 @@ async def test_template_options_reach_the_engine(stage: Stage):
     assert prompt.template_options == {"reasoning_effort": "low", "enable_thinking": False}
 
 
+async def test_the_last_message_may_be_continued(stage: Stage):
+    for fields in ({}, {"add_generation_prompt": False}):
+        body = chat(continue_final_message=True, **fields)
+        assert (await stage.http.post(CHAT, json=body)).status_code == 200
+        prompt = stage.generator.runs[-1].chat
+        assert prompt is not None
+        assert prompt.template_options == {"continue_final_message": True, "add_generation_prompt": False}
+
+
 async def test_what_cannot_change_the_answer_is_accepted(stage: Stage):
     body = chat(
         user="u", safety_identifier="s", metadata={"a": "b"}, store=True, service_tier="auto",
@@ -214,6 +237,33 @@ async def test_what_cannot_change_the_answer_is_accepted(stage: Stage):
     )  # fmt: skip
     assert (await stage.http.post(CHAT, json=body)).status_code == 200
     assert asked(stage) == Sampling(max_tokens=254)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        # As openai-python and LiteLLM dump an answer, and as OpenRouter tells one.
+        {"function_call": None, "tool_calls": None, "refusal": None, "annotations": None, "audio": None},
+        {"provider_specific_fields": {"refusal": None}, "thinking_blocks": [{"thinking": "hm"}]},
+        {"reasoning_details": [{"type": "reasoning.text"}]},
+        # As lm-evaluation-harness writes each message.
+        {"type": "text"},
+        {"content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+    ],
+)
+async def test_messages_may_be_as_clients_keep_them(stage: Stage, message: dict[str, Any]):
+    body = chat(messages=[*_HI, {"role": "assistant", "content": "x"} | message, *_HI])
+    answer = await stage.http.post(CHAT, json=body)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(("max_tokens", "allowed"), [(None, 6), (3, 3)])
+async def test_a_completion_that_states_no_length_takes_the_room_there_is(
+    stage: Stage, max_tokens: int | None, allowed: int
+):
+    answer = await stage.http.post(TEXT, json=text(prompt="x" * 250, max_tokens=max_tokens))
+    assert answer.status_code == 200, answer.text
+    assert asked(stage).max_tokens == allowed
 
 
 OBJECTIVES = [
@@ -238,7 +288,14 @@ async def test_models(stage: Stage):
         (CHAT_MODEL, "model", "generate", 256),
         (EMBED_MODEL, "model", "embed", 64),
     ]
+    assert [(m["root"], m["parent"]) for m in body["data"]] == [(CHAT_MODEL, None), (EMBED_MODEL, None)]
     assert (await stage.http.get(f"/v1/models/{CHAT_MODEL}")).json() == body["data"][0]
+
+
+async def test_models_are_told_with_where_they_come_from():
+    config = parse({"models": {"chat": {"model": "org/chat", "name": "chat"}}})
+    service = Service(config, [ScriptedGenerator(model="chat")], [], workspace_bytes=0)
+    assert [(card.id, card.root) for card in service.models()] == [("chat", "org/chat")]
 
 
 async def test_health_is_the_process_and_ready_the_engines(stage: Stage):

@@ -75,6 +75,7 @@ BODIES = [
     (CHAT, chat(max_tokens=4, max_completion_tokens=5), 400, "max_tokens", "invalid_value"),
     (CHAT, chat(presence_penalty=-3), 400, "presence_penalty", "invalid_value"),
     (CHAT, chat(logit_bias={"7": 101}), 400, "logit_bias.7", "invalid_value"),
+    (CHAT, chat(logit_bias={"x": 1}), 400, "logit_bias.x", "invalid_value"),
     (CHAT, chat(seed=2**63), 400, "seed", "invalid_value"),
     (CHAT, chat(stop=["x"] * 17), 400, "stop", "invalid_value"),
     (CHAT, chat(stop=""), 400, "stop", "invalid_value"),

@@ -3,12 +3,15 @@
 from typing import Any
 
 import orjson
+import pytest
 
 from controlplane.api.answers import Tally
 from controlplane.api.chat import ChunkFormat, Message
+from controlplane.api.completions import ChunkFormat as CompletionChunkFormat
+from controlplane.api.completions import Text
 from controlplane.api.logprobs import chat_logprobs, completion_logprobs
-from controlplane.api.stream import Envelope
-from controlplane.api.wire import ChatCompletionRequest
+from controlplane.api.stream import Envelope, Format
+from controlplane.api.wire import ChatCompletionRequest, CompletionRequest
 from controlplane.core.ports import Delta, TokenLogprob
 
 _CALLS = [
@@ -69,6 +72,17 @@ def test_why_a_sample_stopped_is_told():
     assert (shown["finish_reason"], shown["stop_reason"]) == ("stop", "END")
 
 
+@pytest.mark.parametrize(
+    "form", [ChunkFormat(asked()), CompletionChunkFormat(CompletionRequest(model="m", prompt="p"))]
+)
+def test_why_a_sample_stopped_is_told_in_its_last_chunk(form: Format):
+    begun, last = form.choice(Delta(0, "a", (1,))), form.choice(Delta(0, "", (2,), "stop", stop_reason="END"))
+    assert begun is not None
+    assert "stop_reason" not in begun
+    assert last is not None
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", "END")
+
+
 _PROBABLE = (
     TokenLogprob("é", -0.5, (("é", -0.5), ("e", -1.5))),
     # Half a character, and impossible: neither has a JSON number or bytes of its own.
@@ -125,3 +139,21 @@ def test_a_chunk_is_one_event_of_plain_json():
         "usage": None,
     }
     assert orjson.loads(envelope.usage({"x": 1})[6:])["usage"] == {"x": 1}
+
+
+def test_offsets_are_those_of_the_whole_answer_though_text_is_held_back():
+    body = CompletionRequest(model="m", prompt="p", logprobs=1)
+    half, rest, end = (TokenLogprob(token, -1.0) for token in ("ab", "c", "d"))
+    # "ab" may begin a stop string, so nothing is shown until "c" is there.
+    deltas = [
+        Delta(0, "", (1,), logprobs=(half,)),
+        Delta(0, "abc", (2,), logprobs=(rest,)),
+        Delta(0, "d", (3,), "stop", logprobs=(end,)),
+    ]
+    form, whole = CompletionChunkFormat(body), Text(body, 0)
+    told: list[Any] = [form.choice(delta) for delta in deltas]
+    for delta in deltas:
+        whole.add(delta)
+    offsets = [offset for choice in told for offset in choice["logprobs"]["text_offset"]]
+    shown: Any = whole.shown(0)
+    assert offsets == shown["logprobs"]["text_offset"] == [0, 2, 3]

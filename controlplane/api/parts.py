@@ -1,0 +1,163 @@
+"""Of what is a request's body made? OpenAI's objects within it: messages, tools, formats.
+
+Strict as the bodies themselves (wire). Imports nothing of ours.
+"""
+
+from typing import Annotated, Any, Literal, NotRequired, Required, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+MAX_STOPS = 16
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+_OPEN = ConfigDict(strict=True, extra="allow")
+_CLOSED = ConfigDict(strict=True, extra="forbid")
+
+
+def expecting(expected: str) -> WrapValidator:
+    """One sentence in place of an error per branch of a union."""
+
+    def check(value: Any, validate: Any) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise PydanticCustomError("shape", "expected {expected}", {"expected": expected}) from None
+
+    return WrapValidator(check)
+
+
+def conflict(field: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("conflict", "{rule}", {"rule": message, "field": field})
+
+
+Text = Annotated[str, Field(min_length=1)]
+Stops = Annotated[
+    Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None,
+    expecting(f"a non-empty string or a list of at most {MAX_STOPS} of them"),
+]
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    # vLLM's: where the last chunk tells the usage, every other tells what it is so far.
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(TypedDict, total=False):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    name: Required[Text]
+    schema: dict[str, Any]
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise conflict("json_schema", 'goes with type "json_schema" and with no other; make them agree')
+        return self
+
+
+class StructuredOutputs(Strict):
+    """vLLM's field: exactly one constraint."""
+
+    json_: dict[str, Any] | Annotated[str, Field(min_length=1)] | None = Field(None, alias="json")
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    grammar: Text | None = None
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if sum(value is not None for value in self.__dict__.values()) != 1:
+            raise conflict("", "give exactly one of json, regex, choice, grammar, json_object")
+        return self
+
+
+class ContentPart(TypedDict):
+    """`cache_control` tells other servers what to keep; here prompts are kept anyway."""
+
+    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    type: Literal["text"]
+    text: str
+    cache_control: NotRequired[Any]
+
+
+class CalledFunction(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+Content = Annotated[
+    str | Annotated[list[ContentPart], Field(min_length=1)] | None,
+    expecting('a string or a list of {"type": "text", "text": …} parts: models here read text only'),
+]
+
+
+class Message(TypedDict, total=False):
+    """The last ones come back from clients that repeat an answer: OpenAI's, LiteLLM, OpenRouter's;
+    `type` from what lm-evaluation-harness writes."""
+
+    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
+    content: Content
+    name: str | None
+    tool_calls: list[ToolCall] | None
+    tool_call_id: str | None
+    reasoning: str | None
+    reasoning_content: str | None
+    refusal: str | None
+    annotations: Any
+    audio: None
+    function_call: None
+    provider_specific_fields: Any
+    reasoning_details: Any
+    thinking_blocks: Any
+    type: Literal["text", "message"] | None
+
+
+class FunctionSpec(TypedDict, total=False):
+    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    name: Required[Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]]
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool | None
+
+
+class Tool(TypedDict):
+    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class _Named(TypedDict):
+    name: str
+
+
+class NamedTool(TypedDict):
+    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    type: Literal["function"]
+    function: _Named
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool,
+    expecting('"none", "auto", "required" or {"type": "function", "function": {"name": …}}'),
+]
