@@ -16,9 +16,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from backends.embedding import time_model
 from backends.embedding.contract import EncoderFacts, EncoderOptions
+from backends.embedding.cuda_memory import CudaMemory
 from backends.embedding.framing import Computed, Ids, Rows
 from backends.embedding.measuring import memory_points, time_points, trim_heap
 from backends.embedding.memory_model import EmbeddingMemory, fitted, prior
+from backends.embedding.time_model import PassTime
 from backends.embedding.truncation import Truncation
 
 _PROBES = ["", "Tandem", "  Two kinds of work share one device, and neither waits for long."]
@@ -28,7 +30,11 @@ _TOLERANCE = {torch.float32: 1e-4}
 _LOOSE_TOLERANCE = 3e-2  # half precision differs in the second digit with the padding alone
 # What oneDNN says when memory runs out, and says again of the same shape once there is memory.
 _LASTING = "could not create a primitive"
-_CPU_NO_MEMORY = ("can't allocate memory", "not enough memory", "could not create a memory", _LASTING)
+# The CPU's allocator has no error class of its own, nor have CUDA's libraries, which allocate beside PyTorch.
+_NO_MEMORY = (
+    *("can't allocate memory", "not enough memory", "could not create a memory", _LASTING),
+    *("CUDA error: out of memory", "_STATUS_ALLOC_FAILED"),
+)
 
 
 class Unsupported(RuntimeError):
@@ -38,8 +44,7 @@ class Unsupported(RuntimeError):
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    # The CPU allocator has no error class of its own.
-    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _CPU_NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _NO_MEMORY)
 
 
 def _lanes(device: torch.device, threads: int) -> tuple[int, int]:
@@ -76,6 +81,7 @@ class Encoder:
         self._pads_left = self.tokenizer.padding_side == "left"
         self._pad_id = int(self.tokenizer.pad_token_id or 0)
         self.dimension = self._check_against_encode()
+        self._cuda = CudaMemory(self.device) if self.device.type == "cuda" else None
 
     @property
     def device(self) -> torch.device:
@@ -86,10 +92,8 @@ class Encoder:
         torch.set_num_threads(self._lane_threads)
 
     def facts(self, batch_tokens: int) -> EncoderFacts:
-        """Measures: takes some forward passes."""
-        longest = self.max_input_tokens
-        points = time_points(self._compute_filler, self.device, longest=longest, batch_tokens=batch_tokens)
-        pass_time = time_model.fitted(points)
+        """Measures: takes some forward passes. Raises Unsupported where the device has no room for them."""
+        pass_time, memory = self._measured(batch_tokens)
         return EncoderFacts(
             dimension=self.dimension,
             max_input_tokens=self.max_input_tokens,
@@ -99,7 +103,7 @@ class Encoder:
             lanes=self.lanes,
             yields_cpu=self.yields_cpu,
             time=pass_time,
-            memory=self._memory(pass_time.full_speed_tokens(batch_tokens)),
+            memory=memory,
             tokenizer=self.as_served.to_str(),
             truncation=self._truncation,
             prompts=self._prompts(),
@@ -108,16 +112,14 @@ class Encoder:
 
     def computed(self, lengths: Ids, ids: Ids) -> Computed:
         """`vectors` with its cost."""
-        is_cuda = self.device.type == "cuda"
-        before = torch.cuda.memory_allocated(self.device) if is_cuda else 0
-        if is_cuda:
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if self._cuda is not None:
+            self._cuda.begin()
         start = time.perf_counter_ns()
         rows = self.vectors(lengths, ids)
         elapsed = time.perf_counter_ns() - start
-        peak = torch.cuda.max_memory_allocated(self.device) - before if is_cuda else 0
-        kept = torch.cuda.memory_reserved(self.device) if is_cuda else 0
-        return Computed(rows, elapsed, peak, kept)
+        if self._cuda is None:
+            return Computed(rows, elapsed, 0, 0)
+        return Computed(rows, elapsed, self._cuda.taken(), self._cuda.kept())
 
     def release(self) -> None:
         """What the allocator keeps for later passes goes back to the device."""
@@ -157,24 +159,33 @@ class Encoder:
             return True
         return False
 
-    def _memory(self, pass_tokens: int) -> EmbeddingMemory:
+    def _measured(self, batch_tokens: int) -> tuple[PassTime, EmbeddingMemory]:
+        compute, device, longest = self._compute_filler, self.device, self.max_input_tokens
         try:
-            points = memory_points(
-                self._compute_filler, self.device, longest=self.max_input_tokens, pass_tokens=pass_tokens
-            )
-        except torch.OutOfMemoryError as error:
+            times = time_points(compute, device, longest=longest, batch_tokens=batch_tokens)
+            pass_time = time_model.fitted(times)
+            pass_tokens = pass_time.full_speed_tokens(batch_tokens)
+            points = memory_points(compute, device, longest=longest, pass_tokens=pass_tokens)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             raise Unsupported(
-                f"a pass of {pass_tokens} tokens does not fit on {self.device}; lower batch_tokens"
+                f"a pass of {batch_tokens} tokens, or of one input of {longest}, finds no memory on "
+                f"{device}; lower batch_tokens or max_input_tokens"
             ) from error
+        if self._cuda is not None:
+            self._cuda.keeps_at_most_this()
         if points is not None:
-            return fitted(points, dimension=self.dimension)
+            return pass_time, fitted(points, dimension=self.dimension)
         element = next(self._model.parameters()).element_size()
         config = self._transformer().config.to_dict()
-        return prior(config, bytes_per_element=element, dimension=self.dimension)
+        return pass_time, prior(config, bytes_per_element=element, dimension=self.dimension)
 
     def _compute_filler(self, inputs: int, length: int) -> None:
-        ids = np.full(inputs * length, min(5, self.vocabulary - 1), dtype=np.uint32)
-        self.vectors(np.full(inputs, length, dtype=np.uint32), ids)
+        """Several inputs are padded by one token: without any there would be no mask either."""
+        lengths = np.full(inputs, length, dtype=np.uint32)
+        lengths[-1] -= inputs > 1 and length > 1
+        self.vectors(lengths, np.full(lengths.sum(), min(5, self.vocabulary - 1), dtype=np.uint32))
 
     def _prompts(self) -> dict[str, str]:
         """Raises Unsupported where a prompt's own tokens must be left out of the mean."""
@@ -216,6 +227,10 @@ class Encoder:
     def _longest_input(self, wanted: int | None) -> int:
         positions = getattr(self._transformer().config, "max_position_embeddings", None)
         limit = positions if isinstance(positions, int) and positions > 0 else None
+        # RoBERTa and its kin count positions from behind the padding's.
+        before = getattr(getattr(self._transformer(), "embeddings", None), "padding_idx", None)
+        if limit is not None and before is not None:
+            limit -= before + 1
         if wanted is not None:
             if limit is not None and wanted > limit:
                 raise Unsupported(f"max_input_tokens={wanted}: the model has {limit} positions; lower it")

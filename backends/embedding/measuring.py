@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from backends.embedding import cuda_memory
 from backends.embedding.memory_model import MemoryPoint
 from backends.embedding.time_model import TimePoint
 
@@ -39,6 +40,8 @@ def time_points(
     if device.type != "cpu":
         # A wide device shows what a token costs only when it is full.
         shapes |= {(max(1, batch_tokens // length), length) for length in {min(64, longest), longest}}
+    # A pass of several inputs that is larger than any batch may be one that there is no memory for.
+    shapes = {(n, length) for n, length in shapes if n == 1 or n * length <= batch_tokens}
     points: list[TimePoint] = []
     seconds(1, min(8, longest))
     for inputs, length in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)):
@@ -55,21 +58,13 @@ def memory_points(
     lengths = sorted({min(8, longest), min(64, longest), longest})
     shapes = {(1, lengths[0]), *((max(1, pass_tokens // length), length) for length in lengths)}
     if device.type == "cuda":
-        peak = _cuda_peak_bytes
+        peak = cuda_memory.peak_bytes
     elif device.type == "cpu" and _reset_resident_peak():
         peak = _resident_peak_bytes
     else:
         return None
     ordered = sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
     return [MemoryPoint(n, length, peak(compute, device, n, length)) for n, length in ordered]
-
-
-def _cuda_peak_bytes(compute: Compute, device: torch.device, inputs: int, length: int) -> int:
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    compute(inputs, length)
-    return int(torch.cuda.max_memory_allocated(device) - before)
 
 
 def _resident_peak_bytes(compute: Compute, device: torch.device, inputs: int, length: int) -> int:
