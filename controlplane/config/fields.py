@@ -46,6 +46,8 @@ Milliseconds = Annotated[float, Field(ge=0.001, le=86_400_000)]
 MillisecondsFromZero = Annotated[float, Field(ge=0, le=86_400_000)]
 # Less would take a busy engine for a stuck one.
 StallMilliseconds = Annotated[float, Field(ge=1_000, le=86_400_000)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Positive = Annotated[int, Field(ge=1, le=10**9)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Sha256 = Annotated[str, BeforeValidator(_hashed)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]

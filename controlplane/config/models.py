@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import STRICT, Name, StallMilliseconds
+from controlplane.config.fields import STRICT, Name, Positive, StallMilliseconds
 
 # Read here too, to say what fits.
 _COUNTS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size")
@@ -59,16 +59,16 @@ class EmbeddingModel:
 
     model: Name
     name: Name | None = None
-    batch_tokens: Annotated[int, Field(ge=1)] = 16_384
+    batch_tokens: Positive = 16_384
     device: str | None = None
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
-    max_running: Annotated[int, Field(ge=1)] = 256
-    threads: Annotated[int, Field(ge=1)] | None = None
+    max_running: Positive = 256
+    threads: Positive | None = None
     yields_cpu: bool | None = None
     stall_ms: StallMilliseconds = 60_000
-    max_input_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_input_tokens: Positive | None = None
     normalize: bool | None = None
-    dimensions: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    dimensions: tuple[Positive, ...] = ()
     trust_remote_code: bool = False
 
     @property

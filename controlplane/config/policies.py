@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import STRICT, Milliseconds, MillisecondsFromZero
+from controlplane.config.fields import STRICT, Count, Milliseconds, MillisecondsFromZero
 
 
 @section(frozen=True, config=STRICT)
@@ -20,13 +20,13 @@ class AdmissionSection:
     policy: str = "look-ahead"
     lengths: Literal["learned", "history", "max-tokens"] = "learned"
     overflow_probability: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    max_waiting: Annotated[int, Field(ge=0)] = 1_000
+    max_waiting: Count = 1_000
     max_wait_ms: Milliseconds = 60_000
     defer_threshold_ms: MillisecondsFromZero = 0
     keeps_pace: bool = True
-    engine_queue: Annotated[int, Field(ge=0)] | None = None
+    engine_queue: Count | None = None
     victim_tau_ms: Milliseconds = 100
-    victim_almost_done_steps: Annotated[int, Field(ge=0)] = 8
+    victim_almost_done_steps: Count = 8
     victim_thrash_penalty: Annotated[float, Field(ge=0, le=1_000)] = 1.0
 
 

@@ -27,8 +27,6 @@ _SINCE, _TOKENS, _LOST_AFTER = range(3)
 
 class AptKv:
     def __init__(self, decay: float) -> None:
-        if not 0 <= decay <= 1:
-            raise ValueError(f"decay={decay}: the part of a missed request's value that counts is 0 to 1")
         self._decay = decay
         self._keys: list[tuple[Instant, str]] = []
         self._waiting: list[Progress] = []

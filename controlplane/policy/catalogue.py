@@ -124,6 +124,8 @@ def engine_policy(options: EngineOptions) -> EnginePolicy:
             f"ordering={name!r}: it plans rounds of known length offline, at more work than an engine's step "
             f"has time for; choose one of {', '.join(sorted(ORDERINGS))}"
         )
+    # Also where the ordering does not ask it.
+    chosen("policy", ADMISSIONS, options.policy)
     return chosen("ordering", ORDERINGS, name).engine(options)
 
 

@@ -5,7 +5,6 @@ Built into a policy by `catalogue.engine_policy`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import isfinite
 from typing import Any
 
 from controlplane.core.clock import milliseconds
@@ -15,6 +14,7 @@ from controlplane.policy.ranked import LookAheadFor
 from controlplane.policy.srmt import SrmtOptions
 
 _DAY_MS = 86_400_000
+_MOST = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class EngineOptions:
             raise ValueError(f"overflow_probability={self.overflow_probability}: between 0 and 1")
         if not 0 <= self.decode_pace < 1:
             raise ValueError(f"decode_pace={self.decode_pace}: at least 0 (as fast as can be) and below 1")
+        if not 0 <= self.missed_decay <= 1:
+            raise ValueError(f"missed_decay={self.missed_decay}: of a missed request's value 0 to 1 counts")
         # A part that cannot be is told whichever ordering reads it.
         self.order(), self.eviction(), self.srmt()
 
@@ -89,7 +91,7 @@ def _require_alike(name: str, present: object, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, wanted):
         kind = {str: "a name", int: "a whole number", float: "a number"}[type(present)]
         raise ValueError(f"{name}={value!r}: {kind} is needed")
-    if isinstance(value, float) and not isfinite(value):
-        raise ValueError(f"{name}={value!r}: a finite number is needed")
+    if not isinstance(value, str) and not -_MOST <= value <= _MOST:  # type: ignore[operator]
+        raise ValueError(f"{name}={value!r}: a number of at most {_MOST} is needed")
     if name.endswith("_ms") and not 0 <= value <= _DAY_MS:  # type: ignore[operator]
         raise ValueError(f"{name}={value!r}: a time from 0 to {_DAY_MS} ms is needed")

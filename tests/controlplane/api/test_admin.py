@@ -65,6 +65,8 @@ async def test_an_engine_that_dies_while_it_is_told_is_told_to_the_operator():
         ({"scheduling": {"engine": {}}}, "scheduling.engine: not changeable"),
         ({"admission": {"lengths": "max-tokens"}}, "admission.lengths: not changeable"),
         ({"admission": {"max_waiting": -1}}, "admission.max_waiting=-1"),
+        # Its answer could not be written as JSON, nor any that shows it.
+        ({"admission": {"max_waiting": "1" * 20}}, "should be less than or equal to 1000000000"),
     ],
 )
 async def test_a_change_that_cannot_be_changes_nothing(change, expected):

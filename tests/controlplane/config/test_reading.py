@@ -50,7 +50,13 @@ CASES = [
     ({"models": MODELS, "scheduling": {"priority_head_start_ms": 1e308}}, "start_ms=1e+308: should be less"),
     ({"models": MODELS, "admission": {"defer_threshold_ms": 1e308}}, "threshold_ms=1e+308: should be less"),
     ({"models": MODELS, "scheduling": {"engine": {"starvation_ms": -1}}}, "starvation_ms=-1: a time from 0"),
-    ({"models": MODELS, "scheduling": {"engine": {"size_cut_window": 10**30}}}, "between 1 and 100000"),
+    ({"models": MODELS, "scheduling": {"engine": {"size_cut_window": 10**6}}}, "between 1 and 100000"),
+    ({"models": MODELS, "scheduling": {"engine": {"preempt_ratio": 1e308}}}, "of at most 1000000000"),
+    ({"models": MODELS, "scheduling": {"engine": {"missed_decay": 2}}}, "missed_decay=2: of a missed"),
+    (
+        {"models": MODELS, "scheduling": {"engine": {"ordering": "srmt", "policy": "x"}}},
+        "scheduling.engine: policy='x': no such policy",
+    ),
     ({"models": MODELS, "quota": {"critical_weight": 1e308}}, "critical_weight=1e+308: should be less"),
     ({"models": MODELS, "classes": {"a": {"default": True, "ttft_ms": 1e-9}}}, "classes.a.ttft_ms=1e-09"),
     (
