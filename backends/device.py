@@ -36,6 +36,18 @@ def memory_bytes() -> int:
         nvml.nvmlShutdown()
 
 
+def free_gpu_bytes() -> int | None:
+    """None without a GPU: a host gives up memory for the asking. Raises ValueError as `memory_bytes`."""
+    gpu = _first_gpu()
+    if gpu is None:
+        return None
+    nvml, handle = gpu
+    try:
+        return _gpu_bytes(nvml, handle)[1]
+    finally:
+        nvml.nvmlShutdown()
+
+
 class DeviceReading(NamedTuple):
     """Bytes. `ours` are held by this process and those it started, `others` by everybody else."""
 

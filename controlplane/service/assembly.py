@@ -40,7 +40,7 @@ from controlplane.service.plan import MemoryPlan, described, memory_plan
 from controlplane.service.quotas import Quotas
 from controlplane.service.rates import Rates, TenantLimits
 from controlplane.service.seen_vectors import SeenVectors
-from controlplane.service.sharing_setup import kvcached_memory, monitor_of, pool_of, quotas_in
+from controlplane.service.sharing_setup import kvcached_memory, monitor_of, pool_of, quotas_in, warn_if_taken
 from controlplane.service.ticks import ScheduledTicks, Ticks
 from controlplane.service.trouble import Fault
 from controlplane.service.turns import Tenants
@@ -60,14 +60,12 @@ class ModelCard:
 
 def plan_of(config: Config) -> MemoryPlan:
     """Raises ConfigError."""
-    return memory_plan(config, facts_of, _device_bytes)
-
-
-def _device_bytes() -> int:
     try:
-        return device.memory_bytes()
+        plan = memory_plan(config, facts_of, device.memory_bytes)
+        warn_if_taken(plan)
     except ValueError as error:
-        raise ConfigError(f"pool.memory=auto: {error}") from error
+        raise ConfigError(str(error)) from error
+    return plan
 
 
 def assemble(config: Config) -> "Service":

@@ -1,8 +1,9 @@
 """How do a configuration's shares become quotas that move, and who watches the device? Built at the start."""
 
+import logging
 from collections.abc import Callable, Mapping
 
-from backends.device import open_probe
+from backends import device
 from backends.device_memory import (
     DeviceMemory,
     KvcachedMemory,
@@ -18,6 +19,19 @@ from controlplane.service.foresight import Foresight
 from controlplane.service.memory_monitor import MemoryMonitor
 from controlplane.service.plan import MemoryPlan
 from controlplane.service.quotas import Pool, Quotas
+
+log = logging.getLogger(__name__)
+
+
+def warn_if_taken(plan: MemoryPlan) -> None:
+    """Before anything is loaded. Raises ValueError as `device.memory_bytes`."""
+    free, needed = device.free_gpu_bytes(), plan.memory_bytes - plan.margin_bytes
+    if free is not None and free < needed:
+        log.warning(
+            "the plan takes up to %s bytes of the device and %s are free now; end what else holds it, or set "
+            "pool.memory to what may be used",
+            *(f"{needed:,}", f"{free:,}"),
+        )
 
 
 def kvcached_memory(plan: MemoryPlan) -> DeviceMemory:
@@ -70,7 +84,7 @@ def monitor_of(plan: MemoryPlan, *, is_static: bool) -> Callable[[Callable[[int]
     than at the start, less a cache that counts since then; half the margin is what nobody minds."""
 
     def build(withhold: Callable[[int], None]) -> MemoryMonitor:
-        probe = open_probe()
+        probe = device.open_probe()
         has_cache = is_static and probe.counts_untouched
         granted = plan.pool_bytes + plan.activation_bytes - (plan.kv_bytes if has_cache else 0)
         return MemoryMonitor(probe, lambda: granted, withhold, plan.margin_bytes // 2)

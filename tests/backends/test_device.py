@@ -9,7 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 from backends import device
-from backends.device import DeviceReading, GpuProbe, HostProbe, memory_bytes, open_probe, processes_of
+from backends.device import (
+    DeviceReading,
+    GpuProbe,
+    HostProbe,
+    free_gpu_bytes,
+    memory_bytes,
+    open_probe,
+    processes_of,
+)
 
 MIB = 2**20
 
@@ -186,6 +194,12 @@ def test_the_devices_memory_is_what_the_driver_leaves(nvml):
     probe = open_probe()
     assert probe.read() == DeviceReading(1000 * MIB, 300 * MIB, 0, 700 * MIB)
     probe.close()
+
+
+def test_what_is_free_of_a_gpu_is_known_before_anything_is_loaded(nvml, monkeypatch):
+    assert free_gpu_bytes() == 300 * MIB and nvml.is_shut
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert free_gpu_bytes() is None
 
 
 def test_where_processor_and_gpu_share_one_memory_it_is_the_hosts(nvml):

