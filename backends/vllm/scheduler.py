@@ -25,7 +25,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from backends.vllm import control
-from backends.vllm.balloon import Balloon
+from backends.vllm.balloon import balloon_of
 from backends.vllm.board import Board, EngineFacts
 from backends.vllm.compat import most_running
 from backends.vllm.metadata import Defaults, Served, defaults_of, progress_of, stated
@@ -65,7 +65,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.options, self.defaults = _settings(config)
         self.engine_policy: EnginePolicy = engine_policy(self.options)
         self.clock: Callable[[], int] = time.monotonic_ns
-        self.balloon = Balloon(self.kv_cache_manager.block_pool)
+        self.balloon = balloon_of(self.kv_cache_manager.block_pool)
         self.quota: int = self.balloon.total
         self.preempted = 0
         self.recompute_tokens = 0
