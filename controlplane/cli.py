@@ -79,8 +79,9 @@ def _predictor(options: argparse.Namespace) -> int:
     from predictors.length_model import ENOUGH
     from predictors.logs import learned_from, logged, replayed, report
 
-    if options.remember < ENOUGH:
-        print(f"--remember={options.remember}: at least {ENOUGH}; fewer teach nothing", file=sys.stderr)
+    if not ENOUGH <= options.remember <= 100_000:
+        told = f"from {ENOUGH}, since fewer teach nothing, to 100,000, as predictors.remember"
+        print(f"--remember={options.remember}: {told}", file=sys.stderr)
         return 2
     try:
         if options.action == "train":

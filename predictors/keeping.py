@@ -11,9 +11,9 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from errno import EISDIR
-from os import strerror
+from errno import EINVAL
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ from predictors.length_model import LEVELS, LengthModel, of_arrays
 log = logging.getLogger(__name__)
 
 VERSION = 2
+
+# A service that ends saves, though a thread that has just learned may still be at it.
+_saving = Lock()
 
 # What numpy and zipfile raise for files of which some bytes are others than were written.
 _BROKEN = (
@@ -43,8 +46,9 @@ class Kept:
 
 def require_place(path: Path) -> None:
     """Raises OSError where nothing could be kept."""
-    if path.is_dir():
-        raise IsADirectoryError(EISDIR, strerror(EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        # A device would be replaced by what is kept.
+        raise OSError(EINVAL, "not a regular file", str(path))
     partial = _partial(path)
     partial.open("wb").close()
     partial.unlink()
@@ -57,13 +61,14 @@ def save(path: Path, kept: Kept) -> None:
         arrays |= {f"model.{name}": array for name, array in kept.model.arrays().items()}
     arrays["standing"] = np.frombuffer(json.dumps(kept.standing).encode(), np.uint8)
     partial = _partial(path)
-    try:
-        with partial.open("wb") as file:
-            np.savez_compressed(file, version=np.array(VERSION), **arrays)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with _saving:
+        try:
+            with partial.open("wb") as file:
+                np.savez_compressed(file, version=np.array(VERSION), **arrays)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def _partial(path: Path) -> Path:

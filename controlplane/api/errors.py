@@ -63,7 +63,7 @@ _REJECT_WORDS = {
     Reason.SLO_UNATTAINABLE: "the objective cannot be met now; relax it, choose another class or try later",
     Reason.QUEUE_FULL: "the queue is full",
     Reason.QUEUE_TIMEOUT: "the request waited as long as it may",
-    Reason.RATE_LIMITED: "this key asks more often than its tenant may",
+    Reason.RATE_LIMITED: "this key asks for more than its tenant may in a minute",
     Reason.SHUTTING_DOWN: "the server is shutting down",
 }
 _REFUSED_STATUS = {"model_not_found": 404, "service_class_not_allowed": 403}

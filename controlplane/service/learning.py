@@ -124,7 +124,11 @@ class Learning:
         try:
             await asyncio.to_thread(save, self._file, kept)
         except OSError as error:
-            log.warning("what was learned of lengths could not be kept: %s", error)
+            log.warning(
+                "predictors.file=%s: what was learned is not kept: %s; make room, and the next time it is",
+                self._file,
+                error.strerror or error,
+            )
 
     def _warn(self) -> None:
         out = frozenset(name for name, is_out in self._lengths.out_of_coverage().items() if is_out)

@@ -5,6 +5,8 @@ import logging
 import os
 import resource
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from random import Random
 
@@ -39,6 +41,32 @@ async def test_another_process_learns_a_model_that_survives_the_file(tmp_path, l
     assert before[5] != pytest.approx(learned.model.predict(row)[5])
     assert kept.standing == learned.standing()
     assert path.stat().st_size < 5_000_000
+
+
+def test_two_that_save_at_once_do_not_write_into_one_file(tmp_path, monkeypatch, learned):
+    begun, may_go, writing, together = threading.Event(), threading.Event(), [], []
+    really = np.savez_compressed
+
+    def slowly(file, **arrays):
+        writing.append(file)
+        together.append(len(writing))
+        begun.set()
+        assert may_go.wait(30)
+        really(file, **arrays)
+        writing.remove(file)
+
+    monkeypatch.setattr(np, "savez_compressed", slowly)
+    path, kept = tmp_path / "lengths.npz", Kept(learned.examples.table())
+    with ThreadPoolExecutor(2) as both:
+        first = both.submit(save, path, kept)
+        assert begun.wait(30)
+        second = both.submit(save, path, kept)
+        # As long as the first may take, the second has not begun.
+        assert not wait([second], 0.2).done
+        may_go.set()
+        first.result(), second.result()
+    assert together == [1, 1]
+    assert len(read(path).table) == 250
 
 
 async def test_giving_up_on_a_training_ends_its_process(tmp_path, monkeypatch, learned):

@@ -45,8 +45,9 @@ def test_an_empty_log_and_too_short_a_memory_are_refused(tmp_path, log, capsys):
     empty.touch()
     assert main(["predictor", "eval", str(empty)]) == 2
     assert "no request in it" in capsys.readouterr().err
-    assert main(["predictor", "eval", str(log), "--remember", "0"]) == 2
-    assert "at least 200" in capsys.readouterr().err
+    for remember in ("0", "999999999999"):
+        assert main(["predictor", "eval", str(log), "--remember", remember]) == 2
+        assert f"--remember={remember}: from 200" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """A model is learned when enough has finished, in another process, while the loop goes on."""
 
 import asyncio
+import errno
 import logging
 from random import Random
 
+import numpy as np
 import pytest
 
 from controlplane.config import ConfigError, parse
@@ -58,6 +60,19 @@ async def test_what_was_learned_is_there_after_a_restart(tmp_path):
     await restarted.stop()
     assert len(again.examples) == 250
     assert again.model is not None and again.model.trees is not None
+
+
+async def test_a_disk_without_room_is_told_by_the_name_of_the_file(tmp_path, monkeypatch, caplog):
+    def fill(*_args, **_arrays):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    learning = Learning(lengths := LearnedLengths(), every_seconds=3_600, file=tmp_path / "lengths.npz")
+    await learning.start()
+    serve(lengths, 10)
+    monkeypatch.setattr(np, "savez_compressed", fill)
+    await learning.stop()
+    assert f"predictors.file={tmp_path}/lengths.npz: what was learned is not kept: No space" in caplog.text
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_failed_training_leaves_the_model_and_says_so(caplog):
@@ -121,5 +136,5 @@ def test_a_place_where_nothing_can_be_kept_stops_the_start(tmp_path):
     with pytest.raises(ConfigError, match=r"predictors\.file=.*lengths\.npz: No such file.*name a file in"):
         require_place(config())
     require_place(config(lengths="history"))
-    with pytest.raises(ConfigError, match=r"predictors\.file=.*: Is a directory; name a file"):
+    with pytest.raises(ConfigError, match=r"predictors\.file=.*: not a regular file; name a file"):
         require_place(config(file=""))
