@@ -54,6 +54,7 @@ class Answer:
             await self.aclose()
             raise
         except Exception as error:
+            self.ticket.stand_by_refusal()
             self._host.end(self.ticket, ended_by(error))
             raise
         self._stamp(delta)
@@ -71,7 +72,12 @@ class Answer:
         while True:
             if self._deltas is None:
                 await self._host.wait_for_grant(self.ticket)
-                self._deltas = await self._start()
+                if self.ticket.departures:
+                    await asyncio.gather(*self.ticket.departures)
+                    self.ticket.departures = ()
+                    # It may have been refused meanwhile.
+                    continue
+                self._deltas = self._start()
             delta = self._noted(await anext(self._deltas))
             if delta.finish_reason != "preempted":
                 return delta
@@ -80,10 +86,7 @@ class Answer:
             if delta.token_ids or delta.text:
                 return replace(delta, finish_reason=None)
 
-    async def _start(self) -> AsyncGenerator[Delta]:
-        if self.ticket.departures:
-            await asyncio.gather(*self.ticket.departures)
-            self.ticket.departures = ()
+    def _start(self) -> AsyncGenerator[Delta]:
         job = self._job
         if not self._tokens:
             return self._generate(job.prompt, job.sampling)

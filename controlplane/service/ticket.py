@@ -88,19 +88,19 @@ class Ticket:
     async def revocable(self) -> AsyncIterator[None]:
         """For a turn that is one call: cancels the block and raises Rejected once it is refused; it may have
         been since its turn came, and may be in the turn of the event loop in which the call comes back."""
-        self._stand_by_refusal()
+        self.stand_by_refusal()
         self._call = asyncio.timeout(None)
         try:
             async with self._call:
                 yield
         except Exception:
-            self._stand_by_refusal()
+            self.stand_by_refusal()
             raise
         finally:
             self._call = None
-        self._stand_by_refusal()
+        self.stand_by_refusal()
 
-    def _stand_by_refusal(self) -> None:
+    def stand_by_refusal(self) -> None:
         """Its outcome is counted and its memory given to others: that is what its caller is told."""
         if self.outcome is not None:
             self.granted.result()

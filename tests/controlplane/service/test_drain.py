@@ -70,6 +70,37 @@ def test_an_answer_that_was_preempted_resumes_within_the_drain(bench):
     assert b.outcomes == ["met"] * 3
 
 
+def test_who_is_refused_while_its_victim_leaves_never_starts(bench):
+    async def scenario(b):
+        await read(await b.ask(max_tokens=60))
+        victim = await b.ask(max_tokens=60, service_class="batch")
+        await anext(victim)
+        urgent = await b.ask(max_tokens=2, service_class="interactive")
+        assert urgent.ticket.decision == "ADMIT_WITH_PREEMPTION"
+        reading = asyncio.create_task(read(urgent))
+        await b.service.drain(0)
+        # Until its client takes what there is, the scripted engine does not let it go.
+        for answer in (read(victim), reading):
+            with pytest.raises(Rejected):
+                await answer
+        assert len(b.generator.runs) == 2
+
+    b = bench(scenario, generator=engine(max_running=1), admission={"engine_queue": 0})
+    assert b.outcomes == ["met", "evicted", "evicted"]
+
+
+def test_who_was_refused_is_told_so_though_its_engine_dies_in_the_same_turn(bench):
+    async def scenario(b):
+        reading = asyncio.create_task(read(await b.ask(max_tokens=60)))
+        await b.generator.until_runs(1)
+        await b.service.drain(0)
+        b.generator.die()
+        with pytest.raises(Rejected):
+            await reading
+
+    assert bench(scenario, generator=engine(max_running=1)).outcomes == ["evicted"]
+
+
 async def embedding(b):
     job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["one"], Hints())
     return await b.service.dispatcher.embed(job)
