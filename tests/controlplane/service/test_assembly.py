@@ -174,3 +174,9 @@ def test_where_a_budget_falls_for_want_of_memory_alone_what_was_kept_goes_back(p
         parse({"models": {"embeddings": [{"model": "one"}]}, "pool": pool, "quota": quota})
     )
     assert made._returns_memory is returns
+
+
+def test_a_model_whose_cache_cannot_be_counted_is_a_mistake_of_the_configuration(tmp_path):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512, "hidden_size": 8}')
+    with pytest.raises(ConfigError, match=r"num_hidden_layers.*KV arithmetic"):
+        plan_of(parse({"models": {"chat": {"model": str(tmp_path)}}, "pool": {"memory": "2GiB"}}))
