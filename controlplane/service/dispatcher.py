@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from controlplane.core.clock import Clock, Duration, Instant, seconds, to_seconds
+from controlplane.core.clock import Clock, Duration, Instant, after, seconds, to_seconds
 from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reason, Reject
 from controlplane.core.memory import Footprint, MemoryLedger
 from controlplane.core.ports import Embedder, Generator, Vectors
@@ -170,8 +170,7 @@ class Dispatcher:
 
     def decode_slack(self) -> Duration | None:
         """How long an embedding batch may keep the device now."""
-        tickets, paces = self._tickets.values(), self.paces[Owner.LLM]
-        return slack_beside(tickets, self.ledger, paces, self._clock.now())
+        return slack_beside(self._tickets.values(), self.ledger, self.paces[Owner.LLM], self._clock.now())
 
     def use(self, policies: Policies) -> None:
         """Decides by these from now on; what waits is ranked anew."""
@@ -299,18 +298,20 @@ class Dispatcher:
         """Raises nothing: whoever happens to bring a cycle about is not to blame for it."""
         now = self._clock.now()
         queues = self._room.queues(now)
+        undecided = [waiting for queue in queues.values() for waiting in queue.undecided]
         try:
             self.follow()
             view = self.sight.pool(queues, now, engine_queue=self._policies.engine_queue)
             plan = run_cycle(view, now, self._policies.admission)
         except Exception as error:
-            undecided = [waiting for queue in queues.values() for waiting in queue.undecided]
             self._fail([self._tickets[waiting.request.id] for waiting in undecided], error)
+            # Who was preempted waits without a bound.
+            self._set_timer(after(now, seconds(1)))
         else:
-            if any(queue.undecided for queue in queues.values()):
+            if undecided:
                 self.trouble.passed()
             self._apply(plan, now)
-        self._set_timer()
+            self._set_timer(None)
 
     def _apply(self, plan: Plan, now: Instant) -> None:
         for request_id, said in plan.rejections:
@@ -335,10 +336,9 @@ class Dispatcher:
 
     def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
         self.trouble.met(error)
-        has_freed = False
+        has_freed = any(ticket.lease is not None or ticket.departures for ticket in tickets)
         for ticket in tickets:
             if ticket.outcome is None:
-                has_freed |= ticket.lease is not None
                 self._close(ticket, Outcome.FAILED)
             if not ticket.granted.done():
                 ticket.granted.set_exception(Undecided(f"{ticket.request.id}: {error!r}"))
@@ -391,9 +391,9 @@ class Dispatcher:
             self._enter(victim)
         return asyncio.create_task(generator.preempt(request_id))
 
-    def _set_timer(self) -> None:
+    def _set_timer(self, again: Instant | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if (bound := self._room.next_bound()) is not None:
-            self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(bound)), self.decide)
+        moments = [moment for moment in (self._room.next_bound(), again) if moment is not None]
+        if moments and len(self._room):
+            self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(min(moments))), self.decide)

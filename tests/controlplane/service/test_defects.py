@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from backends.scripted import ScriptedGenerator
+from controlplane.core.memory import MemoryLedger
 from controlplane.core.request import Owner
 from controlplane.policy.admission import Admission
 from controlplane.policy.ordering import Ordering
@@ -183,3 +184,43 @@ def test_what_drains_is_still_refused(bench):
             await b.ask()
 
     assert bench(scenario).outcomes == ["rejected"]
+
+
+async def victim_of(b) -> asyncio.Task[int]:
+    """An answer that is read; what is urgent would take its place."""
+    assert await read(await b.ask(max_tokens=60)) == 60
+    victim = asyncio.create_task(read(await b.ask(max_tokens=60, service_class="batch")))
+    await asyncio.sleep(1.0)
+    return victim
+
+
+def test_who_made_room_for_a_defect_goes_on_by_itself(bench, monkeypatch):
+    async def scenario(b):
+        victim = await victim_of(b)
+        with monkeypatch.context() as patched, pytest.raises(Undecided, match="no lease"):
+            patched.setattr(MemoryLedger, "open", faulty_lease)
+            await b.ask(max_tokens=2, service_class="interactive")
+        assert await asyncio.wait_for(victim, 20) == 60
+
+    def faulty_lease(*_: object, **__: object) -> None:
+        raise Defect("no lease")
+
+    b = bench(scenario, generator=ScriptedGenerator(**SLOW), **ONE_AT_A_TIME)
+    assert b.outcomes == ["met", "failed", "met"]
+
+
+def test_who_was_preempted_goes_on_though_the_cycle_that_should_have_let_it_in_raised(bench):
+    async def scenario(b):
+        victim = await victim_of(b)
+        urgent = await b.ask(max_tokens=2, service_class="interactive")
+        assert urgent.ticket.decision == "ADMIT_WITH_PREEMPTION"
+        dispatcher = b.service.dispatcher
+        sound = dispatcher._policies
+        dispatcher.decide()
+        dispatcher._policies = replace(sound, admission=faulty_admission(b))
+        assert await read(urgent) == 2
+        dispatcher._policies = sound
+        assert await asyncio.wait_for(victim, 20) == 60
+
+    b = bench(scenario, generator=ScriptedGenerator(**SLOW), **ONE_AT_A_TIME)
+    assert b.outcomes == ["met"] * 3
