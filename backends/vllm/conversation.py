@@ -68,7 +68,7 @@ def _text(content: Any, at: int) -> str:
                 param="messages",
             )
         pieces.append(str(part.get("text") or part.get("refusal") or ""))
-    return "\n".join(pieces)
+    return "\n".join(piece for piece in pieces if piece)
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ async def _answer(service: Service, reception: Reception, ask: ChatAsk, send: Se
         ask.caller,
         body.model,
         chat_prompt(body),
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        max_tokens=body.most_tokens,
         sampling=chat_sampling(body),
         hints=ask.hints,
     )

@@ -59,7 +59,7 @@ async def _jobs(service: Service, ask: Ask[CompletionRequest]) -> list[GenerateJ
             ask.caller,
             body.model,
             prompt,
-            max_tokens=body.max_tokens,
+            max_tokens=body.most_tokens,
             unstated=DEFAULT_MAX_TOKENS,
             sampling=sampling,
             hints=ask.hints,

@@ -85,6 +85,8 @@ class Generation(Objectives):
 
     model: Annotated[str, Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    # OpenAI's newer name, for chat; some clients send both with either body.
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -133,8 +135,15 @@ class Generation(Objectives):
             self.stream_options and self.stream_options.continuous_usage_stats
         )
 
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
     @model_validator(mode="after")
     def _shared_rules_hold(self) -> Self:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise conflict("max_tokens", "differs from max_completion_tokens; give one of them")
         if self.stream_options is not None and not self.stream:
             raise conflict("stream_options", "only allowed with stream=true; leave it out or stream")
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
@@ -144,7 +153,6 @@ class Generation(Objectives):
 
 class ChatCompletionRequest(Generation):
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: list[Tool] | None = None
@@ -177,9 +185,6 @@ class ChatCompletionRequest(Generation):
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
-        limits = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(limits) > 1:
-            raise conflict("max_tokens", "differs from max_completion_tokens; give one of them")
         if self.top_logprobs and not self.logprobs:
             raise conflict("top_logprobs", "needs logprobs=true; set it or leave this out")
         names = {tool["function"]["name"] for tool in self.tools or ()}

@@ -66,6 +66,11 @@ def test_a_call_that_was_cut_short_is_shown_as_it_is(written, arguments, shown):
     assert written(called(arguments)) == f"[{shown}]yes<assistant>"
 
 
+def test_parts_are_lines_and_empty_ones_nothing(written):
+    parts = [{"type": "text", "text": text} for text in ("", "one", "", "two")]
+    assert written(_HI | {"content": parts}) == "<user>one\ntwo<assistant>"
+
+
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_thoughts_are_found_by_either_name(written, name):
     assert written(said(**{name: "hm"})) == "<assistant>(hm)yes<assistant>"

@@ -257,11 +257,19 @@ async def test_messages_may_be_as_clients_keep_them(stage: Stage, message: dict[
     assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize(("max_tokens", "allowed"), [(None, 6), (3, 3)])
+@pytest.mark.parametrize(
+    ("stated", "allowed"),
+    [
+        ({}, 6),
+        ({"max_tokens": None}, 6),
+        ({"max_tokens": 3}, 3),
+        ({"max_tokens": 3, "max_completion_tokens": 3}, 3),
+    ],
+)
 async def test_a_completion_that_states_no_length_takes_the_room_there_is(
-    stage: Stage, max_tokens: int | None, allowed: int
+    stage: Stage, stated: dict[str, int | None], allowed: int
 ):
-    answer = await stage.http.post(TEXT, json=text(prompt="x" * 250, max_tokens=max_tokens))
+    answer = await stage.http.post(TEXT, json=text(prompt="x" * 250, **stated))
     assert answer.status_code == 200, answer.text
     assert asked(stage).max_tokens == allowed
 

@@ -125,6 +125,7 @@ BODIES = [
     (CHAT, chat(model=EMBED_MODEL), 400, "model", "invalid_value"),
     (CHAT, said(content="x" * 300), 400, "messages", "context_length_exceeded"),
     (CHAT, chat(max_tokens=255), 400, "messages", "context_length_exceeded"),
+    (TEXT, text(max_tokens=4, max_completion_tokens=5), 400, "max_tokens", "invalid_value"),
     (TEXT, text(prompt=[]), 400, "prompt", "invalid_value"),
     (TEXT, text(prompt=[[]]), 400, "prompt", "invalid_value"),
     (TEXT, text(prompt=["a", 1]), 400, "prompt", "invalid_value"),
