@@ -50,6 +50,7 @@ _ANSWER_WITHIN_SECONDS = 15.0
 # Above this a template and its tokens take longer than the loop may stand still (about 1 ms).
 _LONG_TEXT_CHARACTERS = 4_000
 
+_LOOKS_AGAIN_SECONDS = 0.1
 _ENGINE_PROCESS_PREFIX = "EngineCore"
 
 
@@ -224,11 +225,17 @@ class VllmGenerator:
             raise BackendDown(f"the engine of {self.model} gave {len(tokens)} tokens when asked for one")
 
     async def _abandon(self) -> None:
-        """Gives up an engine under construction: without its process, the constructor fails at once."""
+        """Gives up an engine under construction: without its process, the constructor fails at once. Nothing
+        says when it starts one, and loading a model takes minutes."""
         construction, self._is_given_up = self._construction, True
         assert construction is not None
-        for process in self._children():
-            process.terminate()
+        told: set[int | None] = set()
+        while not construction.done():
+            for process in self._children():
+                if process.pid not in told:
+                    told.add(process.pid)
+                    process.terminate()
+            await asyncio.wait([construction], timeout=_LOOKS_AGAIN_SECONDS)
         with suppress(Exception):
             engine = await asyncio.shield(construction)
             await asyncio.to_thread(engine.shutdown)

@@ -129,6 +129,7 @@ async def _host(service: Service, config: Config) -> int:
         with _on_signal(starting.cancel):
             await starting
     except asyncio.CancelledError:
+        _log.info("told to end before it had started")
         return 0
     except (BackendDown, ConfigError, ValueError) as error:
         _log.error("%s", error)

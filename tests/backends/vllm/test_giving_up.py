@@ -1,7 +1,9 @@
 """Who gives up while vLLM is still being imported does not wait for that: nothing is there to end yet."""
 
 import asyncio
+import multiprocessing
 import threading
+import time
 
 import pytest
 
@@ -29,6 +31,34 @@ async def test_a_start_is_given_up_at_once_while_vllm_loads(monkeypatch):
     await generator.stop()
     may_end.set()
     assert await asyncio.to_thread(ended.wait, 10)
+
+
+async def test_an_engine_whose_process_begins_after_it_was_given_up_ends_at_once(monkeypatch):
+    begun, may_launch = threading.Event(), threading.Event()
+
+    class Late:
+        def __init__(self, *_given):
+            begun.set()
+            assert may_launch.wait(10)
+            spawned = multiprocessing.get_context("spawn").Process(
+                target=time.sleep, args=(30,), name="EngineCore_DP0"
+            )
+            spawned.start()
+            spawned.join()
+            raise RuntimeError("the engine ended while it started")
+
+    monkeypatch.setattr(client, "_load_engine", lambda: Late)
+    generator = VllmGenerator("any")
+    start = asyncio.create_task(generator.start())
+    assert await asyncio.to_thread(begun.wait, 10)
+    start.cancel()
+    # Not before whoever gives up has looked for processes once.
+    while not generator._is_given_up:  # noqa: ASYNC110 (nothing rings a bell)
+        await asyncio.sleep(0)
+    may_launch.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(start, 20)
+    assert multiprocessing.active_children() == []
 
 
 async def test_one_that_cannot_be_imported_is_down(monkeypatch):
