@@ -4,6 +4,7 @@ One scope covers waiting, running and sending: a caller that leaves at any of th
 """
 
 import logging
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -65,7 +66,7 @@ class Reception:
         caller = caller_of(request.headers, self.settings.api_keys)
         request_id = request_id_of(request)
         try:
-            body = model.model_validate_json(await request.body())
+            body = model.model_validate_json((await request.body()).removeprefix(BOM_UTF8))
         except ValidationError as error:
             raise invalid_body(error, model) from None
         except ClientDisconnect:

@@ -97,6 +97,9 @@ def _unfit(message: str, param: str) -> Problem:
 
 def chat_prompt(body: ChatCompletionRequest) -> ChatPrompt:
     stated = {name: value for name in _TEMPLATE_FIELDS if (value := getattr(body, name)) is not None}
+    if body.reasoning_effort is not None:
+        # Few templates know the effort, most of those that can think this switch; so it is in vLLM's server.
+        stated["enable_thinking"] = body.reasoning_effort != "none"
     options = stated | (body.chat_template_kwargs or {})
     if options.get("continue_final_message"):
         # What goes on has no place for the begin of another message.

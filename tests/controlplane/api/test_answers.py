@@ -220,6 +220,19 @@ async def test_template_options_reach_the_engine(stage: Stage):
     assert prompt.template_options == {"reasoning_effort": "low", "enable_thinking": False}
 
 
+@pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("low", True)])
+async def test_no_effort_is_no_thinking(stage: Stage, effort: str, thinks: bool):  # noqa: FBT001
+    assert (await stage.http.post(CHAT, json=chat(reasoning_effort=effort))).status_code == 200
+    prompt = stage.generator.runs[0].chat
+    assert prompt is not None
+    assert prompt.template_options == {"reasoning_effort": effort, "enable_thinking": thinks}
+
+
+async def test_a_body_may_begin_as_windows_writes_files(stage: Stage):
+    content = b"\xef\xbb\xbf" + orjson.dumps(chat())
+    assert (await stage.http.post(CHAT, content=content)).status_code == 200
+
+
 async def test_the_last_message_may_be_continued(stage: Stage):
     for fields in ({}, {"add_generation_prompt": False}):
         body = chat(continue_final_message=True, **fields)
