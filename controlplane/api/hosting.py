@@ -94,9 +94,13 @@ def _on_signal(act: Callable[[], object]) -> Iterator[None]:
 
 def check_address(host: str, port: int) -> None:
     """Before engines are loaded, which takes minutes. Raises ConfigError."""
+    if not host:
+        raise ConfigError(
+            "server.host='': asyncio takes that for every address; say 0.0.0.0 if that is meant"
+        )
     try:
         for family, _, _, _, address in socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
             _bind_once(family, address)
     except (OSError, ValueError) as error:

@@ -84,3 +84,11 @@ def test_an_address_that_cannot_be_had_is_told_before_any_engine_starts(tmp_path
         port = other.getsockname()[1]
         assert main(["serve", str(file), "--port", str(port)]) == 2
     assert f"server.host={host}, server.port={port}: " in capsys.readouterr().err
+
+
+def test_an_empty_host_does_not_open_the_door_to_everyone(tmp_path, capsys):
+    pytest.importorskip("sentence_transformers")
+    file = tmp_path / "my.yaml"
+    file.write_text("models: {embeddings: [{model: m}]}\n", encoding="utf-8")
+    assert main(["serve", str(file), "--host", ""]) == 2
+    assert "server.host='': " in capsys.readouterr().err
