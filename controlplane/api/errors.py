@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from controlplane.api.seldom import Seldom
 from controlplane.api.wire import HEADER_DECISION, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY, UNSERVED
 from controlplane.core.clock import to_milliseconds
 from controlplane.core.decision import Reason
@@ -24,6 +25,7 @@ from controlplane.core.ports import BackendDown, BackendFailed, NoMemory, Refuse
 from controlplane.service.ticket import Rejected, Undecided
 
 log = logging.getLogger(__name__)
+log.addFilter(Seldom())
 
 HEADER_DROPPED = "x-llm-d-request-dropped-reason"
 

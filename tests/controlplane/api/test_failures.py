@@ -216,6 +216,12 @@ def test_what_a_backend_says_of_itself_stays_here(failure: Exception, caplog: py
     assert "/secret" in caplog.text
 
 
+def test_an_engine_that_is_dead_is_not_told_with_every_request(caplog: pytest.LogCaptureFixture):
+    for _ in range(50):
+        failure_of(BackendDown("it died in the night"), overload_status=429)
+    assert caplog.text.count("it died in the night") == 1
+
+
 def test_a_caller_learns_which_input_failed_and_that_it_was_for_want_of_memory():
     failed, starved = (
         failure_of(kind("it broke", position=3), overload_status=429) for kind in (BackendFailed, NoMemory)
