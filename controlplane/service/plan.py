@@ -10,7 +10,7 @@ from typing import Any
 
 from backends.vllm.hybrid.support import refusal, scratch_bytes
 from controlplane.config import Config, ConfigError
-from controlplane.core.geometry import GeometryError, KvGeometry, kv_geometry
+from controlplane.core.geometry import DTYPE_BYTES, GeometryError, KvGeometry, kv_geometry
 
 _EXAMPLE_LENGTHS = (512, 2_048, 8_192, 32_768)
 
@@ -29,6 +29,14 @@ class ModelFacts:
             if text.get(key):
                 return int(text[key])
         raise ConfigError("the model's config.json has no max_position_embeddings; set engine.max_model_len")
+
+    def loaded_bytes(self, dtype: str | None) -> int:
+        """Of the weights as `dtype`; the files' at least: not every config.json names what they hold."""
+        named = str(self.config.get("dtype") or self.config.get("torch_dtype"))
+        stored, loaded = DTYPE_BYTES.get(named.removeprefix("torch.")), DTYPE_BYTES.get(str(dtype))
+        if stored is None or loaded is None or "quantization_config" in self.config:
+            return self.weight_bytes
+        return max(self.weight_bytes, self.weight_bytes * loaded // stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +71,11 @@ def memory_plan(
     chat_facts = facts(chat.model) if chat else None
     embedding_facts = [facts(model.model) for model in config.models.embeddings]
     memory = device_memory() if config.pool.memory == "auto" else config.pool.memory
-    weights = chat_facts.weight_bytes if chat_facts else 0
-    embedding_weights = sum(f.weight_bytes for f in embedding_facts)
+    weights = chat_facts.loaded_bytes(chat.engine.get("dtype")) if chat and chat_facts else 0
+    embedding_weights = sum(
+        found.loaded_bytes(model.dtype)
+        for found, model in zip(embedding_facts, config.models.embeddings, strict=True)
+    )
     activation = _activation_bytes(config, chat_facts)
     available = memory - weights - embedding_weights - activation - config.pool.reserve
     if available <= 0:

@@ -6,6 +6,7 @@ import pytest
 
 from controlplane.config import ConfigError
 from controlplane.service.model_facts import facts_of
+from controlplane.service.plan import ModelFacts
 
 CONFIG = b'{"max_position_embeddings": 512}'
 
@@ -25,6 +26,22 @@ def test_of_several_forms_of_the_weights_one_is_loaded(tmp_path):
     assert facts_of(str(written(tmp_path / "own", {"adapted.safetensors": 3}))).weight_bytes == 3
     bins = {"pytorch_model.bin": 7, "optimizer.bin": 14}
     assert facts_of(str(written(tmp_path / "bins", bins))).weight_bytes == 7
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "expected"),
+    [
+        ({"torch_dtype": "bfloat16"}, "float32", 200),
+        ({"dtype": "torch.float16"}, "bfloat16", 100),
+        ({"dtype": "bfloat16"}, "auto", 100),
+        ({"dtype": "float32"}, "float16", 100),
+        ({"dtype": "bfloat16"}, None, 100),
+        ({}, "float32", 100),
+        ({"dtype": "bfloat16", "quantization_config": {"bits": 4}}, "float32", 100),
+    ],
+)
+def test_weights_that_are_loaded_wider_than_stored_take_more(config, dtype, expected):
+    assert ModelFacts(config, 100).loaded_bytes(dtype) == expected
 
 
 @pytest.mark.parametrize(
