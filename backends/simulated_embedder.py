@@ -162,15 +162,18 @@ class SimulatedEmbedder:
             if call.lengths:
                 break
             self._queue.remove(call)
-        self._padded = longest * len(self._batch)
-        if self._room is not None and self.pass_bytes > self._room():
+        self._padded, tried = longest * len(self._batch), len(self._batch)
+        has_failed = self._room is not None and self.pass_bytes > self._room()
+        if has_failed:
             self._fail_batch()
         else:
             self._survivable = min(self._batch_tokens, self._survivable + self._survivable // 16 + 1)
         if self._batch:
             self._drain.begins(now)
-        load.inputs, load.length = len(self._batch), longest if self._batch else 0
-        return bool(self._batch)
+        # By itself it is the whole step that is lost: nothing else would bring the next one about.
+        is_step = bool(self._batch) or (has_failed and tried > 0 and not load.has_llm)
+        load.inputs, load.length = (tried, longest) if is_step else (0, 0)
+        return is_step
 
     @property
     def pass_bytes(self) -> int:
@@ -206,7 +209,7 @@ class SimulatedEmbedder:
         self._drain.ends(_now(), tokens)
         if not self._queue:
             self._drain.rests()
-        if self.on_pass is not None:
+        if self.on_pass is not None and self._batch:
             self.on_pass(EmbeddingPass(len(self._batch), tokens, self._padded, seconds(duration)))
 
     def fail(self, reason: str) -> None:

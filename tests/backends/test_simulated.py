@@ -174,6 +174,26 @@ def test_memory_runs_out_and_both_still_finish():
     assert (state.preemptions, state.used_bytes) == (1, 0)
 
 
+def test_a_batch_that_finds_no_memory_is_tried_in_halves_though_nothing_else_keeps_the_device_awake():
+    device = SimulatedDevice(embedding_line(0.5, 0))
+    embedder = SimulatedEmbedder(
+        device, max_input_tokens=8, batch_tokens=16, bytes_per_token=1, room=lambda: 8
+    )
+
+    async def main():
+        passes = []
+        embedder.on_pass = passes.append
+        await embedder.start()
+        inputs = [range(8), range(8)]
+        found = await embedder.embed(request(kind=Kind.EMBED), inputs, deadline=None)
+        await embedder.stop()
+        return len(found), [done.inputs for done in passes], asyncio.get_running_loop().time()
+
+    # The first step is lost.
+    assert run(main()) == (2, [1, 1], 1.5)
+    assert embedder.out_of_memory == 1
+
+
 def test_what_cannot_be_generated_is_refused():
     async def scenario(generator, _):
         with pytest.raises(Refused, match="change prompt or max_tokens"):
