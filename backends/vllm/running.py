@@ -55,6 +55,9 @@ _DEAD = "the vLLM engine died; its log says why; restart the server"
 _STALLED = "the vLLM engine had requests but took no step for too long and was killed; restart the server"
 # A step that takes so many times what the longest should is not over any more.
 _PATIENCE = 10
+# Decides how many tokens a step takes and how many run where nobody says: as in vLLM's own server. Other
+# contexts have no numbers for the device at hand, and get those of the smallest.
+CONTEXT = UsageContext.OPENAI_API_SERVER
 
 
 class Engine:
@@ -86,12 +89,12 @@ class Engine:
             from backends.vllm.hybrid import models
 
             models.register()
-        config = engine_args(model, served_name, arguments).create_engine_config(UsageContext.API_SERVER)
+        config = engine_args(model, served_name, arguments).create_engine_config(CONTEXT)
         self.reported = StatBoard()
         with leashed(), named_board() if options is not None else nullcontext() as board:
             self._llm = AsyncLLM.from_vllm_config(
                 config,
-                usage_context=UsageContext.API_SERVER,
+                usage_context=CONTEXT,
                 stat_loggers=[self.reported.logger()],
                 disable_log_stats=bool(arguments.get("disable_log_stats", True)),
             )

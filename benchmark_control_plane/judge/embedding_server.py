@@ -2,12 +2,14 @@
 served, no gate, no classes, no deadlines. What nobody waits for any more is dropped.
 
     python -m benchmark_control_plane.judge.embedding_server --port 8001 [--model tandem/minilm]
+        [--settings '{"device": "cuda", "dtype": "float16"}']
 
-The same model, kernels, batching and encoding as Tandem's, so that what differs is the control alone.
+The same model, device, kernels, batching and encoding as Tandem's, so that what differs is the control alone.
 """
 
 import argparse
 import asyncio
+import json
 import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -22,11 +24,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from backends.embedding.client import WorkerEmbedder
+from controlplane.config.models import EmbeddingModel
+from controlplane.config.reading import parse_as
 from controlplane.core.clock import Instant
 from controlplane.core.ports import Refused, Vectors
 from controlplane.core.request import Kind
 from controlplane.core.request import Request as Asked
 from controlplane.core.slo import ServiceClass, Slo
+from controlplane.service.engines import embedder_of
 
 _CALLER_LEFT = 499
 
@@ -86,23 +91,23 @@ def _json(content: object, *, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status_code=status, media_type="application/json")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def embedder_from(arguments: Sequence[str] | None) -> tuple[WorkerEmbedder, int]:
+    """And the port. Exits with 2 on settings that are none."""
     parser = argparse.ArgumentParser(prog="embedding_server", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--model", default="tandem/minilm")
-    parser.add_argument("--name", default="minilm")
-    parser.add_argument("--batch-tokens", type=int, default=8_192)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--settings", default="{}", help="JSON: further keys of models.embeddings")
     options = parser.parse_args(arguments)
-    embedder = WorkerEmbedder(
-        options.model,
-        served_name=options.name,
-        batch_tokens=options.batch_tokens,
-        threads=options.threads,
-    )
-    uvicorn.run(
-        application(embedder), host="127.0.0.1", port=options.port, log_level="warning", access_log=False
-    )
+    try:
+        stated = {"model": options.model, **json.loads(options.settings)}
+        return embedder_of(parse_as(EmbeddingModel, stated, source="--settings")), options.port
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    embedder, port = embedder_from(arguments)
+    uvicorn.run(application(embedder), host="127.0.0.1", port=port, log_level="warning", access_log=False)
     return 0
 
 

@@ -5,6 +5,7 @@ own command line and the plain embedding server, each on its cores.
 """
 
 import hashlib
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
@@ -93,34 +94,51 @@ def tandem_config(
 
 
 def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) -> Up:
+    arguments = _vllm_arguments(live, split)
     model = live.chat
-    kv_bytes = split.kv_cache or model.engine.get("kv_cache_memory_bytes")
-    arguments = {**model.engine, "kv_cache_memory_bytes": kv_bytes, **split.flags}
-    if split.priorities:
-        arguments["scheduling_policy"] = "priority"
     vllm = vllm_server(model.model, model.served_name, arguments, prefix=_pinned(split.llm))
     vllm = replace(vllm, threads=split.llm.threads)
-    embedding = live.embedding
-    batch_tokens = split.embed_batch_tokens or embedding.batch_tokens
-    port = free_port()
-    command = [
-        *_pinned(split.embedder), sys.executable,
-        "-m", "benchmark_control_plane.judge.embedding_server", "--port", str(port),
-        "--model", embedding.model, "--name", embedding.served_name,
-        "--batch-tokens", str(batch_tokens), "--threads", str(split.embedder.threads),
-    ]  # fmt: skip
-    embedder = Server("embedding server", command, port, "/health")
-    logged = [(vllm, log.with_suffix(".vllm.log")), (embedder, log.with_suffix(".embedder.log"))]
+    logged = [
+        (vllm, log.with_suffix(".vllm.log")),
+        (embedding_server(live, split), log.with_suffix(".embedder.log")),
+    ]
     chat, embed = stack.enter_context(all_serving(logged))
     most = max(promise.priority for promise in plan.classes.values())
     priorities = {name: most - promise.priority for name, promise in plan.classes.items()}
     return Up(
         Endpoint(chat.url, model.served_name),
-        Endpoint(embed.url, embedding.served_name),
+        Endpoint(embed.url, live.embedding.served_name),
         Dialect(priorities=priorities if split.priorities else None),
         Address.of(chat.url),
-        kv_bytes,
+        arguments["kv_cache_memory_bytes"],
     )
+
+
+def _vllm_arguments(live: Live, split: Split) -> dict[str, Any]:
+    engine = live.chat.engine
+    kv_bytes = split.kv_cache or engine.get("kv_cache_memory_bytes")
+    arguments = {**engine, "kv_cache_memory_bytes": kv_bytes, **split.flags}
+    if split.priorities:
+        arguments["scheduling_policy"] = "priority"
+    return arguments
+
+
+def embedding_server(live: Live, split: Split) -> Server:
+    """With the settings of Tandem's own worker, but for its cores and what the split replaces. It knows of
+    nobody to whom to yield them."""
+    section = live.embedding
+    settings = _stated(section) | {
+        "batch_tokens": split.embed_batch_tokens or section.batch_tokens,
+        "threads": split.embedder.threads,
+    }
+    settings.pop("yields_cpu", None)
+    port = free_port()
+    command = [
+        *_pinned(split.embedder), sys.executable,
+        "-m", "benchmark_control_plane.judge.embedding_server", "--port", str(port),
+        "--model", settings.pop("model"), "--settings", json.dumps(settings),
+    ]  # fmt: skip
+    return Server("embedding server", command, port, "/health")
 
 
 def _pinned(pinned: Pinned) -> list[str]:

@@ -3,6 +3,7 @@
 from backends.embedding.client import WorkerEmbedder
 from backends.vllm.client import VllmGenerator
 from controlplane.config import Config
+from controlplane.config.models import EmbeddingModel
 from controlplane.core.ports import Generator
 from controlplane.service.hybrid_cache import hybrid_setup
 from controlplane.service.model_facts import facts_of
@@ -34,21 +35,31 @@ def embedders_of(config: Config) -> list[WorkerEmbedder]:
     # Where no quota moves, a budget falls only for a device that has less than was planned.
     returns_memory = config.pool.device_memory == "kvcached" or not config.quota.moves
     return [
-        WorkerEmbedder(
-            model.model,
-            served_name=model.served_name,
-            batch_tokens=model.batch_tokens,
-            max_running=model.max_running,
-            device=model.device,
-            dtype=model.dtype,
-            normalize=model.normalize,
-            max_input_tokens=model.max_input_tokens,
-            dimensions=model.dimensions,
-            threads=model.threads,
+        embedder_of(
+            model,
             yields_cpu=model.yields_cpu if model.yields_cpu is not None else models.chat is not None,
-            trust_remote_code=model.trust_remote_code,
-            stall_seconds=model.stall_ms / 1_000,
             returns_memory=returns_memory,
         )
         for model in models.embeddings
     ]
+
+
+def embedder_of(
+    model: EmbeddingModel, *, yields_cpu: bool = False, returns_memory: bool = False
+) -> WorkerEmbedder:
+    return WorkerEmbedder(
+        model.model,
+        served_name=model.served_name,
+        batch_tokens=model.batch_tokens,
+        max_running=model.max_running,
+        device=model.device,
+        dtype=model.dtype,
+        normalize=model.normalize,
+        max_input_tokens=model.max_input_tokens,
+        dimensions=model.dimensions,
+        threads=model.threads,
+        yields_cpu=yields_cpu,
+        trust_remote_code=model.trust_remote_code,
+        stall_seconds=model.stall_ms / 1_000,
+        returns_memory=returns_memory,
+    )

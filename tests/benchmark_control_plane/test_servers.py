@@ -80,3 +80,35 @@ def test_where_vllm_is_missing_its_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(BadInput, match="install the extra vllm"):
         vllm_server("some/model", "name", {})
+
+
+@pytest.fixture
+def command_of(tmp_path, monkeypatch):
+    """The command line that starts vLLM's server with these arguments, from its first flag on."""
+    (tmp_path / "vllm").touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    def made(arguments):
+        command = list(vllm_server("some/model", "name", arguments).command)
+        return command[command.index("--disable-uvicorn-access-log") + 1 :]
+
+    return made
+
+
+def test_a_server_whose_cache_is_sized_starts_beside_others_on_a_gpu(command_of):
+    sized = {"kv_cache_memory_bytes": 2**30}
+    assert command_of(sized) == ["--gpu-memory-utilization", "0.01", "--kv-cache-memory-bytes", str(2**30)]
+    stated = sized | {"gpu_memory_utilization": 0.5}
+    assert command_of(stated)[:2] == ["--gpu-memory-utilization", "0.5"]
+    by_share = {"kv_cache_memory_bytes": None, "gpu_memory_utilization": 0.4}
+    assert command_of(by_share) == ["--gpu-memory-utilization", "0.4"]
+    assert command_of({"dtype": "float16", "enforce_eager": False}) == [
+        "--dtype", "float16", "--no-enforce-eager",
+    ]  # fmt: skip
+
+
+def test_what_yaml_writes_as_a_mapping_or_a_list_reaches_vllm_whole(command_of):
+    arguments = {"compilation_config": {"cudagraph_mode": "PIECEWISE"}, "cudagraph_capture_sizes": [1, 8]}
+    assert command_of(arguments) == [
+        "--compilation-config", '{"cudagraph_mode": "PIECEWISE"}', "--cudagraph-capture-sizes", "1", "8",
+    ]  # fmt: skip

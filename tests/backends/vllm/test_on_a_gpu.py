@@ -36,3 +36,18 @@ def test_the_engines_process_is_not_forked_from_one_full_of_threads(monkeypatch,
         del os.environ["VLLM_WORKER_MULTIPROC_METHOD"]
     _load_engine()
     assert get_mp_context().get_start_method() == method
+
+
+def test_what_nobody_states_is_as_in_vllms_own_server(monkeypatch):
+    """On an H100 that is 8,192 tokens a step and 1,024 requests, for contexts it has no numbers for 2,048 and
+    128."""
+    from vllm.engine.arg_utils import AsyncEngineArgs, current_platform
+    from vllm.usage.usage_lib import UsageContext
+
+    from backends.vllm.running import CONTEXT
+
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    monkeypatch.setattr(current_platform, "get_device_total_memory", lambda: 80 * GIB)
+    monkeypatch.setattr(current_platform, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    for numbers in AsyncEngineArgs.get_batch_defaults(world_size=1):
+        assert CONTEXT in numbers and numbers[CONTEXT] == numbers[UsageContext.OPENAI_API_SERVER]

@@ -6,8 +6,13 @@ import orjson
 import pytest
 
 from backends.scripted import ScriptedEmbedder
-from benchmark_control_plane.judge.embedding_server import application
+from benchmark_control_plane.judge.embedding_server import application, embedder_from
+from benchmark_control_plane.judge.experiment_parts import Live, Split
+from benchmark_control_plane.judge.systems import embedding_server
 from benchmark_control_plane.virtual_time import run
+from controlplane.config import parse
+from controlplane.config.models import ChatModel, EmbeddingModel
+from controlplane.service.engines import embedders_of
 
 SCOPE = {
     "type": "http", "method": "POST", "path": "/v1/embeddings", "headers": [], "query_string": b"",
@@ -45,3 +50,27 @@ def test_a_caller_that_stays_is_answered():
 
 def test_work_for_a_caller_that_left_is_dropped():
     assert asked(ScriptedEmbedder(call_seconds=60), stays_seconds=3) == (499, pytest.approx(3))
+
+
+def test_it_computes_where_and_as_tandem_does():
+    """The worker's options on either side, from one section of an experiment."""
+    stated = {
+        "model": "tandem/minilm", "name": "minilm", "device": "cuda", "dtype": "float16",
+        "max_input_tokens": 256, "normalize": False, "trust_remote_code": True, "batch_tokens": 65_536,
+        "threads": 1, "yields_cpu": False, "max_running": 64, "stall_ms": 120_000,
+    }  # fmt: skip
+    live = Live(ChatModel("tandem/tiny-llama"), EmbeddingModel(**stated))
+    (ours,) = embedders_of(parse({"models": {"embeddings": [stated]}}))
+    command = list(embedding_server(live, Split()).command)
+    theirs, _ = embedder_from(command[command.index("--port") :])
+    assert theirs._options == ours._options
+    assert (theirs.model, theirs.max_running) == (ours.model, ours.max_running)
+    command = list(embedding_server(live, Split(embed_batch_tokens=1_024)).command)
+    smaller, _ = embedder_from(command[command.index("--port") :])
+    assert smaller._options.batch_tokens == 1_024
+
+
+def test_settings_that_are_none_are_one_line(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        embedder_from(["--port", "1", "--settings", '{"devise": "cuda"}'])
+    assert "did you mean 'device'" in capsys.readouterr().err
