@@ -13,7 +13,11 @@ where the system lets us before whatever else the machine does, the client first
 machines.
 
     python -m benchmark_control_plane.collocation [--rates 5 15] [--chat-words 40] [--burst-interval 1.5]
-        [--runs 3] > RESULT.json
+        [--runs 3] [--models EXPERIMENT.yaml] [--promise 0.333] > RESULT.json
+
+`--models` takes the section `live` of an experiment: both stacks serve its models, on its devices. A third of
+what the naive pair takes may be less than a model needs by itself: then `--promise` a larger part, above
+what `alone` shows.
 """
 
 import argparse
@@ -23,10 +27,9 @@ import os
 import random
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -35,19 +38,12 @@ from typing import Any
 
 import uvloop
 
-from benchmark_control_plane.door import ENGINE, MODEL
-from benchmark_control_plane.http_client import Address, Connections, connections
+from benchmark_control_plane.http_client import Connections
+from benchmark_control_plane.inputs import exit_status
 from benchmark_control_plane.machine import look, others_cores, raise_session
-from benchmark_control_plane.servers import (
-    Server,
-    all_serving,
-    free_port,
-    stop_as_interrupted,
-    tandem_server,
-    vllm_server,
-)
+from benchmark_control_plane.servers import stop_as_interrupted
+from benchmark_control_plane.stacks import Stack, both_stacks, models_of
 
-EMBEDDING_MODEL = "tandem/minilm"
 CHAT_WORDS = 40
 OUTPUT_TOKENS = 64
 PASSAGES = 32
@@ -59,8 +55,6 @@ _ALONE = 2
 _WARMING_CHATS = 8
 _NO_HURRY = 60.0
 _CLIENT_NICE, _SESSION_NICE = -10, -20
-# Open-loop: nobody is to wait for a place.
-_MOST_AT_ONCE = 1_024
 # Each is one token for MiniLM, so a passage of 200 words is 202 tokens.
 _WORDS = (
     "time", "people", "water", "house", "light", "paper", "music", "street", "garden", "river", "mountain",
@@ -83,28 +77,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Load:
-    """Chats arrive open-loop, each with a prompt of so many words; bursts at a fixed interval, in seconds."""
+    """Chats arrive open-loop, each with a prompt of so many words; bursts at a fixed interval, in seconds.
+    Tandem is promised to keep `promised_part` of what the naive pair takes."""
 
     chats_per_second: float
     chat_words: int
     burst_interval: float
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Where the chat and the embeddings of one of the two are served."""
-
-    name: str
-    chat: Address
-    embeddings: Address
-
-    @asynccontextmanager
-    async def connected(self) -> AsyncIterator[tuple[Connections, Connections]]:
-        async with (
-            connections(self.chat, _MOST_AT_ONCE) as chat,
-            connections(self.embeddings, _MOST_AT_ONCE) as embeddings,
-        ):
-            yield chat, embeddings
+    promised_part: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,14 +95,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--chat-words", type=int, default=CHAT_WORDS)
     parser.add_argument("--burst-interval", type=float, default=BURST_SECONDS)
     parser.add_argument("--naive-threads", type=int, default=os.cpu_count() or 1)
-    options = parser.parse_args(arguments)
+    parser.add_argument("--models", type=Path, help="an experiment whose section live names them")
+    parser.add_argument("--promise", type=float, default=1 / 3, help="part of the naive pair's P99")
+    return exit_status(lambda: _measured(parser.parse_args(arguments)))
+
+
+def _measured(options: argparse.Namespace) -> int:
+    live = models_of(options.models)
     stop_as_interrupted()
-    with _stacks(options.naive_threads) as stacks:
+    with both_stacks(live, options.naive_threads) as stacks:
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, _CLIENT_NICE)
         raise_session(os.getpid(), _SESSION_NICE)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            loads = [Load(rate, options.chat_words, options.burst_interval) for rate in options.rates]
+            loads = [
+                Load(rate, options.chat_words, options.burst_interval, options.promise)
+                for rate in options.rates
+            ]
             report = runner.run(measure(stacks, loads, options.runs, options.slices, options.seconds))
     json.dump(report, sys.stdout, indent=2)
     print()
@@ -140,6 +128,8 @@ async def measure(
             "chat_words": loads[0].chat_words, "output_tokens": OUTPUT_TOKENS,
             "passages": PASSAGES, "passage_words": PASSAGE_WORDS,
             "burst_interval_s": loads[0].burst_interval, "runs": runs, "slices": slices, "slice_s": seconds,
+            "promised_part": loads[0].promised_part, "chat_model": stacks[0].chat_model,
+            "embedding_model": stacks[0].embedding_model,
         },
     }  # fmt: skip
     for load in loads:
@@ -165,7 +155,7 @@ async def _run(stacks: Sequence[Stack], load: Load, turns: range, seconds: float
             if turn < _ALONE:
                 await play(stack, alone[stack.name], {}, seconds=seconds, seed=seed, bursts=False)
             await play(stack, seen[stack.name], promised, seconds=seconds, seed=seed, bursts=True)
-            promised = promised or _a_third_of(seen[stack.name])
+            promised = promised or _part_of(seen[stack.name], load.promised_part)
     found = {name: _figures(one, deadline) for name, one in seen.items()}
     return {
         "unloaded_burst_s": unloaded,
@@ -192,8 +182,8 @@ async def _warm(stack: Stack) -> None:
     rng, seen = random.Random(1), Seen()
     async with stack.connected() as (chat, embeddings):
         for _ in range(_WARMING_CHATS):
-            await _chat(chat, passage(rng, CHAT_WORDS), seen, {}, seed=0)
-        await _burst(embeddings, rng, seen, deadline=_NO_HURRY)
+            await _chat(chat, stack.chat_model, passage(rng, CHAT_WORDS), seen, {}, seed=0)
+        await _burst(embeddings, stack.embedding_model, rng, seen, deadline=_NO_HURRY)
     if None in seen.bursts or seen.chat_failed:
         raise RuntimeError(f"{stack.name} failed while nothing else ran")
 
@@ -204,14 +194,14 @@ async def _unloaded(stacks: Sequence[Stack]) -> dict[str, float]:
     for stack in (*stacks, *stacks[::-1]):
         async with stack.connected() as (_, embeddings):
             for _ in range(2):
-                await _burst(embeddings, rng, seen[stack.name], deadline=_NO_HURRY)
+                await _burst(embeddings, stack.embedding_model, rng, seen[stack.name], deadline=_NO_HURRY)
     return {name: statistics.median(_done(one)) for name, one in seen.items()}
 
 
-def _a_third_of(seen: Seen) -> dict[str, float]:
+def _part_of(seen: Seen, part: float) -> dict[str, float]:
     return {
-        "x-slo-ttft-ms": 1_000 * _quantile(seen.ttft, 0.99) / 3,
-        "x-slo-tpot-ms": 1_000 * _quantile(seen.tpot, 0.99) / 3,
+        "x-slo-ttft-ms": 1_000 * _quantile(seen.ttft, 0.99) * part,
+        "x-slo-tpot-ms": 1_000 * _quantile(seen.tpot, 0.99) * part,
     }
 
 
@@ -240,19 +230,20 @@ async def _slice(
             while moment < seconds:
                 number += 1
                 asked = passage(rng, load.chat_words)
-                group.create_task(at(moment, _chat(chat, asked, seen, promised, number)))
+                group.create_task(at(moment, _chat(chat, stack.chat_model, asked, seen, promised, number)))
                 moment += rng.expovariate(load.chats_per_second)
             for number in range(int(seconds / load.burst_interval) if bursts else 0):
-                group.create_task(at(number * load.burst_interval, _burst(embeddings, rng, seen, deadline)))
+                burst = _burst(embeddings, stack.embedding_model, rng, seen, deadline)
+                group.create_task(at(number * load.burst_interval, burst))
     seen.burst_seconds += loop.time() - start
 
 
 async def _chat(
-    connections: Connections, text: str, seen: Seen, promised: Mapping[str, float], seed: int
+    connections: Connections, model: str, text: str, seen: Seen, promised: Mapping[str, float], seed: int
 ) -> None:
-    """The model is random: a seed makes both stacks say the same, and not one token for ever."""
+    """The model may be random: a seed makes both stacks say the same, and not one token for ever."""
     body = {
-        "model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": OUTPUT_TOKENS,
+        "model": model, "messages": [{"role": "user", "content": text}], "max_tokens": OUTPUT_TOKENS,
         "stream": True, "ignore_eos": True, "temperature": 1, "seed": seed,
     }  # fmt: skip
     objectives = {"x-service-class": "interactive", **{name: f"{ms:.2f}" for name, ms in promised.items()}}
@@ -274,8 +265,10 @@ async def _chat(
     seen.gaps += [after - before for before, after in pairwise(stamps)]
 
 
-async def _burst(connections: Connections, rng: random.Random, seen: Seen, deadline: float) -> None:
-    body = {"model": EMBEDDING_MODEL, "input": [passage(rng, PASSAGE_WORDS) for _ in range(PASSAGES)]}
+async def _burst(
+    connections: Connections, model: str, rng: random.Random, seen: Seen, deadline: float
+) -> None:
+    body = {"model": model, "input": [passage(rng, PASSAGE_WORDS) for _ in range(PASSAGES)]}
     objectives = {"x-service-class": "indexing", "x-slo-e2e-ms": f"{deadline * 1_000:.0f}"}
     sent = json.dumps(body).encode()
     start = time.perf_counter()
@@ -326,52 +319,6 @@ def _quantile(values: Sequence[float], q: float) -> float:
     """The smallest value that this share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
-
-
-@contextmanager
-def _stacks(naive_threads: int) -> Iterator[list[Stack]]:
-    with ExitStack() as exits:
-        folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
-        servers = [
-            vllm_server(f"tandem/{MODEL}", MODEL, ENGINE),
-            _plain_embeddings(naive_threads),
-            _tandem(folder),
-        ]
-        logged = [(server, folder / f"{server.name}.log") for server in servers]
-        chat, embeddings, tandem = exits.enter_context(all_serving(logged, own_session=False))
-        naive = Stack("naive", Address.of(chat.url), Address.of(embeddings.url))
-        yield [naive, Stack("tandem", Address.of(tandem.url), Address.of(tandem.url))]
-
-
-def _plain_embeddings(threads: int) -> Server:
-    port = free_port()
-    module = "benchmark_control_plane.plain_embeddings"
-    command = [sys.executable, "-m", module, EMBEDDING_MODEL, "--port", str(port)]
-    return Server("plain-embeddings", command, port, "/health", threads=threads)
-
-
-def _tandem(folder: Path) -> Server:
-    config = {
-        "models": {
-            "chat": {"model": f"tandem/{MODEL}", "name": MODEL, "engine": ENGINE},
-            "embeddings": [{"model": EMBEDDING_MODEL, "threads": os.cpu_count() or 1}],
-        },
-        "pool": {"memory": "2GiB"},
-        # Nearer to the promise than by default: the promise is all that is asked for here.
-        "scheduling": {"engine": {"decode_pace": 0.9}},
-        "quota": {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}},
-        "classes": {
-            "interactive": {
-                "priority": 1,
-                "ttft_ms": 1_000,
-                "tpot_ms": 50,
-                "sheddable": False,
-                "default": True,
-            },
-            "indexing": {"priority": 0, "sheddable": False},
-        },
-    }
-    return tandem_server(config, folder / "tandem.yaml")
 
 
 if __name__ == "__main__":

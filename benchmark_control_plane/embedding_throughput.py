@@ -6,6 +6,10 @@ environment if one is named, at 64 concurrent clients with one text a request. T
 7 words, passages of 200. All use the same number of threads; the vectors of ours must equal encode's.
 
     python -m benchmark_control_plane.embedding_throughput [--infinity PATH/bin/infinity_emb] > RESULT.json
+
+Each of them computes on the same device, a GPU if there is one, in the same type: on a GPU float16, elsewhere
+as the model is stored. `--model`, `--device`, `--dtype` and `--memory` choose others. A GPU wants more texts:
+a round that is over in milliseconds says little.
 """
 
 import argparse
@@ -20,22 +24,25 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import uvloop
 
 from backends.embedding.bundled import MINILM, resolve
-from backends.embedding.client import WorkerEmbedder
 from benchmark_control_plane.collocation import passage
 from benchmark_control_plane.http_client import Address, connections
+from benchmark_control_plane.judge.systems import stated
 from benchmark_control_plane.machine import look, others_cores
 from benchmark_control_plane.servers import Server, all_serving, free_port, stop_as_interrupted, tandem_server
+from controlplane.config.models import EmbeddingModel
 from controlplane.core.clock import Instant
 from controlplane.core.ports import Vectors
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
+from controlplane.service.engines import embedder_of
 
+Dtype = Literal["float32", "float16", "bfloat16"]
 CLIENTS = 64
 _KINDS = {"queries": 7, "passages": 200}
 _REQUEST = Request(
@@ -49,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--infinity", type=Path)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--model", default=MINILM)
+    parser.add_argument("--device", help="default: cuda if there is one, else cpu")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"))
+    parser.add_argument("--memory", default="2GiB", help="of the pool of our server")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--queries", type=int, default=2_000)
     parser.add_argument("--passages", type=int, default=96)
@@ -60,27 +71,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = look()
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
-        servers = [_tandem(folder, options.threads)]
+        model = model_from(options)
+        servers = [tandem_server(tandem_config(model, options.memory), folder / "tandem.yaml")]
         if options.infinity is not None:
-            servers.append(_infinity(options.infinity, options.threads))
+            servers.append(infinity(options.infinity, model))
         up = exits.enter_context(all_serving([(s, folder / f"{s.name}.log") for s in servers]))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(_compare(up, texts, options.threads, options.rounds))
+            report = runner.run(_compare(up, texts, model, options.rounds))
     report["cores_busy_with_others"] = others_cores(before, look())
     json.dump(report, sys.stdout, indent=2)
     print()
     return 0
 
 
-async def _compare(
-    servers: Sequence[Server], texts: dict[str, list[str]], threads: int, rounds: int
-) -> dict[str, object]:
+def model_from(options: argparse.Namespace) -> EmbeddingModel:
+    """With the device and, on a GPU, the type that all of them are told: their own defaults differ."""
     import torch
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype: Dtype | None = options.dtype or (None if device == "cpu" else "float16")
+    return EmbeddingModel(options.model, device=device, dtype=dtype, threads=options.threads)
+
+
+def encoder_of(model: EmbeddingModel) -> Any:
     from sentence_transformers import SentenceTransformer
 
+    kwargs = {} if model.dtype is None else {"dtype": model.dtype}
+    return SentenceTransformer(resolve(model.model), device=model.device, model_kwargs=kwargs)
+
+
+async def _compare(
+    servers: Sequence[Server], texts: dict[str, list[str]], model: EmbeddingModel, rounds: int
+) -> dict[str, object]:
+    import torch
+
+    threads = model.threads or 1
     torch.set_num_threads(threads)
-    encoder = SentenceTransformer(resolve(MINILM), device="cpu")
-    engine = WorkerEmbedder(MINILM, threads=threads)
+    encoder = encoder_of(model)
+    engine = embedder_of(model)
     await engine.start()
 
     async def encoded(given: list[str]) -> Vectors:
@@ -91,8 +119,11 @@ async def _compare(
 
     ways: dict[str, Any] = {"encode": encoded, "engine": computed}
     for server in servers:
-        ways[f"{server.name}_http"] = lambda given, server=server: _over_http(server, given)
-    report: dict[str, object] = {"threads": threads, "clients": CLIENTS, "rounds": rounds}
+        ways[f"{server.name}_http"] = lambda given, server=server: _over_http(server, model.model, given)
+    report: dict[str, object] = {
+        "model": model.model, "device": engine.facts.device, "dtype": model.dtype or "as stored",
+        "threads": threads, "clients": CLIENTS, "rounds": rounds,
+    }  # fmt: skip
     for kind, given in texts.items():
         rates: dict[str, list[float]] = {way: [] for way in ways}
         worst = dict.fromkeys(ways, 0.0)
@@ -127,7 +158,7 @@ def _told(rates: dict[str, list[float]], worst: dict[str, float]) -> dict[str, o
     }
 
 
-async def _over_http(server: Server, given: Sequence[str]) -> list[bytes]:
+async def _over_http(server: Server, model: str, given: Sequence[str]) -> list[bytes]:
     """The answers unread: reading floats would be the client's own work, in the way of the servers'."""
     rows = [b""] * len(given)
     left = iter(range(len(given)))
@@ -136,7 +167,7 @@ async def _over_http(server: Server, given: Sequence[str]) -> list[bytes]:
 
         async def client() -> None:
             for i in left:
-                body = json.dumps({"model": MINILM, "input": [given[i]]}).encode()
+                body = json.dumps({"model": model, "input": [given[i]]}).encode()
                 rows[i] = await opened.post("/v1/embeddings", body)
 
         await asyncio.gather(*(client() for _ in range(CLIENTS)))
@@ -149,23 +180,23 @@ def _vectors(found: Vectors | list[bytes]) -> Vectors:
     return found
 
 
-def _tandem(folder: Path, threads: int) -> Server:
-    config = {
-        "models": {"embeddings": [{"model": MINILM, "threads": threads}]},
-        "pool": {"memory": "2GiB"},
+def tandem_config(model: EmbeddingModel, memory: str) -> dict[str, Any]:
+    return {
+        "models": {"embeddings": [stated(model)]},
+        "pool": {"memory": memory},
         "quota": {"llm": {"nominal": 0}, "embedding": {"nominal": 1}},
     }
-    return tandem_server(config, folder / "tandem.yaml")
 
 
-def _infinity(program: Path, threads: int) -> Server:
+def infinity(program: Path, model: EmbeddingModel) -> Server:
     port = free_port()
     command = [
-        str(program), "v2", "--model-id", resolve(MINILM), "--served-model-name", MINILM, "--port", str(port),
-        "--url-prefix", "/v1", "--device", "cpu", "--engine", "torch", "--batch-size", "32",
-        "--no-bettertransformer",
+        str(program), "v2", "--model-id", resolve(model.model), "--served-model-name", model.model,
+        "--port", str(port), "--url-prefix", "/v1", "--device", str(model.device).partition(":")[0],
+        "--engine", "torch", "--batch-size", "32", "--no-bettertransformer",
     ]  # fmt: skip
-    return Server("infinity", command, port, "/health", threads=threads)
+    command += [] if model.dtype is None else ["--dtype", model.dtype]
+    return Server("infinity", command, port, "/health", threads=model.threads or 1)
 
 
 if __name__ == "__main__":

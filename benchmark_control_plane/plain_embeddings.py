@@ -3,7 +3,9 @@
 One request at a time in a thread of its own, torch with its own number of threads, no batching across
 requests, no priorities: what a team deploys beside its LLM in an afternoon. Benchmarks compare with it.
 
-    python -m benchmark_control_plane.plain_embeddings MODEL --port PORT
+    python -m benchmark_control_plane.plain_embeddings MODEL --port PORT [--device cuda] [--dtype float16]
+
+Where no device is named sentence-transformers chooses it: a GPU, if there is one.
 """
 
 import argparse
@@ -17,10 +19,17 @@ from fastapi import FastAPI, Request, Response
 from backends.embedding.bundled import resolve
 
 
-def app_for(model: str) -> FastAPI:
+def app_for(
+    model: str, device: str | None = None, dtype: str | None = None, *, trust_remote_code: bool = False
+) -> FastAPI:
     from sentence_transformers import SentenceTransformer
 
-    encoder = SentenceTransformer(resolve(model), device="cpu")
+    encoder = SentenceTransformer(
+        resolve(model),
+        device=device,
+        trust_remote_code=trust_remote_code,
+        model_kwargs={} if dtype is None else {"dtype": dtype},
+    )
     app, turn = FastAPI(), Lock()
 
     @app.get("/health")
@@ -49,8 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--device")
+    parser.add_argument("--dtype")
+    parser.add_argument("--trust-remote-code", action="store_true")
     options = parser.parse_args(arguments)
-    uvicorn.run(app_for(options.model), port=options.port, access_log=False, log_level="warning")
+    app = app_for(options.model, options.device, options.dtype, trust_remote_code=options.trust_remote_code)
+    uvicorn.run(app, port=options.port, access_log=False, log_level="warning")
     return 0
 
 

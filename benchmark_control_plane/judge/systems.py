@@ -81,7 +81,7 @@ def tandem_config(
     plan: Plan, live: Live, system: System, objectives: Objectives, keys: Mapping[str, str]
 ) -> dict[str, Any]:
     base: dict[str, Any] = {
-        "models": {"chat": _stated(live.chat), "embeddings": [_stated(live.embedding)]},
+        "models": {"chat": stated(live.chat), "embeddings": [stated(live.embedding)]},
         "pool": {"memory": live.pool_memory},
         "classes": classes_section(plan, objectives),
     }
@@ -127,7 +127,7 @@ def embedding_server(live: Live, split: Split) -> Server:
     """With the settings of Tandem's own worker, but for its cores and what the split replaces. It knows of
     nobody to whom to yield them."""
     section = live.embedding
-    settings = _stated(section) | {
+    settings = stated(section) | {
         "batch_tokens": split.embed_batch_tokens or section.batch_tokens,
         "threads": split.embedder.threads,
     }
@@ -146,7 +146,7 @@ def _pinned(pinned: Pinned) -> list[str]:
     return ["taskset", "--cpu-list", ",".join(map(str, pinned.cores))] if pinned.cores else []
 
 
-def _stated(section: Any) -> dict[str, Any]:
+def stated(section: Any) -> dict[str, Any]:
     """A section as YAML has it, without what it leaves to its defaults."""
     return {key: value for key, value in asdict(section).items() if value not in (None, (), {})}
 
