@@ -42,7 +42,8 @@ _PROBE_SECONDS = 120.0
 _SAMPLE_SECONDS = 0.5
 _ALONE = 12
 """Requests of each class that are asked alone, for the unloaded latencies."""
-_SATURATING_RPS = 500.0
+_SATURATING_RPS = (500.0, 4_000.0)
+"""Of what is drawn for a saturation probe: more where all were answered before it ended."""
 _FILLING = 0.25
 """Of a saturation probe: until as many run as will."""
 _UNDECIDED_SHARE = 0.01
@@ -303,21 +304,33 @@ def objectives_from(plan: Plan, alone: Objectives) -> dict[str, dict[str, float]
 
 def saturation(experiment: Experiment, stage: Stage, system: System) -> float:
     """Requests a second answered when so many clients never pause. Raises BadInput if there are none."""
-    capacity = experiment.plan.capacity
-    drawn = requests_of(experiment, system, _SATURATING_RPS, seed=1, measured=capacity.probe_s)
-    begun: list[float] = []
-
-    async def act(target: Target, clock: Clock, read: Read | None) -> Played:
-        await probe(target, drawn, clock, system.name)
-        begun.append(clock())
-        return await in_turn(
-            target, drawn, clients=capacity.clients, seconds=capacity.probe_s, clock=clock
-        )  # fmt: skip
-
-    played = stage.act(act)
-    start, end = _FILLING * capacity.probe_s, capacity.probe_s
+    for rate in _SATURATING_RPS:
+        played, is_whole = _saturated(experiment, stage, system, rate)
+        if is_whole:
+            break
+    else:
+        raise BadInput(
+            f"system {system.name!r} was done with {len(played.records)} requests before the probe's "
+            f"{experiment.plan.capacity.probe_s:g} s were over; state capacity.rps, or lower capacity.clients"
+        )
+    start, end = _FILLING * experiment.plan.capacity.probe_s, experiment.plan.capacity.probe_s
     whole = [r for r in played.records if r.outcome is Outcome.MET]
     answered = [r for r in whole if r.last is not None and start <= r.last < end]
     if not answered:
         raise BadInput(f"system {system.name!r} answered nothing within {end:g} s; lengthen capacity.probe_s")
     return len(answered) / (end - start)
+
+
+def _saturated(experiment: Experiment, stage: Stage, system: System, rate: float) -> tuple[Played, bool]:
+    """With whether there was always somebody left to ask."""
+    capacity = experiment.plan.capacity
+    drawn = requests_of(experiment, system, rate, seed=1, measured=capacity.probe_s)
+
+    async def act(target: Target, clock: Clock, read: Read | None) -> Played:
+        await probe(target, drawn, clock, system.name)
+        return await in_turn(
+            target, drawn, clients=capacity.clients, seconds=capacity.probe_s, clock=clock
+        )  # fmt: skip
+
+    played = stage.act(act)
+    return played, len(played.records) < len(drawn)

@@ -94,7 +94,7 @@ def tandem_config(
 
 
 def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) -> Up:
-    arguments = _vllm_arguments(live, split)
+    arguments = vllm_arguments(live, split)
     model = live.chat
     vllm = vllm_server(model.model, model.served_name, arguments, prefix=_pinned(split.llm))
     vllm = replace(vllm, threads=split.llm.threads)
@@ -114,7 +114,7 @@ def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) ->
     )
 
 
-def _vllm_arguments(live: Live, split: Split) -> dict[str, Any]:
+def vllm_arguments(live: Live, split: Split) -> dict[str, Any]:
     engine = live.chat.engine
     kv_bytes = split.kv_cache or engine.get("kv_cache_memory_bytes")
     arguments = {**engine, "kv_cache_memory_bytes": kv_bytes, **split.flags}

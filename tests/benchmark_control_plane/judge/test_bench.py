@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import yaml
 
-from benchmark_control_plane.judge.bench import Bench
+from benchmark_control_plane.judge.bench import Bench, saturation
 from benchmark_control_plane.judge.experiment import read_experiment
 from benchmark_control_plane.virtual_time import VirtualTimeLoop
 
@@ -73,3 +73,24 @@ def test_what_a_run_leaves_is_waited_for_where_others_come_next(tmp_path, shares
         assert (target.undone == 0) is shares_machine
         while left := asyncio.all_tasks(loop):
             loop.run_until_complete(asyncio.wait(left))
+
+
+class Fast:
+    """Answers any number at once, each in 20 ms."""
+
+    async def send(self, planned, answer):
+        loop = asyncio.get_running_loop()
+        answer.sent = loop.time()
+        await asyncio.sleep(0.02)
+        answer.ended = loop.time()
+
+
+def test_a_fast_server_is_not_measured_by_what_there_was_to_ask(tmp_path):
+    """On a GPU a small model answers more in a second than were drawn."""
+    path = tmp_path / "fast.yaml"
+    content = EXPERIMENT | {"capacity": {"clients": 48, "probe_s": 0.5}}
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    experiment = read_experiment(path, tmp_path)
+    with closing(VirtualTimeLoop()) as loop:
+        rate = saturation(experiment, Stage(Fast(), True, loop), experiment.plan.systems[0])
+    assert rate == pytest.approx(48 / 0.02, rel=0.06)

@@ -1,0 +1,56 @@
+"""What a system is started with, read from its own command lines and file."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmark_control_plane.judge.experiment import read_experiment, single
+from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
+from controlplane.config import parse
+from controlplane.service.plan import ModelFacts, memory_plan
+
+FOLDER = Path(__file__).parents[3] / "configs" / "bench"
+GIB = 2**30
+# What config.json says, and about what the files hold.
+FACTS = {
+    "Qwen/Qwen2.5-7B-Instruct": ModelFacts(
+        {
+            "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3_584,
+            "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28,
+            "num_key_value_heads": 4, "vocab_size": 152_064, "max_position_embeddings": 32_768,
+            "torch_dtype": "bfloat16",
+        },
+        15_231_233_024,
+    ),
+    "BAAI/bge-m3": ModelFacts({"model_type": "xlm-roberta", "hidden_size": 1_024}, 2_271_064_456),
+}  # fmt: skip
+
+
+@pytest.fixture
+def on_a_gpu():
+    return read_experiment(FOLDER / "head-to-head-gpu.yaml", Path()).plan
+
+
+def test_every_system_of_the_gpu_has_the_same_cache_and_two_fit_a_card_of_80_gb(on_a_gpu):
+    live, shares = on_a_gpu.live, []
+    for system in on_a_gpu.systems:
+        if system.tandem is None:
+            given = vllm_arguments(live, single(system).split)
+        else:
+            config = parse(tandem_config(on_a_gpu, live, system, {"interactive": {"ttft_ms": 100}}, {}))
+            plan = memory_plan(config, FACTS.__getitem__, lambda: pytest.fail("it is stated"))
+            assert plan.workspace_bytes > GIB
+            # The cache that vLLM is given instead of the planned one takes no more.
+            assert plan.kv_bytes >= (given := config.models.chat.engine)["kv_cache_memory_bytes"]
+            shares.append(plan.memory_bytes)
+        assert given["kv_cache_memory_bytes"] == 4 * GIB
+        assert "distributed_executor_backend" not in given and given["enforce_eager"] is False
+    assert on_a_gpu.together * max(shares) < 79 * GIB
+
+
+def test_a_baseline_gets_the_cache_it_is_stated(on_a_gpu):
+    split = single(on_a_gpu.systems[1]).split
+    live = on_a_gpu.live
+    assert vllm_arguments(live, split)["kv_cache_memory_bytes"] == 4 * GIB
+    for more, bytes_ in (({"kv_cache": "6GiB"}, 6 * GIB), ({"flags": {"kv_cache_memory_bytes": None}}, None)):
+        assert vllm_arguments(live, type(split)(**more))["kv_cache_memory_bytes"] == bytes_
