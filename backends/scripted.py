@@ -193,17 +193,20 @@ class ScriptedGenerator(ScriptedEngine):
 
 
 def _delta(run: Run, sampling: Sampling, index: int, finish_reason: str | None) -> Delta:
-    word = run.script.words[(run.done - 1) % len(run.script.words)]
+    said = run.done - 1 - len(run.script.thoughts)
+    word = run.script.words[said % len(run.script.words)] if said >= 0 else ""
+    thought = run.script.thoughts[said] if said < 0 else ""
     logprobs: tuple[TokenLogprob, ...] = ()
     if sampling.logprobs is not None:
         others = tuple((f"other{rank}", -1.0 - rank) for rank in range(sampling.logprobs))
-        logprobs = (TokenLogprob(word, -0.5, others),)
+        logprobs = (TokenLogprob(word or thought, -0.5, others),)
     return Delta(
         index,
         word,
         (run.done,),
         finish_reason=finish_reason,
         logprobs=logprobs,
+        reasoning=thought,
         tool_calls=run.script.tool_calls if finish_reason == "tool_calls" else (),
         cached_tokens=run.script.cached_tokens if run.done == 1 else 0,
         prompt_logprobs=_prompt_logprobs(run, sampling) if run.done == 1 else (),

@@ -15,11 +15,12 @@ from controlplane.core.request import Request
 @dataclass(frozen=True, slots=True)
 class Script:
     """`tokens` is the answer's length (None: as long as `max_tokens` lets it be); `words` are its pieces
-    of text, one a token, repeated as needed. `fails_at` and `dies_at` count the tokens before the end:
-    the request's own, or the engine's."""
+    of text, one a token, repeated as needed; `thoughts` come before them, a token each, as reasoning.
+    `fails_at` and `dies_at` count the tokens before the end: the request's own, or the engine's."""
 
     tokens: int | None = None
     words: tuple[str, ...] = ("word ",)
+    thoughts: tuple[str, ...] = ()
     fails_at: int | None = None
     dies_at: int | None = None
     refuses: str | None = None

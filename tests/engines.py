@@ -8,7 +8,7 @@ from typing import Any
 from backends.vllm.client import VllmGenerator
 from backends.vllm.hybrid.support import HybridSetup
 from controlplane.core.clock import Instant
-from controlplane.core.ports import ChatPrompt, Delta, Sampling
+from controlplane.core.ports import ChatPrompt, Delta, Sampling, Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.engine_options import EngineOptions
@@ -36,6 +36,7 @@ async def running_vllm(
     model: str = "tandem/tiny-llama",
     *,
     tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
     scheduling: EngineOptions | None = None,
     hybrid: HybridSetup | None = None,
     stall_seconds: float = 300.0,
@@ -46,6 +47,7 @@ async def running_vllm(
         model,
         engine_arguments=TINY_ARGUMENTS | arguments,
         tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
         scheduling=scheduling,
         hybrid=hybrid,
         stall_seconds=stall_seconds,
@@ -73,10 +75,16 @@ def a_request(prompt: list[int], sampling: Sampling) -> Request:
 
 
 async def complete(
-    generator: VllmGenerator, prompt: str | list[int], sampling: Sampling, chat: ChatPrompt | None = None
+    generator: VllmGenerator,
+    prompt: str | list[int],
+    sampling: Sampling,
+    chat: ChatPrompt | None = None,
+    *,
+    done: int = 0,
 ) -> list[Delta]:
     tokens = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
-    return [d async for d in generator.generate(a_request(tokens, sampling), tokens, sampling, chat)]
+    request, standing = a_request(tokens, sampling), Standing(done=done)
+    return [d async for d in generator.generate(request, tokens, sampling, chat, standing=standing)]
 
 
 def text_of(deltas: list[Delta], index: int = 0) -> str:

@@ -16,7 +16,11 @@ from controlplane.policy.engine_options import EngineOptions
 SCHEDULER = "backends.vllm.scheduler.make"
 
 # Stated elsewhere in our own configuration.
-_OURS = {"model": "models.chat.model", "served_model_name": "models.chat.name"}
+_OURS = {
+    "model": "models.chat.model",
+    "served_model_name": "models.chat.name",
+    "reasoning_parser": "models.chat.reasoning_parser",
+}
 
 # On a GPU vLLM starts only where so much of it is free, also when it is told the bytes of its cache: by
 # default 92 %, which an embedding model that loads meanwhile leaves to nobody.
@@ -52,7 +56,9 @@ def scheduled(arguments: Mapping[str, Any], options: EngineOptions) -> dict[str,
     return {**arguments, "scheduler_cls": SCHEDULER, "additional_config": more}
 
 
-def engine_args(model: str, served_name: str, arguments: Mapping[str, Any]) -> AsyncEngineArgs:
+def engine_args(
+    model: str, served_name: str, arguments: Mapping[str, Any], *, reasoning_parser: str | None = None
+) -> AsyncEngineArgs:
     """vLLM's log lines and Prometheus metrics stay off unless `disable_log_stats: false` asks for them."""
     check_arguments(arguments)
     sections = _sections()
@@ -61,6 +67,8 @@ def engine_args(model: str, served_name: str, arguments: Mapping[str, Any]) -> A
         for name, value in arguments.items()
     }
     ours: dict[str, Any] = {"model": model, "served_model_name": served_name, "disable_log_stats": True}
+    if reasoning_parser is not None:
+        ours["reasoning_parser"] = reasoning_parser
     if "kv_cache_memory_bytes" in arguments:
         ours["gpu_memory_utilization"] = _LEAST_PART
     if current_platform.is_cpu() and has_one_rank(arguments):

@@ -76,6 +76,7 @@ class VllmGenerator:
         served_name: str | None = None,
         engine_arguments: Mapping[str, Any] | None = None,
         tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
         scheduling: EngineOptions | None = None,
         hybrid: HybridSetup | None = None,
         stall_seconds: float = 300.0,
@@ -85,7 +86,7 @@ class VllmGenerator:
         self.model = served_name or model
         self._source = model
         self._arguments = dict(engine_arguments or {})
-        self._tool_parser = tool_parser
+        self._parsers = (tool_parser, reasoning_parser)
         self._scheduling = scheduling
         self._hybrid = hybrid
         self._stall_seconds = stall_seconds
@@ -172,7 +173,9 @@ class VllmGenerator:
     ) -> AsyncGenerator[Delta]:
         said = metadata_of(request, standing) if self.orders else None
         engine = self._running()
-        return engine.generate(request.id, prompt, sampling, chat, rank=standing.rank, said=said)
+        return engine.generate(
+            request.id, prompt, sampling, chat, rank=standing.rank, done=standing.done, said=said
+        )
 
     async def preempt(self, request_id: str) -> None:
         await self._running().preempt(request_id)
@@ -213,7 +216,7 @@ class VllmGenerator:
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         return engine_class(
-            model, self.model, self._arguments, self._tool_parser, self._scheduling, self._hybrid
+            model, self.model, self._arguments, *self._parsers, self._scheduling, self._hybrid
         )
 
     async def _answer_once(self, engine: "Engine") -> None:

@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
-from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -32,10 +31,10 @@ from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.leashed import leashed
 from backends.vllm.metadata import KEY
 from backends.vllm.orders import Orders
+from backends.vllm.reading import Reading, Turn, check_parsers
 from backends.vllm.sampling import delta, sampling_params, structured_outputs
 from backends.vllm.stats import StatBoard
 from backends.vllm.steps import StepWatch, longest_step
-from backends.vllm.tools import ToolReading, ToolTurn
 from controlplane.core.geometry import KvGeometry, kv_geometry
 from controlplane.core.ports import (
     BackendDown,
@@ -77,10 +76,12 @@ class Engine:
         served_name: str,
         arguments: Mapping[str, Any],
         tool_parser: str | None,
+        reasoning_parser: str | None,
         options: EngineOptions | None,
         hybrid: HybridSetup | None = None,
     ) -> None:
         check_release()
+        check_parsers(tool_parser, reasoning_parser)
         if options is not None:
             arguments = scheduled(arguments, options)
         if hybrid is not None:
@@ -89,7 +90,8 @@ class Engine:
             from backends.vllm.hybrid import models
 
             models.register()
-        config = engine_args(model, served_name, arguments).create_engine_config(CONTEXT)
+        given = engine_args(model, served_name, arguments, reasoning_parser=reasoning_parser)
+        config = given.create_engine_config(CONTEXT)
         self.reported = StatBoard()
         with leashed(), named_board() if options is not None else nullcontext() as board:
             self._llm = AsyncLLM.from_vllm_config(
@@ -115,8 +117,8 @@ class Engine:
             self.orders = Orders(self._llm, board, options, total=blocks, block_bytes=size)
             self.reported.waited = self.orders.waited
         try:
-            self._tools = ToolReading(tool_parser, self.tokenizer, config.model_config)
-        except ValueError:
+            self._reading = Reading(tool_parser, reasoning_parser, self.tokenizer, config.model_config)
+        except Exception:
             self._llm.shutdown()
             raise
 
@@ -145,12 +147,14 @@ class Engine:
         chat: ChatPrompt | None,
         *,
         rank: int = 0,
+        done: int = 0,
         said: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Delta]:
-        """`said` is what Tandem's scheduler is told of the request; vLLM's own goes by the rank."""
+        """`said` is what Tandem's scheduler is told of the request; vLLM's own goes by the rank. The last
+        `done` tokens of the prompt are the answer's so far."""
         with self._our_errors(), self._entered(request_id):
             structure = structured_outputs(sampling.structure)
-            turn = self._tools.begin(chat, structure)
+            turn = self._reading.begin(chat, structure, prompt, done=done)
             params = sampling_params(
                 sampling,
                 self._defaults,
@@ -160,7 +164,10 @@ class Engine:
                 extra=None if said is None else {KEY: dict(said)},
             )
             priority = rank if self._has_priorities else 0
-            outputs = self._llm.generate(tokens_input(list(prompt)), params, request_id, priority=priority)
+            waiting = self._reading.unread if turn is None else turn.waiting
+            outputs = self._llm.generate(
+                tokens_input(list(prompt)), params, request_id, priority=priority, **waiting
+            )
             # Closing vLLM's generator is what aborts the request in the engine.
             async with aclosing(outputs):
                 async for output in outputs:
@@ -276,17 +283,10 @@ def _geometry(config: Any) -> KvGeometry:
     )
 
 
-def _deltas(output: RequestOutput, sampling: Sampling, turn: ToolTurn | None) -> Iterator[Delta]:
+def _deltas(output: RequestOutput, sampling: Sampling, turn: Turn | None) -> Iterator[Delta]:
     for completion in output.outputs:
         step = delta(output, completion, sampling.logprobs)
-        if turn is None:
-            yield step
-            continue
-        finished = step.finish_reason is not None
-        prompt = output.prompt_token_ids or ()
-        text, calls = turn.read(step.index, step.text, step.token_ids, prompt, finished=finished)
-        reason = turn.finish_reason(step.index, step.finish_reason)
-        yield replace(step, text=text, tool_calls=calls, finish_reason=reason)
+        yield step if turn is None else turn.read(step)
 
 
 def _refusal(error: Exception) -> Refused:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -70,16 +71,21 @@ class ChunkFormat:
     def __init__(self, body: ChatCompletionRequest) -> None:
         self._has_logprobs = bool(body.logprobs)
         self._is_single_call = body.parallel_tool_calls is False
+        self._hides_reasoning = body.include_reasoning is False
         self._begun: set[int] = set()
 
     def choice(self, delta: Delta) -> dict[str, object] | None:
+        if self._hides_reasoning:
+            delta = _without_reasoning(delta)
         said: dict[str, object] = {}
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             said["role"] = "assistant"
         if delta.tool_calls:
             said["tool_calls"] = _kept_calls(delta, is_single=self._is_single_call)
-        if delta.text or not delta.tool_calls:
+        if delta.reasoning:
+            said["reasoning"] = delta.reasoning
+        if delta.text or not (delta.tool_calls or delta.reasoning):
             said["content"] = delta.text
         return {
             "index": delta.index,
@@ -93,17 +99,27 @@ def _kept_calls(delta: Delta, *, is_single: bool) -> list[Mapping[str, Any]]:
     return [call for call in delta.tool_calls if not is_single or call["index"] == 0]
 
 
+def _without_reasoning(delta: Delta) -> Delta:
+    """Its tokens' probabilities would tell it, too."""
+    return replace(delta, reasoning="", logprobs=()) if delta.reasoning else delta
+
+
 class Message(Choice):
-    """Its text is null where there are only tool calls."""
+    """Its text is null where there are only tool calls or thoughts."""
 
     def __init__(self, body: ChatCompletionRequest) -> None:
         super().__init__()
         self._has_logprobs = bool(body.logprobs)
         self._is_single_call = body.parallel_tool_calls is False
+        self._hides_reasoning = body.include_reasoning is False
+        self._reasoning: list[str] = []
         self._calls: dict[int, dict[str, Any]] = {}
 
     def add(self, delta: Delta) -> None:
+        if self._hides_reasoning:
+            delta = _without_reasoning(delta)
         super().add(delta)
+        self._reasoning.append(delta.reasoning)
         for part in _kept_calls(delta, is_single=self._is_single_call):
             self._add_call(part)
 
@@ -117,9 +133,11 @@ class Message(Choice):
 
     def said(self) -> dict[str, object]:
         calls = [self._calls[at] for at in sorted(self._calls)]
-        text = "".join(self.text)
-        message: dict[str, object] = {"role": "assistant", "content": text or (None if calls else "")}
-        message["refusal"] = None
+        text, reasoning = "".join(self.text), "".join(self._reasoning)
+        empty = None if calls or reasoning else ""
+        message: dict[str, object] = {"role": "assistant", "content": text or empty, "refusal": None}
+        if reasoning:
+            message["reasoning"] = reasoning
         if calls:
             message["tool_calls"] = calls
         return {

@@ -20,15 +20,17 @@ def _spelt(value: object) -> object:
 
 @section(frozen=True, config=STRICT)
 class ChatModel:
-    """`engine` is passed to vLLM as it stands (vLLM's own argument names). `hybrid_cache` lets requests keep
-    hidden states instead of keys and values: `auto` where the model can and memory is short, `on` always.
-    `stall_ms`: an engine that has requests but takes no step for so long, and for ten times what its longest
-    should take, is killed."""
+    """`engine` is passed to vLLM as it stands (vLLM's own argument names). `tool_parser` and
+    `reasoning_parser` name vLLM's own, which tell calls of functions, and thoughts, from the answer.
+    `hybrid_cache` lets requests keep hidden states instead of keys and values: `auto` where the model can and
+    memory is short, `on` always. `stall_ms`: an engine that has requests but takes no step for so long, and
+    for ten times what its longest should take, is killed."""
 
     model: Name
     name: Name | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
     tool_parser: str | None = None
+    reasoning_parser: str | None = None
     hybrid_cache: Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelt)] = "off"
     # As long as vLLM gives the processes of one engine to answer each other.
     stall_ms: StallMilliseconds = 300_000

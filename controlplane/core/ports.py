@@ -101,6 +101,8 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """OpenAI's `delta.tool_calls` objects, each with its `index`; their text is not in `text`."""
+    reasoning: str = ""
+    """What the model thinks before it answers; not in `text` either."""
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     """On the first delta, when asked for: one entry a prompt token, `None` for the first."""
@@ -229,7 +231,7 @@ class Generator(Protocol):
         Where the engine queues and chooses victims, but does not order by itself, the smaller rank goes
         first and is preempted last.
 
-        `chat` is given for conversations, so that tool calls can be parsed out of the text.
+        `chat` is given for conversations, so that reasoning and tool calls can be parsed out of the text.
         Raises Refused for what this engine cannot do, BackendDown, BackendFailed.
         """
         ...

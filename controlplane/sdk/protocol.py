@@ -70,9 +70,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """The first choice; `raw` is the whole answer."""
+    """The first choice; `raw` is the whole answer. `reasoning` is what the model thought before, where the
+    server tells it from the text."""
 
     text: str
+    reasoning: str
     tool_calls: Sequence[Mapping[str, Any]]
     finish_reason: str | None
     usage: Usage
@@ -139,6 +141,7 @@ def _chat_reply(answer: httpx.Response) -> ChatReply:
     message = choice["message"]
     return ChatReply(
         text=message["content"] or "",
+        reasoning=message.get("reasoning") or "",
         tool_calls=message.get("tool_calls") or (),
         finish_reason=choice["finish_reason"],
         usage=Usage.model_validate(raw["usage"]),
@@ -167,6 +170,7 @@ class ChatEvents:
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self._calls: dict[int, dict[str, Any]] = {}
+        self._thoughts: list[str] = []
 
     def read(self, received: bytes) -> Iterator[str]:
         """Raises StreamLost when the server tells of an error."""
@@ -200,6 +204,7 @@ class ChatEvents:
                 continue
             self.finish_reason = choice["finish_reason"] or self.finish_reason
             text += choice["delta"].get("content") or ""
+            self._thoughts.append(choice["delta"].get("reasoning") or "")
             for piece in choice["delta"].get("tool_calls") or ():
                 self._add_to_call(**piece)
         return text
@@ -217,10 +222,14 @@ class ChatEvents:
     def tool_calls(self) -> Sequence[Mapping[str, Any]]:
         return [self._calls[index] for index in sorted(self._calls)]
 
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._thoughts)
+
 
 class Streamed:
     """What both kinds of stream tell of the first choice. `usage`, `finish_reason` and `tool_calls` are whole
-    once it has ended."""
+    once it has ended, `reasoning` once its text has begun."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self._answer = answer
@@ -241,6 +250,10 @@ class Streamed:
     @property
     def tool_calls(self) -> Sequence[Mapping[str, Any]]:
         return self._events.tool_calls
+
+    @property
+    def reasoning(self) -> str:
+        return self._events.reasoning
 
 
 def http_options(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, Any]:

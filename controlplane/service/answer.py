@@ -83,7 +83,7 @@ class Answer:
                 return delta
             await self._deltas.aclose()
             self._deltas = None
-            if delta.token_ids or delta.text:
+            if delta.token_ids or delta.text or delta.reasoning:
                 return replace(delta, finish_reason=None)
 
     def _start(self) -> AsyncGenerator[Delta]:
@@ -119,7 +119,7 @@ class Answer:
         if not self.ticket.is_resumable:
             return delta
         self._tokens += delta.token_ids
-        if delta.text:
+        if delta.text or delta.reasoning:
             self._clean = len(self._tokens)
         if not self._owed:
             return delta

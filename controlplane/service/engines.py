@@ -23,6 +23,7 @@ def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
             served_name=chat.served_name,
             engine_arguments={"kv_cache_memory_bytes": plan.kv_bytes, **own, **chat.engine},
             tool_parser=chat.tool_parser,
+            reasoning_parser=chat.reasoning_parser,
             scheduling=scheduling,
             hybrid=hybrid_setup(config, facts_of),
             stall_seconds=chat.stall_ms / 1_000,

@@ -116,6 +116,23 @@ async def test_several_choices(stage: Stage):
     assert roles == [(0, "assistant"), (1, "assistant"), (0, None), (1, None), (0, None), (1, None)]
 
 
+async def test_what_was_thought_comes_before_what_is_said(stage: Stage):
+    stage.generator.default = replace(HELLO, tokens=5, thoughts=("Let", " me"))
+    body = (await stage.http.post(CHAT, json=chat())).json()
+    message = body["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Let me", SAID)
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}
+    told = [chunk["choices"][0]["delta"] for chunk in await chunks(stage, CHAT, chat())]
+    assert told == [
+        {"role": "assistant", "reasoning": "Let"},
+        {"reasoning": " me"},
+        *({"content": word} for word in WORDS),
+    ]
+    hidden = (await stage.http.post(CHAT, json=chat(include_reasoning=False))).json()
+    assert hidden["choices"][0]["message"] == {"role": "assistant", "content": SAID, "refusal": None}
+    assert hidden["usage"] == body["usage"]
+
+
 async def test_tools_reach_the_engine_and_calls_come_back(stage: Stage):
     call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

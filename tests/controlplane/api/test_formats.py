@@ -53,6 +53,53 @@ def test_without_parallel_calls_only_the_first_is_kept():
     assert shown[-1]["finish_reason"] == "tool_calls"
 
 
+_THOUGHT = (TokenLogprob("Hm", -0.5),)
+_SAID = (TokenLogprob("Yes", -0.5),)
+_THINKING = [
+    Delta(0, "", (1,)),
+    Delta(0, "", (2,), reasoning="Hm", logprobs=_THOUGHT),
+    Delta(0, "Yes", (3, 4), reasoning=".", logprobs=_SAID),
+    Delta(0, "!", (5,), "stop"),
+]
+
+
+def test_thoughts_are_told_beside_the_text():
+    form, choice = ChunkFormat(asked()), Message(asked())
+    shown: list[Any] = [form.choice(delta) for delta in _THINKING]
+    assert [chunk["delta"] for chunk in shown] == [
+        {"role": "assistant", "content": ""},
+        {"reasoning": "Hm"},
+        {"reasoning": ".", "content": "Yes"},
+        {"content": "!"},
+    ]
+    for delta in _THINKING:
+        choice.add(delta)
+    whole: Any = choice.shown(0)
+    said = {"role": "assistant", "content": "Yes!", "refusal": None, "reasoning": "Hm."}
+    assert whole["message"] == said
+    assert whole["finish_reason"] == "stop"
+
+
+def test_thoughts_alone_leave_the_text_null():
+    choice = Message(asked())
+    choice.add(Delta(0, "", (1,), "length", reasoning="Hm"))
+    shown: Any = choice.shown(0)
+    assert (shown["message"]["content"], shown["message"]["reasoning"]) == (None, "Hm")
+
+
+def test_thoughts_can_be_left_out_with_their_probabilities():
+    body = asked(include_reasoning=False, logprobs=True)
+    form, choice = ChunkFormat(body), Message(body)
+    chunks: list[Any] = [form.choice(delta) for delta in _THINKING[:2]]
+    assert [chunk["delta"] for chunk in chunks] == [{"role": "assistant", "content": ""}, {"content": ""}]
+    assert [chunk["logprobs"]["content"] for chunk in chunks] == [[], []]
+    for delta in _THINKING[:2]:
+        choice.add(delta)
+    shown: Any = choice.shown(0)
+    assert shown["message"] == {"role": "assistant", "content": "", "refusal": None}
+    assert shown["logprobs"]["content"] == []
+
+
 def test_each_choice_begins_with_its_role():
     form = ChunkFormat(asked(n=2))
     deltas = [Delta(1, "b", (1,)), Delta(0, "a", (2,), "length"), Delta(1, "c", (3,), "stop")]

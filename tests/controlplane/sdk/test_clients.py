@@ -287,6 +287,18 @@ def test_a_stream_puts_tool_calls_together():
         ]
 
 
+async def test_what_was_thought_is_told_apart(stage: Stage, url: str):
+    stage.generator.default = replace(HELLO, tokens=5, thoughts=("Let", " me"))
+    async with sdk.AsyncTandem(url) as tandem:
+        reply = await tandem.chat("hi", model=CHAT_MODEL)
+        assert (reply.reasoning, reply.text) == ("Let me", TEXT)
+        stream = await tandem.stream("hi", model=CHAT_MODEL)
+        assert "".join([piece async for piece in stream]) == TEXT
+        assert stream.reasoning == "Let me"
+        stage.generator.default = HELLO
+        assert (await tandem.chat("hi", model=CHAT_MODEL)).reasoning == ""
+
+
 def test_of_several_choices_a_stream_gives_the_first():
     answers = streamed(
         {"index": 1, "delta": {"content": "other"}},

@@ -1,0 +1,192 @@
+"""What of an answer is thought, what is said, and which function is called? vLLM's own parsers read it out
+of the stream.
+
+A conversation in which there is something to read becomes a `Turn`: what to ask of the sampler, and one
+reader per sample that splits its text into reasoning, content and OpenAI's tool-call deltas, in this order.
+Forced calls (`required`, or one function by name) are constrained by a grammar, exactly as `vllm serve`
+does it; a grammar waits for the end of the thoughts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser import ParserManager
+from vllm.reasoning import ReasoningParserManager
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.tool_parsers import ToolParserManager
+
+from backends.vllm.compat import CALLER_MISTAKES
+from controlplane.core.ports import ChatPrompt, Delta, Refused
+
+_TOOL_KEY = "models.chat.tool_parser"
+_REASONING_KEY = "models.chat.reasoning_parser"
+
+
+def check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None:
+    """Raises ValueError for a name that vLLM does not have."""
+    for key, name, registry in (
+        (_TOOL_KEY, tool_parser, ToolParserManager),
+        (_REASONING_KEY, reasoning_parser, ReasoningParserManager),
+    ):
+        known = registry.list_registered()
+        if name is not None and name not in known:
+            raise ValueError(f"{key}={name}: vLLM has {', '.join(known)}")
+
+
+class Reading:
+    """The parsers of one model."""
+
+    def __init__(
+        self, tool_parser: str | None, reasoning_parser: str | None, tokenizer: Any, model_config: Any
+    ) -> None:
+        self._reads_calls = tool_parser is not None
+        self._reads_thoughts = reasoning_parser is not None
+        # What is no conversation has no thoughts that a grammar would wait for.
+        self.unread: dict[str, Any] = {"reasoning_ended": True} if self._reads_thoughts else {}
+        is_harmony = self._reads_thoughts and model_config.hf_config.model_type == "gpt_oss"
+        self._parser_class = ParserManager.get_parser(
+            tool_parser_name=tool_parser,
+            reasoning_parser_name=reasoning_parser,
+            enable_auto_tools=True,
+            model_name=model_config.model,
+            **({"is_harmony": True} if is_harmony else {}),
+        )
+        self._tokenizer = tokenizer
+        self._model_config = model_config
+
+    def begin(
+        self,
+        chat: ChatPrompt | None,
+        structure: StructuredOutputsParams | None,
+        prompt: Sequence[int],
+        *,
+        done: int = 0,
+    ) -> "Turn | None":
+        """The last `done` tokens of the prompt are the answer's so far. `None` when nothing is to be read.
+        Raises Refused."""
+        if chat is None:
+            return None
+        if not chat.tools and chat.tool_choice not in ("auto", "none"):
+            raise Refused(f"tool_choice {chat.tool_choice!r} needs tools to choose from", param="tools")
+        offers = bool(chat.tools) and chat.tool_choice != "none"
+        if offers and not self._reads_calls:
+            raise Refused(
+                "this server reads no tool calls: its operator has to name the parser for the model's "
+                f"call format in {_TOOL_KEY} (for example hermes, llama3_json or mistral)",
+                param="tools",
+            )
+        if not (offers or self._reads_thoughts):
+            return None
+        request = _vllm_request(chat, structure)
+        turn = Turn(request, prompt[: len(prompt) - done], self._parser)
+        if done:
+            told = prompt[len(prompt) - done :]
+            text = self._tokenizer.decode(told, skip_special_tokens=turn.skip_special_tokens)
+            turn.catch_up(text, told)
+        return turn
+
+    def _parser(self, request: ChatCompletionRequest) -> Any:
+        assert self._parser_class
+        return self._parser_class(
+            self._tokenizer,
+            request.tools,
+            model_config=self._model_config,
+            chat_template_kwargs=dict(request.chat_template_kwargs or {}),
+        )
+
+
+class Turn:
+    """One request. Samples are read apart from each other."""
+
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        prompt: Sequence[int],
+        make_parser: Callable[[ChatCompletionRequest], Any],
+    ) -> None:
+        self._prompt = list(prompt)
+        self._make_parser = make_parser
+        first = make_parser(request)
+        self._parsers = {0: first}
+        self._called: set[int] = set()
+        self._request = request = first.adjust_request(request)
+        self.structured_outputs: StructuredOutputsParams | None = request.structured_outputs
+        self.skip_special_tokens: bool = request.skip_special_tokens
+        self.waiting: dict[str, Any] = {}
+        """Tells vLLM's engine until when a grammar does not bind."""
+        # Only then, for the whole prompt is searched.
+        if first.reasoning_parser is not None and self.structured_outputs is not None:
+            # Some grammars have a rule of their own for the thoughts.
+            has_rule = getattr(request, "_grammar_from_parser", False)
+            self.waiting = {
+                "reasoning_ended": has_rule or first.is_reasoning_end(self._prompt),
+                "reasoning_parser_kwargs": {"chat_template_kwargs": dict(request.chat_template_kwargs or {})},
+            }
+
+    def catch_up(self, text: str, token_ids: Sequence[int]) -> None:
+        """Reads what the caller has been told of the first sample: it goes on from there."""
+        self._parse(0, text, token_ids, finished=False)
+
+    def read(self, step: Delta) -> Delta:
+        """The same step, with what of it is thought, said, and part of a call."""
+        reason = step.finish_reason
+        # What is preempted goes on: a parser that holds back a part of a mark still waits for the rest.
+        finished = reason not in (None, "preempted")
+        message = self._parse(step.index, step.text, step.token_ids, finished=finished)
+        if message is None:
+            calls, reasoning, text = (), "", ""
+        else:
+            calls = tuple(call.model_dump(exclude_none=True) for call in message.tool_calls or ())
+            reasoning, text = message.reasoning or "", message.content or ""
+        if calls:
+            self._called.add(step.index)
+        return replace(
+            step,
+            text=text,
+            reasoning=reasoning,
+            tool_calls=calls,
+            finish_reason=self._finish_reason(step.index, reason),
+        )
+
+    def _parse(self, index: int, text: str, token_ids: Sequence[int], *, finished: bool) -> Any:
+        if index not in self._parsers:
+            self._parsers[index] = self._make_parser(self._request)
+        parser = self._parsers[index]
+        return parser.parse_delta(text, list(token_ids), self._request, self._prompt, finished=finished)
+
+    def _finish_reason(self, index: int, reason: str | None) -> str | None:
+        """OpenAI says "tool_calls" when the model chose to call, "stop" when it was told which."""
+        chose = isinstance(self._request.tool_choice, str)
+        return "tool_calls" if reason == "stop" and chose and index in self._called else reason
+
+
+def _vllm_request(chat: ChatPrompt, structure: StructuredOutputsParams | None) -> ChatCompletionRequest:
+    names = [tool.get("function", {}).get("name") for tool in chat.tools]
+    if not isinstance(chat.tool_choice, str):
+        wanted = chat.tool_choice.get("function", {}).get("name")
+        if wanted not in names:
+            raise Refused(f"tool_choice names {wanted!r}; the tools are {names}", param="tool_choice")
+    # Only the ids of calls depend on what was said before, and a conversation may be long.
+    calling = {
+        "messages": [dict(message) for message in chat.messages],
+        "tools": [dict(tool) for tool in chat.tools],
+        "tool_choice": chat.tool_choice,
+    }
+    try:
+        return ChatCompletionRequest(
+            structured_outputs=structure,
+            chat_template_kwargs=dict(chat.template_options),
+            **(calling if chat.tools else {"messages": []}),
+        )
+    except CALLER_MISTAKES as error:
+        raise Refused(f"tools: {_reason(error)}", param="tools") from error
+
+
+def _reason(error: Exception) -> str:
+    """Pydantic's report of one field, else the message itself."""
+    if not hasattr(error, "errors"):
+        return str(error)
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
