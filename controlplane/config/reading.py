@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from reprlib import Repr
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -67,6 +67,9 @@ def parse_as(root: type[Root], content: object, *, source: str) -> Root:
 class _UniqueKeys(yaml.SafeLoader):
     """YAML lets a later key overwrite an earlier one in silence; here it is an error. And PyYAML raises what
     Python does of a value that only looks like a date (2001-13-45) or a number (0x_)."""
+
+    # A copy: what vLLM imports for grammars makes PyYAML's own read dates as text.
+    yaml_constructors: ClassVar[dict[Any, Any]] = dict(yaml.SafeLoader.yaml_constructors)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
         try:

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from controlplane.config import ConfigError, load, parse
 from controlplane.core.clock import milliseconds
@@ -179,6 +180,15 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, content: bytes, told: str):
     broken.write_bytes(content)
     with pytest.raises(ConfigError, match=told):
         load(broken)
+
+
+def test_another_librarys_reading_of_dates_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    read = yaml.SafeLoader.yaml_constructors
+    monkeypatch.setitem(read, "tag:yaml.org,2002:timestamp", read["tag:yaml.org,2002:str"])
+    config = tmp_path / "dated.yaml"
+    config.write_text("models: 2001-13-45")
+    with pytest.raises(ConfigError, match="is no timestamp"):
+        load(config)
 
 
 @pytest.mark.parametrize("name", ["dev", "colocated"])
