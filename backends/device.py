@@ -48,6 +48,18 @@ def free_gpu_bytes() -> int | None:
         nvml.nvmlShutdown()
 
 
+def gpu_name() -> str | None:
+    """With its driver, as results name it. None without a GPU. Raises ValueError as `memory_bytes`."""
+    gpu = _first_gpu()
+    if gpu is None:
+        return None
+    nvml, handle = gpu
+    try:
+        return f"{nvml.nvmlDeviceGetName(handle)}, driver {nvml.nvmlSystemGetDriverVersion()}"
+    finally:
+        nvml.nvmlShutdown()
+
+
 class DeviceReading(NamedTuple):
     """Bytes. `ours` are held by this process and those it started, `others` by everybody else."""
 

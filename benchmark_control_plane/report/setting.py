@@ -75,6 +75,7 @@ def _conditions(results: Results) -> list[list[str]]:
         ["seeds", ", ".join(map(str, facts.seeds(results))) or wording.ABSENT],
         ["commit", environment["commit"] or wording.ABSENT],
         ["machine", f"{environment['cpu']}, {environment['cores']} cores, {environment['platform']}"],
+        *([["GPU", environment["gpu"]]] if "gpu" in environment else []),
         ["Python", environment["python"]],
         *([name, version] for name, version in sorted(environment["versions"].items())),
     ]

@@ -18,6 +18,8 @@ from backends.device import (
     open_probe,
     processes_of,
 )
+from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.judge.results import environment
 
 MIB = 2**20
 
@@ -119,6 +121,13 @@ class Nvml:
         reserved = {"reserved": 40 * MIB} if version == self.nvmlMemory_v2 else {}
         total = self.total + 40 * MIB
         return SimpleNamespace(total=total, free=self.free, used=total - self.free, **reserved)
+
+    def nvmlDeviceGetName(self, handle):
+        assert handle == (self.instance or self.device)
+        return "NVIDIA H100 80GB HBM3"
+
+    def nvmlSystemGetDriverVersion(self):
+        return "570.124.06"
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
         assert handle == (self.instance or self.device)
@@ -242,3 +251,12 @@ def test_a_gpu_that_is_not_there_is_told_of(nvml, monkeypatch, visible):
     with pytest.raises(ValueError, match=f"CUDA_VISIBLE_DEVICES={visible}: .*no device|not found"):
         memory_bytes()
     assert nvml.is_shut
+
+
+def test_results_name_the_gpu_that_gave_them(nvml, monkeypatch):
+    assert environment()["gpu"] == "NVIDIA H100 80GB HBM3, driver 570.124.06" and nvml.is_shut
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(BadInput, match="CUDA_VISIBLE_DEVICES=7"):
+        environment()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert "gpu" not in environment()

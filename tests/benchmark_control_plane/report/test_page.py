@@ -169,3 +169,10 @@ def test_a_request_without_a_field_is_refused() -> None:
     del record["warmup"]
     with pytest.raises(BadInput, match=r"^request 1: warmup: missing; it is required$"):
         render(content, [record])
+
+
+def test_the_page_names_the_gpu(page: str) -> None:
+    content = experiments.results()
+    content["environment"]["gpu"] = "NVIDIA H100 80GB HBM3, driver 570"
+    assert "NVIDIA H100 80GB HBM3, driver 570" in render(content, experiments.requests(content))
+    assert "GPU" not in Outline(page).texts["th"] + Outline(page).texts["td"]
