@@ -6,7 +6,8 @@ hundred times a second: free bytes are read each time, the rest when they have m
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -26,38 +27,23 @@ _MEMINFO_BYTES = 256
 def memory_bytes() -> int:
     """Of the first GPU that this process may see; without any, of the host. Raises ValueError where
     CUDA_VISIBLE_DEVICES names a GPU that is not there."""
-    gpu = _first_gpu()
-    if gpu is None:
-        return _host_bytes()
-    nvml, handle = gpu
-    try:
-        return _gpu_bytes(nvml, handle)[0]
-    finally:
-        nvml.nvmlShutdown()
+    with _asked_gpu() as gpu:
+        return _host_bytes() if gpu is None else _gpu_bytes(*gpu)[0]
 
 
 def free_gpu_bytes() -> int | None:
     """None without a GPU: a host gives up memory for the asking. Raises ValueError as `memory_bytes`."""
-    gpu = _first_gpu()
-    if gpu is None:
-        return None
-    nvml, handle = gpu
-    try:
-        return _gpu_bytes(nvml, handle)[1]
-    finally:
-        nvml.nvmlShutdown()
+    with _asked_gpu() as gpu:
+        return None if gpu is None else _gpu_bytes(*gpu)[1]
 
 
 def gpu_name() -> str | None:
     """With its driver, as results name it. None without a GPU. Raises ValueError as `memory_bytes`."""
-    gpu = _first_gpu()
-    if gpu is None:
-        return None
-    nvml, handle = gpu
-    try:
+    with _asked_gpu() as gpu:
+        if gpu is None:
+            return None
+        nvml, handle = gpu
         return f"{nvml.nvmlDeviceGetName(handle)}, driver {nvml.nvmlSystemGetDriverVersion()}"
-    finally:
-        nvml.nvmlShutdown()
 
 
 class DeviceReading(NamedTuple):
@@ -244,6 +230,17 @@ def _group_limit() -> int | None:
     stated = _GROUP / "memory.max"
     limit = stated.read_text().strip() if stated.is_file() else ""
     return int(limit) if limit.isdigit() else None
+
+
+@contextmanager
+def _asked_gpu() -> Iterator[tuple[Any, Any] | None]:
+    """For one question; who asks again and again keeps a probe."""
+    gpu = _first_gpu()
+    try:
+        yield gpu
+    finally:
+        if gpu is not None:
+            gpu[0].nvmlShutdown()
 
 
 def _first_gpu() -> tuple[Any, Any] | None:

@@ -48,7 +48,7 @@ def read_yaml(path: Path) -> object:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
     try:
-        return yaml.load(text, Loader=_UniqueKeys)
+        return yaml.load(text, Loader=_CarefulLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
     except RecursionError:
@@ -64,7 +64,7 @@ def parse_as(root: type[Root], content: object, *, source: str) -> Root:
         raise ConfigError("\n".join(lines)) from error
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class _CarefulLoader(yaml.SafeLoader):
     """YAML lets a later key overwrite an earlier one in silence; here it is an error. And PyYAML raises what
     Python does of a value that only looks like a date (2001-13-45) or a number (0x_)."""
 
