@@ -7,7 +7,8 @@ from random import Random
 from backends.batch_time import StepTime, pace
 from benchmark_control_plane.lengths import Line
 from benchmark_control_plane.rounds import Arrival, Totals, simulate
-from controlplane.policy.catalogue import STEP_POLICIES, chosen
+from benchmark_control_plane.step_policies import STEP_POLICIES
+from controlplane.policy.catalogue import chosen
 from controlplane.policy.stepwise import Candidate, StepOptions, StepPolicy
 
 

@@ -32,11 +32,12 @@ from benchmark_control_plane.engine_steps import (
 from benchmark_control_plane.inputs import data_folder
 from benchmark_control_plane.kept import keep
 from benchmark_control_plane.simulation import arrival_times
+from benchmark_control_plane.step_policies import STEP_POLICIES
 from benchmark_control_plane.step_rules import AptGreedy, FirstCome, Planned, RandomOrder
 from benchmark_control_plane.tables import rows
 from controlplane.core.clock import seconds
 from controlplane.core.view import Pace
-from controlplane.policy.catalogue import STEP_POLICIES, engine_policy
+from controlplane.policy.catalogue import engine_policy
 from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.hybrid import HybridOptions
 from controlplane.policy.overflow import Overflow, latest_first

@@ -12,16 +12,6 @@ from typing import TypeVar
 from controlplane.core.clock import Duration, milliseconds
 from controlplane.core.view import Waiting
 from controlplane.policy.admission import Admission, AdmissionOptions, Fits, anything, fits_ahead, fits_now
-from controlplane.policy.admit_steps import (
-    AheadPolicy,
-    NowPolicy,
-    ReservingPolicy,
-    SkippingPolicy,
-    by_arrival,
-    by_deadline,
-    by_length,
-    by_slack,
-)
 from controlplane.policy.apt import AptKv
 from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.engine_step import EnginePolicy
@@ -33,11 +23,8 @@ from controlplane.policy.ordering import (
     OrderingOptions,
     ShortestAnswer,
 )
-from controlplane.policy.overflow import Overflow, by_chance, everyone, latest_first
 from controlplane.policy.ranked import RankedPolicy
 from controlplane.policy.srmt import ShortestRemaining
-from controlplane.policy.stepwise import StepOptions, StepPolicy
-from controlplane.policy.tandem import Effort, TandemPolicy
 
 _NEVER = milliseconds(86_400_000)
 
@@ -81,19 +68,6 @@ ADMISSIONS: Mapping[str, Fits] = {
     "fits-now": fits_now,
 }
 
-STEP_POLICIES: Mapping[str, Callable[[StepOptions], StepPolicy]] = {
-    "mc-sf": lambda options: AheadPolicy(options, by_length, Overflow(everyone)),
-    "mc-sf-skip": lambda options: SkippingPolicy(options, by_length, Overflow(everyone)),
-    "mc-benchmark": lambda options: AheadPolicy(options, by_arrival, Overflow(everyone)),
-    "edf": lambda options: AheadPolicy(options, by_deadline, Overflow(everyone)),
-    "least-slack": lambda options: AheadPolicy(options, by_slack, Overflow(everyone)),
-    "alpha-protection": lambda options: NowPolicy(options, Overflow(everyone), rests=False),
-    "alpha-beta": lambda options: NowPolicy(options, Overflow(by_chance(options)), rests=False),
-    "fcfs": lambda options: NowPolicy(options, Overflow(latest_first), rests=True),
-    "tandem": lambda options: TandemPolicy(options, Overflow(latest_first), Effort()),
-    "fcfs-reserve": lambda options: ReservingPolicy(options, Overflow(everyone)),
-}
-
 Policy = TypeVar("Policy")
 
 
@@ -118,15 +92,9 @@ def gate_ordering(name: str, options: OrderingOptions) -> Ordering:
 
 def engine_policy(options: EngineOptions) -> EnginePolicy:
     """Raises ValueError naming the valid entries, or an option that cannot be."""
-    name = options.ordering
-    if name in STEP_POLICIES and name not in ORDERINGS:
-        raise ValueError(
-            f"ordering={name!r}: it plans rounds of known length offline, at more work than an engine's step "
-            f"has time for; choose one of {', '.join(sorted(ORDERINGS))}"
-        )
     # Also where the ordering does not ask it.
     chosen("policy", ADMISSIONS, options.policy)
-    return chosen("ordering", ORDERINGS, name).engine(options)
+    return chosen("ordering", ORDERINGS, options.ordering).engine(options)
 
 
 def goes_before(options: EngineOptions) -> Callable[[Waiting, Waiting], bool]:

@@ -4,8 +4,8 @@ import pytest
 
 from backends.batch_time import affine, llm_only
 from benchmark_control_plane.engine_steps import Objective, Pool, Served, attained, serve
+from benchmark_control_plane.step_policies import STEP_POLICIES
 from benchmark_control_plane.step_rules import AptGreedy, FirstCome, Planned, RandomOrder
-from controlplane.policy.catalogue import STEP_POLICIES
 from controlplane.policy.hybrid import HybridOptions
 from controlplane.policy.stepwise import StepOptions
 

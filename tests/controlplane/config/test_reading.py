@@ -32,7 +32,7 @@ CASES = [
     ({"models": MODELS, "scheduling": {"ordering": "lifo"}}, "choose one of edf, fcfs, least-slack"),
     ({"models": MODELS, "scheduling": {"ordering": "srmt"}}, "name it in scheduling.engine.ordering"),
     ({"models": MODELS, "scheduling": {"engine": {"ordering": "lifo"}}}, "choose one of apt, edf, fcfs"),
-    ({"models": MODELS, "scheduling": {"engine": {"ordering": "tandem"}}}, "it plans rounds"),
+    ({"models": MODELS, "scheduling": {"engine": {"ordering": "tandem"}}}, "no such policy; choose one of"),
     ({"models": MODELS, "scheduling": {"engine": {"speed": 1}}}, "'speed': unknown; known are ordering"),
     ({"models": MODELS, "scheduling": {"engine": {"urgency": "high"}}}, "urgency='high': a number is needed"),
     ({"models": MODELS, "scheduling": {"engine": {"urgency": 7}}}, "scheduling.engine: urgency=7"),

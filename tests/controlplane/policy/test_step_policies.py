@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from benchmark_control_plane.lengths import Line
 from benchmark_control_plane.rounds import NeverEnds, simulate
 from benchmark_control_plane.schedules import Schedule, Setting, arrivals, built, scheduled
+from benchmark_control_plane.step_policies import STEP_POLICIES
 from controlplane.policy.admit_steps import by_deadline, by_slack
-from controlplane.policy.catalogue import STEP_POLICIES
 from controlplane.policy.stepwise import Candidate, StepOptions
 
 MEMORY = 24
