@@ -71,7 +71,7 @@ fuzz: setup
 	  -m "hypothesis and not engine and not gpu and not slow"
 
 kernels: setup
-	$(BIN)/python -m benchmark_control_plane.kernel_figures --check
+	$(BIN)/python -m benchmark_control_plane.experiments.hidden_cache.kernel_figures --check
 
 # Apart from the tests: tracing makes the property tests several times slower.
 coverage: setup
@@ -88,8 +88,8 @@ test-gpu:
 	  { echo "$(PYTHON) finds no GPU, or no vLLM. Install into an environment: pip install -e '.[vllm,embeddings,dev]'," \
 	         "then make test-gpu PYTHON=/path/to/its/python"; exit 1; }
 	$(TEST_ENV) "$(PYTHON)" -m pytest -v -m "gpu or (engine and not slow)" tests/kernels/hybridcache tests/backends/vllm/hybrid
-	"$(PYTHON)" -m benchmark_control_plane.hybrid_cost --model OPT-13B
-	"$(PYTHON)" -m benchmark_control_plane.hybrid_cost --model Llama-2-7B
+	"$(PYTHON)" -m benchmark_control_plane.experiments.hidden_cache.decode_cost --model OPT-13B
+	"$(PYTHON)" -m benchmark_control_plane.experiments.hidden_cache.decode_cost --model Llama-2-7B
 
 lint: setup
 	$(BIN)/ruff check .

@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmark_control_plane.inputs import BadInput, exit_code, finite, items, number, read_object, whole
+from benchmark_control_plane.common.arguments import (
+    BadInput,
+    exit_code,
+    finite,
+    items,
+    number,
+    read_object,
+    whole,
+)
 from controlplane.policy.hybrid import hybrid_offers, plan_tiers
 
 HIDDEN = 1

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmark_control_plane.hindsight import Instance, read_instance
-from benchmark_control_plane.inputs import BadInput, exit_code, read_object
-from benchmark_control_plane.optimum_bound import fluid_bound, linear_bound, tightened
-from benchmark_control_plane.optimum_proof import prove
-from benchmark_control_plane.optimum_search import first_orders, search
+from benchmark_control_plane.common.arguments import BadInput, exit_code, read_object
+from benchmark_control_plane.round_model.instance import Instance, read_instance
+from benchmark_control_plane.round_model.optimum_bound import fluid_bound, linear_bound, tightened
+from benchmark_control_plane.round_model.optimum_proof import prove
+from benchmark_control_plane.round_model.optimum_search import first_orders, search
 
 MOST_PROVABLE = 14
 """Requests up to which a proof is tried: up to 12 it takes seconds, at 14 perhaps minutes."""

@@ -11,11 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from backends.batch_time import MODELS, StepTime
-from benchmark_control_plane.hindsight import read_instance
-from benchmark_control_plane.inputs import BadInput, exit_code, finite, items, read_object, whole
-from benchmark_control_plane.lengths import Instance, Line
-from benchmark_control_plane.rounds import NeverEnds
-from benchmark_control_plane.schedules import Setting, scheduled
+from benchmark_control_plane.common.arguments import (
+    BadInput,
+    exit_code,
+    finite,
+    items,
+    read_object,
+    whole,
+)
+from benchmark_control_plane.round_model.instance import read_instance
+from benchmark_control_plane.round_model.lengths import Instance, Line
+from benchmark_control_plane.round_model.schedules import Setting, scheduled
+from benchmark_control_plane.round_model.simulator import NeverEnds
 
 
 class _OneLineParser(argparse.ArgumentParser):

@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmark_control_plane.inputs import BadInput, exit_code
-from benchmark_control_plane.reproductions import (
+from benchmark_control_plane.common.arguments import BadInput, exit_code
+from benchmark_control_plane.round_model.reproductions import (
     apt_adaptive,
     apt_greedy,
     mcsf_prediction_error,

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from benchmark_control_plane import command as bench
+from benchmark_control_plane import cli as bench
 from controlplane import __version__
 from controlplane.config import Config, ConfigError, load
 

@@ -120,7 +120,7 @@ def _told(numbers: Floats, middle: Floats | float, guesses: Sequence[Floats | fl
 
 @cache
 def prior() -> LengthModel:
-    """Learned from public prompts (see `benchmark_control_plane.prediction`): numbers and cues, no words."""
+    """Learned from public prompts: numbers and cues, no words."""
     shipped = json.loads(files("predictors").joinpath("prior.json").read_text(encoding="utf-8"))
     slopes = np.array([float(shipped["slopes"].get(name, 0.0)) for name in ROW])
     center = np.array([float(shipped["center"].get(name, 0.0)) for name in ROW])

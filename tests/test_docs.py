@@ -31,7 +31,7 @@ SETTING = rf"(?<![\w./])((?:{'|'.join(one.name for one in fields(Config))})\.[a-
 METRIC = re.compile(r"\btandem_[a-z_]*[a-z]\b")
 ENDPOINT = r"(?<![\w.])(/(?:v1|admin|health|ready|metrics)[\w/]*)"
 LEFT_OUT = re.compile(r"^ *# +(?:- )?([a-z0-9_]+):(?: |$)", re.MULTILINE)
-INPUTS = ROOT / "benchmark_control_plane/inputs.py"
+INPUTS = ROOT / "benchmark_control_plane/common/arguments.py"
 # Names of tenants, and an argument of vLLM's.
 FREE = {"web", "indexer", "kv_cache_dtype"}
 

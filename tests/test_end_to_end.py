@@ -16,8 +16,8 @@ import openai
 import pytest
 import yaml
 
-from benchmark_control_plane.overload import CONFIG, overload
-from benchmark_control_plane.servers import Server, free_port, serving
+from benchmark_control_plane.common.servers import Server, free_port, serving
+from benchmark_control_plane.experiments.gate.overload import CONFIG, overload
 from controlplane.sdk import Tandem
 
 pytestmark = pytest.mark.engine

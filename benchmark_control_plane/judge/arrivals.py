@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmark_control_plane.simulation import arrival_times as renewal
+from benchmark_control_plane.simulator.simulation import arrival_times as renewal
 from controlplane.core.memory import Floats
 
 _GRID = 512

@@ -18,9 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 import uvloop
 
-from benchmark_control_plane import virtual_time
-from benchmark_control_plane.http_client import connections
-from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.http_client import connections
 from benchmark_control_plane.judge import analysis
 from benchmark_control_plane.judge.experiment import Experiment, Plan, classes_section, merged
 from benchmark_control_plane.judge.experiment_parts import System
@@ -30,6 +29,7 @@ from benchmark_control_plane.judge.runner import Clock, Played, Target, Tick, in
 from benchmark_control_plane.judge.simulated import simulated_target
 from benchmark_control_plane.judge.systems import Objectives, Up, up
 from benchmark_control_plane.judge.workload import Planned, planned
+from benchmark_control_plane.simulator import virtual_time
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
 

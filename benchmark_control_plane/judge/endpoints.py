@@ -16,7 +16,13 @@ from typing import Any
 
 import orjson
 
-from benchmark_control_plane.http_client import Address, Connections, Head, connections, request_bytes
+from benchmark_control_plane.common.http_client import (
+    Address,
+    Connections,
+    Head,
+    connections,
+    request_bytes,
+)
 from benchmark_control_plane.judge.experiment_parts import Endpoint
 from benchmark_control_plane.judge.records import Answer, loss_of
 from benchmark_control_plane.judge.workload import Planned

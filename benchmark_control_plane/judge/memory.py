@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmark_control_plane.http_client import Address, Connections, request_bytes
+from benchmark_control_plane.common.http_client import Address, Connections, request_bytes
 
 Sample = Mapping[str, float]
 """`held:OWNER`, `quota:OWNER`, `used:OWNER` in bytes; `preemptions`, `recompute_tokens`, `queries`, `hits`

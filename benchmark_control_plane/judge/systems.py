@@ -13,11 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmark_control_plane.http_client import Address
-from benchmark_control_plane.judge.endpoints import Dialect, HttpTarget, http_target
-from benchmark_control_plane.judge.experiment import Plan, classes_section, merged
-from benchmark_control_plane.judge.experiment_parts import Endpoint, Live, Pinned, Split, System
-from benchmark_control_plane.servers import (
+from benchmark_control_plane.common.http_client import Address
+from benchmark_control_plane.common.servers import (
     Server,
     all_serving,
     free_port,
@@ -25,6 +22,9 @@ from benchmark_control_plane.servers import (
     tandem_server,
     vllm_server,
 )
+from benchmark_control_plane.judge.endpoints import Dialect, HttpTarget, http_target
+from benchmark_control_plane.judge.experiment import Plan, classes_section, merged
+from benchmark_control_plane.judge.experiment_parts import Endpoint, Live, Pinned, Split, System
 
 Objectives = Mapping[str, Mapping[str, float]]
 

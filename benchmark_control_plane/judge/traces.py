@@ -12,8 +12,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from benchmark_control_plane.inputs import BadInput
-from benchmark_control_plane.tables import column, rows
+from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.row_files import column, rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from benchmark_control_plane.inputs import BadInput, finite
+from benchmark_control_plane.common.arguments import BadInput, finite
 from benchmark_control_plane.report import facts, wording
 from benchmark_control_plane.report.schema import Results, Run
 

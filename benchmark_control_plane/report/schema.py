@@ -19,7 +19,7 @@ from typing import (
     is_typeddict,
 )
 
-from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.common.arguments import BadInput
 
 FORMAT = 1
 OUTCOMES = ("MET", "LATE", "REJECTED", "EVICTED", "ABORTED", "FAILED")

@@ -18,7 +18,7 @@ from backends.device import (
     open_probe,
     processes_of,
 )
-from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.common.arguments import BadInput
 from benchmark_control_plane.judge.results import environment
 
 MIB = 2**20

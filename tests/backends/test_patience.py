@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends.patience import Hindered, Patience, is_traced, waited_seconds
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.simulator.virtual_time import run
 
 on_linux = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux tells")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from backends.scripted import Script, ScriptedEmbedder, ScriptedGenerator
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import Instant
 from controlplane.core.ports import (
     BackendDown,

@@ -8,7 +8,7 @@ from backends.batch_time import affine, embedding_line, in_turn, llm_only
 from backends.simulated import SimulatedGenerator
 from backends.simulated_device import SimulatedDevice
 from backends.simulated_embedder import SimulatedEmbedder
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import Instant, seconds
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import BackendDown, Refused, Sampling

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("matplotlib", reason="plots need the bench extra")
 
 from benchmark_control_plane.reproduce import TABLES, main
-from benchmark_control_plane.reproductions import mcsf_table
-from benchmark_control_plane.scheduling_cost import decision_times, stream_run
+from benchmark_control_plane.round_model.reproductions import mcsf_table
+from benchmark_control_plane.round_model.scheduling_cost import decision_times, stream_run
 
 
 def test_table_ranks_the_policies_as_published(tmp_path: Path) -> None:

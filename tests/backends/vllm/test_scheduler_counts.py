@@ -8,7 +8,13 @@ import pytest
 from backends.batch_time import OPT_13B_A100_80G, StepLoad
 from backends.vllm.board import Board
 from backends.vllm.metadata import metadata_of
-from benchmark_control_plane.engine_fairness import AGED_SHARE, HEAD_START_S, aged, overtaken, step
+from benchmark_control_plane.experiments.engine.starvation import (
+    AGED_SHARE,
+    HEAD_START_S,
+    aged,
+    overtaken,
+    step,
+)
 from controlplane.core.clock import Duration, Instant, seconds
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.memory import generate_footprint

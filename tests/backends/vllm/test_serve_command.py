@@ -10,7 +10,7 @@ import pytest
 
 from backends import tiny
 from backends.vllm.board import ENVIRONMENT, Board
-from benchmark_control_plane.servers import Server, free_port, serving
+from benchmark_control_plane.common.servers import Server, free_port, serving
 
 pytestmark = pytest.mark.engine
 

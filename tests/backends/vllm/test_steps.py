@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from backends.vllm.steps import StepWatch, longest_step
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.ports import StepCost
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from benchmark_control_plane.judge.bench import Bench, saturation
 from benchmark_control_plane.judge.experiment import read_experiment
-from benchmark_control_plane.virtual_time import VirtualTimeLoop
+from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop
 
 EXPERIMENT = {
     "name": "overloaded",

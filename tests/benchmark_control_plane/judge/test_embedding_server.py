@@ -9,7 +9,7 @@ from backends.scripted import ScriptedEmbedder
 from benchmark_control_plane.judge.embedding_server import application, embedder_from
 from benchmark_control_plane.judge.experiment_parts import Live, Split
 from benchmark_control_plane.judge.systems import embedding_server
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.config.models import ChatModel, EmbeddingModel
 from controlplane.service.engines import embedders_of

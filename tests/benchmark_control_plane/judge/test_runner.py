@@ -7,7 +7,7 @@ import pytest
 from benchmark_control_plane.judge.records import Objective
 from benchmark_control_plane.judge.runner import in_turn, play
 from benchmark_control_plane.judge.workload import Planned
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
 

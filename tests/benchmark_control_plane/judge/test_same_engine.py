@@ -40,7 +40,7 @@ from backends.vllm.arguments import engine_args, scheduled
 from backends.vllm.running import CONTEXT
 from benchmark_control_plane.judge.experiment import read_experiment, single
 from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
-from benchmark_control_plane.servers import vllm_server
+from benchmark_control_plane.common.servers import vllm_server
 from controlplane.config import parse
 
 def flat(part, path, found):

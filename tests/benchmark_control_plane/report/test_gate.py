@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmark_control_plane.inputs import BadInput
+from benchmark_control_plane.common.arguments import BadInput
 from benchmark_control_plane.report.gate import Bound, broken, read_bounds, value_at
 from tests import experiments
 

@@ -10,7 +10,7 @@ from backends import device
 from backends.device import DeviceReading
 from backends.embedding.client import WorkerEmbedder
 from backends.scripted import ScriptedEmbedder
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import ConfigError, parse
 from controlplane.config.models import EmbeddingModel
 from controlplane.core.ports import BackendDown

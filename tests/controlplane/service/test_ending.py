@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from backends.scripted import ScriptedEmbedder
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.ports import BackendDown
 from controlplane.service.assembly import Service

@@ -7,7 +7,7 @@ import pytest
 
 from backends import device
 from backends.device import DeviceReading, HostProbe
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.metrics import Metrics
 from controlplane.service import sharing_setup
 from controlplane.service.memory_monitor import MemoryMonitor

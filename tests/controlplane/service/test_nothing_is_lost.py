@@ -7,7 +7,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from backends.scripted import Script, ScriptedEmbedder, ScriptedGenerator
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.ports import BackendDown, BackendFailed, Sampling
 from controlplane.core.request import Owner

@@ -9,8 +9,8 @@ import pytest
 from backends.batch_time import affine, embedding_line, in_turn, llm_only
 from backends.device_memory import ElasticMemory, StaticMemory
 from backends.scripted import ScriptedEmbedder, ScriptedGenerator
-from benchmark_control_plane.simulation import Ask, Embed, Machine, simulate
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.simulator.simulation import Ask, Embed, Machine, simulate
+from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import ConfigError, parse
 from controlplane.core.memory import Quota
 from controlplane.core.ports import Sampling

@@ -3,7 +3,7 @@
 import asyncio
 
 from backends.scripted import ScriptedEmbedder
-from benchmark_control_plane.virtual_time import run
+from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.decision import Reason
 from controlplane.service.assembly import Service

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmark_control_plane.kept import PUBLISHED
+from benchmark_control_plane.common.results_file import PUBLISHED
 
 pytest.importorskip("triton", reason="needs Triton: the hybrid extra")
 

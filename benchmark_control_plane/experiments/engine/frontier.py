@@ -1,0 +1,354 @@
+"""How much load does each policy carry before promises break? Rates at 90 % and 60 %, on vLLM's scheduler.
+
+    python -m benchmark_control_plane.experiments.engine.frontier --seeds 5
+
+vLLM's own scheduler and KV manager, stepped on virtual time at OPT-13B geometry: 709 blocks of 16 tokens
+(an A100-40GB), step times fitted to an A100-80GB with decoding slowed by the ratio of bandwidths
+(2,039 / 1,555 GB/s). For each policy and seed the highest Poisson rate at an attainment is bracketed to
+8 % and interpolated. Both metrics are printed (see engine_play); rates are never counted without the
+pauses of those that paid for them. Results are added to the file of `--results`, so a study can grow; each
+names the commit that it was run with.
+"""
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from math import inf
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from backends.vllm.stepped import Setup, SteppedEngine
+from benchmark_control_plane.common.arguments import add_data, exit_status, stated_data
+from benchmark_control_plane.common.results_file import add_results, keep, kept_before
+from benchmark_control_plane.experiments.engine.bounds import fluid_bound, with_hindsight
+from benchmark_control_plane.experiments.engine.replay import Contender, Outcome, Window, play
+from benchmark_control_plane.experiments.engine.workload import (
+    DATASETS,
+    Dataset,
+    Offer,
+    Prediction,
+    Promise,
+    dataset,
+    poisson,
+)
+from benchmark_control_plane.judge.results import environment
+
+TARGETS = (0.9, 0.6)
+METRICS = ("strict", "published")
+KEYS = tuple(f"{metric}-{target:.0%}" for target in TARGETS for metric in METRICS)
+
+_TANDEM: Mapping[str, Any] = {"ordering": "srmt"}
+CONTENDERS: Mapping[str, Contender] = {
+    c.name: c
+    for c in (
+        Contender("stock-fcfs"),
+        Contender("stock-priority", stock="priority"),
+        Contender("mc-sf", {"ordering": "mc-sf", "overflow_probability": 0.5}),
+        Contender("apt-kv", {"ordering": "apt"}),
+        Contender("tandem", _TANDEM),
+        # What each ingredient earns.
+        Contender("tandem-no-cut", {**_TANDEM, "size_cut_share": 0.0}),
+        Contender("tandem-no-preemption", {**_TANDEM, "preempt_ratio": 1e9}),
+        Contender("tandem-no-settling", {**_TANDEM, "settle_steps": 0}),
+        Contender("tandem-no-aging", {**_TANDEM, "aged_share": 0.0}),
+        Contender("tandem-no-price", {**_TANDEM, "prompt_price": 0.0}),
+    )
+}
+# No policy: what one who knows the future would serve.
+HINDSIGHT = "hindsight"
+PREDICTIONS: Mapping[str, Prediction] = {
+    "oracle": Prediction(),
+    "noisy": Prediction(sigma=0.5),
+    "four-times-long": Prediction(factor=4.0),
+    "four-times-short": Prediction(factor=0.25),
+    "none": Prediction(sigma=None),
+}
+
+_TOLERANCE = 1.08
+_STEP = 1.06
+_LOWEST = 0.05
+
+Attain = Callable[[float], Outcome]
+
+
+def highest_rate(
+    attain: Attain, seen: dict[float, Outcome], metric: str, target: float, start: float
+) -> float:
+    """Requests a second at which the metric crosses the target; every run is kept in `seen`. From `start`
+    on it steps towards the crossing, twice as far each time, and then halves."""
+
+    def at(rate: float) -> float:
+        if rate not in seen:
+            seen[rate] = attain(rate)
+        value: float = getattr(seen[rate], metric)
+        return value
+
+    step, last = _STEP, round(start, 3)
+    while True:
+        low = max((rate for rate in seen if at(rate) >= target), default=0.0)
+        high = min((rate for rate in seen if rate > low), default=inf)
+        if high <= _TOLERANCE * low:
+            share = (at(low) - target) / max(1e-9, at(low) - at(high))
+            return low + (high - low) * share
+        if high < _LOWEST:
+            return 0.0
+        last = min(max(last, low), high)
+        rate = last
+        if last in seen:
+            rate = last * step if last == low else last / step
+            step *= step
+        if not low < rate < high:
+            rate = (low * high) ** 0.5
+        last = round(rate, 3)
+        at(last)
+
+
+Run = Callable[[Iterator[Offer], Window, Promise, float], Outcome]
+
+
+def study(
+    run: Run,
+    data: Dataset,
+    policy: str,
+    prediction: str,
+    seed: int,
+    window: Window,
+    starts: Mapping[str, float],
+) -> dict[str, Any]:
+    def attain(rate: float) -> Outcome:
+        offers = poisson(data.lengths, rate, seed, PREDICTIONS[prediction])
+        outcome = run(offers, window, data.promise, rate)
+        print(
+            f"  {rate:7.3f} req/s: strict {outcome.strict:.3f}, published {outcome.published:.3f}, "
+            f"longest gap {outcome.longest_gap:.0f} s, {outcome.seconds:.0f} s",
+            flush=True,
+        )
+        return outcome
+
+    seen: dict[float, Outcome] = {}
+    rates = {
+        f"{metric}-{target:.0%}": highest_rate(attain, seen, metric, target, starts[f"{metric}-{target:.0%}"])
+        for target in TARGETS
+        for metric in METRICS
+    }
+    return {
+        "dataset": data.name,
+        "policy": policy,
+        "prediction": prediction,
+        "seed": seed,
+        "window": asdict(window),
+        "rates": rates,
+        "points": [asdict(seen[rate]) for rate in sorted(seen)],
+    }
+
+
+def with_study(studies: Sequence[Mapping[str, Any]], new: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """In the order of their keys, whichever was run last; one that was there gives way."""
+    return sorted([*(one for one in studies if _key(one) != _key(new)), new], key=_key)
+
+
+def starts_like(
+    studies: Sequence[Mapping[str, Any]],
+    bounds: Mapping[str, Mapping[str, float]],
+    sought: tuple[str, str, str, int],
+    first: float,
+) -> dict[str, float]:
+    """Where to look first for a (data, policy, lengths, seed): the mean of the studies most like it, of a
+    policy whose name begins alike, scaled by the fluid bound from data to data."""
+    data, policy = sought[:2]
+
+    def likeness(one: Mapping[str, Any]) -> tuple[bool, ...]:
+        return tuple(a == b for a, b in zip(_key(one), sought, strict=True))
+
+    kin = [one for one in studies if one["policy"].split("-")[0] == policy.split("-")[0]]
+    if not kin:
+        return dict.fromkeys(KEYS, first)
+    closest = max(map(likeness, kin))
+    alike = [one for one in kin if likeness(one) == closest]
+    return {
+        f"{metric}-{target:.0%}": mean(
+            one["rates"][f"{metric}-{target:.0%}"]
+            * bounds[data][f"{target:.0%}"]
+            / bounds[one["dataset"]][f"{target:.0%}"]
+            for one in alike
+        )
+        for target in TARGETS
+        for metric in METRICS
+    }
+
+
+def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str, float]]) -> str:
+    """Markdown. Mean rates over seeds with their deviation, and the ratio to stock FCFS on the same seeds and
+    window; pauses and waits are those at the highest rate seen that still reaches 90 %, shares of the memory
+    those at the highest that reaches each target. Fluid bounds last."""
+    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for one in studies:
+        groups.setdefault((one["dataset"], one["prediction"], one["policy"]), []).append(one)
+    heads = [
+        "data",
+        "lengths",
+        "policy",
+        "seeds",
+        *KEYS,
+        "longest pause, s",
+        "wait of those that lost, p95, s",
+        *(f"memory held at {target:.0%} (for promises kept)" for target in TARGETS),
+        "commit",
+    ]
+    lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
+    for (data, prediction, policy), runs in sorted(groups.items()):
+        cells = [data, prediction, policy, ", ".join(str(run["seed"]) for run in runs)]
+        cells += [
+            _rated([run["rates"][key] for run in runs], _stock(groups, data, runs, key)) for key in KEYS
+        ]
+        known = points_at(runs, 0.9)
+        cells.append(f"{max((p['longest_gap'] for p in known), default=0):.0f}")
+        cells.append(f"{max((p['lost_wait']['p95'] for p in known), default=0):.0f}")
+        cells += [_held(points_at(runs, target)) for target in TARGETS]
+        commits = {run["commit"][:7] if run.get("commit") else "unknown" for run in runs}
+        cells.append(", ".join(sorted(commits)))
+        lines.append(" | ".join(cells))
+    for data, bound in sorted(bounds.items()):
+        stock = groups.get((data, "oracle", "stock-fcfs"), [])
+        rates = [
+            _rated([bound[key.rpartition("-")[2]]], [run["rates"][key] for run in stock]) for key in KEYS
+        ]
+        lines.append(" | ".join([data, "oracle", "fluid bound", "", *rates, *[""] * 5]))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def points_at(runs: Sequence[Mapping[str, Any]], target: float) -> list[Mapping[str, Any]]:
+    """Of each run that reaches the target at all, the highest rate seen that does."""
+    reached = [[point for point in run["points"] if point["strict"] >= target] for run in runs]
+    return [max(points, key=_rate) for points in reached if points]
+
+
+def _held(points: Sequence[Mapping[str, Any]]) -> str:
+    if not points or any("held_share" not in point for point in points):
+        return ""
+    held, kept = (mean(point[part] for point in points) for part in ("held_share", "kept_share"))
+    return f"{held:.0%} ({kept:.0%})"
+
+
+def _rated(rates: Sequence[float], stock: Sequence[float]) -> str:
+    spread = f" ± {stdev(rates):.2f}" if len(rates) > 1 else ""
+    ratio = f" ({mean(rates) / mean(stock):.2f}x)" if stock else ""
+    return f"{mean(rates):.2f}{spread}{ratio}"
+
+
+def _rate(point: Mapping[str, Any]) -> float:
+    rate: float = point["rate"]
+    return rate
+
+
+def _stock(
+    groups: Mapping[Any, list[Mapping[str, Any]]], data: str, runs: Sequence[Mapping[str, Any]], key: str
+) -> list[float]:
+    """Empty unless stock FCFS has run on all these seeds in the same window."""
+    stock = {
+        (one["seed"], *one["window"].values()): one for one in groups.get((data, "oracle", "stock-fcfs"), [])
+    }
+    alike = [(run["seed"], *run["window"].values()) for run in runs]
+    if any(one not in stock for one in alike):
+        return []
+    return [stock[one]["rates"][key] for one in alike]
+
+
+def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
+    chosen = [s for s in studies if s["dataset"] == data and s["prediction"] in (prediction, "oracle")]
+    for metric, axis in zip(METRICS, axes, strict=True):
+        for policy in (*CONTENDERS, HINDSIGHT):
+            points = sorted(
+                (p["rate"], p[metric])
+                for s in chosen
+                if s["policy"] == policy
+                and (s["prediction"] == prediction or policy in ("stock-fcfs", HINDSIGHT))
+                for p in s["points"]
+            )
+            if points:
+                axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=policy)
+        for target in TARGETS:
+            axis.axhline(target, color="grey", linewidth=0.5)
+        axis.set_xscale("log")
+        axis.set_xlabel("requests per second")
+        axis.set_title(f"{data}, {prediction} lengths, {metric}")
+    axes[0].set_ylabel("attainment")
+    axes[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def publish(saved: Mapping[str, Any], results: Path) -> None:
+    """The JSON file, the table and the pictures beside it."""
+    keep(results, saved)
+    text = table(saved["studies"], saved["fluid_bounds"])
+    results.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+    for data, prediction in sorted({(one["dataset"], one["prediction"]) for one in saved["studies"]}):
+        draw(saved["studies"], data, prediction, results.with_name(f"{results.stem}-{data}-{prediction}.png"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmark_control_plane.experiments.engine.frontier", description=__doc__
+    )
+    add_data(parser)
+    parser.add_argument("--datasets", nargs="+", default=["sharegpt"], choices=list(DATASETS))
+    parser.add_argument("--policies", nargs="+", default=list(CONTENDERS), choices=[*CONTENDERS, HINDSIGHT])
+    parser.add_argument("--predictions", nargs="+", default=["oracle"], choices=list(PREDICTIONS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--requests", type=int, default=4_000)
+    parser.add_argument("--warm-up", type=int, default=500)
+    parser.add_argument("--start", type=float, default=1.3, help="requests a second to look at first")
+    add_results(parser)
+    options = parser.parse_args(arguments)
+
+    setup, folder = Setup(), stated_data(options.data)
+    chosen = [dataset(name, folder, setup.max_model_tokens) for name in options.datasets]
+    engine = SteppedEngine(setup)
+    # What vLLM has loaded stays; looking through it again and again takes time.
+    gc.collect()
+    gc.freeze()
+    window = Window(options.warm_up, options.requests)
+    hindsight = partial(with_hindsight, setup)
+    commit = environment()["commit"]
+    saved = {"studies": []} | kept_before(options.results)
+    for data in chosen:
+        bounds = {f"{t:.0%}": fluid_bound(data.lengths, setup, t) for t in (1.0, *TARGETS)}
+        saved.setdefault("fluid_bounds", {})[data.name] = bounds
+        print(f"{data.name}: fluid bound {bounds}", flush=True)
+        for prediction in options.predictions:
+            for seed in options.seeds:
+                for policy in options.policies:
+                    print(f"{data.name}, {prediction}, seed {seed}, {policy}", flush=True)
+                    run = partial(play, engine, CONTENDERS[policy]) if policy in CONTENDERS else hindsight
+                    key = (data.name, policy, prediction, seed)
+                    starts = starts_like(saved["studies"], saved["fluid_bounds"], key, options.start)
+                    one = study(run, data, policy, prediction, seed, window, starts)
+                    studies = with_study(saved["studies"], {**one, "commit": commit})
+                    saved = {**saved, "setup": asdict(setup), "studies": studies}
+                    if options.results is not None:
+                        publish(saved, options.results)
+    print(table(saved["studies"], saved["fluid_bounds"]))
+    if options.results is None:
+        print(json.dumps(saved))
+    return 0
+
+
+def _key(one: Mapping[str, Any]) -> tuple[str, str, str, int]:
+    return (one["dataset"], one["policy"], one["prediction"], one["seed"])
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))

@@ -1,0 +1,152 @@
+"""What does the plug-in cost a step? Its part beside vLLM's `schedule()`, with 1,000 waiting, 256 running.
+
+    python -m benchmark_control_plane.experiments.engine.plugin_cost
+
+A real EngineCore without a model, whose scheduler writes its board as it does behind the gate. *slots*: 256
+run, because no more may. *memory*: as many may, but the blocks do not suffice for all to grow, so somebody
+must give way every few steps, or be held back. One request comes before each step; when more than 1,000 wait,
+anybody leaves, so that some still wait for a promise that can be kept. Of each request the engine is told
+what the gate tells it: class, promise, and the quantiles of the answers before it.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from random import Random
+from statistics import median, quantiles
+from time import perf_counter_ns
+from typing import Any
+
+from backends.vllm.board import named_board
+from backends.vllm.metadata import KEY, metadata_of
+from backends.vllm.stepped import Setup, SteppedEngine
+from benchmark_control_plane.common.results_file import add_results, keep_or_print
+from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.ports import Standing
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.policy.catalogue import ORDERINGS
+from predictors.output_length import HistoryQuantiles
+
+_PROMPT = 100
+_LIMIT = 1_024
+_CLASSES = [
+    ServiceClass(name, Slo(ttft=milliseconds(ttft_ms), tpot=milliseconds(100)), priority, sheddable=False)
+    for name, ttft_ms, priority in (("interactive", 1_000, 2), ("standard", 10_000, 1), ("batch", 100_000, 0))
+]
+# Longer than the longest answer: the first ones all started together.
+_SETTLING_STEPS = 700
+
+
+def measure(
+    engine: SteppedEngine, tandem: Mapping[str, Any] | None, *, waiting: int, steps: int
+) -> dict[str, float]:
+    """Microseconds a step; `schedule` includes the hook. Counts are medians over the steps, `preempted` their
+    sum."""
+    with named_board():
+        scheduler = engine.restart(tandem=tandem)
+    took: list[int] = []
+    hooks: list[int] = []
+    preempted: list[int] = []
+    counts: list[tuple[int, int]] = []
+    inner, preempt = scheduler.schedule, scheduler._preempt_request
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = perf_counter_ns()
+        output = inner(*args, **kwargs)
+        took.append(perf_counter_ns() - began)
+        hooks.append(getattr(scheduler, "hook_ns", 0))
+        return output
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        preempted.append(len(took))
+        preempt(*args, **kwargs)
+
+    scheduler.schedule, scheduler._preempt_request = timed, counted
+    added, random = 0, Random(1)
+    while len(took) < _SETTLING_STEPS + steps:
+        added = _add(engine, added)
+        while len(scheduler.waiting) < waiting:
+            added = _add(engine, added)
+        _keep(engine, waiting, random)
+        counts.append((len(scheduler.running), len(scheduler.waiting)))
+        engine.step()
+    hook, whole = hooks[_SETTLING_STEPS:], took[_SETTLING_STEPS:]
+    own = [all_ - mine for all_, mine in zip(whole, hook, strict=True)]
+    return {
+        "hook_median_us": median(hook) / 1e3,
+        "hook_p99_us": quantiles(hook, n=100)[-1] / 1e3,
+        "vllm_median_us": median(own) / 1e3,
+        "running": median(running for running, _ in counts[_SETTLING_STEPS:]),
+        "waiting": median(waited for _, waited in counts[_SETTLING_STEPS:]),
+        "preempted": sum(at >= _SETTLING_STEPS for at in preempted),
+    }
+
+
+def _keep(engine: SteppedEngine, most: int, random: Random) -> None:
+    """So many wait."""
+    queue = [request.request_id for request in engine.core.scheduler.waiting]
+    if len(queue) > most:
+        engine.abort(random.sample(sorted(queue), len(queue) - most))
+
+
+def _answer(number: int) -> int:
+    return 300 + number * 137 % 400
+
+
+def _request(number: int, now: Instant) -> Request:
+    klass, prompt = _CLASSES[number % len(_CLASSES)], _PROMPT + number * 13 % 100
+    return Request(f"r{number}", Kind.GENERATE, "model", "tenant", klass, klass.slo, now, prompt, _LIMIT)
+
+
+@cache
+def _forecast() -> LengthForecast:
+    """What the gate says when it has seen a window of such answers."""
+    predictor, request = HistoryQuantiles(), _request(0, Instant(0))
+    for number in range(512):
+        predictor.observe(request, _answer(number))
+    return predictor.forecast(request)
+
+
+def _add(engine: SteppedEngine, number: int) -> int:
+    request = _request(number, Instant(engine.now_ns))
+    said = metadata_of(request, Standing(forecast=_forecast()))
+    engine.add(request.id, request.prompt_tokens, _answer(number), extra={KEY: said}, limit=_LIMIT)
+    return number + 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmark_control_plane.experiments.engine.plugin_cost", description=__doc__
+    )
+    parser.add_argument("--running", type=int, default=256)
+    parser.add_argument("--waiting", type=int, default=1_000)
+    parser.add_argument("--steps", type=int, default=400)
+    add_results(parser)
+    options = parser.parse_args(arguments)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    setups = {
+        "slots": Setup(blocks=20_000, max_running=options.running, max_step_tokens=8_192),
+        "memory": Setup(blocks=options.running * 22, max_running=options.running, max_step_tokens=8_192),
+    }
+    for regime, setup in setups.items():
+        engine = SteppedEngine(setup)
+        contenders: dict[str, Mapping[str, Any] | None] = {"stock": None}
+        contenders |= {name: {"ordering": name} for name in sorted(ORDERINGS)}
+        for name, tandem in contenders.items():
+            row = measure(engine, tandem, waiting=options.waiting, steps=options.steps)
+            found.setdefault(regime, {})[name] = row
+            print(
+                f"{regime:7} {name:12} hook {row['hook_median_us']:6.0f} us (p99 {row['hook_p99_us']:6.0f}), "
+                f"vLLM's own {row['vllm_median_us']:6.0f} us; {row['running']:.0f} running, "
+                f"{row['waiting']:.0f} waiting, {row['preempted']:.0f} preempted",
+                flush=True,
+            )
+    keep_or_print(options.results, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

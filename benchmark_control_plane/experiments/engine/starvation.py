@@ -1,0 +1,115 @@
+"""How long does a low class wait in an engine with too much work for ever? Measured beside the stated bound.
+
+    python -m benchmark_control_plane.experiments.engine.starvation
+
+vLLM's own scheduler and KV manager on virtual time, in a pool of 64 blocks. Two bounds are stated:
+
+- ranked orderings: a higher class overtakes only for `priority_head_start_ms`; nobody who comes later
+  than that after a low one starts before it (it may have to give way again, to the head of the line);
+- `srmt`: one that lost its promise waits `starvation_ms`, and from then on at most for the block-steps of
+  the lost ones that came before it, divided by `aged_share` of the blocks.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backends.vllm.stepped import Setup, SteppedEngine
+
+SETUP = Setup(
+    blocks=64, max_model_tokens=512, max_running=16, max_step_tokens=256, batch_time="opt-13b-a100-80g"
+)
+HEAD_START_S = 2.0
+PATIENCE_S = 3.0
+AGED_SHARE = 0.3
+
+_NS = 1e9
+_LARGE = (400, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Of one request of the low class; None while it has not started."""
+
+    waited: float | None
+    bound: float
+
+
+def step(engine: SteppedEngine) -> dict[str, int]:
+    """One step; time moves on even if nothing ran. New tokens by request."""
+    before = engine.now_ns
+    produced = engine.step()
+    if engine.now_ns == before:
+        engine.jump(before + 1_000_000)
+    return {request_id: tokens for request_id, tokens, _ in produced}
+
+
+def overtaken(engine: SteppedEngine, ordering: str, steps: int) -> Iterator[Wait]:
+    """Twice as much high-class work as the engine can do. Seconds after a low one in which the last came
+    that started before it."""
+    engine.restart(tandem={"ordering": ordering, "priority_head_start_ms": HEAD_START_S * 1e3})
+    arrived: dict[str, float] = {}
+    started: dict[str, int] = {}
+    for number in range(steps):
+        for is_due, name in ((number % 4 == 0, "high"), (number % 50 == 40, "low")):
+            if is_due:
+                arrived[f"{name}{number}"] = engine.now_ns / _NS
+                said = {"priority": int(name == "high"), "tokens": 100, "ttft_ms": 1_000}
+                engine.add(f"{name}{number}", 60, 100, extra={"tandem": said})
+        step(engine)
+        for request in engine.core.scheduler.running:
+            started.setdefault(request.request_id, number)
+    for low, came in arrived.items():
+        if low.startswith("low"):
+            before = [arrived[one] for one, at in started.items() if at < started.get(low, 0)]
+            yield Wait(max([*before, came]) - came if low in started else None, HEAD_START_S)
+
+
+def aged(engine: SteppedEngine, share: float, steps: int) -> Iterator[Wait]:
+    """Small work without end, now and then a large one. Steps from the end of its patience to its start."""
+    prompt, output = _LARGE
+    options = {"ordering": "srmt", "starvation_ms": PATIENCE_S * 1e3, "aged_share": share}
+    engine.restart(tandem=options)
+    promise: dict[str, Any] = {"ttft_ms": 500, "gap_ms": 500}
+    arrived: dict[str, float] = {}
+    ripe: dict[str, int] = {}
+    started: dict[str, int] = {}
+    for number in range(steps):
+        if number % 6 == 0:
+            engine.add(f"small{number}", 60, 60, extra={"tandem": {**promise, "tokens": 60}})
+        if number >= 300 and number % 300 in (0, 10, 20):
+            arrived[f"large{number}"] = engine.now_ns / _NS
+            engine.add(f"large{number}", prompt, output, extra={"tandem": {**promise, "tokens": output}})
+        for one, came in arrived.items():
+            if engine.now_ns / _NS >= came + PATIENCE_S:
+                ripe.setdefault(one, number)
+        for one in step(engine):
+            started.setdefault(one, number)
+    # Its blocks for its tokens, and for the steps in which its prompt is read.
+    reading = 2 * (prompt // engine.setup.max_step_tokens + 1)
+    stay = -(-(prompt + output) // engine.setup.block_tokens) * (output + reading)
+    for before, (one, since) in enumerate(ripe.items()):
+        bound = reading + before * (1 + stay / (max(share, 1e-9) * engine.setup.blocks))
+        if one in started or since + bound < steps:
+            yield Wait(started[one] - since if one in started else None, bound)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    engine = SteppedEngine(SETUP)
+    rows = [(f"{name}, seconds", list(overtaken(engine, name, 2_000))) for name in ("fcfs", "edf")]
+    rows.append(("srmt, steps", list(aged(engine, AGED_SHARE, 6_000))))
+    print("ordering        low class  started     nearest to its bound              longest")
+    for name, waits in rows:
+        known = [(wait.waited, wait.bound) for wait in waits if wait.waited is not None]
+        nearest = max(known, key=lambda pair: pair[0] / pair[1])
+        longest = max(known)
+        print(
+            f"{name:15} {len(waits):9} {len(known):8}  {nearest[0]:8.1f} of {nearest[1]:7.1f}  "
+            f"{longest[0]:8.1f} of {longest[1]:7.1f}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

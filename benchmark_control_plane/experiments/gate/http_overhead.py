@@ -1,0 +1,173 @@
+"""What does the door cost? Tandem beside vLLM's own OpenAI server, and one admission decision alone.
+
+Both servers stay up on the same machine with the same model and engine arguments, each with its own
+statistics and /metrics, neither with an access log. `vllm bench serve` asks them in turn, A B B A, at
+three rates up to saturation; the ratio is taken within each pair, the median over the pairs. The
+decision is one cycle of the gate at 1,000 live requests, view included.
+
+    python -m benchmark_control_plane.experiments.gate.http_overhead
+        [--rounds 5] [--requests 200] [--decision-only]
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmark_control_plane.common.servers import (
+    BenchRun,
+    Server,
+    all_serving,
+    bench_serve,
+    stop_as_interrupted,
+    tandem_server,
+    vllm_server,
+)
+from controlplane.core.clock import Duration, Instant, milliseconds, seconds
+from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.request import Kind, Owner, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.view import Pace, PoolView, Queue, Share, Waiting
+from controlplane.policy.admission import Admission, AdmissionOptions, fits_ahead
+from controlplane.policy.cycle import run_cycle
+from controlplane.policy.eviction import EvictionOptions
+from controlplane.policy.ordering import EarliestDeadline, OrderingOptions
+
+ENGINE: dict[str, object] = {
+    "max_model_len": 2048,
+    "max_num_seqs": 64,
+    "block_size": 32,
+    "dtype": "bfloat16",
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 512 * 2**20,
+}
+MODEL = "tiny-llama"
+_DECISIONS = 500
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--decision-only", action="store_true")
+    options = parser.parse_args(arguments)
+    stop_as_interrupted()
+    report: dict[str, object] = {"decision_us": decision_costs()}
+    if not options.decision_only:
+        report["door"] = door_costs(options.rounds, options.requests)
+    json.dump(report, sys.stdout, indent=2)
+    print()
+    return 0
+
+
+def door_costs(rounds: int, requests: int) -> dict[str, object]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        model = f"tandem/{MODEL}"
+        chat = {"model": model, "name": MODEL, "engine": ENGINE}
+        config = {"models": {"chat": chat}, "pool": {"memory": "2GiB"}}
+        servers = [
+            vllm_server(model, MODEL, ENGINE, name="plain"),
+            tandem_server(config, folder / "tandem.yaml"),
+        ]
+        plain, tandem = stack.enter_context(all_serving([(s, folder / f"{s.name}.log") for s in servers]))
+        pair = (plain, tandem)
+        for server in pair:
+            bench_serve(server, MODEL, requests, "inf", seed=0)
+        full = bench_serve(plain, MODEL, requests, "inf", seed=0).request_throughput
+        rates = {"half": f"{full / 2:.1f}", "nine_tenths": f"{full * 0.9:.1f}", "saturated": "inf"}
+        return {name: _paired(pair, rate, rounds, requests) for name, rate in rates.items()}
+
+
+def _paired(pair: tuple[Server, Server], rate: str, rounds: int, requests: int) -> dict[str, object]:
+    plain, tandem = zip(*_runs(pair, rate, rounds, requests), strict=True)
+    throughput = [t.request_throughput / p.request_throughput for p, t in zip(plain, tandem, strict=True)]
+    ttft = [t.median_ttft_ms / p.median_ttft_ms for p, t in zip(plain, tandem, strict=True)]
+    tpot = [t.median_tpot_ms / p.median_tpot_ms for p, t in zip(plain, tandem, strict=True)]
+    return {
+        "offered_rps": rate,
+        "plain_rps": statistics.median(p.request_throughput for p in plain),
+        "plain_median_ttft_ms": statistics.median(p.median_ttft_ms for p in plain),
+        "failed": sum(run.failed for run in (*plain, *tandem)),
+        "throughput_ratio": _spread(throughput),
+        "median_ttft_ratio": _spread(ttft),
+        "median_tpot_ratio": _spread(tpot),
+    }
+
+
+def _runs(
+    pair: tuple[Server, Server], rate: str, rounds: int, requests: int
+) -> Iterator[tuple[BenchRun, BenchRun]]:
+    for turn in range(rounds):
+        order = pair if turn % 2 == 0 else pair[::-1]
+        runs = {s.name: bench_serve(s, MODEL, requests, rate, seed=turn) for s in order}
+        yield runs["plain"], runs["tandem"]
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def decision_costs() -> dict[str, float]:
+    """Median microseconds of one cycle for one newcomer, by how many run and how many wait."""
+    return {
+        f"{running}_running_{waiting}_waiting": _decision_us(running, waiting)
+        for running, waiting in ((1_000, 0), (256, 744))
+    }
+
+
+def _decision_us(running: int, waiting: int) -> float:
+    ordering = EarliestDeadline(OrderingOptions(seconds(1), seconds(10)))
+    eviction = EvictionOptions(seconds(0.1), 4, 1.0)
+    admission = Admission(AdmissionOptions(0.05, 2_000, seconds(60), Duration(0)), eviction, fits_ahead)
+    room = _example(0).footprint.base * (running if waiting else 100 * running)
+    ledger = MemoryLedger({Owner.LLM: Quota(room)})
+    for number in range(running):
+        one = _example(number)
+        ledger.open(one.request.id, Owner.LLM, one.footprint, priority=1)
+    queue = [_example(running + number) for number in range(waiting + 1)]
+    queue = [
+        Waiting(w.request, w.footprint, w.until, ordering.rank(w.request, w.footprint, None), w.work)
+        for w in queue
+    ]
+    queue.sort(key=lambda w: w.rank)
+    newcomer = queue[-1]
+    took = []
+    for _ in range(_DECISIONS):
+        start = time.perf_counter()
+        share = Share(
+            ceiling=ledger.ceiling(Owner.LLM),
+            held=ledger.held(Owner.LLM),
+            deficit=ledger.deficit(Owner.LLM),
+            largest=room,
+            free_slots=running,
+            leases=ledger.table(Owner.LLM),
+            pace=Pace(milliseconds(20), Duration(100_000)),
+        )
+        plan = run_cycle(
+            PoolView({Owner.LLM: share}, {Owner.LLM: Queue(queue, (newcomer,))}), Instant(0), admission
+        )
+        took.append(time.perf_counter() - start)
+        if len(plan.dispatches) + len(plan.deferrals) + len(plan.rejections) != 1:
+            raise RuntimeError(f"one decision was asked for, the plan holds another number: {plan}")
+    return statistics.median(took) * 1e6
+
+
+def _example(number: int) -> Waiting:
+    service_class = ServiceClass("standard", Slo(ttft=seconds(60)), 1, sheddable=False)
+    request = Request(
+        id=f"r{number:05}", kind=Kind.GENERATE, model=MODEL, tenant="default", service_class=service_class,
+        slo=service_class.slo, arrival=Instant(number), prompt_tokens=200, max_output_tokens=500,
+    )  # fmt: skip
+    # Lengths spread over a few hundred tokens, without a random number generator.
+    footprint = Footprint(200_000, 1_000, 50 + number * 37 % 350, 50_000.0, 700_000)
+    return Waiting(request, footprint, Instant(10**15), (0, 0, ""), footprint.area)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,95 @@
+"""What does watching the device's memory cost? Percent of one core at each sampling interval.
+
+The service's own monitor on an otherwise idle event loop, over this process and one child; and a bare timer,
+which is what waking that loop costs by itself. In turn, in several rounds; medians.
+
+    python -m benchmark_control_plane.experiments.gate.memory_probe_cost [--seconds 3] [--rounds 5]
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import uvloop
+
+from backends.device import open_probe
+from benchmark_control_plane.common.arguments import BadInput, exit_code
+from controlplane.service.memory_monitor import MemoryMonitor
+
+_INTERVALS_MS = (10, 100)
+
+Stop = Callable[[], None]
+Watch = Callable[[float], Stop]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args(arguments)
+
+    def command() -> dict[str, object]:
+        if options.seconds <= 0:
+            raise BadInput(f"--seconds {options.seconds}: a measurement needs a time above 0")
+        if options.rounds < 1:
+            raise BadInput(f"--rounds {options.rounds}: a measurement needs at least one")
+        cells = [(name, watch, every) for every in _INTERVALS_MS for name, watch in _WATCHES.items()]
+        found: dict[str, list[float]] = {f"{name}_{every}_ms": [] for name, _, every in cells}
+        child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(86_400,))
+        child.start()
+        try:
+            for number in range(options.rounds):
+                for name, watch, every in cells if number % 2 == 0 else cells[::-1]:
+                    share = _share_of_core(watch, every / 1_000, options.seconds)
+                    found[f"{name}_{every}_ms"].append(100 * share)
+        finally:
+            child.kill()
+        percent = {name: round(median(shares), 3) for name, shares in found.items()}
+        return {"rounds": options.rounds, "cores": os.cpu_count(), "percent_of_a_core": percent}
+
+    return exit_code(command)
+
+
+def _monitored(every: float) -> Stop:
+    monitor = MemoryMonitor(open_probe(), lambda: 2**40, lambda _: None, 2**20)
+    monitor.start(every)
+    return monitor.stop
+
+
+def _timed(every: float) -> Stop:
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def again() -> None:
+        nonlocal timer
+        timer = loop.call_later(every, again)
+
+    def stop() -> None:
+        timer.cancel()
+
+    timer = loop.call_later(every, again)
+    return stop
+
+
+_WATCHES: dict[str, Watch] = {"monitor": _monitored, "timer": _timed}
+
+
+def _share_of_core(watch: Watch, every: float, seconds: float) -> float:
+    async def run() -> float:
+        stop = watch(every)
+        start = time.process_time()
+        await asyncio.sleep(seconds)
+        used = time.process_time() - start
+        stop()
+        return used / seconds
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

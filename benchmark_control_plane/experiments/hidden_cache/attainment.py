@@ -1,0 +1,130 @@
+"""Do hidden states keep more promises than keys and values alone? Beside Apt-Serve's Table 4.
+
+    python -m benchmark_control_plane.experiments.hidden_cache.attainment --seeds 21 22 23
+
+vLLM's real scheduler, stepped on virtual time: OPT-13B on an A100-40GB with 709 blocks; lengths known within
+lognormal noise (sigma 0.5); requests from an empty engine, all counted. Each contender is Tandem's scheduler
+under one order: `KV` keeps keys and values only, `M0` may restore hidden states at every step, `M2` may
+absorb them. What those cost is no measurement but a roofline of the device (`costs`). Summaries of arXiv
+papers, as far as they fit 2,048 tokens, stand for LongBench.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import mean
+from typing import Any
+
+from backends.roofline import A100_40GB, Device
+from backends.vllm.stepped import GEOMETRIES, HiddenStates, Setup, SteppedEngine
+from benchmark_control_plane.common.arguments import add_data, exit_status, stated_data
+from benchmark_control_plane.common.results_file import add_results, keep_or_print
+from benchmark_control_plane.experiments.engine.replay import Contender, Window, play
+from benchmark_control_plane.experiments.engine.workload import Dataset, Prediction, dataset, poisson
+
+ORDERS = ("apt", "srmt")
+
+# (data set, rate, variation of the gaps between arrivals): per cent with KV cache, with hybrid cache.
+PUBLISHED: Mapping[tuple[str, float, float], tuple[float, float]] = {
+    ("sharegpt", 3, 1): (99.5, 99.5), ("sharegpt", 3, 5): (94.7, 95.9), ("sharegpt", 3, 10): (75.1, 78.2),
+    ("sharegpt", 6, 1): (65.7, 67.3), ("sharegpt", 6, 5): (66.7, 67.7), ("sharegpt", 6, 10): (57.1, 58.4),
+    ("arxiv", 1.5, 1): (96.6, 98.2), ("arxiv", 1.5, 5): (70.0, 76.0), ("arxiv", 1.5, 10): (43.4, 50.8),
+    ("arxiv", 3, 1): (70.0, 77.6), ("arxiv", 3, 5): (58.8, 64.8), ("arxiv", 3, 10): (35.6, 42.5),
+}  # fmt: skip
+
+
+def costs(device: Device, layers: int, heads: int, head_dim: int) -> dict[str, HiddenStates | None]:
+    """In 16 bits. M0 multiplies each token by both projections again, which arithmetic bounds; that it then
+    reads half the bytes is left out. M2 passes twice over rows of half the size, as many bytes as keys and
+    values; but each step reads both projections once more, and each request moves its queries and sums, one
+    hidden state a head, out and in again. Leaving hidden states and reading a prompt in chunks restore, as
+    M0 does at every step."""
+    width = heads * head_dim
+    projections = layers * 2 * width * width
+    moved = layers * 4 * heads * width * 2
+    restored = 2 * projections / device.operations
+    return {
+        "KV": None,
+        "M0": HiddenStates(restored, 0.0, 0.0, restored),
+        "M2": HiddenStates(0.0, moved / device.bandwidth, 2 * projections / device.bandwidth, restored),
+    }
+
+
+def study(
+    engine: SteppedEngine, data: Dataset, rate: float, variation: float, order: str, requests: int, seed: int
+) -> dict[str, Any]:
+    """Per cent by form of the cache, on the same requests."""
+    found: dict[str, Any] = {}
+    for form, hidden in costs(A100_40GB, *GEOMETRIES["opt-13b"]).items():
+        contender = Contender(form, {"ordering": order}, hidden=hidden)
+        offers = poisson(data.lengths, rate, seed, Prediction(0.5), variation)
+        outcome = play(engine, contender, offers, Window(0, requests), data.promise, rate)
+        found[form] = {
+            "strict": 100 * outcome.strict,
+            "published": 100 * outcome.published,
+            "preemptions": outcome.preemptions,
+        }
+    return {
+        "data": data.name,
+        "rate": rate,
+        "variation": variation,
+        "order": order,
+        "seed": seed,
+        "of": found,
+    }
+
+
+def table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Means over the seeds, in Apt-Serve's metric and strictly, and M2 less KV, seed by seed."""
+    lines = [
+        f"{'':26s} paper: KV hybrid | ours, published (strict):{'KV':>10s}{'M0':>15s}{'M2':>15s}   M2 - KV"
+    ]
+    for order in ORDERS:
+        for (data, rate, variation), (plain, hybrid) in PUBLISHED.items():
+            cell = (order, data, rate, variation)
+            chosen = [r for r in runs if (r["order"], r["data"], r["rate"], r["variation"]) == cell]
+            if not chosen:
+                continue
+            shown = []
+            for form in ("KV", "M0", "M2"):
+                published, strict = (mean(r["of"][form][m] for r in chosen) for m in ("published", "strict"))
+                shown.append(f"{published:6.1f} ({strict:5.1f})")
+            gains = [r["of"]["M2"]["published"] - r["of"]["KV"]["published"] for r in chosen]
+            lines.append(
+                f"{order:5s} {data:9s} {rate:4g} {variation:4g} {plain:11.1f} {hybrid:6.1f} |{'':17s}"
+                + "  ".join(shown)
+                + "   "
+                + " ".join(f"{gain:+.1f}" for gain in gains)
+            )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmark_control_plane.experiments.hidden_cache.attainment", description=__doc__
+    )
+    add_data(parser)
+    parser.add_argument("--orders", nargs="+", default=["apt"], choices=ORDERS)
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    add_results(parser)
+    options = parser.parse_args(arguments)
+    setup = Setup(hidden=True)
+    folder = stated_data(options.data)
+    known = {name: dataset(name, folder, setup.max_model_tokens) for name, _, _ in PUBLISHED}
+    engine = SteppedEngine(setup)
+    runs: list[dict[str, Any]] = []
+    for order in options.orders:
+        for seed in options.seeds:
+            for name, rate, variation in PUBLISHED:
+                runs.append(study(engine, known[name], rate, variation, order, options.requests, seed))
+                print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+    print(table(runs))
+    keep_or_print(options.results, {"setup": asdict(setup), "requests": options.requests, "runs": runs})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))

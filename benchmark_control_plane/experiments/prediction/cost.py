@@ -1,0 +1,89 @@
+"""What does a forecast cost? Its time, the memory behind it, and the loop's lag while a model is learned."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+from benchmark_control_plane.experiments.prediction.methods import taught
+from benchmark_control_plane.experiments.prediction.prompt_sets import Sample
+from benchmark_control_plane.experiments.prediction.prompt_vectors import with_vectors
+from controlplane.service.learning import Learning
+from predictors.features import gist_of
+from predictors.keeping import Kept
+from predictors.learned import LearnedLengths
+from predictors.training import trained_elsewhere
+
+_PAGE = 4_096
+_TICK_SECONDS = 0.002
+_QUIET_TICKS = 1_000
+
+
+def cost(samples: Sequence[Sample]) -> dict[str, Any]:
+    """`encoder` is where each prompt was embedded before, by a model of its own; both learn from as many."""
+    lengths = LearnedLengths()
+    plain = _forecast_cost(lengths, samples)
+    embedded = with_vectors(samples)
+    encoder = _forecast_cost(LearnedLengths(), embedded)
+    return {**plain, "encoder": encoder, "loop": asyncio.run(_lags(lengths, samples))}
+
+
+def _forecast_cost(lengths: LearnedLengths, samples: Sequence[Sample]) -> dict[str, float]:
+    before = _resident()
+    taught(lengths, samples)
+    lengths.swap(asyncio.run(trained_elsewhere(Kept(lengths.examples.table()))))
+    grown = _resident() - before
+    features, forecasts = [], []
+    for sample in samples:
+        began = perf_counter()
+        gist_of(sample.prompt)
+        read = perf_counter()
+        request = sample.request()
+        made = perf_counter()
+        lengths.forecast(request)
+        forecasts.append(perf_counter() - made)
+        features.append(read - began)
+    both = [a + b for a, b in zip(features, forecasts, strict=True)]
+    return {
+        "features_us": 1e6 * median(features),
+        "forecast_us": 1e6 * median(forecasts),
+        "both_us": 1e6 * median(both),
+        "both_p99_us": 1e6 * quantiles(both, n=100)[98],
+        "resident_mib": grown / 2**20,
+    }
+
+
+async def _lags(lengths: LearnedLengths, samples: Sequence[Sample]) -> dict[str, float]:
+    """Milliseconds that a timer comes late, with a forecast and an answer at each tick."""
+    learning = Learning(lengths, every_seconds=3_600.0, file=None)
+    idle = await _late(lengths, samples, None)
+    training = asyncio.create_task(learning.learn())
+    busy = await _late(lengths, samples, training)
+    return {
+        "idle_p99_ms": quantiles(idle, n=100)[98],
+        "training_p50_ms": median(busy),
+        "training_p99_ms": quantiles(busy, n=100)[98],
+        "training_seconds": len(busy) * _TICK_SECONDS,
+    }
+
+
+async def _late(
+    lengths: LearnedLengths, samples: Sequence[Sample], until: asyncio.Task[None] | None
+) -> list[float]:
+    loop = asyncio.get_running_loop()
+    late: list[float] = []
+    while len(late) < _QUIET_TICKS if until is None else not until.done():
+        sample = samples[len(late) % len(samples)]
+        due = loop.time() + _TICK_SECONDS
+        await asyncio.sleep(_TICK_SECONDS)
+        late.append(1e3 * (loop.time() - due))
+        request = sample.request()
+        lengths.forecast(request)
+        lengths.observe(request, sample.tokens)
+    return late
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE

@@ -1,0 +1,123 @@
+"""Is coverage kept as requests come, when the model behind a name changes, and while an answer grows?"""
+
+from collections.abc import Sequence
+from math import comb
+from random import Random
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from benchmark_control_plane.experiments.prediction.methods import (
+    forecasts,
+    learned_predictor,
+    pinball_losses,
+)
+from benchmark_control_plane.experiments.prediction.prompt_sets import ARENA_MODELS, Sample
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.memory import Floats
+from predictors.learned import LearnedLengths
+from predictors.length_model import ENOUGH, LEVELS, fit
+
+_GROWTH = 1.5
+_SETTLED = 500
+_STREAM = 4_000
+_BEFORE, _AFTER = 1_000, 1_500
+_LEAST, _MOST = 0.88, 0.92
+
+
+def within(samples: Sequence[Sample], *, one_name: bool) -> list[bool]:
+    """Whether each answer was within its 0.9 quantile, served from a cold start; models are learned on the
+    way. With `one_name` nothing tells which model answers."""
+    lengths, due, found = LearnedLengths(use_prior=False), ENOUGH, []
+    for sample in samples:
+        request = sample.request(model="llm" if one_name else None)
+        found.append(sample.tokens <= lengths.forecast(request).quantile(0.9))
+        lengths.observe(request, sample.tokens)
+        if lengths.examples.seen >= due:
+            lengths.swap(fit(lengths.examples.table()))
+            due = round(_GROWTH * due)
+    return found
+
+
+def coverage(samples: Sequence[Sample], seeds: Sequence[int]) -> dict[str, Any]:
+    """Of the mixed service, after its first 500 requests, and the extremes of any 500 in a row. A predictor
+    that is right and learns nothing would leave `outside_by_chance` of the windows of 500 outside."""
+    after, lowest, highest, windows = [], [], [], []
+    for seed in seeds:
+        kept = within(Random(seed).sample(samples, _STREAM), one_name=False)[_SETTLED:]
+        rolling = np.convolve(kept, np.ones(_SETTLED) / _SETTLED, "valid")
+        after.append(mean(kept))
+        windows += _windows(kept)
+        lowest.append(float(rolling.min()))
+        highest.append(float(rolling.max()))
+    return {
+        "after_500": after,
+        "lowest_of_500": min(lowest),
+        "highest_of_500": max(highest),
+        "windows": len(windows),
+        "windows_outside": _outside(windows),
+        "outside_by_chance": _by_chance(),
+    }
+
+
+def _windows(kept: Sequence[bool]) -> list[float]:
+    """Coverage of each 500 in a row, without overlap."""
+    return [mean(kept[at : at + _SETTLED]) for at in range(0, len(kept) - _SETTLED + 1, _SETTLED)]
+
+
+def _outside(windows: Sequence[float]) -> float:
+    return mean(not _LEAST <= covered <= _MOST for covered in windows)
+
+
+def _by_chance() -> float:
+    inside = range(round(_LEAST * _SETTLED), round(_MOST * _SETTLED) + 1)
+    return 1 - sum(comb(_SETTLED, n) * 0.9**n * 0.1 ** (_SETTLED - n) for n in inside)
+
+
+def switches(samples: Sequence[Sample], seeds: Sequence[int]) -> dict[str, Any]:
+    """Coverage of the 500 requests after a switch, of the 1,000 after those, and which share of the windows
+    of 500 among them is outside. The model behind one name changes, or the traffic does."""
+    by_source: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_source.setdefault(sample.source, []).append(sample)
+    short, middle, _ = (f"arena-hard {model}" for model in ARENA_MODELS)
+    cases = {
+        "gpt-3.5 to gpt-4": (by_source[short], by_source[middle]),
+        "gpt-4 to gpt-3.5": (by_source[middle], by_source[short]),
+        "tasks to chat": (by_source["gsm8k"] + by_source["gpteacher codegen"], by_source[middle]),
+        "chat to tasks": (by_source[middle], by_source["gsm8k"] + by_source["gpteacher codegen"]),
+    }
+    found: dict[str, Any] = {}
+    for name, (before, after) in cases.items():
+        first, then, windows = [], [], []
+        for seed in seeds:
+            random = Random(seed)
+            stream = random.choices(before, k=_BEFORE) + random.choices(after, k=_AFTER)
+            kept = within(stream, one_name=True)
+            first.append(mean(kept[_BEFORE : _BEFORE + _SETTLED]))
+            then.append(mean(kept[_BEFORE + _SETTLED :]))
+            windows += _windows(kept[_BEFORE + _SETTLED :])
+        found[name] = {"first_500": first, "after_500": then, "windows_outside": _outside(windows)}
+    return found
+
+
+def conditional(known: Sequence[Sample], asked: Sequence[Sample]) -> dict[str, dict[str, float]]:
+    """Pinball loss of the tokens still to come, after shares of the true length; beside it that of the
+    first forecast minus the tokens so far."""
+    made = forecasts(learned_predictor(known), asked)
+    found: dict[str, dict[str, float]] = {}
+    for share in (0.0, 0.25, 0.5, 0.75):
+        rows = [(f, int(share * s.tokens), s.tokens) for f, s in zip(made, asked, strict=True)]
+        left = np.array([float(total - done) for _, done, total in rows])
+        sharpened = np.array([_quantiles(f.remaining(after=done) if done else f) for f, done, _ in rows])
+        plain = np.array([np.maximum(1.0, _quantiles(f) - done) for f, done, _ in rows])
+        found[f"{share:.0%}"] = {
+            "conditional": float(pinball_losses(sharpened, left).mean()),
+            "minus_so_far": float(pinball_losses(plain, left).mean()),
+        }
+    return found
+
+
+def _quantiles(forecast: LengthForecast) -> Floats:
+    return np.array([forecast.quantile(level) for level in LEVELS])

@@ -1,0 +1,243 @@
+"""Is the next second's embedding load known? Pinball loss and coverage on recorded arrivals.
+
+Each trace becomes two series, requests and tokens a second. After a minute of each, every second is
+forecast from those before it: by the last value, by means of the last 10 and 60 (all three with the
+quantiles of their own last 512 errors), by statsmodels' exponential smoothing (parameters by maximum
+likelihood over the first 600 seconds; under its own normal law, and with the same quantiles of errors),
+and by `predictors.series`. No public trace of embedding requests exists: two are generated from production
+clients whose answers are of one token, two are of retrieval and code prompts.
+
+    python -m benchmark_control_plane.experiments.prediction.embedding_forecast --data DIR
+"""
+
+import argparse
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmark_control_plane.common.arguments import add_data, data_folder, exit_code
+from benchmark_control_plane.common.results_file import add_results, keep
+from benchmark_control_plane.judge.traces import NAMED, read_trace
+from controlplane.core.memory import Floats
+from predictors.series import LEVELS, SeriesForecaster
+
+_LEVELS = np.array(LEVELS)
+_WARM_UP = 60
+_ERRORS_KEPT = 512
+_FITTED_ON = 600
+_BASELINES = ("last value", "mean of 10", "mean of 60")
+_OWN = "tandem"
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Which of its lengths are tokens to embed, and how much faster than recorded it is played."""
+
+    name: str
+    tokens: str = "prompt"
+    speed: float = 1.0
+
+
+# 7,106 retrievals in a week are one in 85 s: at 200 times the speed, about 2 a second.
+TRACES: Mapping[str, Trace] = {
+    "ServeGen steady": Trace("servegen-steady"),
+    "ServeGen bursty": Trace("servegen-bursty"),
+    "RAGPulse x200": Trace("ragpulse", "query", 200.0),
+    "Azure code": Trace("azure-code"),
+}
+
+
+class Forecaster(Protocol):
+    def next_quantiles(self) -> Floats: ...
+
+    def observe(self, value: float) -> None: ...
+
+
+class Own:
+    def __init__(self) -> None:
+        self._series = SeriesForecaster()
+
+    def next_quantiles(self) -> Floats:
+        return np.array(self._series.quantiles)
+
+    def observe(self, value: float) -> None:
+        self._series.observe(value)
+
+
+class WithErrors:
+    """A point forecast for each step, given beforehand, and the quantiles of its last errors."""
+
+    def __init__(self, points: Floats) -> None:
+        self._points = points
+        self._errors: list[float] = []
+
+    def next_quantiles(self) -> Floats:
+        recent = self._errors[-_ERRORS_KEPT:]
+        # The largest of n errors bounds the next one with probability n / (n + 1).
+        levels = np.minimum(1.0, _LEVELS * (1 + 1 / len(recent)))
+        found: Floats = np.maximum(0.0, self._points[len(self._errors)] + np.quantile(recent, levels))
+        return found
+
+    def observe(self, value: float) -> None:
+        self._errors.append(value - self._points[len(self._errors)])
+
+
+class Normal:
+    """A point forecast for each step and one deviation."""
+
+    def __init__(self, points: Floats, deviation: float) -> None:
+        self._points = iter(points)
+        # Standard normal quantiles of 0.5, 0.9 and 0.99.
+        self._spread = deviation * np.array((0.0, 1.2816, 2.3263))
+
+    def next_quantiles(self) -> Floats:
+        found: Floats = np.maximum(0.0, next(self._points) + self._spread)
+        return found
+
+    def observe(self, value: float) -> None:
+        """Nothing to learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """By level: mean pinball loss over the series' mean, share of values below and not above the quantile."""
+
+    pinball: tuple[float, ...]
+    below: tuple[float, ...]
+    within: tuple[float, ...]
+
+    @property
+    def coverage_gap(self) -> float:
+        """How far the worst level is from lying between both shares, as a quantile does by definition."""
+        return max(
+            max(low - level, level - high, 0.0)
+            for level, low, high in zip(LEVELS, self.below, self.within, strict=True)
+        )
+
+
+def score(forecaster: Forecaster, series: Floats) -> Score:
+    loss, below, within = (np.zeros(len(LEVELS)) for _ in range(3))
+    for step, value in enumerate(series):
+        if step >= _WARM_UP:
+            said = forecaster.next_quantiles()
+            loss += np.where(value >= said, _LEVELS * (value - said), (1 - _LEVELS) * (said - value))
+            below += value < said
+            within += value <= said
+        forecaster.observe(value)
+    steps = len(series) - _WARM_UP
+    return Score(
+        tuple(loss / steps / np.mean(series)), tuple(below / steps), tuple(within / steps)
+    )  # fmt: skip
+
+
+def contenders(series: Floats) -> Iterator[tuple[str, Forecaster]]:
+    for name, length in zip(_BASELINES, (1, 10, 60), strict=True):
+        yield name, WithErrors(_moving_mean(series, length))
+    smoothed, deviation = _exponential_smoothing(series)
+    yield "ETS, normal", Normal(smoothed[_WARM_UP:], deviation)
+    yield "ETS, its errors", WithErrors(smoothed)
+    yield _OWN, Own()
+
+
+def _moving_mean(series: Floats, length: int) -> Floats:
+    """Entry i is the mean of up to `length` values before i."""
+    sums = np.concatenate(([0.0], np.cumsum(series)))
+    at = np.arange(1, len(series))
+    start = np.maximum(0, at - length)
+    return np.concatenate(([0.0], (sums[at] - sums[start]) / (at - start)))
+
+
+def _exponential_smoothing(series: Floats) -> tuple[Floats, float]:
+    """One-step forecasts, and the deviation of those that the parameters were fitted on."""
+    from statsmodels.tsa.exponential_smoothing.ets import ETSModel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = series[:_FITTED_ON]
+        parameters = ETSModel(first, error="add").fit(disp=False).params
+        points = np.asarray(ETSModel(series, error="add").smooth(parameters).fittedvalues)
+    return points, float(np.std(first - points[:_FITTED_ON]))
+
+
+def series_of(folder: Path, trace: Trace) -> dict[str, Floats]:
+    """Requests and tokens in each second."""
+    file, columns = NAMED[trace.name]
+    rows = read_trace(folder / file, columns)
+    second = (np.array([row.at for row in rows]) / trace.speed).astype(int)
+    weights = np.array([getattr(row, trace.tokens) for row in rows], dtype=float)
+    return {
+        "requests": np.bincount(second).astype(float),
+        "tokens": np.bincount(second, weights=weights),
+    }
+
+
+def study(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name, trace in TRACES.items():
+        for kind, series in series_of(folder, trace).items():
+            scores = {one: score(forecaster, series) for one, forecaster in contenders(series)}
+            best = np.min([scores[one].pinball for one in _BASELINES], axis=0)
+            rows.append(
+                {
+                    "trace": name,
+                    "series": kind,
+                    "seconds": len(series),
+                    "mean": float(series.mean()),
+                    "dispersion": float(series.var() / series.mean()),
+                    "to_best_baseline": [float(r) for r in scores[_OWN].pinball / best],
+                    "scores": {
+                        one: {
+                            "pinball": s.pinball, "below": s.below, "within": s.within,
+                            "coverage_gap": s.coverage_gap,
+                        }
+                        for one, s in scores.items()
+                    },
+                }
+            )  # fmt: skip
+    return rows
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    from matplotlib import pyplot
+
+    names = list(rows[0]["scores"])
+    figure, axes = pyplot.subplots(1, len(LEVELS), figsize=(13, 4.2), sharey=True, layout="constrained")
+    for column, (axis, level) in enumerate(zip(axes, LEVELS, strict=True)):
+        for offset, name in enumerate(names):
+            best = [min(row["scores"][one]["pinball"][column] for one in _BASELINES) for row in rows]
+            height = [row["scores"][name]["pinball"][column] / b for row, b in zip(rows, best, strict=True)]
+            place = np.arange(len(rows)) + (offset - len(names) / 2) * 0.13
+            axis.bar(place, height, 0.12, label=name)
+        axis.set_title(f"pinball loss at {level}")
+        axis.axhline(1.0, color="black", linewidth=0.8)
+        axis.set_ylim(0.6, 2.0)
+        labels = [f"{row['trace']}\n{row['series']}" for row in rows]
+        axis.set_xticks(range(len(rows)), labels, rotation=75, fontsize=8)
+    axes[0].set_ylabel("to the best of the three baselines")
+    axes[-1].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_data(parser)
+    add_results(parser)
+    options = parser.parse_args(arguments)
+
+    def command() -> list[dict[str, Any]]:
+        rows = study(data_folder(options.data, "traces"))
+        if options.results is not None:
+            keep(options.results, rows)
+            draw(rows, options.results.with_suffix(".png"))
+        return rows
+
+    return exit_code(command)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,152 @@
+"""What do better length forecasts buy? Attainment on vLLM's real scheduler and behind the gate in the
+simulator, by what they are told of lengths.
+
+    python -m benchmark_control_plane.experiments.prediction.goodput
+
+Requests are the public prompts of `prediction` as one service, forecast by predictors that had not seen
+them; the engine is that of `engine_frontier`, under Tandem's order, stepped on virtual time. `oracle` is
+told true lengths, `history` the quantiles of recent answers, `none` nothing, `adversarial` four times the
+true length or a quarter of it, at random. The scheduler rejects nothing: what is not kept is late. For
+the gate see `prediction_gate`.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from itertools import islice, product
+from random import Random
+from statistics import mean, stdev
+from typing import Any
+
+from backends.vllm.stepped import Setup, SteppedEngine
+from benchmark_control_plane.common.arguments import add_data, data_folder, exit_status
+from benchmark_control_plane.common.results_file import add_results, keep_or_print, kept_before
+from benchmark_control_plane.experiments.engine.frontier import CONTENDERS
+from benchmark_control_plane.experiments.engine.replay import Window, play
+from benchmark_control_plane.experiments.engine.workload import Offer, Promise
+from benchmark_control_plane.experiments.prediction.gate_goodput import through_the_gate
+from benchmark_control_plane.experiments.prediction.methods import forecasts, learned_predictor, taught
+from benchmark_control_plane.experiments.prediction.output_length import FOLDS
+from benchmark_control_plane.experiments.prediction.prompt_sets import Sample, samples
+from controlplane.core.forecast import LengthForecast
+from predictors.output_length import HistoryQuantiles
+
+PROMISE = Promise(1.0, 1.0)
+_WRONG = 4
+
+Told = Mapping[str, LengthForecast | int | None]
+"""By way of forecasting, what is said of one request."""
+
+
+def told(known: Sequence[Sample]) -> list[tuple[Sample, Told]]:
+    random = Random(0)
+    found: list[tuple[Sample, Told]] = []
+    for fold in range(FOLDS):
+        learning = [s for s in known if s.fold(FOLDS) != fold]
+        asked = [s for s in known if s.fold(FOLDS) == fold]
+        history = HistoryQuantiles()
+        taught(history, learning)
+        by_model = forecasts(learned_predictor(learning), asked)
+        by_history = forecasts(history, asked)
+        for sample, model, recent in zip(asked, by_model, by_history, strict=True):
+            wrong = sample.tokens * _WRONG if random.random() < 0.5 else max(1, sample.tokens // _WRONG)
+            found.append((sample, {
+                "oracle": sample.tokens, "learned": model, "history": recent, "none": None,
+                "adversarial": wrong,
+            }))  # fmt: skip
+    return found
+
+
+def offers(known: Sequence[tuple[Sample, Told]], way: str, rate: float, seed: int) -> Iterator[Offer]:
+    """Poisson, without end; the same seed gives the same requests at every rate and to all."""
+    random, at = Random(seed), 0.0
+    while True:
+        sample, said = random.choice(known)
+        at += random.expovariate(1.0) / rate
+        length = said[way]
+        if isinstance(length, LengthForecast):
+            yield Offer(at, sample.prompt_tokens, sample.tokens, round(length.mean), length)
+        else:
+            yield Offer(at, sample.prompt_tokens, sample.tokens, length)
+
+
+Known = Sequence[tuple[Sample, Told]]
+Run = dict[str, Any]
+
+
+def on_the_engine(known: Known, setup: Setup, window: Window, rate: float, seed: int) -> Iterator[Run]:
+    engine = _stepped(setup)
+    for policy, way in (("stock-fcfs", "none"), *(("tandem", way) for way in known[0][1])):
+        outcome = play(engine, CONTENDERS[policy], offers(known, way, rate, seed), window, PROMISE, rate)
+        yield {"told": way if policy == "tandem" else "vLLM's own", "policy": policy, **asdict(outcome)}
+
+
+@cache
+def _stepped(setup: Setup) -> SteppedEngine:
+    """One a process."""
+    return SteppedEngine(setup)
+
+
+def at_the_gate(known: Known, setup: Setup, window: Window, rate: float, seed: int) -> Iterator[Run]:
+    # Those after the window keep it as loaded as it was.
+    count = window.warm_up + window.requests + window.warm_up
+    for way in known[0][1]:
+        offered = list(islice(offers(known, way, rate, seed), count))
+        yield {"told": way, **asdict(through_the_gate(offered, setup, window, PROMISE, rate))}
+
+
+PLACES: Mapping[str, Callable[[Known, Setup, Window, float, int], Iterator[Run]]] = {
+    "simulator": at_the_gate,
+    "engine": on_the_engine,
+}
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Requests kept a second, mean over seeds and their spread."""
+    cells: dict[str, dict[float, list[float]]] = {}
+    for run in runs:
+        by_rate = cells.setdefault(f"{run['on']}, {run['told']}", {})
+        by_rate.setdefault(run["rate"], []).append(run["rate"] * run["strict"])
+    lines = []
+    for way, by_rate in cells.items():
+        kept = [
+            f"{rate:g}/s: {mean(g):.2f} ± {stdev(g) if len(g) > 1 else 0:.2f}"
+            for rate, g in sorted(by_rate.items())
+        ]
+        lines.append(f"{way:24} " + "  ".join(kept))
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmark_control_plane.experiments.prediction.goodput", description=__doc__
+    )
+    add_data(parser)
+    parser.add_argument("--on", nargs="+", choices=list(PLACES), default=list(PLACES))
+    parser.add_argument("--rates", type=float, nargs="+", default=[9.0, 11.0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--requests", type=int, default=800)
+    parser.add_argument("--warm-up", type=int, default=300)
+    add_results(parser)
+    options = parser.parse_args(arguments)
+    setup, window = Setup(), Window(options.warm_up, options.requests)
+    known = [
+        (s, said) for s, said in told(samples(data_folder(options.data, "prompts")))
+        if s.prompt_tokens + s.tokens < setup.max_model_tokens
+    ]  # fmt: skip
+    before = kept_before(options.results).get("runs", [])
+    runs = [run for run in before if run["on"] not in options.on]
+    report = {"setup": asdict(setup), "window": asdict(window), "promise": asdict(PROMISE), "runs": runs}
+    for place, rate, seed in product(options.on, options.rates, options.seeds):
+        for run in PLACES[place](known, setup, window, rate, seed):
+            runs.append({"on": place, "seed": seed, **run})
+            print(f"{place}, {rate:g}/s, seed {seed}, {run['told']}: {run['strict']:.3f}", flush=True)
+    print(table(runs))
+    keep_or_print(options.results, report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))

@@ -1,0 +1,178 @@
+"""How well are answer lengths predicted? Public prompts, five folds, streams with switches, and the cost.
+
+    python -m benchmark_control_plane.experiments.prediction.output_length
+
+`--results FILE` keeps the figures and draws them. Alike prompts are always in one fold. The
+predictor starts without its shipped priors, which were learned from these very prompts. Needs the extras
+`bench` and `embeddings`. `--only cost` on a quiet machine; `--only` alone draws again, beside what
+`prediction_goodput` found there.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmark_control_plane.common.arguments import add_data, data_folder, exit_status
+from benchmark_control_plane.common.results_file import add_results, keep, kept_before
+from benchmark_control_plane.experiments.prediction.cost import cost
+from benchmark_control_plane.experiments.prediction.coverage import conditional, coverage, switches
+from benchmark_control_plane.experiments.prediction.methods import METHODS, pinball_losses
+from benchmark_control_plane.experiments.prediction.prompt_sets import Sample, samples
+from benchmark_control_plane.experiments.prediction.prompt_vectors import with_vectors
+from controlplane.core.memory import Floats
+from predictors.length_model import LEVELS, MEDIAN, UPPER
+
+FOLDS = 5
+MIXED = "mixed"
+
+
+def crossed(known: Sequence[Sample], folds: int) -> dict[str, Any]:
+    """Every sample once in the tested fold, by each method."""
+    made: dict[str, list[Floats]] = {name: [] for name in METHODS}
+    asked: list[Sample] = []
+    for fold in range(folds):
+        learning = [s for s in known if s.fold(FOLDS) != fold]
+        tested = [s for s in known if s.fold(FOLDS) == fold]
+        asked += tested
+        for name, method in METHODS.items():
+            made[name].append(method(learning, tested))
+    tokens = np.array([float(s.tokens) for s in asked])
+    return {name: _judged(np.concatenate(parts), tokens, asked) for name, parts in made.items()}
+
+
+def _judged(quantiles: Floats, tokens: Floats, asked: Sequence[Sample]) -> dict[str, Any]:
+    losses = pinball_losses(quantiles, tokens)
+    by_source: dict[str, list[int]] = {}
+    for at, sample in enumerate(asked):
+        by_source.setdefault(sample.source, []).append(at)
+    return {
+        "mae": float(np.abs(quantiles[:, MEDIAN] - tokens).mean()),
+        "pinball": float(losses.mean()),
+        "coverage_90": float((tokens <= quantiles[:, UPPER]).mean()),
+        "width_80": float(np.median(quantiles[:, UPPER] - quantiles[:, 0])),
+        "calibration": [float((tokens <= column).mean()) for column in quantiles.T],
+        "pinball_by_source": {name: float(losses[rows].mean()) for name, rows in by_source.items()},
+    }
+
+
+def _separate(known: Sequence[Sample]) -> dict[str, Any]:
+    found = {}
+    known = with_vectors(known)
+    for source in dict.fromkeys(sample.source for sample in known):
+        found[source] = crossed([sample for sample in known if sample.source == source], FOLDS)
+        print(_line(source, found[source]), flush=True)
+    return found
+
+
+def _line(name: str, judged: dict[str, Any]) -> str:
+    cells = [f"{m} {j['mae']:.1f} / {j['pinball']:.2f} / {j['coverage_90']:.3f}" for m, j in judged.items()]
+    return f"{name} (MAE / pinball / coverage of 0.9): " + "; ".join(cells)
+
+
+def _mixed(known: Sequence[Sample]) -> dict[str, Any]:
+    judged = crossed(with_vectors(known), FOLDS)
+    print(_line(MIXED, judged), flush=True)
+    return judged
+
+
+def _conditional(known: Sequence[Sample]) -> dict[str, Any]:
+    return conditional([s for s in known if s.fold(FOLDS)], [s for s in known if not s.fold(FOLDS)])
+
+
+SEEDS = (1, 2, 3, 4, 5, 6)
+PARTS: dict[str, Callable[[Sequence[Sample]], dict[str, Any]]] = {
+    "mixed": _mixed,
+    "separate": _separate,
+    "coverage": lambda known: coverage(known, SEEDS),
+    "switches": lambda known: switches(known, SEEDS),
+    "conditional": _conditional,
+    "cost": cost,
+}
+
+
+def draw(results: dict[str, Any], goodput: Mapping[str, Any], path: Path) -> None:
+    """`goodput` is what `prediction_goodput` found."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, ((calibration, sharpness), (growing, bought)) = pyplot.subplots(2, 2, figsize=(11, 8))
+    for name, judged in results["mixed"].items():
+        calibration.plot(LEVELS, judged["calibration"], marker="o", markersize=3, label=name)
+    calibration.plot((0, 1), (0, 1), color="grey", linewidth=0.5)
+    calibration.set(xlabel="stated level", ylabel="share of answers below", title="calibration")
+    calibration.legend(fontsize=7)
+    names = list(results["mixed"])
+    at = np.arange(len(names))
+    for shift, key, scale, label in (
+        (-0.2, "width_80", 0.1, "a tenth of the width from 0.1 to 0.9"),
+        (0.2, "pinball", 1.0, "pinball loss"),
+    ):
+        sharpness.bar(at + shift, [scale * results["mixed"][n][key] for n in names], 0.4, label=label)
+    sharpness.set_xticks(at, names, rotation=20, fontsize=7)
+    sharpness.set(ylabel="tokens", title="sharpness and loss")
+    sharpness.legend(fontsize=7)
+    for way in ("conditional", "minus_so_far"):
+        shares = list(results["conditional"])
+        growing.plot(shares, [results["conditional"][s][way] for s in shares], marker="o", label=way)
+    growing.set(xlabel="share of the answer seen", ylabel="pinball loss of the rest", title="while it grows")
+    growing.legend(fontsize=7)
+    _draw_goodput(bought, goodput.get("runs", ()))
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _draw_goodput(axes: Any, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Requests kept a second, mean over the seeds, by what was told of lengths."""
+    kept: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        by_place = kept.setdefault(run["told"], {})
+        by_place.setdefault(f"{run['on']}, {run['rate']:g}/s", []).append(run["rate"] * run["strict"])
+    places = sorted({place for by_place in kept.values() for place in by_place})
+    for at, (told, by_place) in enumerate(kept.items()):
+        own = [place for place in places if place in by_place]
+        shifted = [places.index(place) + 0.8 * (at / len(kept) - 0.5) for place in own]
+        axes.bar(shifted, [fmean(by_place[place]) for place in own], 0.8 / len(kept), label=told)
+    axes.set_xticks(range(len(places)), places, fontsize=7)
+    axes.set(ylabel="requests kept a second", title="what it buys")
+    axes.margins(y=0.25)
+    axes.legend(fontsize=7, ncols=3)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmark_control_plane.experiments.prediction.output_length", description=__doc__
+    )
+    add_data(parser)
+    parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
+    add_results(parser)
+    options = parser.parse_args(arguments)
+    known = samples(data_folder(options.data, "prompts"))
+    Random(0).shuffle(known)
+    results = kept_before(options.results)
+    results |= {"samples": len(known), "levels": LEVELS, "folds": FOLDS, "seeds": SEEDS}
+    for name in options.only:
+        results[name] = PARTS[name](known)
+        if name not in ("mixed", "separate"):
+            print(f"{name}: {json.dumps(results[name])}", flush=True)
+        if options.results is not None:
+            keep(options.results, results)
+    if options.results is None:
+        print(json.dumps(results))
+    elif {"mixed", "conditional"} <= results.keys():
+        bought = kept_before(options.results.with_name("prediction-goodput.json"))
+        draw(results, bought, options.results.with_suffix(".png"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))

@@ -1,0 +1,39 @@
+"""Which vectors has the embedding backend for the prompts of `prompt_sets`? Those of the bundled MiniLM.
+
+They are kept beside the bundled tiny models, since computing them takes minutes on one core.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from backends.embedding.bundled import MINILM, resolve
+from backends.tiny import cache_folder
+from benchmark_control_plane.experiments.prediction.prompt_sets import Sample
+
+
+def with_vectors(samples: Sequence[Sample]) -> list[Sample]:
+    prompts = sorted({sample.prompt for sample in samples})
+    digest = blake2b("\0".join(prompts).encode("utf-8", "replace"), digest_size=8).hexdigest()
+    file = cache_folder() / f"prompt-vectors-{digest}.npz"
+    if not file.exists():
+        _compute(prompts, file)
+    with np.load(file) as kept:
+        known = dict(zip(prompts, kept["vectors"], strict=True))
+    return [replace(s, gist=replace(s.gist, vector=known[s.prompt].tobytes())) for s in samples]
+
+
+def without_vectors(samples: Sequence[Sample]) -> list[Sample]:
+    return [replace(s, gist=replace(s.gist, vector=b"")) for s in samples]
+
+
+def _compute(prompts: Sequence[str], file: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    encoder = SentenceTransformer(resolve(MINILM), device="cpu")
+    vectors = encoder.encode(list(prompts), normalize_embeddings=True, show_progress_bar=False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(file, vectors=np.asarray(vectors, np.float16))

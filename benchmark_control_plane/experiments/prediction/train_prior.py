@@ -1,0 +1,74 @@
+"""What should a predictor expect before it has seen anything? Writes `predictors/prior.json`.
+
+    python -m benchmark_control_plane.experiments.prediction.train_prior
+
+A ridge over numbers and cues alone, no words, learned from the public prompt sets with each set weighing
+alike; and how answers lay around its guess on prompts that it had not seen.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+import predictors
+from benchmark_control_plane.common.arguments import add_data, data_folder, exit_status
+from benchmark_control_plane.experiments.prediction.prompt_sets import Sample, samples
+from predictors.examples import Examples, asked
+from predictors.features import NUMBERS
+from predictors.length_model import LEVELS
+from predictors.ridge import fit_ridge
+
+_EACH = 450
+_FOLDS = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmark_control_plane.experiments.prediction.train_prior", description=__doc__
+    )
+    add_data(parser)
+    parser.add_argument("--to", type=Path, default=Path(predictors.__file__).with_name("prior.json"))
+    options = parser.parse_args(arguments)
+    known = samples(data_folder(options.data, "prompts"))
+    options.to.write_text(json.dumps(prior_of(known), indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {options.to}")
+    return 0
+
+
+def prior_of(known: Sequence[Sample]) -> dict[str, object]:
+    by_source: dict[str, list[Sample]] = {}
+    for sample in known:
+        by_source.setdefault(sample.source, []).append(sample)
+    random = Random(0)
+    chosen = [s for group in by_source.values() for s in random.sample(group, min(_EACH, len(group)))]
+    examples = Examples(len(chosen))
+    for sample in chosen:
+        examples.add(asked(sample.request(), 0.0, 0.0), float(np.log(sample.tokens)))
+    table = examples.table()
+    # The caller's limit and what came before are constant here, so their slopes come out as zero.
+    words = np.zeros_like(table.words)
+    fold = table.groups % _FOLDS
+    residuals = np.zeros(len(table))
+    for held in range(_FOLDS):
+        out = fold == held
+        ridge = fit_ridge(table.numbers[~out], words[~out], table.log_tokens[~out])
+        residuals[out] = table.log_tokens[out] - ridge.predict(table.numbers[out], words[out])
+    ridge = fit_ridge(table.numbers, words, table.log_tokens)
+    names = (*NUMBERS, "log_prompt_tokens")
+    return {
+        "base": round(ridge.base, 4),
+        **{
+            part: {name: round(float(v), 4) for name, v in zip(names, values, strict=False)}
+            for part, values in (("center", ridge.center), ("scale", ridge.scale), ("slopes", ridge.slopes))
+        },
+        "offsets": {str(level): round(float(np.quantile(residuals, level)), 4) for level in LEVELS},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))

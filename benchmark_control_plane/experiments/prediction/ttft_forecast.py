@@ -1,0 +1,152 @@
+"""How well is the first token foretold? The real service with vLLM on the CPU, under Poisson loads.
+
+    python -m benchmark_control_plane.experiments.prediction.ttft_forecast
+
+Eight slots, prompts of 16 to 600 tokens, answers of 8 to 96, at parts of the rate that the engine was seen
+to carry; the first requests of each load warm up. What was said at dispatch is compared with what
+happened, from arrival to the first token at the gate. `known`: the answers cannot end before their
+limit, and the requests say so. `foretold`: they may, and how long they take is for the predictor to
+say. Takes about three minutes; on a quiet machine.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from random import Random
+from statistics import mean, median
+from time import perf_counter
+from typing import Any
+
+from benchmark_control_plane.common.results_file import add_results, keep_or_print
+from controlplane.config import parse
+from controlplane.core.clock import Duration, between
+from controlplane.core.ports import Sampling
+from controlplane.service.assembly import Service, assemble
+from controlplane.service.intake import Caller, Hints
+
+MODEL = "tiny-llama"
+_CONFIG = {
+    "models": {
+        "chat": {
+            "model": f"tandem/{MODEL}",
+            "name": MODEL,
+            "engine": {
+                "max_model_len": 1024, "max_num_seqs": 8, "block_size": 32, "dtype": "bfloat16",
+                "enforce_eager": True, "kv_cache_memory_bytes": 256 << 20,
+            },
+        }
+    },
+    "pool": {"memory": "2GiB"},
+}  # fmt: skip
+_WARM_UP = 100
+_FULL = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Seconds from arrival to the first token: said (median, 0.9 quantile) and true."""
+
+    said: float
+    upper: float
+    true: float
+    waited: bool
+
+
+async def measured(loads: Sequence[float], requests: int, seed: int) -> dict[str, Any]:
+    service = assemble(parse(_CONFIG))
+    await service.start()
+    try:
+        random = Random(seed)
+        await _served(service, random, _WARM_UP, rate=None)
+        began = perf_counter()
+        await _served(service, random, _FULL, rate=None)
+        full = _FULL / (perf_counter() - began)
+        found: dict[str, Any] = {"carried_rps": full}
+        for lengths in ("known", "foretold"):
+            found[lengths] = {}
+            for load in loads:
+                offered = _served(
+                    service, random, _WARM_UP + requests, rate=load * full, fixed=lengths == "known"
+                )
+                judged = _judged((await offered)[_WARM_UP:])
+                found[lengths][f"{load:g}"] = judged
+                print(f"lengths {lengths}, {load:g} of {full:.1f}/s: {json.dumps(judged)}", flush=True)
+        return found
+    finally:
+        await service.stop()
+
+
+async def _served(
+    service: Service, random: Random, count: int, *, rate: float | None, fixed: bool = False
+) -> list[Seen]:
+    """All at once without a rate."""
+    tasks, loop = [], asyncio.get_running_loop()
+    at = loop.time()
+    for _ in range(count):
+        if rate is not None:
+            at += random.expovariate(rate)
+            await asyncio.sleep(max(0.0, at - loop.time()))
+        prompt = [random.randint(10, 1_000) for _ in range(random.randint(16, 600))]
+        tasks.append(asyncio.create_task(_asked(service, prompt, random.randint(8, 96), fixed=fixed)))
+    return [seen for seen in await asyncio.gather(*tasks) if seen is not None]
+
+
+async def _asked(service: Service, prompt: list[int], tokens: int, *, fixed: bool) -> Seen | None:
+    """None before anything could be foretold."""
+    # The tiny model's own end token is all but never drawn, so that both ways cost the engine the same.
+    sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=fixed)
+    job = await service.intake.completion(
+        "ttft", Caller("benchmark"), MODEL, prompt, max_tokens=tokens, sampling=sampling, hints=Hints()
+    )
+    answer = await service.dispatcher.generate(job)
+    ticket = answer.ticket
+    starting = ticket.starting
+    async with aclosing(answer):
+        async for _ in answer:
+            pass
+    seen = ticket.timeline
+    if starting is None or seen.ttft is None:
+        return None
+    waited = between(seen.arrival, starting.at)
+    return Seen(
+        _seconds(Duration(waited + starting.said.median)),
+        _seconds(Duration(waited + starting.said.upper)),
+        _seconds(seen.ttft),
+        starting.ahead.waits,
+    )
+
+
+def _judged(seen: Sequence[Seen]) -> dict[str, float]:
+    return {
+        "requests": len(seen),
+        "median_ttft_ms": 1e3 * median(s.true for s in seen),
+        "median_error": median(abs(s.said - s.true) / s.true for s in seen),
+        "coverage_90": mean(s.true <= s.upper for s in seen),
+        "waited_for_a_slot": mean(s.waited for s in seen),
+    }
+
+
+def _seconds(duration: Duration) -> float:
+    return duration / 1e9
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmark_control_plane.experiments.prediction.ttft_forecast", description=__doc__
+    )
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 0.95])
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    add_results(parser)
+    options = parser.parse_args(arguments)
+    found = asyncio.run(measured(options.loads, options.requests, options.seed))
+    keep_or_print(options.results, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""The published schedulers: who starts in this step, given an order and a rule of memory?
+
+`AheadPolicy` (mc-sf, mc-benchmark, edf, least-slack) starts the longest prefix of its order that fits
+at every predicted completion; `SkippingPolicy` (mc-sf-skip) goes on after one that does not.
+`NowPolicy` (alpha-protection, alpha-beta, fcfs) looks only at the use after this batch, and
+`ReservingPolicy` (fcfs-reserve) sums the final sizes. One that exceeds the budget by itself runs alone.
+"""
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+
+from benchmark_control_plane.round_model.policies.horizon import Horizon
+from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions
+from benchmark_control_plane.round_model.policies.overflow import Overflow
+from benchmark_control_plane.round_model.policies.waiting_index import WaitingLine
+
+Key = tuple[float, ...]
+Order = Callable[[Candidate, StepOptions], Key]
+
+
+def by_length(candidate: Candidate, options: StepOptions) -> Key:
+    """Keys: predicted length, arrival, id."""
+    return (candidate.predicted, candidate.arrival, candidate.id)
+
+
+def by_arrival(candidate: Candidate, options: StepOptions) -> Key:
+    """Keys: arrival, id."""
+    return (candidate.arrival, candidate.id)
+
+
+def by_deadline(candidate: Candidate, options: StepOptions) -> Key:
+    """Keys: due time (arrival if nothing is promised), arrival, id."""
+    return (_due(candidate), candidate.arrival, candidate.id)
+
+
+def by_slack(candidate: Candidate, options: StepOptions) -> Key:
+    """Keys: latest start that still meets the due time, arrival, id."""
+    latest = _due(candidate) - candidate.predicted * options.step_time
+    return (latest, candidate.arrival, candidate.id)
+
+
+def _due(candidate: Candidate) -> float:
+    return candidate.arrival if candidate.due is None else candidate.due
+
+
+class AheadPolicy:
+    """The blocked head remembers the earliest step that could help it, so most steps ask nothing."""
+
+    def __init__(self, options: StepOptions, order: Order, overflow: Overflow) -> None:
+        self._options = options
+        self._order = order
+        self._overflow = overflow
+        self._horizon = Horizon(options.budget)
+        self._waiting: list[tuple[Key, Candidate]] = []
+        self._head: Candidate | None = None
+        self._not_before = 0
+        self._releases = 0
+
+    def arrive(self, candidate: Candidate) -> None:
+        self._overflow.arrived()
+        self._wait(candidate)
+
+    def _wait(self, candidate: Candidate) -> None:
+        heappush(self._waiting, (self._order(candidate, self._options), candidate))
+
+    def finish(self, candidate: Candidate, step: int) -> None:
+        self._overflow.finished(candidate)
+        self._horizon.remove(candidate, step)
+
+    def clear(self, step: int, excess: int) -> Sequence[Candidate]:
+        cleared = self._overflow.cleared(step, excess)
+        for candidate in cleared:
+            self._horizon.remove(candidate, step)
+            self._wait(candidate)
+        return cleared
+
+    def start(self, step: int) -> Sequence[Candidate]:
+        self._horizon.advance(step)
+        started: list[Candidate] = []
+        while self._waiting:
+            head = self._waiting[0][1]
+            is_known = head is self._head and self._releases == self._horizon.releases
+            if is_known and step < self._not_before:
+                break
+            delay = self._horizon.delay(head, step)
+            is_alone = delay > 0 and len(self._horizon) == 0
+            if delay and not is_alone:
+                self._head = head
+                self._not_before = step + delay
+                self._releases = self._horizon.releases
+                break
+            heappop(self._waiting)
+            self._horizon.add(head, step, alone=is_alone)
+            self._overflow.joined(head, step)
+            started.append(head)
+        return started
+
+
+class SkippingPolicy:
+    """Asks all that wait at once: one fits if its prompt is within the headroom for its stay."""
+
+    def __init__(self, options: StepOptions, order: Order, overflow: Overflow) -> None:
+        self._options = options
+        self._order = order
+        self._overflow = overflow
+        self._horizon = Horizon(options.budget)
+        self._line = WaitingLine()
+
+    def arrive(self, candidate: Candidate) -> None:
+        self._overflow.arrived()
+        self._wait(candidate)
+
+    def _wait(self, candidate: Candidate) -> None:
+        stay = self._horizon.stay_steps(candidate)
+        self._line.insert(self._order(candidate, self._options), candidate, stay)
+
+    def finish(self, candidate: Candidate, step: int) -> None:
+        self._overflow.finished(candidate)
+        self._horizon.remove(candidate, step)
+
+    def clear(self, step: int, excess: int) -> Sequence[Candidate]:
+        cleared = self._overflow.cleared(step, excess)
+        for candidate in cleared:
+            self._horizon.remove(candidate, step)
+            self._wait(candidate)
+        return cleared
+
+    def start(self, step: int) -> Sequence[Candidate]:
+        self._horizon.advance(step)
+        started: list[Candidate] = []
+        at = 0
+        while at < len(self._line):
+            stays = self._line.stays[at:]
+            room = self._horizon.headroom(step, int(stays.max()))
+            fits = room[stays - 1] >= self._line.prompts[at:]
+            first = int(fits.argmax())
+            if not fits[first]:
+                break
+            at += first
+            self._begin(at, step, started)
+        if not started and len(self._horizon) == 0 and len(self._line):
+            self._begin(0, step, started, alone=True)
+        return started
+
+    def _begin(self, at: int, step: int, started: list[Candidate], *, alone: bool = False) -> None:
+        candidate = self._line.pop(at)
+        self._horizon.add(candidate, step, alone=alone)
+        self._overflow.joined(candidate, step)
+        started.append(candidate)
+
+
+class NowPolicy:
+    """First come, first served while the use after this batch stays within the budget.
+
+    With `rests` nobody starts in a step that cleared someone, as in vLLM: the one just preempted
+    would take its own place again.
+    """
+
+    def __init__(self, options: StepOptions, overflow: Overflow, *, rests: bool) -> None:
+        self._options = options
+        self._overflow = overflow
+        self._rests = rests
+        self._waiting: list[tuple[Key, Candidate]] = []
+        self._cleared_in: int | None = None
+
+    def arrive(self, candidate: Candidate) -> None:
+        self._overflow.arrived()
+        self._wait(candidate)
+
+    def _wait(self, candidate: Candidate) -> None:
+        heappush(self._waiting, (by_arrival(candidate, self._options), candidate))
+
+    def finish(self, candidate: Candidate, step: int) -> None:
+        self._overflow.finished(candidate)
+
+    def clear(self, step: int, excess: int) -> Sequence[Candidate]:
+        cleared = self._overflow.cleared(step, excess)
+        self._cleared_in = step
+        for candidate in cleared:
+            self._wait(candidate)
+        return cleared
+
+    def start(self, step: int) -> Sequence[Candidate]:
+        started: list[Candidate] = []
+        if self._rests and self._cleared_in == step:
+            return started
+        use = self._overflow.cells_after(step)
+        while self._waiting:
+            head = self._waiting[0][1]
+            use += head.prompt + 1
+            if use > self._options.budget and len(self._overflow):
+                break
+            heappop(self._waiting)
+            self._overflow.joined(head, step)
+            started.append(head)
+        return started
+
+
+class ReservingPolicy:
+    """First come, first served while the predicted final sizes of all that run fit together."""
+
+    def __init__(self, options: StepOptions, overflow: Overflow) -> None:
+        self._options = options
+        self._overflow = overflow
+        self._waiting: list[tuple[Key, Candidate]] = []
+        self._sizes: dict[int, int] = {}
+        self._reserved = 0
+        self._outgrows: dict[int, int] = {}
+
+    def arrive(self, candidate: Candidate) -> None:
+        self._overflow.arrived()
+        self._wait(candidate)
+
+    def _wait(self, candidate: Candidate) -> None:
+        heappush(self._waiting, (by_arrival(candidate, self._options), candidate))
+
+    def finish(self, candidate: Candidate, step: int) -> None:
+        self._overflow.finished(candidate)
+        self._release(candidate)
+
+    def clear(self, step: int, excess: int) -> Sequence[Candidate]:
+        cleared = self._overflow.cleared(step, excess)
+        for candidate in cleared:
+            self._release(candidate)
+            self._wait(candidate)
+        return cleared
+
+    def _release(self, candidate: Candidate) -> None:
+        self._reserved -= self._sizes.pop(candidate.id)
+        self._outgrows.pop(candidate.id, None)
+
+    def _grow(self, step: int) -> None:
+        """Who is longer than was predicted holds one more at each step."""
+        for outgrown, at in self._outgrows.items():
+            if step >= at:
+                self._reserved += 1
+                self._sizes[outgrown] += 1
+
+    def start(self, step: int) -> Sequence[Candidate]:
+        self._grow(step)
+        started: list[Candidate] = []
+        while self._waiting:
+            head = self._waiting[0][1]
+            size = head.prompt + head.predicted
+            if self._reserved + size > self._options.budget and len(self._overflow):
+                break
+            heappop(self._waiting)
+            self._reserved += size
+            self._sizes[head.id] = size
+            self._outgrows[head.id] = step + head.predicted
+            self._overflow.joined(head, step)
+            started.append(head)
+        return started

@@ -1,0 +1,134 @@
+"""Our own ordering: smallest memory volume first, then improved by search within fixed work per step.
+
+A request occupies prompt + k cells in its k-th step: its volume over a stay of o steps is
+`s * o + o * (o + 1) / 2` cell-steps. Serving small volumes first is Smith's rule for a shared memory.
+What it leaves unused is packing. So in every step the first few of the order are planned exactly
+(`plan.py`), swaps and insertions that lower the sum of planned starts are kept, and the order stays
+from step to step. Whoever is planned to start now, starts. Nothing depends on the clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from benchmark_control_plane.round_model.policies.exact_plan import Plan, Stay
+from benchmark_control_plane.round_model.policies.horizon import Horizon
+from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions
+from benchmark_control_plane.round_model.policies.overflow import Overflow
+
+_MODULUS = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """`window` requests are planned; at most `trials` changes and about `work` list entries a step."""
+
+    window: int = 10
+    trials: int = 40
+    work: int = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    key: tuple[float, ...]
+    candidate: Candidate
+    stay: Stay
+
+
+class TandemPolicy:
+    def __init__(self, options: StepOptions, overflow: Overflow, effort: Effort) -> None:
+        self._options = options
+        self._overflow = overflow
+        self._effort = effort
+        self._horizon = Horizon(options.budget)
+        self._new: list[_Place] = []
+        self._order: list[_Place] = []
+        self._state = 1
+
+    def arrive(self, candidate: Candidate) -> None:
+        self._overflow.arrived()
+        self._wait(candidate)
+
+    def finish(self, candidate: Candidate, step: int) -> None:
+        self._overflow.finished(candidate)
+        self._horizon.remove(candidate, step)
+
+    def clear(self, step: int, excess: int) -> Sequence[Candidate]:
+        cleared = self._overflow.cleared(step, excess)
+        for candidate in cleared:
+            self._horizon.remove(candidate, step)
+            self._wait(candidate)
+        return cleared
+
+    def start(self, step: int) -> Sequence[Candidate]:
+        self._horizon.advance(step)
+        self._seat_newcomers()
+        started: list[Candidate] = []
+        trials, work = self._effort.trials, self._effort.work
+        while self._order:
+            head = list(takewhile(self._is_planned, self._order[: self._effort.window]))
+            if not head:
+                if len(self._horizon) == 0:
+                    started.append(self._order.pop(0).candidate)
+                    self._begin(started[-1], step)
+                break
+            plan = Plan(self._horizon.levels(step), [place.stay for place in head], self._options.budget)
+            trials, work = self._improve(plan, trials, work)
+            head = [head[at] for at in plan.order]
+            now = plan.starting_now()
+            for place in head[:now]:
+                self._begin(place.candidate, step)
+                started.append(place.candidate)
+            self._order[: len(head)] = head[now:]
+            if now < len(head):
+                break
+        return started
+
+    def _wait(self, candidate: Candidate) -> None:
+        stay = self._horizon.stay_steps(candidate)
+        key = (self._weight(candidate.prompt, stay), candidate.arrival, candidate.id)
+        self._new.append(_Place(key, candidate, Stay(candidate.prompt, stay)))
+
+    def _is_planned(self, place: _Place) -> bool:
+        """One that exceeds the budget is not planned: once at the head, it waits to run alone."""
+        return not self._exceeds(place.candidate)
+
+    def _exceeds(self, candidate: Candidate) -> bool:
+        return candidate.prompt + candidate.predicted > self._options.budget
+
+    def _weight(self, prompt: int, stay: int) -> float:
+        """Cell-steps. Reading the prompt holds up everybody: the whole budget for that long."""
+        reading = prompt * self._options.prompt_steps * self._options.budget
+        return prompt * stay + stay * (stay + 1) / 2 + reading
+
+    def _seat_newcomers(self) -> None:
+        """Each behind the last one that its key does not precede. Sorted first: feeding order is no key."""
+        for new in sorted(self._new, key=lambda place: place.key):
+            at = len(self._order)
+            while at > 0 and self._order[at - 1].key > new.key:
+                at -= 1
+            self._order.insert(at, new)
+        self._new.clear()
+
+    def _begin(self, candidate: Candidate, step: int) -> None:
+        self._horizon.add(candidate, step, alone=self._exceeds(candidate))
+        self._overflow.joined(candidate, step)
+
+    def _improve(self, plan: Plan, trials: int, work: int) -> tuple[int, int]:
+        """What is left of both."""
+        count = len(plan.order)
+        if count < 2:
+            return trials, work
+        while trials > 0 and work > 0:
+            trials -= 1
+            one = self._random() % count
+            other = self._random() % count
+            is_swap = self._random() % 2 == 0
+            if one != other:
+                work -= plan.swap(one, other) if is_swap else plan.move(one, other)
+        return trials, work
+
+    def _random(self) -> int:
+        """A linear congruential step: plans repeat exactly, in every process."""
+        self._state = (self._state * 1_103_515_245 + 12_345) % _MODULUS
+        return self._state >> 8

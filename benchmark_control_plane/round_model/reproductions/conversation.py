@@ -1,0 +1,39 @@
+"""The papers' continuous experiments: Llama-2-70B on A100s, conversation lengths, Poisson arrivals."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.batch_time import LLAMA2_70B_TP1, tile
+from benchmark_control_plane.common.results_file import keep
+from benchmark_control_plane.round_model.lengths import CONVERSATION_MEMORY, Line
+from benchmark_control_plane.round_model.schedules import Schedule, Setting, scheduled
+
+SET_UP = (
+    "lognormal lengths with the published mean and median instead of the conversations themselves; "
+    "step times fitted to Vidur's profile (3 %) instead of Vidur"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """`published` is the paper's mean latency in seconds, where it gives one."""
+
+    label: str
+    policy: str
+    alpha: float = 0.0
+    beta: float = 0.0
+    published: float | None = None
+
+
+def latency_run(lines: list[Line], contender: Contender, seed: int) -> Schedule:
+    setting = Setting(
+        contender.policy, contender.alpha, contender.beta, seed=seed, step_time=tile(*LLAMA2_70B_TP1)
+    )
+    return scheduled(lines, CONVERSATION_MEMORY, setting)
+
+
+def write(results: Path, found: Mapping[str, Any]) -> None:
+    results.mkdir(parents=True, exist_ok=True)
+    keep(results / f"{found['name']}.json", found)

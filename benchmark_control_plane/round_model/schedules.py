@@ -1,0 +1,87 @@
+"""What does one policy make of one list of requests? By name, with seed and clock, in the round model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from backends.batch_time import StepTime, pace
+from benchmark_control_plane.round_model.lengths import Line
+from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions, StepPolicy
+from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
+from benchmark_control_plane.round_model.simulator import Arrival, Totals, simulate
+from controlplane.policy.catalogue import chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`step_time` None counts in rounds."""
+
+    policy: str
+    alpha: float = 0.0
+    beta: float = 0.0
+    seed: int = 0
+    step_time: StepTime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`start` and `finish` are indexed as the lines were given."""
+
+    start: list[float]
+    finish: list[float]
+    latency: list[float]
+    totals: Totals
+
+    @property
+    def total_latency(self) -> float:
+        return sum(self.latency)
+
+    @property
+    def mean_latency(self) -> float:
+        return self.total_latency / len(self.latency) if self.latency else 0.0
+
+
+def built(setting: Setting, memory: int) -> StepPolicy:
+    """Raises ValueError on an unknown policy or an impossible option."""
+    step_seconds, prompt_steps = 1.0, 0.0
+    if setting.step_time is not None:
+        step_seconds, prompt_seconds = pace(setting.step_time, memory)
+        prompt_steps = prompt_seconds / step_seconds
+    options = StepOptions(
+        memory=memory,
+        alpha=setting.alpha,
+        beta=setting.beta,
+        draw=Random(setting.seed).random,
+        step_time=step_seconds,
+        prompt_steps=prompt_steps,
+    )
+    return chosen("policy", STEP_POLICIES, setting.policy)(options)
+
+
+def arrivals(lines: Sequence[Line]) -> list[Arrival]:
+    """In order of time; the id is the index, so ties never depend on hashing."""
+    listed = [
+        Arrival(Candidate(i, line.arrival, line.prompt, line.predicted, line.due), line.output)
+        for i, line in enumerate(lines)
+    ]
+    return sorted(listed, key=lambda one: (one.candidate.arrival, one.candidate.id))
+
+
+def scheduled(lines: Sequence[Line], memory: int, setting: Setting) -> Schedule:
+    """Raises ValueError on bad settings, NeverEnds where the policy repeats itself."""
+    start = [0.0] * len(lines)
+    finish = [0.0] * len(lines)
+
+    def note(arrival: Arrival, started: float, ended: float) -> None:
+        start[arrival.candidate.id] = started
+        finish[arrival.candidate.id] = ended
+
+    totals = simulate(
+        arrivals(lines),
+        memory=memory,
+        policy=built(setting, memory),
+        step_time=setting.step_time,
+        on_finish=note,
+    )
+    latency = [end - line.arrival for end, line in zip(finish, lines, strict=True)]
+    return Schedule(start, finish, latency, totals)

@@ -1,0 +1,34 @@
+"""A command that lacks its data says so in one line and ends with 2, before anything that takes time."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("by", ["--data", "TANDEM_DATA"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "engine.frontier",
+        "hidden_cache.attainment",
+        "prediction.output_length",
+        "prediction.goodput",
+        "prediction.train_prior",
+    ],
+)
+def test_absent_data_is_told_in_one_line(
+    name: str, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    module = f"benchmark_control_plane.experiments.{name}"
+    # What is stated on the command line goes first.
+    monkeypatch.setenv("TANDEM_DATA", str(tmp_path / "elsewhere" if by == "--data" else tmp_path))
+    monkeypatch.setattr(sys, "argv", [module, "--data", str(tmp_path)] if by == "--data" else [module])
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(module, run_name="__main__")
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(str(tmp_path))
+    assert "elsewhere" not in err

@@ -1,0 +1,38 @@
+"""A server in this process, asked by the judge's own client."""
+
+from statistics import median
+
+import orjson
+
+from benchmark_control_plane.common.http_client import Address, connections, request_bytes
+from benchmark_control_plane.experiments.client_accuracy.scripted_server import TRUTH, Script, listening
+from benchmark_control_plane.judge.endpoints import Dialect, http_target
+from benchmark_control_plane.judge.experiment_parts import Endpoint
+from benchmark_control_plane.judge.records import Answer
+from benchmark_control_plane.judge.workload import Planned
+from controlplane.core.request import Kind
+
+
+async def told(url):
+    parts = []
+    async with connections(Address.of(url), 1) as pool:
+        asked = request_bytes(Address.of(url), "GET", TRUTH)
+        await pool.exchange(asked, parts.append, on_send=lambda: None)
+    return orjson.loads(b"".join(parts))
+
+
+async def test_it_keeps_its_delays_and_tells_what_they_were_once():
+    server = await listening(Script(first=0.02, gap=0.004), 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    answers = [Answer() for _ in range(5)]
+    async with http_target(Endpoint(url, "scripted"), None, Dialect(), limit=1) as target:
+        for number, answer in enumerate(answers):
+            await target.send(
+                Planned(f"r{number}", 0.0, Kind.GENERATE, "any", prompt_tokens=3, output_tokens=8), answer
+            )
+    truth = await told(url)
+    assert truth["ttft_ms"] >= 20 and truth["tpot_ms"] >= 4
+    assert [answer.output_tokens for answer in answers] == [8] * 5
+    assert 1e3 * median(a.tokens[0] - a.sent for a in answers) >= truth["ttft_ms"]
+    assert await told(url) == {"ttft_ms": 0.0, "tpot_ms": 0.0}
+    server.close()

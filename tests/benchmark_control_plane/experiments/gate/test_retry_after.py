@@ -1,0 +1,10 @@
+"""Those who come back when they were told to are let in, though bursts go on coming."""
+
+from benchmark_control_plane.experiments.gate.retry_after import returns
+
+
+def test_nine_of_ten_who_wait_as_told_are_then_admitted():
+    found = returns(8.0, seed=2, count=300)
+    assert found["turned_away"] > 20
+    assert found["then_admitted"] >= 0.9 * found["turned_away"]
+    assert 1 < found["median_wait_s"] <= found["longest_wait_s"] < 15

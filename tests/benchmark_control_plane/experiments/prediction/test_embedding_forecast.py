@@ -1,0 +1,63 @@
+"""Scores are what their names say; on the recorded traces the forecaster keeps its promises."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("statsmodels", reason="the comparison needs the `bench` extra")
+
+from benchmark_control_plane.common.arguments import BadInput, data_folder
+from benchmark_control_plane.experiments.prediction.embedding_forecast import (
+    TRACES,
+    Own,
+    WithErrors,
+    _moving_mean,
+    contenders,
+    score,
+    series_of,
+)
+
+
+class Constant:
+    """Says the same for ever."""
+
+    def next_quantiles(self):
+        return np.array((10.0, 20.0, 30.0))
+
+    def observe(self, value):
+        pass
+
+
+def test_pinball_and_shares_by_hand():
+    found = score(Constant(), np.array([15.0] * 100))
+    # 5 above the median; 5 and 15 below the others.
+    assert found.pinball == pytest.approx((0.5 * 5 / 15, 0.1 * 5 / 15, 0.01 * 15 / 15))
+    assert (found.below, found.within) == ((0, 1, 1), (0, 1, 1))
+    assert found.coverage_gap == pytest.approx(0.5)
+
+
+def test_a_moving_mean_sees_only_the_past():
+    assert _moving_mean(np.array([2.0, 4.0, 9.0, 1.0]), 2).tolist() == [0.0, 2.0, 3.0, 6.5]
+    assert _moving_mean(np.array([2.0, 4.0]), 1).tolist() == [0.0, 2.0]
+
+
+def test_all_contenders_are_scored_on_the_same_seconds():
+    series = np.random.default_rng(0).poisson(9, 700).astype(float)
+    scores = {name: score(one, series) for name, one in contenders(series)}
+    # All but the last value know the mean of a Poisson load, and then all are alike.
+    assert scores["tandem"].pinball[0] == pytest.approx(scores["ETS, normal"].pinball[0], rel=0.05)
+    assert scores["tandem"].pinball[0] < 0.9 * scores["last value"].pinball[0]
+    assert max(one.coverage_gap for one in scores.values()) < 0.05
+
+
+@pytest.mark.data
+def test_on_recorded_bursts_it_beats_the_last_value_and_the_mean():
+    try:
+        folder = data_folder(None, "traces")
+    except BadInput as absent:
+        pytest.skip(str(absent))
+    series = series_of(folder, TRACES["Azure code"])["requests"]
+    own = score(Own(), series)
+    assert own.coverage_gap < 0.03
+    for length in (1, 10):
+        other = score(WithErrors(_moving_mean(series, length)), series)
+        assert all(mine < 1.005 * theirs for mine, theirs in zip(own.pinball, other.pinball, strict=True))

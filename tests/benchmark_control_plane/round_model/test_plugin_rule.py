@@ -1,0 +1,61 @@
+"""The engine plug-in's policies on the simulated engine: everyone is served, and SRMT keeps more promises."""
+
+import pytest
+
+from backends.batch_time import affine, llm_only
+from benchmark_control_plane.round_model.contenders import FirstCome
+from benchmark_control_plane.round_model.plugin_rule import EngineRule
+from benchmark_control_plane.round_model.step_simulator import Objective, Pool, Served, attained, serve
+from controlplane.core.clock import seconds
+from controlplane.core.view import Pace
+from controlplane.policy.catalogue import ORDERINGS, engine_policy
+from controlplane.policy.engine_options import EngineOptions
+
+OBJECTIVE = Objective(ttft=1.0, gap=0.5)
+BLOCKS, CONTEXT = 40, 120
+POOL = Pool(BLOCKS, 4, llm_only(affine(0.1, 0.001, 0, 0)))
+
+
+def engine_rule(name):
+    pace = Pace(seconds(0.1), seconds(0.001))
+    policy = engine_policy(EngineOptions(ordering=name))
+    return EngineRule(policy, OBJECTIVE, blocks=BLOCKS, context=CONTEXT, pace=pace)
+
+
+def crowd(count: int = 40, *, wrong_by: float = 1.0) -> list[Served]:
+    """Sizes that differ, four a second into memory for about five."""
+    return [
+        Served(
+            prompt=4 + 7 * n % 37,
+            output=(output := 1 + 11 * n % 53),
+            number=n,
+            arrival=0.25 * n,
+            predicted=min(CONTEXT - 40, max(1, round(output * wrong_by))),
+        )
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("wrong_by", [1.0, 0.25, 4.0])
+@pytest.mark.parametrize("name", ORDERINGS)
+def test_everyone_gets_all_tokens_whatever_is_predicted(name, wrong_by):
+    requests = crowd(wrong_by=wrong_by)
+    serve(requests, engine_rule(name), POOL)
+    assert all(one.is_finished and one.produced == one.output for one in requests)
+    assert all(len(one.gaps) == one.output - 1 for one in requests)
+
+
+@pytest.mark.parametrize("name", ORDERINGS)
+def test_a_rule_decides_the_same_twice(name):
+    first, second = crowd(), crowd()
+    serve(first, engine_rule(name), POOL)
+    serve(second, engine_rule(name), POOL)
+    assert [one.last for one in first] == [one.last for one in second]
+
+
+def test_srmt_keeps_more_promises_than_first_come_by_both_metrics():
+    ours, theirs = crowd(120), crowd(120)
+    serve(ours, engine_rule("srmt"), POOL)
+    serve(theirs, FirstCome(), POOL)
+    assert attained(ours, OBJECTIVE).published > attained(theirs, OBJECTIVE).published
+    assert attained(ours, OBJECTIVE).strict > attained(theirs, OBJECTIVE).strict

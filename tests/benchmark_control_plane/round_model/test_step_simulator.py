@@ -1,0 +1,117 @@
+"""Step rules on the simulated engine: everyone is served, and each rule decides as it says."""
+
+import pytest
+
+from backends.batch_time import affine, llm_only
+from benchmark_control_plane.round_model.contenders import AptGreedy, FirstCome, Planned, RandomOrder
+from benchmark_control_plane.round_model.policies.interface import StepOptions
+from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
+from benchmark_control_plane.round_model.step_simulator import Objective, Pool, Served, attained, serve
+from controlplane.policy.hybrid import HybridOptions
+
+OBJECTIVE = Objective(ttft=1.0, gap=0.5)
+BLOCKS, BLOCK_TOKENS = 40, 4
+
+
+def pool(blocks: int = BLOCKS, max_running: int = 256) -> Pool:
+    return Pool(blocks, BLOCK_TOKENS, llm_only(affine(0.1, 0.001, 0, 0)), max_running=max_running)
+
+
+def planned(name):
+    options = StepOptions(memory=BLOCKS * BLOCK_TOKENS, step_time=0.1, prompt_steps=0.01)
+    return Planned(STEP_POLICIES[name](options), OBJECTIVE)
+
+
+RULES = {
+    "fcfs": FirstCome,
+    "random": lambda: RandomOrder(0),
+    "apt": lambda: AptGreedy(OBJECTIVE, HybridOptions()),
+    **{name: lambda name=name: planned(name) for name in ("mc-sf", "mc-benchmark", "tandem")},
+}
+
+
+def crowd(count: int = 40, *, wrong_by: float = 1.0) -> list[Served]:
+    """Sizes that differ, four a second into memory for about five."""
+    return [
+        Served(
+            prompt=4 + 7 * n % 37,
+            output=1 + 11 * n % 53,
+            number=n,
+            arrival=0.25 * n,
+            predicted=max(1, round((1 + 11 * n % 53) * wrong_by)),
+        )
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("wrong_by", [1.0, 0.25, 4.0])
+@pytest.mark.parametrize("name", RULES)
+def test_everyone_gets_all_tokens_whatever_is_predicted(name, wrong_by):
+    requests = crowd(wrong_by=wrong_by)
+    serve(requests, RULES[name](), pool())
+    assert all(one.is_finished and one.produced == one.output for one in requests)
+    assert all(one.first is not None and one.first > one.arrival for one in requests)
+    assert all(len(one.gaps) == one.output - 1 for one in requests)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_decides_the_same_twice(name):
+    first, second = crowd(), crowd()
+    serve(first, RULES[name](), pool())
+    serve(second, RULES[name](), pool())
+    assert [one.last for one in first] == [one.last for one in second]
+
+
+def test_first_come_is_served_first():
+    requests = crowd()
+    serve(requests, FirstCome(), pool(blocks=10_000, max_running=1))
+    firsts = [one.first for one in requests]
+    assert firsts == sorted(firsts)
+
+
+def test_the_greedy_prefers_waiting_time_per_block():
+    # Three wait behind the first, with room for any; the small ones gain most per block.
+    requests = [
+        Served(8, 20, number=0, arrival=0.0),
+        Served(100, 2, number=1, arrival=0.05),
+        Served(8, 2, number=2, arrival=0.1),
+        Served(8, 2, number=3, arrival=0.15),
+    ]
+    serve(requests, AptGreedy(Objective(1e6, 1e6), HybridOptions()), pool(blocks=60, max_running=1))
+    assert sorted(range(4), key=lambda n: requests[n].first) == [0, 2, 3, 1]
+
+
+def test_the_greedy_with_no_decay_left_serves_lost_requests_last():
+    requests = [
+        Served(8, 30, number=0, arrival=0.0),
+        Served(8, 2, number=1, arrival=0.1),
+        Served(8, 2, number=2, arrival=2.9),
+    ]
+    serve(requests, AptGreedy(OBJECTIVE, HybridOptions(decay=0.0)), pool(max_running=1))
+    assert requests[2].first < requests[1].first
+
+
+def test_the_published_metric_forgives_one_pause_in_a_hundred_and_the_strict_one_none():
+    one = Served(1, 200, number=0, arrival=0.0)
+    for n in range(200):
+        one.stamp(0.1 * n + (900 if n > 100 else 0))
+    one.is_finished = True
+    assert one.meets(OBJECTIVE, strictly=False)
+    assert not one.meets(OBJECTIVE, strictly=True)
+    assert attained([one], OBJECTIVE).published == 1
+    assert attained([one], OBJECTIVE).strict == 0
+
+
+def test_what_never_finished_is_a_miss():
+    one = Served(1, 2, number=0, arrival=0.0)
+    one.stamp(0.1)
+    assert not one.meets(OBJECTIVE, strictly=False)
+
+
+def test_a_rule_that_offers_nobody_is_found_out():
+    class Idle(FirstCome):
+        def arrange(self, engine, now):
+            pass
+
+    with pytest.raises(RuntimeError, match="the rule offers nobody"):
+        serve(crowd(3), Idle(), pool())
