@@ -74,10 +74,10 @@ def _add_predictor(parser: argparse.ArgumentParser) -> None:
 
 
 def _predictor(options: argparse.Namespace) -> int:
-    from predictors.keeping import Kept, require_place, save
-    from predictors.learned import LearnedLengths
-    from predictors.length_model import ENOUGH
-    from predictors.logs import learned_from, logged, replayed, report
+    from predictors.output_length.checkpoint import Kept, require_place, save
+    from predictors.output_length.learned import LearnedLengths
+    from predictors.output_length.log_replay import learned_from, logged, replayed, report
+    from predictors.output_length.model import ENOUGH
 
     if not ENOUGH <= options.remember <= 100_000:
         told = f"from {ENOUGH}, since fewer teach nothing, to 100,000, as predictors.remember"

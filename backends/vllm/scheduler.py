@@ -40,7 +40,7 @@ from controlplane.policy.catalogue import engine_policy
 from controlplane.policy.decode_pace import next_step
 from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.engine_step import RANKED, EnginePolicy, EngineView
-from predictors.step_time import ObservedPace, StepWork
+from predictors.timing.step_time import ObservedPace, StepWork
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gist:
-    """What is kept of a prompt for forecasts: `numbers` and `words` as `predictors.features` names and
+    """What is kept of a prompt for forecasts: `numbers` and `words` as `predictors.output_length.features`
+    names and
     hashes them. Never the text. `vector` is the prompt's embedding as float16, empty if none was computed."""
 
     numbers: tuple[float, ...]

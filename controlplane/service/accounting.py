@@ -12,7 +12,7 @@ from controlplane.metrics import Metrics
 from controlplane.service.first_tokens import FirstTokens
 from controlplane.service.lessons import Lengths, Subject
 from controlplane.service.ticket import Ticket
-from predictors.step_time import ObservedPace, ReportedPace
+from predictors.timing.step_time import ObservedPace, ReportedPace
 
 # A forecast is worth telling the engine when it moves what remains by so much of it.
 _MATERIAL = 0.25

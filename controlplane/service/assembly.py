@@ -44,8 +44,8 @@ from controlplane.service.sharing_setup import kvcached_memory, monitor_of, pool
 from controlplane.service.ticks import ScheduledTicks, Ticks
 from controlplane.service.trouble import Fault
 from controlplane.service.turns import Tenants
-from predictors.learned import LearnedLengths
-from predictors.step_time import StepWork
+from predictors.output_length.learned import LearnedLengths
+from predictors.timing.step_time import StepWork
 
 log = logging.getLogger(__name__)
 

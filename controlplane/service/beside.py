@@ -10,7 +10,7 @@ from controlplane.core.request import Kind
 from controlplane.core.view import Pace
 from controlplane.policy.decode_slack import Decoding, Pledge, decode_slack
 from controlplane.service.ticket import Ticket
-from predictors.step_time import ObservedPace, ReportedPace
+from predictors.timing.step_time import ObservedPace, ReportedPace
 
 
 def slack_beside(

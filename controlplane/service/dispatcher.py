@@ -40,7 +40,7 @@ from controlplane.service.ticket import Rejected, Ticket, Undecided
 from controlplane.service.trouble import Trouble
 from controlplane.service.turns import Tenants
 from controlplane.service.waiting import WaitingRoom
-from predictors.step_time import paces
+from predictors.timing.step_time import paces
 
 _CLOSING = Reject(Reason.SHUTTING_DOWN, seconds(1))
 

@@ -15,8 +15,8 @@ from controlplane.metrics import Metrics, Readings
 from controlplane.policy.ordering import work_before_deadline
 from controlplane.service.ticket import Starting, Ticket
 from predictors.calibration import LEVEL, Calibration
-from predictors.first_token import Ahead, FirstTokenTime, steps_until_slot
-from predictors.step_time import ObservedPace, ReportedPace
+from predictors.timing.step_time import ObservedPace, ReportedPace
+from predictors.timing.ttft import Ahead, FirstTokenTime, steps_until_slot
 
 _TOLD = (0.5, LEVEL)
 

@@ -12,8 +12,8 @@ from controlplane.core.clock import Duration, Instant, after, between
 from controlplane.core.memory import Footprint
 from controlplane.core.request import Kind, Request
 from controlplane.core.view import Reserve
-from predictors.embedding_load import EmbeddingLoad
-from predictors.series import LEVELS, SeriesForecaster
+from predictors.load.embedding_load import EmbeddingLoad
+from predictors.load.series import LEVELS, SeriesForecaster
 
 _AT_ONCE = Duration(0)
 

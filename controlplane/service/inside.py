@@ -11,7 +11,7 @@ from controlplane.core.ports import BackendDown, EngineState, Generator
 from controlplane.core.request import Kind
 from controlplane.core.view import Waiting
 from controlplane.service.ticket import Ticket
-from predictors.step_time import ReportedPace
+from predictors.timing.step_time import ReportedPace
 
 GoesBefore = Callable[[Waiting, Waiting], bool]
 

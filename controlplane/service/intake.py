@@ -18,7 +18,7 @@ from controlplane.core.ports import (
 from controlplane.core.request import Gist, Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.seen_vectors import SeenVectors
-from predictors.features import asked_text, gist_of, gist_of_chat
+from predictors.output_length.features import asked_text, gist_of, gist_of_chat
 
 
 @dataclass(frozen=True, slots=True)

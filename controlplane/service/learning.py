@@ -13,12 +13,12 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from controlplane.config import Config, ConfigError
 from controlplane.core.ports import LengthPredictor
 from controlplane.metrics import Metrics, Readings
-from predictors import keeping
-from predictors.keeping import Kept, read_or_set_aside, save
-from predictors.learned import LearnedLengths
-from predictors.length_model import ENOUGH
-from predictors.output_length import HistoryQuantiles, MaxTokens
-from predictors.training import trained_elsewhere
+from predictors.output_length import checkpoint
+from predictors.output_length.checkpoint import Kept, read_or_set_aside, save
+from predictors.output_length.history import HistoryQuantiles, MaxTokens
+from predictors.output_length.learned import LearnedLengths
+from predictors.output_length.model import ENOUGH
+from predictors.output_length.training import trained_elsewhere
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def require_place(config: Config) -> None:
     if config.admission.lengths != "learned" or file is None:
         return
     try:
-        keeping.require_place(file)
+        checkpoint.require_place(file)
     except OSError as error:
         raise ConfigError(
             f"predictors.file={file}: {error.strerror}; name a file in a folder that is there and can be "

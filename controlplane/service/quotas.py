@@ -34,7 +34,7 @@ from controlplane.service.foresight import Foresight
 from controlplane.service.ticket import Ticket
 from controlplane.service.trouble import Fault, Trouble
 from controlplane.service.urgency import Lately, urgencies
-from predictors.series import LEVELS
+from predictors.load.series import LEVELS
 
 # Between two ticks on urgency; the step limit counts time, so ticks in between move no more.
 _SHORTEST_GAP = milliseconds(5)

@@ -13,7 +13,7 @@ from controlplane.service.inside import Inside
 from controlplane.service.tempo import tempo_of
 from controlplane.service.ticket import Ticket
 from controlplane.service.turns import alone
-from predictors.step_time import ObservedPace, ReportedPace
+from predictors.timing.step_time import ObservedPace, ReportedPace
 
 Paces = dict[Owner, ObservedPace | ReportedPace]
 

@@ -12,7 +12,7 @@ from controlplane.core.clock import Duration, Instant
 from controlplane.core.request import Kind
 from controlplane.core.view import Share, Tempo
 from controlplane.service.ticket import Ticket
-from predictors.step_time import StepReports, StepWork
+from predictors.timing.step_time import StepReports, StepWork
 
 
 def tempo_of(tickets: Iterable[Ticket], share: Share, paces: StepReports, now: Instant) -> Tempo | None:

@@ -7,7 +7,7 @@ import pytest
 from controlplane.core.clock import Instant
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from predictors.features import gist_of
+from predictors.output_length.features import gist_of
 
 
 @pytest.fixture

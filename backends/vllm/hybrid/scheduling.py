@@ -29,8 +29,8 @@ from controlplane.policy.catalogue import chosen
 from controlplane.policy.engine_step import EngineView
 from controlplane.policy.forms import FormChoice, choose_forms
 from controlplane.policy.progress import Progress
-from predictors.hidden_cost import HiddenCost
-from predictors.step_time import StepWork
+from predictors.timing.hidden_state_cost import HiddenCost
+from predictors.timing.step_time import StepWork
 
 log = logging.getLogger(__name__)
 

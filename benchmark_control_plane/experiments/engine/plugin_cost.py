@@ -28,7 +28,7 @@ from controlplane.core.ports import Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.catalogue import ORDERINGS
-from predictors.output_length import HistoryQuantiles
+from predictors.output_length.history import HistoryQuantiles
 
 _PROMPT = 100
 _LIMIT = 1_024

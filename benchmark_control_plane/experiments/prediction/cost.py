@@ -11,10 +11,10 @@ from benchmark_control_plane.experiments.prediction.methods import taught
 from benchmark_control_plane.experiments.prediction.prompt_sets import Sample
 from benchmark_control_plane.experiments.prediction.prompt_vectors import with_vectors
 from controlplane.service.learning import Learning
-from predictors.features import gist_of
-from predictors.keeping import Kept
-from predictors.learned import LearnedLengths
-from predictors.training import trained_elsewhere
+from predictors.output_length.checkpoint import Kept
+from predictors.output_length.features import gist_of
+from predictors.output_length.learned import LearnedLengths
+from predictors.output_length.training import trained_elsewhere
 
 _PAGE = 4_096
 _TICK_SECONDS = 0.002

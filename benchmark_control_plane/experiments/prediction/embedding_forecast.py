@@ -4,7 +4,8 @@ Each trace becomes two series, requests and tokens a second. After a minute of e
 forecast from those before it: by the last value, by means of the last 10 and 60 (all three with the
 quantiles of their own last 512 errors), by statsmodels' exponential smoothing (parameters by maximum
 likelihood over the first 600 seconds; under its own normal law, and with the same quantiles of errors),
-and by `predictors.series`. No public trace of embedding requests exists: two are generated from production
+and by `predictors.load.series`. No public trace of embedding requests exists: two are generated from
+production
 clients whose answers are of one token, two are of retrieval and code prompts.
 
     python -m benchmark_control_plane.experiments.prediction.embedding_forecast --data DIR
@@ -23,7 +24,7 @@ from benchmark_control_plane.common.arguments import add_data, data_folder, exit
 from benchmark_control_plane.common.results_file import add_results, keep
 from benchmark_control_plane.judge.traces import NAMED, read_trace
 from controlplane.core.memory import Floats
-from predictors.series import LEVELS, SeriesForecaster
+from predictors.load.series import LEVELS, SeriesForecaster
 
 _LEVELS = np.array(LEVELS)
 _WARM_UP = 60

@@ -17,7 +17,7 @@ from controlplane.core.clock import seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.request import Request
-from predictors.output_length import MaxTokens
+from predictors.output_length.history import MaxTokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from benchmark_control_plane.experiments.prediction.methods import forecasts, le
 from benchmark_control_plane.experiments.prediction.output_length import FOLDS
 from benchmark_control_plane.experiments.prediction.prompt_sets import Sample, samples
 from controlplane.core.forecast import LengthForecast
-from predictors.output_length import HistoryQuantiles
+from predictors.output_length.history import HistoryQuantiles
 
 PROMISE = Promise(1.0, 1.0)
 _WRONG = 4

@@ -18,7 +18,7 @@ from zlib import crc32
 from controlplane.core.clock import Instant
 from controlplane.core.request import Gist, Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from predictors.features import gist_of
+from predictors.output_length.features import gist_of
 
 ARENA_MODELS = ("gpt-3.5-turbo-0125", "gpt-4-0314", "gpt-4-0613")
 UNNAMED = "reference"

@@ -1,4 +1,4 @@
-"""What should a predictor expect before it has seen anything? Writes `predictors/prior.json`.
+"""What should a predictor expect before it has seen anything? Writes `predictors/output_length/prior.json`.
 
     python -m benchmark_control_plane.experiments.prediction.train_prior
 
@@ -15,13 +15,13 @@ from random import Random
 
 import numpy as np
 
-import predictors
 from benchmark_control_plane.common.arguments import add_data, data_folder, exit_status
 from benchmark_control_plane.experiments.prediction.prompt_sets import Sample, samples
-from predictors.examples import Examples, asked
-from predictors.features import NUMBERS
-from predictors.length_model import LEVELS
-from predictors.ridge import fit_ridge
+from predictors.output_length import model
+from predictors.output_length.examples import Examples, asked
+from predictors.output_length.features import NUMBERS
+from predictors.output_length.model import LEVELS
+from predictors.output_length.ridge import fit_ridge
 
 _EACH = 450
 _FOLDS = 5
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="benchmark_control_plane.experiments.prediction.train_prior", description=__doc__
     )
     add_data(parser)
-    parser.add_argument("--to", type=Path, default=Path(predictors.__file__).with_name("prior.json"))
+    parser.add_argument("--to", type=Path, default=Path(model.__file__).with_name("prior.json"))
     options = parser.parse_args(arguments)
     known = samples(data_folder(options.data, "prompts"))
     options.to.write_text(json.dumps(prior_of(known), indent=1) + "\n", encoding="utf-8")

@@ -23,7 +23,7 @@ from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.catalogue import ORDERINGS
 from controlplane.service.turns import Turns, alone
-from predictors.step_time import StepWork
+from predictors.timing.step_time import StepWork
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 

@@ -13,8 +13,8 @@ from controlplane.core.clock import Instant
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.learning import Learning, require_place
-from predictors.features import gist_of
-from predictors.learned import LearnedLengths
+from predictors.output_length.features import gist_of
+from predictors.output_length.learned import LearnedLengths
 
 
 def serve(lengths, count, seed=0, factor=1):

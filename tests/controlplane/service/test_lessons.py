@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.core.clock import milliseconds
 from controlplane.core.ports import EmbeddingPass, EngineStep
-from predictors.learned import LearnedLengths
+from predictors.output_length.learned import LearnedLengths
 from tests.controlplane.api.stage import EMBED_MODEL, staged
 
 

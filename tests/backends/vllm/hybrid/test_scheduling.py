@@ -11,7 +11,7 @@ from controlplane.core.ports import Sampling
 from controlplane.core.view import HiddenPrice
 from controlplane.policy.engine_options import EngineOptions
 from controlplane.policy.forms import FormChoice
-from predictors.hidden_cost import HiddenCost
+from predictors.timing.hidden_state_cost import HiddenCost
 from tests.engines import complete, running_vllm, tokens_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]

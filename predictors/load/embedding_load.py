@@ -8,7 +8,7 @@ learned of the load says little after it.
 from dataclasses import dataclass
 
 from controlplane.core.clock import Duration, Instant, after, between, to_seconds
-from predictors.series import LEVELS, SeriesForecaster
+from predictors.load.series import LEVELS, SeriesForecaster
 
 _MOST_IDLE = 16
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.core.memory import Floats
-from predictors.examples import Rows, models_of
-from predictors.ridge import Ridge, standard
+from predictors.output_length.examples import Rows, models_of
+from predictors.output_length.ridge import Ridge, standard
 
 _AXES = 192
 _TEXT, _NUMBER, _MODEL = 2.0, 0.12, 1.6

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from controlplane.cli import main
-from predictors.keeping import read
+from predictors.output_length.checkpoint import read
 
 
 @pytest.fixture

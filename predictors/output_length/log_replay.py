@@ -14,9 +14,9 @@ from controlplane.core.clock import Instant
 from controlplane.core.request import Gist, Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from predictors.calibration import Calibration
-from predictors.features import gist_of, gist_of_chat
-from predictors.learned import LearnedLengths
-from predictors.length_model import ENOUGH, fit
+from predictors.output_length.features import gist_of, gist_of_chat
+from predictors.output_length.learned import LearnedLengths
+from predictors.output_length.model import ENOUGH, fit
 
 _CHARACTERS_A_TOKEN = 4
 _LONGEST = 4_096

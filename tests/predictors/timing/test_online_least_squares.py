@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictors.least_squares import ForgettingSquares, dot
+from predictors.timing.online_least_squares import ForgettingSquares, dot
 
 TRUTH = [2.0, 0.5, 1.0]
 DOUBTS = [1.0, 1.0, 1.0]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from predictors.trees import fit_trees
+from predictors.output_length.trees import fit_trees
 
 LEVELS = np.array([0.1, 0.5, 0.9])
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from predictors.ridge import fit_ridge
+from predictors.output_length.ridge import fit_ridge
 
 
 def test_the_solution_is_that_of_the_normal_equations():

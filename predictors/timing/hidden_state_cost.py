@@ -10,7 +10,7 @@ nothing need not be paid for.
 from math import sqrt
 
 from controlplane.core.view import HiddenPrice
-from predictors.least_squares import ForgettingSquares, dot
+from predictors.timing.online_least_squares import ForgettingSquares, dot
 
 _FORGETS = 0.999
 # In these units all costs are of the order of a step.

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from controlplane.core.view import HiddenPrice
-from predictors.hidden_cost import HiddenCost
+from predictors.timing.hidden_state_cost import HiddenCost
 
 MEASURED = HiddenPrice(1e-5, 1e-5, 1e-3)
 

@@ -20,7 +20,7 @@ from controlplane.core.clock import NO_TIME, Duration
 from controlplane.core.ports import Embedder, StepCost
 from controlplane.core.request import Owner
 from controlplane.core.view import Pace
-from predictors.least_squares import ForgettingSquares, Row, dot
+from predictors.timing.online_least_squares import ForgettingSquares, Row, dot
 
 _CLIP = 4.0
 _FORGETS = 0.998

@@ -1,6 +1,6 @@
 """How is a model learned without delaying anyone? In a process of its own, with the lowest claim to a core.
 
-    python -m predictors.training SOURCE TARGET
+    python -m predictors.output_length.training SOURCE TARGET
 
 reads the examples in SOURCE (see `keeping`), and writes them with the model learned from them to TARGET.
 """
@@ -13,8 +13,8 @@ from asyncio.subprocess import DEVNULL, PIPE
 from dataclasses import replace
 from pathlib import Path
 
-from predictors.keeping import Kept, read, save
-from predictors.length_model import LengthModel, fit
+from predictors.output_length.checkpoint import Kept, read, save
+from predictors.output_length.model import LengthModel, fit
 
 _NICENESS = 19
 _LONGEST_SECONDS = 900.0
@@ -26,7 +26,7 @@ async def trained_elsewhere(kept: Kept) -> LengthModel:
         source, target = Path(folder, "examples.npz"), Path(folder, "model.npz")
         await asyncio.to_thread(save, source, replace(kept, model=None))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "predictors.training", str(source), str(target)),
+            *(sys.executable, "-m", "predictors.output_length.training", str(source), str(target)),
             stdout=DEVNULL,
             stderr=PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.core.memory import Floats
-from predictors.examples import ROW, Asked, Table
-from predictors.features import BUCKETS
-from predictors.likeness import Likeness, fit_likeness
-from predictors.ridge import Ridge, fit_ridge
-from predictors.trees import Trees, fit_trees
+from predictors.output_length.examples import ROW, Asked, Table
+from predictors.output_length.features import BUCKETS
+from predictors.output_length.kernel_ridge import Likeness, fit_likeness
+from predictors.output_length.ridge import Ridge, fit_ridge
+from predictors.output_length.trees import Trees, fit_trees
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 MEDIAN, UPPER = LEVELS.index(0.5), LEVELS.index(0.9)
@@ -121,7 +121,7 @@ def _told(numbers: Floats, middle: Floats | float, guesses: Sequence[Floats | fl
 @cache
 def prior() -> LengthModel:
     """Learned from public prompts: numbers and cues, no words."""
-    shipped = json.loads(files("predictors").joinpath("prior.json").read_text(encoding="utf-8"))
+    shipped = json.loads(files("predictors.output_length").joinpath("prior.json").read_text(encoding="utf-8"))
     slopes = np.array([float(shipped["slopes"].get(name, 0.0)) for name in ROW])
     center = np.array([float(shipped["center"].get(name, 0.0)) for name in ROW])
     nothing = np.zeros(BUCKETS, np.float32)

@@ -17,12 +17,12 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Floats
 from controlplane.core.request import Request
 from predictors.calibration import Calibration
-from predictors.conformal import Conformal
-from predictors.examples import Asked, Examples, asked
-from predictors.features import NUMBERS
-from predictors.keeping import Kept
-from predictors.length_model import LEVELS, LengthModel, prior
-from predictors.output_length import HistoryQuantiles
+from predictors.output_length.checkpoint import Kept
+from predictors.output_length.conformal import Conformal
+from predictors.output_length.examples import Asked, Examples, asked
+from predictors.output_length.features import NUMBERS
+from predictors.output_length.history import HistoryQuantiles
+from predictors.output_length.model import LEVELS, LengthModel, prior
 
 _ALL_LEVELS = (0.0, *LEVELS, 1.0)
 _LEVELS = np.array(LEVELS)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from predictors.examples import ROW, WIDTH, Table
-from predictors.length_model import LEVELS, LengthModel, of_arrays
+from predictors.output_length.examples import ROW, WIDTH, Table
+from predictors.output_length.model import LEVELS, LengthModel, of_arrays
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from predictors.examples import Asked
-from predictors.keeping import Kept, read, read_or_set_aside, require_place, save
-from predictors.learned import LearnedLengths
-from predictors.training import trained_elsewhere
+from predictors.output_length.checkpoint import Kept, read, read_or_set_aside, require_place, save
+from predictors.output_length.examples import Asked
+from predictors.output_length.learned import LearnedLengths
+from predictors.output_length.training import trained_elsewhere
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from predictors.keeping import Kept
-from predictors.learned import LearnedLengths
-from predictors.length_model import fit
+from predictors.output_length.checkpoint import Kept
+from predictors.output_length.learned import LearnedLengths
+from predictors.output_length.model import fit
 
 
 def serve(lengths, requests):

@@ -6,10 +6,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from predictors.keeping import Kept, read, save
-from predictors.learned import LearnedLengths
-from predictors.length_model import MEDIAN, fit
-from predictors.likeness import _solved
+from predictors.output_length.checkpoint import Kept, read, save
+from predictors.output_length.kernel_ridge import _solved
+from predictors.output_length.learned import LearnedLengths
+from predictors.output_length.model import MEDIAN, fit
 
 DIMENSIONS = 12
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from predictors.series import LEVELS, SeriesForecaster, found_period
+from predictors.load.series import LEVELS, SeriesForecaster, found_period
 
 SECONDS = np.arange(1_500)
 PERIOD = 37

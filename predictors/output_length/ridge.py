@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.core.memory import Floats
-from predictors.features import BUCKETS
+from predictors.output_length.features import BUCKETS
 
 Words = npt.NDArray[np.uint16]
 """[rows, width] of buckets; unused places hold 0, and bucket 0 weighs nothing."""

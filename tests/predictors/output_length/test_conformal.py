@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from predictors.conformal import Conformal
-from predictors.length_model import LEVELS, UPPER
+from predictors.output_length.conformal import Conformal
+from predictors.output_length.model import LEVELS, UPPER
 
 WRONG = np.linspace(3.0, 4.0, len(LEVELS))
 

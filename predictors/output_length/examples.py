@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from controlplane.core.memory import Floats
 from controlplane.core.request import Request
-from predictors.features import BUCKETS, MOST_WORDS, NUMBERS, bucket
-from predictors.ridge import Words
+from predictors.output_length.features import BUCKETS, MOST_WORDS, NUMBERS, bucket
+from predictors.output_length.ridge import Words
 
 CONTEXT = ("log_prompt_tokens", "log_max_tokens", "recent_mean", "recent_spread")
 ROW = (*NUMBERS, *CONTEXT)

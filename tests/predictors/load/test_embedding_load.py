@@ -1,5 +1,5 @@
 from controlplane.core.clock import Instant, milliseconds, seconds
-from predictors.embedding_load import EmbeddingLoad, LoadForecast
+from predictors.load.embedding_load import EmbeddingLoad, LoadForecast
 
 
 def test_windows_count_requests_and_tokens():

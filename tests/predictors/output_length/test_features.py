@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictors.features import BUCKETS, MOST_WORDS, NUMBERS, gist_of, gist_of_chat
+from predictors.output_length.features import BUCKETS, MOST_WORDS, NUMBERS, gist_of, gist_of_chat
 
 
 def number(gist, name):
