@@ -20,7 +20,7 @@ from benchmark_control_plane.common.arguments import (
     read_object,
     whole,
 )
-from controlplane.policy.hybrid import hybrid_offers, plan_tiers
+from controlplane.policy.cache_tiers.allocation import hybrid_offers, plan_tiers
 
 HIDDEN = 1
 

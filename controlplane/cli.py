@@ -105,10 +105,10 @@ def _predictor(options: argparse.Namespace) -> int:
 
 
 def _check(config: Config) -> int:
-    from controlplane.service.assembly import plan_of
-    from controlplane.service.hybrid_cache import hybrid_described
-    from controlplane.service.model_facts import facts_of
-    from controlplane.service.plan import described
+    from controlplane.service.memory.hybrid_cache import hybrid_described
+    from controlplane.service.memory.memory_plan import described
+    from controlplane.service.memory.model_config import facts_of
+    from controlplane.service.service import plan_of
 
     plan = plan_of(config)
     print(described(plan))
@@ -148,8 +148,8 @@ def _objectives(config: Config, name: str) -> str:
 
 def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
     """Raises ConfigError."""
-    from controlplane.api.hosting import check_address, host_forever
-    from controlplane.service.assembly import assemble
+    from controlplane.api.server import check_address, host_forever
+    from controlplane.service.service import assemble
 
     _require_engines(config)
     changes = {k: v for k, v in (("host", options.host), ("port", options.port)) if v is not None}

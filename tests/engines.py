@@ -11,7 +11,7 @@ from controlplane.core.clock import Instant
 from controlplane.core.ports import ChatPrompt, Delta, Sampling, Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.policy.engine_options import EngineOptions
+from controlplane.policy.engine.options import EngineOptions
 
 BLOCK_TOKENS = 32
 BLOCKS = 64

@@ -14,8 +14,8 @@ from controlplane.cli import _parser
 from controlplane.config import Config, load
 from controlplane.config.policies import SchedulingSection
 from controlplane.metrics import Metrics
-from controlplane.policy.engine_options import EngineOptions
-from tests.controlplane.api.stage import staged
+from controlplane.policy.engine.options import EngineOptions
+from tests.controlplane.api.scripted_server import staged
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "benchmark_control_plane/README.md", *sorted(ROOT.glob("docs/**/*.md"))]

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from controlplane.core.clock import Instant, between, seconds
-from controlplane.policy.in_time import Turn, giving_way
+from controlplane.policy.gate.moore_hodgson import Turn, giving_way
 
 Key = tuple[bool, int, int]
 _LONGEST_LATE = seconds(60)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
-from controlplane.policy.engine_options import EngineOptions
+from controlplane.policy.engine.options import EngineOptions
 
 SCHEDULER = "backends.vllm.scheduler.make"
 

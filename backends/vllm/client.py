@@ -35,7 +35,7 @@ from controlplane.core.ports import (
     StepCost,
 )
 from controlplane.core.request import Request
-from controlplane.policy.engine_options import EngineOptions
+from controlplane.policy.engine.options import EngineOptions
 
 if TYPE_CHECKING:
     from backends.vllm.running import Engine

@@ -22,7 +22,7 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.policy.progress import Progress
+from controlplane.policy.engine.request_state import Progress
 
 KEY = "tandem"
 _PREFIX = f"{KEY}_"

@@ -19,8 +19,8 @@ from controlplane.core.clock import Duration
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import EngineState, Refused, StepCost
 from controlplane.core.view import Pace
-from controlplane.policy.catalogue import engine_policy
-from controlplane.policy.engine_options import EngineOptions
+from controlplane.policy.engine.options import EngineOptions
+from controlplane.policy.registry import engine_policy
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from controlplane.core.ports import (
     Refused,
     Sampling,
 )
-from controlplane.policy.engine_options import EngineOptions
+from controlplane.policy.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)
 

@@ -36,10 +36,10 @@ from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import StepCost
 from controlplane.core.view import Pace
-from controlplane.policy.catalogue import engine_policy
-from controlplane.policy.decode_pace import next_step
-from controlplane.policy.engine_options import EngineOptions
-from controlplane.policy.engine_step import RANKED, EnginePolicy, EngineView
+from controlplane.policy.engine.decode_pacing import next_step
+from controlplane.policy.engine.interface import RANKED, EnginePolicy, EngineView
+from controlplane.policy.engine.options import EngineOptions
+from controlplane.policy.registry import engine_policy
 from predictors.timing.step_time import ObservedPace, StepWork
 
 log = logging.getLogger(__name__)

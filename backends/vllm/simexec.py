@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from backends.batch_time import BATCH_TIMES, StepLoad
-from controlplane.policy.catalogue import chosen
+from controlplane.policy.registry import chosen
 
 _FIRST_TOKEN = 10
 _TOKENS = 900

@@ -15,9 +15,9 @@ import numpy as np
 from backends.vllm.board import Column
 from backends.vllm.metadata import Served
 from controlplane.core.clock import Instant
-from controlplane.policy.columns import Columns, Ints
-from controlplane.policy.crowd import Crowd
-from controlplane.policy.progress import Progress
+from controlplane.policy.engine.column_store import Columns, Ints
+from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.running_batch import Crowd
 
 # Of each: its key on the board, and its computed tokens.
 _KEY, _COMPUTED = range(2)

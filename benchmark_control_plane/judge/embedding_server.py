@@ -24,14 +24,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from backends.embedding.client import WorkerEmbedder
+from controlplane.config.loader import parse_as
 from controlplane.config.models import EmbeddingModel
-from controlplane.config.reading import parse_as
 from controlplane.core.clock import Instant
 from controlplane.core.ports import Refused, Vectors
 from controlplane.core.request import Kind
 from controlplane.core.request import Request as Asked
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.engines import embedder_of
+from controlplane.service.bootstrap import embedder_of
 
 _CALLER_LEFT = 499
 

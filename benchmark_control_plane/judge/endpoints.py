@@ -26,7 +26,7 @@ from benchmark_control_plane.common.http_client import (
 from benchmark_control_plane.judge.experiment_parts import Endpoint
 from benchmark_control_plane.judge.records import Answer, loss_of
 from benchmark_control_plane.judge.workload import Planned
-from controlplane.api.wire import HEADER_DECISION, HEADER_SERVICE_CLASS
+from controlplane.api.protocol.requests import HEADER_DECISION, HEADER_SERVICE_CLASS
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
 

@@ -27,7 +27,7 @@ from benchmark_control_plane.judge.experiment_parts import (
 )
 from controlplane.config import ConfigError, parse
 from controlplane.config.fields import STRICT, Fraction, Name
-from controlplane.config.reading import parse_as, read_yaml
+from controlplane.config.loader import parse_as, read_yaml
 
 _ANY_OBJECTIVE_MS = 1_000.0
 _QUICK_LOADS, _QUICK_MEASURED_S = 2, 6.0

@@ -21,8 +21,8 @@ from controlplane.core.decision import Outcome
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import Delta, Sampling
 from controlplane.core.request import Kind, Request
-from controlplane.service.assembly import Service
-from controlplane.service.intake import Caller, EmbedJob, GenerateJob, Hints
+from controlplane.service.gate.intake import Caller, EmbedJob, GenerateJob, Hints
+from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
 _BLOCK_TOKENS = 16

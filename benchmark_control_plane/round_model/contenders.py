@@ -14,7 +14,7 @@ from backends.simulated_engine import Engine
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepPolicy
 from benchmark_control_plane.round_model.step_simulator import Objective, Served
 from controlplane.core.memory import Floats
-from controlplane.policy.hybrid import HybridOptions, TierOffers, plan_tiers
+from controlplane.policy.cache_tiers.allocation import HybridOptions, TierOffers, plan_tiers
 
 _DRAWN_AHEAD = 4
 _FIRST_ROWS = 256

@@ -12,9 +12,9 @@ from controlplane.core.clock import Instant, seconds
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
-from controlplane.policy.crowd import Crowd
-from controlplane.policy.engine_step import EnginePolicy, EngineView
-from controlplane.policy.progress import Progress
+from controlplane.policy.engine.interface import EnginePolicy, EngineView
+from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.running_batch import Crowd
 
 
 class EngineRule:

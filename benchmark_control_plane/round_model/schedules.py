@@ -9,7 +9,7 @@ from benchmark_control_plane.round_model.lengths import Line
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions, StepPolicy
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
 from benchmark_control_plane.round_model.simulator import Arrival, Totals, simulate
-from controlplane.policy.catalogue import chosen
+from controlplane.policy.registry import chosen
 
 
 @dataclass(frozen=True, slots=True)

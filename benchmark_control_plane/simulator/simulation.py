@@ -24,9 +24,9 @@ from controlplane.config import Config, parse
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import LengthPredictor, Sampling
 from controlplane.core.request import Request
-from controlplane.service.assembly import Service
-from controlplane.service.clocks import LoopClock
-from controlplane.service.intake import Caller, Hints
+from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.runtime.clocks import LoopClock
+from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket
 
 _CALLER = Caller("simulation")

@@ -12,19 +12,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane import __version__
-from controlplane.api.admin import admin_routes
-from controlplane.api.chat import chat_route
-from controlplane.api.completions import completion_route
-from controlplane.api.door import Door
-from controlplane.api.embeddings import embedding_route
+from controlplane.api.endpoint import Reception
 from controlplane.api.errors import Problem, error_response, failure_of
-from controlplane.api.exchange import Reception
-from controlplane.api.explain import explain_routes
+from controlplane.api.middleware import Door
+from controlplane.api.openai.chat import chat_route
+from controlplane.api.openai.completions import completion_route
+from controlplane.api.openai.embeddings import embedding_route
+from controlplane.api.operations.admin import admin_routes
+from controlplane.api.operations.explain import explain_routes
+from controlplane.api.operations.health import status_routes
+from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from controlplane.api.settings import ApiSettings
-from controlplane.api.status import status_routes
-from controlplane.api.wire import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from controlplane.core.ports import BackendDown, BackendFailed, Refused
-from controlplane.service.assembly import Service
+from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
 _BODIES: dict[str, type[BaseModel]] = {

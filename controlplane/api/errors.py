@@ -17,8 +17,13 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from controlplane.api.protocol.requests import (
+    HEADER_DECISION,
+    HEADER_RETRY_AFTER_MS,
+    HEADER_SHOULD_RETRY,
+    UNSERVED,
+)
 from controlplane.api.seldom import Seldom
-from controlplane.api.wire import HEADER_DECISION, HEADER_RETRY_AFTER_MS, HEADER_SHOULD_RETRY, UNSERVED
 from controlplane.core.clock import to_milliseconds
 from controlplane.core.decision import Reason
 from controlplane.core.ports import BackendDown, BackendFailed, NoMemory, Refused

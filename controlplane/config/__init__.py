@@ -5,7 +5,7 @@ so a typing error never becomes a silent default.
 """
 
 from controlplane.config.fields import ConfigError
-from controlplane.config.reading import load, parse
+from controlplane.config.loader import load, parse
 from controlplane.config.root import Config
 
 __all__ = ["Config", "ConfigError", "load", "parse"]

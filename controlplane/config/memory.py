@@ -15,8 +15,8 @@ from controlplane.config.fields import (
 )
 from controlplane.core.clock import milliseconds
 from controlplane.core.request import Owner
-from controlplane.policy.quota import QuotaOptions, UrgencyOptions
-from controlplane.policy.sharing import Sharing, split
+from controlplane.policy.sharing.lending import Sharing, split
+from controlplane.policy.sharing.quota import QuotaOptions, UrgencyOptions
 
 Weight = Annotated[float, Field(ge=0, le=1_000)]
 

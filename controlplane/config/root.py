@@ -10,15 +10,15 @@ from controlplane.config.memory import PoolSection, QuotaSection
 from controlplane.config.models import ModelsSection
 from controlplane.config.policies import AdmissionSection, SchedulingSection
 from controlplane.config.predictors import PredictorsSection
-from controlplane.config.promises import ClassSection
 from controlplane.config.server import ServerSection, TenantSection
+from controlplane.config.service_classes import ClassSection
 from controlplane.core.clock import milliseconds
 from controlplane.core.slo import ServiceClass
-from controlplane.policy.admission import Admission, AdmissionOptions
-from controlplane.policy.catalogue import ADMISSIONS, chosen, engine_policy, gate_ordering
-from controlplane.policy.engine_options import EngineOptions
-from controlplane.policy.eviction import EvictionOptions
-from controlplane.policy.ordering import Ordering, OrderingOptions
+from controlplane.policy.engine.options import EngineOptions
+from controlplane.policy.gate.admission import Admission, AdmissionOptions
+from controlplane.policy.gate.ordering import Ordering, OrderingOptions
+from controlplane.policy.gate.preemption import EvictionOptions
+from controlplane.policy.registry import ADMISSIONS, chosen, engine_policy, gate_ordering
 
 
 def _standard_class() -> dict[str, ClassSection]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import orjson
 from pydantic import ValidationError
 
-from controlplane.api.wire import HEADER_REQUEST_ID, HEADER_RETRY_AFTER_MS, ErrorObject
+from controlplane.api.protocol.requests import HEADER_REQUEST_ID, HEADER_RETRY_AFTER_MS, ErrorObject
 
 
 class TandemError(Exception):

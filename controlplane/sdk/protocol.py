@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from controlplane.api.wire import (
+from controlplane.api.protocol.requests import (
     HEADER_DECISION,
     HEADER_PREDICTED_TTFT_MS,
     HEADER_QUEUE_MS,

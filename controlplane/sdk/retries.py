@@ -5,7 +5,7 @@ from random import uniform
 
 import httpx
 
-from controlplane.api.wire import HEADER_SHOULD_RETRY
+from controlplane.api.protocol.requests import HEADER_SHOULD_RETRY
 from controlplane.sdk.errors import ConnectionLost, TandemError, api_error, retry_after_of
 
 

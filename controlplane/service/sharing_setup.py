@@ -14,11 +14,11 @@ from backends.device_memory import (
 from controlplane.config import Config, ConfigError
 from controlplane.core.clock import Clock, milliseconds
 from controlplane.core.ports import Embedder, Generator
-from controlplane.service.dispatcher import Dispatcher
-from controlplane.service.foresight import Foresight
-from controlplane.service.memory_monitor import MemoryMonitor
-from controlplane.service.plan import MemoryPlan
-from controlplane.service.quotas import Pool, Quotas
+from controlplane.service.gate.dispatcher import Dispatcher
+from controlplane.service.memory.foresight import Foresight
+from controlplane.service.memory.memory_plan import MemoryPlan
+from controlplane.service.memory.monitor import MemoryMonitor
+from controlplane.service.memory.quota_controller import Pool, Quotas
 
 log = logging.getLogger(__name__)
 

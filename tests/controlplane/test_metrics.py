@@ -9,8 +9,8 @@ from controlplane.core.ports import Refused
 from controlplane.core.request import Kind
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.metrics import Metrics
-from controlplane.service.lessons import Subject
-from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage, staged
+from controlplane.service.prediction.fail_open import Subject
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, staged
 
 QUOTA = {"policy": "dynamic", "llm": {"nominal": 0.7, "min": 0.3}, "embedding": {"nominal": 0.3}}
 ORDERS = {"scheduling": {"engine": {}}, "quota": QUOTA | {"tick_ms": 10_000}}

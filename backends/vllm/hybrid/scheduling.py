@@ -4,8 +4,9 @@ A request takes its form when it gets its first block and may leave hidden state
 leads through preemption. What hidden states cost a step is measured at start-up on the kernels that serve
 (`calibrated`), then fitted. Importing this module imports vLLM.
 
-`additional_config["tandem_hybrid"]`: `forms` is `auto` for the greedy of `controlplane.policy.forms`, `on`
-for hidden states whenever a request starts; `price`, seconds of a token, a request and a step, replaces the
+`additional_config["tandem_hybrid"]`: `forms` is `auto` for the greedy of
+`controlplane.policy.cache_tiers.selection`, `on` for hidden states whenever a request starts; `price`,
+seconds of a token, a request and a step, replaces the
 measurement.
 """
 
@@ -25,10 +26,10 @@ from backends.vllm.hybrid.forms import StepForms
 from backends.vllm.scheduler import AsyncTandemScheduler, TandemScheduler
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.view import HiddenPrice
-from controlplane.policy.catalogue import chosen
-from controlplane.policy.engine_step import EngineView
-from controlplane.policy.forms import FormChoice, choose_forms
-from controlplane.policy.progress import Progress
+from controlplane.policy.cache_tiers.selection import FormChoice, choose_forms
+from controlplane.policy.engine.interface import EngineView
+from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.registry import chosen
 from predictors.timing.hidden_state_cost import HiddenCost
 from predictors.timing.step_time import StepWork
 

@@ -27,7 +27,7 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.policy.catalogue import ORDERINGS
+from controlplane.policy.registry import ORDERINGS
 from predictors.output_length.history import HistoryQuantiles
 
 _PROMPT = 100

@@ -33,10 +33,10 @@ from controlplane.core.memory import Footprint, MemoryLedger, Quota
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace, PoolView, Queue, Share, Waiting
-from controlplane.policy.admission import Admission, AdmissionOptions, fits_ahead
-from controlplane.policy.cycle import run_cycle
-from controlplane.policy.eviction import EvictionOptions
-from controlplane.policy.ordering import EarliestDeadline, OrderingOptions
+from controlplane.policy.gate.admission import Admission, AdmissionOptions, fits_ahead
+from controlplane.policy.gate.cycle import run_cycle
+from controlplane.policy.gate.ordering import EarliestDeadline, OrderingOptions
+from controlplane.policy.gate.preemption import EvictionOptions
 
 ENGINE: dict[str, object] = {
     "max_model_len": 2048,

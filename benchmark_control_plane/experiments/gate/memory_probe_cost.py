@@ -18,7 +18,7 @@ import uvloop
 
 from backends.device import open_probe
 from benchmark_control_plane.common.arguments import BadInput, exit_code
-from controlplane.service.memory_monitor import MemoryMonitor
+from controlplane.service.memory.monitor import MemoryMonitor
 
 _INTERVALS_MS = (10, 100)
 

@@ -24,8 +24,8 @@ from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import to_seconds
 from controlplane.core.ports import Sampling
 from controlplane.core.request import Request
-from controlplane.service.assembly import Service
-from controlplane.service.intake import Caller, Hints
+from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
 _MACHINE = Machine(

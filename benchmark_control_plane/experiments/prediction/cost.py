@@ -10,7 +10,7 @@ from typing import Any
 from benchmark_control_plane.experiments.prediction.methods import taught
 from benchmark_control_plane.experiments.prediction.prompt_sets import Sample
 from benchmark_control_plane.experiments.prediction.prompt_vectors import with_vectors
-from controlplane.service.learning import Learning
+from controlplane.service.prediction.length_training import Learning
 from predictors.output_length.checkpoint import Kept
 from predictors.output_length.features import gist_of
 from predictors.output_length.learned import LearnedLengths

@@ -25,8 +25,8 @@ from benchmark_control_plane.common.results_file import add_results, keep_or_pri
 from controlplane.config import parse
 from controlplane.core.clock import Duration, between
 from controlplane.core.ports import Sampling
-from controlplane.service.assembly import Service, assemble
-from controlplane.service.intake import Caller, Hints
+from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.service import Service, assemble
 
 MODEL = "tiny-llama"
 _CONFIG = {

@@ -40,9 +40,9 @@ from benchmark_control_plane.round_model.step_simulator import (
 from benchmark_control_plane.simulator.simulation import arrival_times
 from controlplane.core.clock import seconds
 from controlplane.core.view import Pace
-from controlplane.policy.catalogue import engine_policy
-from controlplane.policy.engine_options import EngineOptions
-from controlplane.policy.hybrid import HybridOptions
+from controlplane.policy.cache_tiers.allocation import HybridOptions
+from controlplane.policy.engine.options import EngineOptions
+from controlplane.policy.registry import engine_policy
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmark_control_plane.common.results_file import keep
 from controlplane.core.memory import Floats
-from controlplane.policy.hybrid import TierOffers, hybrid_offers, plan_tiers
+from controlplane.policy.cache_tiers.allocation import TierOffers, hybrid_offers, plan_tiers
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

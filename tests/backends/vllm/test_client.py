@@ -10,7 +10,7 @@ import pytest
 
 from backends.vllm.client import VllmGenerator
 from controlplane.core.ports import BackendDown, ChatPrompt, Refused, Sampling
-from controlplane.policy.engine_options import EngineOptions
+from controlplane.policy.engine.options import EngineOptions
 from tests.engines import (
     BLOCK_TOKENS,
     BLOCKS,

@@ -21,8 +21,8 @@ from controlplane.core.memory import generate_footprint
 from controlplane.core.ports import Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.policy.catalogue import ORDERINGS
-from controlplane.service.turns import Turns, alone
+from controlplane.policy.registry import ORDERINGS
+from controlplane.service.gate.fair_queueing import Turns, alone
 from predictors.timing.step_time import StepWork
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]

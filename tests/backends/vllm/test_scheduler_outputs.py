@@ -17,8 +17,8 @@ from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Delta, EngineStep, Refused, Sampling, Standing
 from controlplane.core.slo import Slo
-from controlplane.policy.catalogue import ORDERINGS
-from controlplane.policy.engine_options import EngineOptions
+from controlplane.policy.engine.options import EngineOptions
+from controlplane.policy.registry import ORDERINGS
 from tests.engines import a_request, running_vllm, tokens_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]

@@ -7,7 +7,7 @@ import pytest
 from benchmark_control_plane.judge.experiment import read_experiment, single
 from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
 from controlplane.config import parse
-from controlplane.service.plan import ModelFacts, memory_plan
+from controlplane.service.memory.memory_plan import ModelFacts, memory_plan
 
 FOLDER = Path(__file__).parents[3] / "configs" / "bench"
 GIB = 2**30

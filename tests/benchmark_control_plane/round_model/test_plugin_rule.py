@@ -8,8 +8,8 @@ from benchmark_control_plane.round_model.plugin_rule import EngineRule
 from benchmark_control_plane.round_model.step_simulator import Objective, Pool, Served, attained, serve
 from controlplane.core.clock import seconds
 from controlplane.core.view import Pace
-from controlplane.policy.catalogue import ORDERINGS, engine_policy
-from controlplane.policy.engine_options import EngineOptions
+from controlplane.policy.engine.options import EngineOptions
+from controlplane.policy.registry import ORDERINGS, engine_policy
 
 OBJECTIVE = Objective(ttft=1.0, gap=0.5)
 BLOCKS, CONTEXT = 40, 120

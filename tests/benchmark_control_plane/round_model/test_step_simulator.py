@@ -7,7 +7,7 @@ from benchmark_control_plane.round_model.contenders import AptGreedy, FirstCome,
 from benchmark_control_plane.round_model.policies.interface import StepOptions
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
 from benchmark_control_plane.round_model.step_simulator import Objective, Pool, Served, attained, serve
-from controlplane.policy.hybrid import HybridOptions
+from controlplane.policy.cache_tiers.allocation import HybridOptions
 
 OBJECTIVE = Objective(ttft=1.0, gap=0.5)
 BLOCKS, BLOCK_TOKENS = 40, 4

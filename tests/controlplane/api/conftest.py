@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.controlplane.api.stage import Stage, staged
+from tests.controlplane.api.scripted_server import Stage, staged
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from backends.scripted import Script
 from controlplane.api.settings import ApiKey, ApiSettings
-from controlplane.service.intake import Caller
-from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged
+from controlplane.service.gate.intake import Caller
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -17,7 +17,7 @@ from controlplane.core.ports import BackendDown, BackendFailed, NoMemory
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.ticket import Rejected
-from tests.controlplane.api.stage import (
+from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
     MAX_RUNNING,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, Stage
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from controlplane.config import parse
 from controlplane.config.memory import QuotaSection
 from controlplane.core.request import Owner
-from controlplane.policy.quota import target_nominal
+from controlplane.policy.sharing.quota import target_nominal
 
 
 def section(**quota) -> QuotaSection:

@@ -13,7 +13,15 @@ import pytest
 
 from controlplane import sdk
 from controlplane.core.clock import milliseconds
-from tests.controlplane.api.stage import CHAT_MODEL, EMBED_MODEL, HELLO, TEXT, Stage, listening, staged
+from tests.controlplane.api.scripted_server import (
+    CHAT_MODEL,
+    EMBED_MODEL,
+    HELLO,
+    TEXT,
+    Stage,
+    listening,
+    staged,
+)
 
 _NO_RETRY = sdk.Retries(most=0)
 _AT_ONCE = sdk.Retries(most=2, first_wait_s=0)

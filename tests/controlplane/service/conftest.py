@@ -8,10 +8,10 @@ from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.ports import Sampling
 from controlplane.core.request import Owner
-from controlplane.service.answer import Answer
-from controlplane.service.assembly import Service
-from controlplane.service.clocks import LoopClock
-from controlplane.service.intake import Caller, GenerateJob, Hints
+from controlplane.service.gate.intake import Caller, GenerateJob, Hints
+from controlplane.service.gate.token_stream import Answer
+from controlplane.service.runtime.clocks import LoopClock
+from controlplane.service.service import Service
 from controlplane.service.ticket import Ticket
 
 CLASSES = {

@@ -29,7 +29,7 @@ import numpy as np
 
 from backends.tiny import resolve
 from backends.vllm.hybrid.support import HybridSetup
-from controlplane.policy.forms import FormChoice
+from controlplane.policy.cache_tiers.selection import FormChoice
 
 BLOCK_TOKENS = 32
 AMPLE, SCARCE = 128, 8

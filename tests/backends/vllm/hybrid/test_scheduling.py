@@ -9,8 +9,8 @@ from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.stepped import HiddenStates, Setup, SteppedEngine
 from controlplane.core.ports import Sampling
 from controlplane.core.view import HiddenPrice
-from controlplane.policy.engine_options import EngineOptions
-from controlplane.policy.forms import FormChoice
+from controlplane.policy.cache_tiers.selection import FormChoice
+from controlplane.policy.engine.options import EngineOptions
 from predictors.timing.hidden_state_cost import HiddenCost
 from tests.engines import complete, running_vllm, tokens_of
 

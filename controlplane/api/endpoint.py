@@ -1,0 +1,114 @@
+"""One request from body to answer: who asks for what, and is the caller still there?
+
+One scope covers waiting, running and sending: a caller that leaves at any of them takes its work along.
+"""
+
+import logging
+from codecs import BOM_UTF8
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from controlplane.api.auth import caller_of
+from controlplane.api.errors import Problem, invalid_body
+from controlplane.api.middleware import request_id_of
+from controlplane.api.presence import CallerGone, Presence
+from controlplane.api.protocol.requests import (
+    HEADER_DECISION,
+    HEADER_PREDICTED_TTFT_MS,
+    HEADER_QUEUE_MS,
+    Objectives,
+)
+from controlplane.api.settings import ApiSettings
+from controlplane.api.slo_headers import hints_of
+from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound=Objectives)
+RawHeaders = list[tuple[bytes, bytes]]
+
+_SEVEREST_LAST = ("ADMIT", "ADMIT_WITH_PREEMPTION", "DEFER")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[Body]):
+    """What one request asks, checked. `request_id` is the caller's or the door's; it may come twice."""
+
+    request_id: str
+    caller: Caller
+    body: Body
+    hints: Hints
+
+
+Reply = Callable[[Ask[Body], Send], Awaitable[None]]
+"""Does what is asked, and sends what comes of it."""
+
+
+class Reception:
+    """Takes requests in."""
+
+    def __init__(self, settings: ApiSettings) -> None:
+        self.settings = settings
+
+    def route(self, path: str, model: type[Body], reply: Reply[Body]) -> Route:
+        """`path` takes such bodies."""
+        return Route(path, _Exchange(self, model, reply), methods=["POST"])
+
+    async def ask(self, request: Request, model: type[Body]) -> Ask[Body]:
+        """Raises Problem."""
+        caller = caller_of(request.headers, self.settings.api_keys)
+        request_id = request_id_of(request)
+        try:
+            body = model.model_validate_json((await request.body()).removeprefix(BOM_UTF8))
+        except ValidationError as error:
+            raise invalid_body(error, model) from None
+        except ClientDisconnect:
+            raise Problem(400, "the body ended early; send all of it", code="incomplete_body") from None
+        return Ask(request_id, caller, body, hints_of(request.scope["headers"], body))
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange(Generic[Body]):
+    """Replies while the caller is present. Plain ASGI: what a framework puts around a function costs more."""
+
+    reception: Reception
+    model: type[Body]
+    reply: Reply[Body]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What is raised before anything is sent becomes an error answer."""
+        ask = await self.reception.ask(Request(scope, receive), self.model)
+        stalled_after_s = self.reception.settings.stalled_client_s
+        try:
+            async with Presence(receive, send, stalled_after_s=stalled_after_s) as presence:
+                await self.reply(ask, presence.send)
+        except CallerGone:
+            log.info("request %s: its caller left", ask.request_id)
+
+
+def ticket_headers(tickets: list[Ticket]) -> RawHeaders:
+    """Of several tickets the severest decision and the longest times."""
+    decision = max((ticket.decision for ticket in tickets), key=_SEVEREST_LAST.index)
+    queue_ms = max(ticket.queue_ms for ticket in tickets)
+    headers = {HEADER_DECISION: decision, HEADER_QUEUE_MS: f"{queue_ms:.3f}"}
+    predicted = [ms for ticket in tickets if (ms := ticket.predicted_ttft_ms) is not None]
+    if predicted:
+        headers[HEADER_PREDICTED_TTFT_MS] = f"{max(predicted):.3f}"
+    return raw_headers(headers)
+
+
+def raw_headers(headers: Mapping[str, str]) -> RawHeaders:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+async def send_json(send: Send, body: bytes, headers: RawHeaders) -> None:
+    fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": fixed + headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,98 @@
+"""How is an answer sent while it is made? As server-sent events, begun only when a first token is there.
+
+Until then every failure is a proper HTTP error. Afterwards it is an error event without [DONE]: a
+stream never ends as if all were well when it is not.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import orjson
+from starlette.types import Send
+
+from controlplane.api.endpoint import RawHeaders, ticket_headers
+from controlplane.api.errors import failure_of
+from controlplane.api.openai.answers import Tally, opened_answers
+from controlplane.core.ports import BackendFailed, Delta
+from controlplane.service.gate.dispatcher import Dispatcher
+from controlplane.service.gate.intake import GenerateJob
+
+_FIXED: RawHeaders = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_DONE = b"data: [DONE]\n\n"
+
+
+class Envelope:
+    """What every chunk of one stream repeats, encoded once."""
+
+    def __init__(
+        self, head: Mapping[str, object], *, has_usage: bool, has_running_usage: bool = False
+    ) -> None:
+        self.has_usage = has_usage
+        self.has_running_usage = has_running_usage
+        self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":'
+        # OpenAI sends a null usage in every chunk when the last one will carry it.
+        self._tail = b',"usage":null}\n\n' if has_usage else b"}\n\n"
+
+    def choice(self, choice: object, usage: object = None) -> bytes:
+        tail = self._tail if usage is None else _usage(usage)
+        return self._head + orjson.dumps([choice]) + tail
+
+    def usage(self, usage: object) -> bytes:
+        return self._head + b"[]" + _usage(usage)
+
+
+def _usage(usage: object) -> bytes:
+    return b',"usage":' + orjson.dumps(usage) + b"}\n\n"
+
+
+class Format(Protocol):
+    """Turns deltas into choices of chunks; `None` for a delta that shows the caller nothing."""
+
+    def choice(self, delta: Delta) -> dict[str, object] | None: ...
+
+
+def ending(delta: Delta) -> dict[str, object]:
+    """Whether a chunk is its choice's last, and then what stopped it."""
+    reason = delta.finish_reason
+    told: dict[str, object] = {"finish_reason": reason}
+    return told if reason is None else told | {"stop_reason": delta.stop_reason}
+
+
+async def send_stream(
+    send: Send,
+    dispatcher: Dispatcher,
+    jobs: Sequence[GenerateJob],
+    *,
+    envelope: Envelope,
+    form: Format,
+    tally: Tally,
+    overload_status: int,
+) -> None:
+    has_begun = False
+    try:
+        async with opened_answers(dispatcher, jobs) as (tickets, deltas):
+            async for delta in deltas:
+                tally.count(delta)
+                choice = form.choice(delta)
+                if choice is None:
+                    continue
+                if not has_begun:
+                    headers = _FIXED + ticket_headers(tickets)
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                    has_begun = True
+                event = envelope.choice(choice, tally.usage() if envelope.has_running_usage else None)
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        if not has_begun:
+            raise BackendFailed(f"{jobs[0].request.id}: the engine ended without any output")
+    except Exception as error:
+        if not has_begun:
+            raise
+        failure = failure_of(error, overload_status=overload_status)
+        await send({"type": "http.response.body", "body": b"event: error\ndata: " + failure.body + b"\n\n"})
+        return
+    last = envelope.usage(tally.usage()) + _DONE if envelope.has_usage else _DONE
+    await send({"type": "http.response.body", "body": last})

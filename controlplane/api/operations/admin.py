@@ -1,0 +1,55 @@
+"""What does the control plane hold now, and by which rules? For the operator alone, who has an own key."""
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from controlplane.api.auth import require_admin
+from controlplane.api.errors import Problem
+from controlplane.api.operations.health import json_response
+from controlplane.api.settings import ApiSettings
+from controlplane.config import ConfigError
+from controlplane.core.ports import BackendDown, BackendFailed
+from controlplane.service.service import Service
+
+
+def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/admin/state", response_model=None)
+    async def show_state(request: Request) -> Response:
+        require_admin(request.headers, settings)
+        return json_response(service.state())
+
+    @routes.get("/admin/config", response_model=None)
+    async def show_config(request: Request) -> Response:
+        require_admin(request.headers, settings)
+        return json_response(service.changeable())
+
+    @routes.post("/admin/drain", response_model=None)
+    async def drain(request: Request) -> Response:
+        """As before a stop, for as long as an operator's own tools want to wait; there is no way back. The
+        answer comes when nothing runs any more."""
+        require_admin(request.headers, settings)
+        await service.drain()
+        return json_response({"status": "drained"})
+
+    @routes.put("/admin/config", response_model=None)
+    async def change_config(request: Request) -> Response:
+        """The body holds the keys that differ; the answer all that can be changed. The operator is told all
+        that is known of a failure."""
+        require_admin(request.headers, settings)
+        try:
+            await service.reconfigure(orjson.loads(await request.body()))
+        except orjson.JSONDecodeError as error:
+            raise Problem(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+        except ConfigError as error:
+            raise Problem(400, str(error), code="invalid_value") from None
+        except BackendDown as error:
+            raise Problem(503, str(error), code="backend_down") from None
+        except BackendFailed as error:
+            raise Problem(500, str(error), code="backend_failed") from None
+        return json_response(service.changeable())
+
+    return routes

@@ -1,0 +1,72 @@
+"""What is an engine's state in the gate's terms? The same `Share` and `Waiting`, with tokens for bytes.
+
+The engine knows blocks; the policies are indifferent to the unit, so one token of cache counts as one
+byte. A line bounds its blocks from above, as in the ledger.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from controlplane.core.geometry import KvGeometry
+from controlplane.core.memory import Footprint, LeaseTable, generate_footprint
+from controlplane.core.request import Owner
+from controlplane.core.view import PoolView, Queue, Running, Share, Waiting
+from controlplane.policy.engine.interface import EngineView
+from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.running_batch import Crowd
+from controlplane.policy.gate.ordering import Rank
+
+
+def footprint_of(progress: Progress, block_tokens: int) -> Footprint:
+    deviation = 0.0
+    if progress.forecast is not None:
+        deviation = progress.forecast.remaining(after=progress.done).deviation
+    return generate_footprint(
+        KvGeometry(1, 1, block_tokens),
+        prompt_tokens=progress.tokens,
+        max_output_tokens=max(1, progress.request.max_output_tokens - progress.done),
+        expected_tokens=progress.remaining(),
+        deviation_tokens=deviation,
+    )
+
+
+def lease_table(alive: Crowd, view: EngineView) -> LeaseTable:
+    # A token of one that packs its blocks more densely takes less than a token of the cache.
+    slope = np.full(len(alive), view.block_tokens / view.per_block(alive))
+    return LeaseTable(
+        ids=tuple(alive.ids),
+        base=slope * alive.tokens.astype(np.float64) + view.block_tokens - 1,
+        per_step=slope,
+        steps=alive.to_come(),
+        variance=alive.variance.copy(),
+        priority=alive.priority.astype(np.float64),
+    )
+
+
+def share_of(view: EngineView) -> Share:
+    tokens = view.block_tokens
+
+    def preemptible() -> tuple[Running, ...]:
+        return tuple(p.as_running(view.now, p.held * tokens, view.pace) for p in view.running)
+
+    return Share(
+        ceiling=view.quota * tokens,
+        held=min(view.used + view.growth, view.quota) * tokens,
+        deficit=0,
+        largest=view.quota * tokens,
+        free_slots=view.free_slots,
+        leases=lease_table(view.running, view),
+        pace=view.pace,
+        preemptible=preemptible,
+    )
+
+
+def waiting_of(progress: Progress, footprint: Footprint, rank: Rank) -> Waiting:
+    """It was accepted, so its wait has no bound."""
+    return Waiting(progress.request, footprint, None, rank, footprint.area)
+
+
+def pool_view(view: EngineView, waiting: Sequence[Waiting]) -> PoolView:
+    """The whole view as the gate's cycle takes it, for comparing the two."""
+    return PoolView({Owner.LLM: share_of(view)}, {Owner.LLM: Queue(tuple(waiting), ())})

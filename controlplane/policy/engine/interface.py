@@ -1,0 +1,93 @@
+"""What may a policy see before one engine step, and what may it answer?
+
+The host tells an `EnginePolicy` who begins to wait and who stops waiting; before every step it asks
+for a plan. Memory is counted in blocks. A policy never refuses: whatever waits was accepted. What it
+does not offer waits on; the engine admits of the offer, in order, as long as blocks and batch suffice.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from controlplane.core.clock import Instant
+from controlplane.core.view import Pace
+from controlplane.policy.engine.column_store import Ints
+from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.running_batch import Crowd
+
+RANKED = 32
+"""So many are ranked for the host, or all: beyond the plan no more give way in one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """`quota` blocks may be used, `used` are. `growth` is what the running requests need for this step
+    if nobody leaves; each knows what it has. `free_slots` more requests may run. Unless `has_packed`,
+    nobody's `per_block` differs from `block_tokens`."""
+
+    now: Instant
+    pace: Pace
+    block_tokens: int
+    quota: int
+    used: int
+    growth: int
+    free_slots: int
+    running: Crowd
+    has_packed: bool = True
+
+    @property
+    def free(self) -> int:
+        """Blocks left after this step's growth; negative if somebody must go."""
+        return self.quota - self.used - self.growth
+
+    @property
+    def reading(self) -> float:
+        """Token-steps that pass in a full memory while one token of a prompt is read. 0 while not known."""
+        step = self.pace.step
+        return self.quota * self.block_tokens * self.pace.per_prompt_token / step if step > 0 else 0.0
+
+    def without(self, gone: Sequence[Progress]) -> "EngineView":
+        """Had these left. What they would have grown by in this step stays counted."""
+        if not gone:
+            return self
+        return replace(
+            self,
+            used=self.used - sum(p.held for p in gone),
+            free_slots=self.free_slots + len(gone),
+            running=self.running.without(gone),
+        )
+
+    def per_block(self, these: Iterable[Progress]) -> Ints | int:
+        """Tokens that a block holds of each; one number where it is the same of all."""
+        if not self.has_packed:
+            return self.block_tokens
+        return np.array([p.per_block or self.block_tokens for p in these], np.int64)
+
+    def need(self, progress: Progress) -> int:
+        """Blocks that it takes to compute its next token."""
+        return progress.tokens // (progress.per_block or self.block_tokens) + 1
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """`preempt` leave before the step, `offer` may start in it, in order. `ranked` are those that run on, the
+    first to give way last: what the host does if memory runs short after all. Only the last `RANKED` of
+    them need be there, and nobody where memory suffices."""
+
+    preempt: list[Progress] = field(default_factory=list)
+    offer: list[Progress] = field(default_factory=list)
+    ranked: list[Progress] = field(default_factory=list)
+
+
+class EnginePolicy(Protocol):
+    def joined(self, progress: Progress, now: Instant) -> None:
+        """It waits from now on: new, or preempted."""
+
+    def left(self, progress: Progress) -> None:
+        """It waits no more: started, finished or gone. Called once for each `joined`."""
+
+    def waiting(self) -> int: ...
+
+    def plan(self, view: EngineView) -> StepPlan: ...

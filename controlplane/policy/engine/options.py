@@ -1,0 +1,97 @@
+"""How does an engine's policy behave? One flat table of options, with the gate's names for what both have.
+
+Built into a policy by `catalogue.engine_policy`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from controlplane.core.clock import milliseconds
+from controlplane.policy.engine.srmt import SrmtOptions
+from controlplane.policy.engine.static_priority import LookAheadFor
+from controlplane.policy.gate.ordering import OrderingOptions
+from controlplane.policy.gate.preemption import EvictionOptions
+
+_DAY_MS = 86_400_000
+_MOST = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The names are those of the sections `scheduling` and `admission`. `look_ahead` says whom the
+    admission's look-ahead asks; it is for the ranked orderings, and the last are for `srmt` and `apt`.
+    `decode_pace` is the share of its promise that a step may last while embeddings want the device."""
+
+    ordering: str = "edf"
+    policy: str = "look-ahead"
+    look_ahead: LookAheadFor = "background"
+    decode_pace: float = 0.8
+    overflow_probability: float = 0.05
+    priority_head_start_ms: float = 1_000.0
+    patience_ms: float = 10_000.0
+    victim_tau_ms: float = 100.0
+    victim_almost_done_steps: int = 8
+    victim_thrash_penalty: float = 1.0
+    preempt_ratio: float = 1.1
+    urgency: float = 0.5
+    settle_steps: int = 12
+    size_cut_share: float = 0.75
+    size_cut_window: int = 600
+    starvation_ms: float = 300_000.0
+    aged_share: float = 0.02
+    prompt_price: float = 1.0
+    missed_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.look_ahead not in ("all", "background", "nobody"):
+            raise ValueError(f"look_ahead={self.look_ahead!r}: choose all, background or nobody")
+        if not 0 < self.overflow_probability < 1:
+            raise ValueError(f"overflow_probability={self.overflow_probability}: between 0 and 1")
+        if not 0 <= self.decode_pace < 1:
+            raise ValueError(f"decode_pace={self.decode_pace}: at least 0 (as fast as can be) and below 1")
+        if not 0 <= self.missed_decay <= 1:
+            raise ValueError(f"missed_decay={self.missed_decay}: of a missed request's value 0 to 1 counts")
+        # A part that cannot be is told whichever ordering reads it.
+        self.order(), self.eviction(), self.srmt()
+
+    def changed(self, by: Mapping[str, Any]) -> "EngineOptions":
+        """Raises ValueError naming an unknown key, or a value that cannot be."""
+        known = [field.name for field in fields(self)]
+        if unknown := sorted(set(by) - set(known)):
+            raise ValueError(f"engine option {unknown[0]!r}: unknown; known are {', '.join(known)}")
+        for name, value in by.items():
+            _require_alike(name, getattr(self, name), value)
+        return replace(self, **by)
+
+    def order(self) -> OrderingOptions:
+        return OrderingOptions(milliseconds(self.priority_head_start_ms), milliseconds(self.patience_ms))
+
+    def eviction(self) -> EvictionOptions:
+        return EvictionOptions(
+            milliseconds(self.victim_tau_ms), self.victim_almost_done_steps, self.victim_thrash_penalty
+        )
+
+    def srmt(self) -> SrmtOptions:
+        return SrmtOptions(
+            preempt_ratio=self.preempt_ratio,
+            urgency=self.urgency,
+            settle=self.settle_steps,
+            share=self.size_cut_share,
+            window=self.size_cut_window,
+            patience=milliseconds(self.starvation_ms),
+            aged_share=self.aged_share,
+            price=self.prompt_price,
+        )
+
+
+def _require_alike(name: str, present: object, value: object) -> None:
+    """`value` must be of the kind of `present`: what comes from a file or over the wire may be anything."""
+    wanted: tuple[type, ...] = (int, float) if isinstance(present, float) else (type(present),)
+    if isinstance(value, bool) or not isinstance(value, wanted):
+        kind = {str: "a name", int: "a whole number", float: "a number"}[type(present)]
+        raise ValueError(f"{name}={value!r}: {kind} is needed")
+    if not isinstance(value, str) and not -_MOST <= value <= _MOST:  # type: ignore[operator]
+        raise ValueError(f"{name}={value!r}: a number of at most {_MOST} is needed")
+    if name.endswith("_ms") and not 0 <= value <= _DAY_MS:  # type: ignore[operator]
+        raise ValueError(f"{name}={value!r}: a time from 0 to {_DAY_MS} ms is needed")

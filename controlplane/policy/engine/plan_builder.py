@@ -1,0 +1,168 @@
+"""What is left of the memory while a step is planned, and who gives way for whom?
+
+A plan in the making: who starts takes blocks and a slot, who gives way returns them. The last in rank gives
+way first.
+"""
+
+from collections.abc import Callable, Collection
+
+import numpy as np
+
+from controlplane.core.memory import Floats
+from controlplane.policy.engine.column_store import Bools, Ints
+from controlplane.policy.engine.gate_adapter import footprint_of, lease_table
+from controlplane.policy.engine.interface import RANKED, EngineView
+from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.running_batch import Crowd
+from controlplane.policy.gate.memory_lookahead import LookAhead
+
+# Who runs in a later lane gives way to any of an earlier one: this is added to its size, and more than any
+# memory-time. That is a number of halves, so a float has room for both.
+BEYOND, LOST = 2.0**44, 2.0**45
+
+
+class Ranking:
+    """Those of a crowd that are not `spared`. `order` has their places in it, the first to give way last: by
+    lane and size, and id. `sizes`, that of the lane added, are by place."""
+
+    def __init__(self, crowd: Crowd, sizes: Floats, spared: Collection[Progress]) -> None:
+        self.crowd = crowd
+        self.sizes = sizes
+        self.order: list[int] = np.lexsort((crowd.by_id, sizes)).tolist()
+        if spared:
+            stay = set(crowd.places(spared))
+            self.order = [at for at in self.order if at not in stay]
+
+
+class Draft:
+    """`settle` steps later counts too, as if nobody else started. Ranks are asked for only if somebody must
+    give way."""
+
+    def __init__(self, view: EngineView, rank: Callable[[EngineView], Ranking], settle: int) -> None:
+        self.view = view
+        self.preempt: list[Progress] = []
+        self.offer: list[Progress] = []
+        self.free = view.free
+        self.slots = view.free_slots
+        self._settle = settle
+        self._growth = settle / view.block_tokens
+        self._later: float | None = None
+        self._rank = rank
+        self._ranks: Ranking | None = None
+        self._offered: set[str] = set()
+        self._look: LookAhead | None = None
+
+    @property
+    def ranked(self) -> list[Progress]:
+        """The last `RANKED` of them; empty when nobody asked."""
+        ranks = self._ranks
+        return [] if ranks is None else ranks.crowd.who(ranks.order[-RANKED:])
+
+    def need(self, progress: Progress) -> int:
+        return self.view.need(progress)
+
+    def need_at_end(self, progress: Progress) -> int:
+        """Blocks that it holds before it leaves."""
+        return self.need(progress) + progress.remaining() // self.view.block_tokens
+
+    def _ranking(self) -> Ranking:
+        if self._ranks is None:
+            self._ranks = self._rank(self.view)
+        return self._ranks
+
+    def give_way(self) -> bool:
+        """The last in rank leaves; False if nobody is left."""
+        ranks = self._ranking()
+        if not ranks.order:
+            return False
+        victim = ranks.crowd[ranks.order.pop()]
+        self.preempt.append(victim)
+        self.free += victim.held
+        if self._later is not None:
+            self._later += self._held_later(victim)
+        self.slots += 1
+        self._look = None
+        return True
+
+    def fits(self, progress: Progress) -> bool:
+        """Whether there are blocks and a slot for it now."""
+        return self.slots > 0 and self.need(progress) <= self.free
+
+    def start(self, progress: Progress) -> bool:
+        need = self.need(progress)
+        request_id = progress.request.id
+        if request_id in self._offered or not self.fits(progress):
+            return False
+        self._offered.add(request_id)
+        self.offer.append(progress)
+        self.free -= need
+        if self._later is not None:
+            self._later -= self._needed_later(progress)
+        self.slots -= 1
+        self._look = None
+        return True
+
+    @property
+    def left_when_settled(self) -> float:
+        """Blocks free after `settle` steps; never more than now."""
+        if self._later is None:
+            running = self.view.running
+            kept: list[int] = running.held[running.to_come() > self._settle].tolist()
+            later = sum(kept) + self._growth * len(kept)
+            later -= sum(map(self._held_later, self.preempt))
+            self._later = self.view.quota - later - sum(map(self._needed_later, self.offer))
+        return min(self._later, self.free)
+
+    def settles(self, progress: Progress) -> bool:
+        """Whether nobody must give way for it within `settle` steps; or it is alone."""
+        if self._settle == 0 or self.is_idle:
+            return True
+        return self._needed_later(progress) <= self.left_when_settled
+
+    def settle(self, needs: Ints, to_come: Ints) -> Bools:
+        """`settles` of many, that need so many blocks now and for so many tokens."""
+        if self._settle == 0 or self.is_idle:
+            return np.full(len(needs), True)
+        left = self.left_when_settled
+        return (needs + self._growth <= left) | ((to_come <= self._settle) & (left >= 0))
+
+    def _held_later(self, progress: Progress) -> float:
+        is_done = progress.remaining() <= self._settle
+        return 0.0 if is_done else progress.held + self._growth
+
+    def _needed_later(self, progress: Progress) -> float:
+        return 0.0 if progress.remaining() <= self._settle else self.need(progress) + self._growth
+
+    def take(self, progress: Progress, size: float) -> bool:
+        """Starts it on the memory of those not hopeful, or that need more than `size`, if that suffices."""
+        need, gained, count, ranks = self.need(progress), 0, 0, self._ranking()
+        for at in reversed(ranks.order):
+            if self.free + gained >= need or ranks.sizes[at] <= size:
+                break
+            gained += int(ranks.crowd.held[at])
+            count += 1
+        if self.free + gained < need:
+            return False
+        for _ in range(count):
+            self.give_way()
+        return self.start(progress)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody runs on and nobody starts."""
+        return not self.offer and len(self.preempt) == len(self.view.running)
+
+    def start_to_stay(self, progress: Progress) -> bool:
+        """Starts it if all that run and start now, and it, fit until their predicted ends; or alone."""
+        if self.slots <= 0 or self.free < self.need(progress):
+            return False
+        return (self.is_idle or self._stays(progress)) and self.start(progress)
+
+    def _stays(self, progress: Progress) -> bool:
+        if self._look is None:
+            alive = self.view.running.without(self.preempt)
+            for one in self.offer:
+                alive.add(one)
+            self._look = LookAhead(lease_table(alive, self.view))
+        footprint = footprint_of(progress, self.view.block_tokens)
+        return self._look.peak_with(footprint) <= self.view.quota * self.view.block_tokens

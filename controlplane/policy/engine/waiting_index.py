@@ -1,0 +1,98 @@
+"""Who waits, sorted by some key, and who of them could start now? Asked of all at once, by column.
+
+In a full memory hundreds wait that fit nowhere, and each step asks for them all; so all but the few for whom
+anything may happen are passed over in one operation. Of one that waits nothing changes but the time.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from controlplane.core.clock import Instant
+from controlplane.policy.engine.column_store import Bools, Columns, Ints
+from controlplane.policy.engine.interface import EngineView
+from controlplane.policy.engine.plan_builder import Draft
+from controlplane.policy.engine.request_state import Progress
+
+Key = TypeVar("Key", bound=tuple[float | str, ...])
+"""Ends in the id."""
+
+NEVER = Instant(1 << 62)
+_TOKENS, _TO_COME, _DUE, _GUESS = range(4)
+
+
+class Line(Generic[Key]):
+    def __init__(self) -> None:
+        self._keys: list[Key] = []
+        self._listed: list[Progress] = []
+        self._entries: dict[str, tuple[Key, Progress]] = {}
+        self._columns = Columns(4, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[tuple[Key, Progress]]:
+        return zip(self._keys, self._listed, strict=True)
+
+    def __getitem__(self, at: int) -> tuple[Key, Progress]:
+        return self._keys[at], self._listed[at]
+
+    def add(self, progress: Progress, key: Key, to_come: int, due: Instant | None) -> None:
+        """What is due then is its owner's to say; None for never."""
+        at = self.place(key)
+        self._keys.insert(at, key)
+        self._listed.insert(at, progress)
+        self._entries[progress.request.id] = (key, progress)
+        when = NEVER if due is None else due
+        self._columns.put(at, (progress.tokens, to_come, when, progress.is_guess))
+
+    def find(self, request_id: str) -> Progress | None:
+        entry = self._entries.get(request_id)
+        return None if entry is None else entry[1]
+
+    def drop(self, request_id: str) -> None:
+        """Raises KeyError for one that is not in it."""
+        key, _ = self._entries.pop(request_id)
+        at = self.place(key)
+        del self._keys[at], self._listed[at]
+        self._columns.drop(at)
+
+    def place(self, key: Key) -> int:
+        """How many are before it."""
+        return bisect_left(self._keys, key)
+
+    def sort_anew(self, key_of: Callable[[Progress], Key]) -> None:
+        keyed = sorted((key_of(progress), at) for at, progress in enumerate(self._listed))
+        order = [at for _, at in keyed]
+        self._keys = [key for key, _ in keyed]
+        self._listed = [self._listed[at] for at in order]
+        self._entries = {one.request.id: (key, one) for key, one in self}
+        self._columns = self._columns.only(order)
+
+    @property
+    def tokens(self) -> Ints:
+        return self._columns.column(_TOKENS)
+
+    @property
+    def due(self) -> Ints:
+        """Far in the future for who has nothing due."""
+        return self._columns.column(_DUE)
+
+    @property
+    def is_guess(self) -> Bools:
+        return np.not_equal(self._columns.column(_GUESS), 0)
+
+    def needs(self, view: EngineView) -> Ints:
+        """Blocks that it takes to compute the next token of each."""
+        return self.tokens // view.per_block(self._listed) + 1
+
+    def may_start(self, draft: Draft, needs: Ints, is_pressed: Bools, in_vain: int = 0) -> Bools:
+        """Those that fit and settle, and of the pressed also those that fit only for now, or that need less
+        than `in_vain` blocks. For nobody else anything can be done, unless somebody gives way."""
+        fits = needs <= draft.free
+        may: Bools = is_pressed & (fits | (needs < in_vain))
+        if np.count_nonzero(fits):
+            may |= fits & draft.settle(needs, self._columns.column(_TO_COME))
+        return may

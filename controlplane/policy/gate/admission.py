@@ -1,0 +1,311 @@
+"""May this request start now, should it wait, or is it kinder to say no?
+
+The collocation proposal's Algorithm 1 with growth, uncertainty and absolute times put right:
+
+1. what could never fit is rejected at once, with the numbers;
+2. what fits beside the predicted use of all leases, errors of the predictions included, is admitted; so is
+   what would be late by waiting for that and fits, at its peak, beside what they hold now: it risks that
+   somebody must give way later, and waiting loses a promise for sure; but only if the answers under way can
+   keep the pace that they were promised (`keeping_pace`);
+3. what would miss its deadline by waiting, and has not yet, may preempt strictly lower priority, if that
+   suffices;
+4. what can still make it waits, up to a bound; a class that is not sheddable waits in any case;
+5. the rest is rejected with the predicted drain as the time to come back.
+
+Who would be late even with nobody before it is let in where it need not wait: refusing it helps nobody,
+coming back would not help it, and only an answer can teach that the forecast was wrong. An embedding beside
+answers is refused: it would be computed faster without them, and slow them down for nothing.
+
+Where the engine itself orders, holds back and preempts, memory is its business, and so is 3: what it can
+still make, or is not sheddable, goes on to it at once while its queue has places and the answers under way
+keep their pace.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import NormalDist
+
+from controlplane.core.clock import Duration, Instant, after, between, scaled, seconds
+from controlplane.core.decision import Admit, Defer, Reason, Reject
+from controlplane.core.memory import Footprint
+from controlplane.core.request import Request
+from controlplane.core.view import Pace, Share, Waiting
+from controlplane.policy.gate.memory_lookahead import LookAhead
+from controlplane.policy.gate.moore_hodgson import giving_way, tokens_before, turn_of
+from controlplane.policy.gate.ordering import work_before_deadline
+from controlplane.policy.gate.preemption import EvictionOptions, choose_victims
+from controlplane.policy.gate.tpot_guard import keeps_pace
+
+Fits = Callable[[Share, LookAhead, Footprint], bool]
+
+_SHORTEST_RETRY = seconds(1)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionOptions:
+    """`overflow_probability` is the accepted chance that predictions are so far off together that the
+    engine must preempt. `defer_threshold` is the least time left that is worth waiting for. With `keeps_pace`
+    as many answers run as the promised time per token allows."""
+
+    overflow_probability: float
+    max_waiting: int
+    max_wait: Duration
+    defer_threshold: Duration
+    keeps_pace: bool = True
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Steps 1 to 5 for one request. `fits` decides step 2."""
+
+    options: AdmissionOptions
+    eviction: EvictionOptions
+    fits: Fits
+
+    @cached_property
+    def z(self) -> float:
+        return NormalDist().inv_cdf(1 - self.options.overflow_probability)
+
+    def look(self, share: Share) -> LookAhead:
+        return LookAhead(share.leases, self.z)
+
+    def never_fits(self, share: Share, waiting: Waiting) -> Reject | None:
+        needed = max(waiting.footprint.base, waiting.footprint.worst)
+        if needed <= share.largest:
+            return None
+        detail = (
+            f"the request may need {needed:,} bytes of memory and a single request can be given at most "
+            f"{share.largest:,}; shorten the input or lower max_tokens"
+        )
+        return Reject(Reason.NEVER_FITS, None, detail)
+
+    def without_time(self, share: Share, queue: Sequence[Waiting], now: Instant) -> dict[str, Reject]:
+        """Who gives way, of what a serial owner holds and of what waits for it: not all can be in time."""
+        said: dict[str, Reject] = {}
+        for model in dict.fromkeys(one.request.model for one in queue):
+            if (pace := share.pace_of(model)) is None:
+                continue
+            per_token = float(pace.per_prompt_token)
+            held = [turn_of(request, tokens) for request, tokens in share.calls if request.model == model]
+            # Who is late inside stands behind all others, and is nobody's loss.
+            turns = [turn for turn in held if turn is not None and turn.ends_in_time(now, per_token)]
+            asked = [turn_of(one.request, one.work) for one in queue if one.request.model == model]
+            # With the device to itself, even who will be late is let in.
+            is_busy = bool(held) or share.is_beside_others
+            turns += [
+                turn for turn in asked if turn is not None and (is_busy or turn.ends_in_time(now, per_token))
+            ]
+            gone = giving_way(turns, now, per_token)
+            rest = sum(turn.tokens for turn in turns if turn.name not in gone)
+            wait = retry_after(scaled(pace.per_prompt_token, rest))
+            # In their order: each is told to come back later than the one before.
+            names = [turn.name for turn in sorted(turns) if turn.name in gone]
+            said |= dict.fromkeys(names, Reject(Reason.SLO_UNATTAINABLE, wait))
+        return said
+
+    def too_late_inside(self, share: Share, waiting: Waiting, now: Instant) -> Reject | None:
+        """An engine ends its step and reads the prompts that it has first: there is room, and yet no time."""
+        request, tempo = waiting.request, share.tempo
+        is_sure = waiting.until is None or not request.service_class.sheddable
+        if is_sure or tempo is None or not tempo.sequences:
+            return None
+        wait = tempo.until_read(request)
+        deadline = request.slo.first_token_deadline(request.arrival)
+        if deadline is None or after(now, wait) <= deadline:
+            return None
+        return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
+
+    def stands_back(self, share: Share, waiting: Waiting, now: Instant) -> bool:
+        """A newcomer that is late whatever is done lets those go first who can still be in time: nothing is
+        won by starting it now, and at the head of the line it would stop them all. Its wait ends as any."""
+        if waiting.until is None or share.is_serial:
+            return False
+        latest = latest_start(waiting.request, waiting.footprint, share.pace)
+        return latest is not None and latest < now
+
+    def try_admit(self, share: Share, look: LookAhead, waiting: Waiting) -> Admit | Reason:
+        """The reason is why not. Where nobody runs, nothing is reserved: that would keep the pool idle."""
+        if share.free_slots <= 0:
+            return Reason.NO_SLOT
+        if share.deficit > 0 or share.held + waiting.footprint.base > share.ceiling:
+            return Reason.NO_MEMORY
+        if len(share.leases) == 0:
+            return Admit(waiting.footprint)
+        if self._breaks_pace(share, waiting):
+            return Reason.NO_PACE
+        share = share.as_seen_by(waiting.request)
+        return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
+
+    def _breaks_pace(self, share: Share, waiting: Waiting) -> bool:
+        request, tempo = waiting.request, share.tempo if self.options.keeps_pace else None
+        if tempo is None:
+            return False
+        has_to_begin = request.slo.first_token_deadline(request.arrival) is not None
+        if has_to_begin and not request.service_class.sheddable:
+            # It is served in any case, and would lose by waiting what its equals win, and more than its own
+            # pace gains.
+            tempo = tempo.to_higher(request.service_class.priority)
+            waiting = replace(waiting, request=replace(request, slo=replace(request.slo, tpot=None)))
+        return not keeps_pace(tempo, waiting)
+
+    def try_in_time(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | Reason:
+        """As `try_admit`; but what would be late before the room that is foreseen takes the room of now."""
+        verdict = self.try_admit(share, look, waiting)
+        if verdict is not Reason.NO_MEMORY or share.deficit > 0 or not _can_be_in_time(waiting, now):
+            return verdict
+        share = share.as_seen_by(waiting.request)
+        if not fits_now(share, look, waiting.footprint):
+            return verdict
+        steps = look.steps_until_fits(waiting.footprint, share.ceiling)
+        wait = None if steps is None or share.pace is None else scaled(share.pace.step, steps)
+        return Admit(waiting.footprint) if self._is_late_after(wait, share, waiting, now) else verdict
+
+    def is_held_by_reserve(self, share: Share, look: LookAhead, waiting: Waiting) -> bool:
+        """Whether nothing else keeps it from starting."""
+        if share.reserve is None or share.is_kept_for(waiting.request):
+            return False
+        return isinstance(self.try_admit(replace(share, reserve=None), look, waiting), Admit)
+
+    def try_forward(
+        self, share: Share, look: LookAhead, waiting: Waiting, now: Instant
+    ) -> Admit | Reason | Reject:
+        """For an engine that holds back by itself."""
+        if share.free_slots <= 0 or share.inside is None:
+            return Reason.NO_SLOT
+        priority = waiting.request.service_class.priority
+        if len(share.leases) and share.leases.priority.min() < priority:
+            # The engine takes from these what it needs.
+            look = LookAhead(share.leases.at_least(priority), self.z)
+        wait = predicted_wait(share, look, waiting, ahead=share.inside(waiting))
+        may_reject = waiting.until is not None and waiting.request.service_class.sheddable
+        if wait and may_reject and self._is_late_after(wait, share, waiting, now):
+            return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
+        if self._breaks_pace(share, waiting):
+            return Reason.NO_PACE
+        return Admit(waiting.footprint, wait=wait or Duration(0))
+
+    def try_preempt(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | None:
+        """Only for a request that waiting would make late, and only if the victims suffice. What is late
+        already has nothing to win by it: it would take from the lower classes what they started with."""
+        priority = waiting.request.service_class.priority
+        if not len(share.leases) or share.leases.priority.min() >= priority:
+            return None
+        if not _can_be_in_time(waiting, now):
+            return None
+        if not self._is_late_after(predicted_wait(share, look, waiting, ahead=0.0), share, waiting, now):
+            return None
+        ceiling = share.as_seen_by(waiting.request).ceiling
+        # Only what it needs beside what is held now: who gives way for what is foreseen may do so in vain.
+        short = share.held + waiting.footprint.peak - ceiling
+        # A victim of an earlier request in this cycle has no lease left to take.
+        leased = set(share.leases.ids)
+        victims = choose_victims(
+            [running for running in share.preemptible() if running.request_id in leased],
+            needed_bytes=max(1, share.deficit + short),
+            incoming_priority=priority,
+            options=self.eviction,
+        )
+        if not victims:
+            return None
+        # At least one leaves for the one that joins: steps get no longer.
+        freed = replace(share.without([victim.request_id for victim in victims]), tempo=None)
+        verdict = self.try_in_time(freed, self.look(freed), waiting, now)
+        return Admit(waiting.footprint, victims) if isinstance(verdict, Admit) else None
+
+    def wait_or_reject(
+        self, share: Share, look: LookAhead, waiting: Waiting, *, ahead: float, why: Reason, now: Instant
+    ) -> Defer | Reject:
+        """For a request that cannot start now. `ahead` is the work of those before it in the queue."""
+        wait = predicted_wait(share, look, waiting, ahead=ahead)
+        until = waiting.until
+        if until is None:
+            return Defer(None, why)
+        if until <= now:
+            return Reject(self._timeout_reason(waiting), retry_after(wait))
+        if waiting.request.service_class.sheddable and self._is_late_after(wait, share, waiting, now):
+            return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
+        return Defer(until, why)
+
+    def _is_late_after(self, wait: Duration | None, share: Share, waiting: Waiting, now: Instant) -> bool:
+        pace = share.pace_of(waiting.request.model)
+        latest = latest_start(waiting.request, waiting.footprint, pace)
+        if latest is None:
+            return False
+        left = between(now, latest)
+        return left <= self.options.defer_threshold or (wait is not None and wait > left)
+
+    def _timeout_reason(self, waiting: Waiting) -> Reason:
+        cap = after(waiting.request.arrival, self.options.max_wait)
+        return Reason.QUEUE_TIMEOUT if waiting.until == cap else Reason.SLO_UNATTAINABLE
+
+
+def fits_ahead(share: Share, look: LookAhead, footprint: Footprint) -> bool:
+    """No predicted completion sees more than the ceiling."""
+    return look.peak_with(footprint) <= share.ceiling
+
+
+def fits_now(share: Share, look: LookAhead, footprint: Footprint) -> bool:
+    """The printed rule: current use and the newcomer's peak; growth of the others is not seen."""
+    return share.held + footprint.peak <= share.ceiling
+
+
+def anything(share: Share, look: LookAhead, footprint: Footprint) -> bool:
+    """Present use alone decides: that the base fits is checked before."""
+    return True
+
+
+def _can_be_in_time(waiting: Waiting, now: Instant) -> bool:
+    """What is late already, or has no deadline, has nothing to win by taking from others."""
+    deadline = waiting.request.slo.first_token_deadline(waiting.request.arrival)
+    return deadline is not None and deadline >= now
+
+
+def latest_start(request: Request, footprint: Footprint, pace: Pace | None) -> Instant | None:
+    """The last instant at which starting still meets the first deadline; None without one."""
+    deadline = request.slo.first_token_deadline(request.arrival)
+    if deadline is None:
+        return None
+    return Instant(deadline - work_before_deadline(request, footprint, pace))
+
+
+def wait_bound(
+    request: Request, footprint: Footprint, pace: Pace | None, options: AdmissionOptions
+) -> Instant:
+    """When a waiting request is decided at the latest: the cap, or sooner if waiting on is pointless."""
+    cap = after(request.arrival, options.max_wait)
+    latest = latest_start(request, footprint, pace)
+    if latest is None or not request.service_class.sheddable:
+        return cap
+    return min(cap, max(latest, request.arrival))
+
+
+def predicted_wait(share: Share, look: LookAhead, waiting: Waiting, *, ahead: float) -> Duration | None:
+    """Time until the request could start; None before anything was observed.
+
+    A serial owner gives memory back as it works off what it holds, and then what is ahead; what it holds and
+    does first must be done in any case. Any other
+    frees memory and slots at its predicted completions, after which the queue ahead drains as a fluid
+    through the whole share.
+    """
+    pace = share.pace
+    if pace is None:
+        return None
+    held = len(share.leases)
+    if share.is_serial:
+        short = waiting.footprint.base - max(0, share.ceiling - share.held)
+        part = min(1.0, max(0.0, short / max(1, share.held)))
+        if share.free_slots <= 0 and held:
+            part = max(part, 1 / held)
+        done = part * share.held_steps()
+        before = tokens_before(share, waiting.request) * share.slowness(waiting.request.model)
+        return scaled(pace.per_prompt_token, max(done, before) + ahead)
+    memory = look.steps_until_free(waiting.footprint.base, share.ceiling)
+    slot = float(look.steps[0]) if share.free_slots <= 0 and held else 0.0
+    queue = ahead / max(1, share.ceiling)
+    return scaled(pace.step, max(memory or 0.0, slot) + queue)
+
+
+def retry_after(wait: Duration | None) -> Duration:
+    """At least a second: sooner is a retry storm, and before any observation nothing better is known."""
+    return max(_SHORTEST_RETRY, wait or _SHORTEST_RETRY)

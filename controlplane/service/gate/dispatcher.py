@@ -1,0 +1,399 @@
+"""Who runs now? Owns the ledger and the waiting room, runs the cycle, applies its plan.
+
+A cycle runs on every arrival, release and quota change, and when the wait of a deferred request is up.
+The dispatcher opens leases; every path out closes them through `Accounting.end`, once. A defect on the way
+(a policy that raises) costs those whom it kept from a decision: they fail, and whoever waits on is decided
+another time.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from controlplane.core.clock import Clock, Duration, Instant, after, seconds, to_seconds
+from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reason, Reject
+from controlplane.core.memory import Footprint, MemoryLedger
+from controlplane.core.ports import Embedder, Generator, Vectors
+from controlplane.core.request import Kind, Owner, Phase, Request
+from controlplane.core.view import Waiting
+from controlplane.metrics import Metrics
+from controlplane.policy.gate.admission import Admission, wait_bound
+from controlplane.policy.gate.cycle import run_cycle
+from controlplane.policy.gate.ordering import Ordering
+from controlplane.policy.gate.preemption import choose_victims
+from controlplane.service.gate.accounting import Accounting
+from controlplane.service.gate.backpressure import Rates
+from controlplane.service.gate.device_time import slack_beside
+from controlplane.service.gate.drafting import drafted
+from controlplane.service.gate.engine_leases import GoesBefore, Inside
+from controlplane.service.gate.explain import DryRun
+from controlplane.service.gate.fair_queueing import Tenants
+from controlplane.service.gate.intake import EmbedJob, GenerateJob
+from controlplane.service.gate.returns import Returns
+from controlplane.service.gate.shared_device import SharedDevice
+from controlplane.service.gate.snapshot import Sight
+from controlplane.service.gate.token_stream import Answer, ended_by
+from controlplane.service.gate.waiting_queue import WaitingRoom
+from controlplane.service.prediction.fail_open import Lengths
+from controlplane.service.prediction.ttft import FirstTokens
+from controlplane.service.runtime.health import Trouble
+from controlplane.service.ticket import Rejected, Ticket, Undecided
+from predictors.timing.step_time import paces
+
+_CLOSING = Reject(Reason.SHUTTING_DOWN, seconds(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    ticket: Ticket
+    vectors: Vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """`engine_goes_before` says of two that wait inside an engine which it starts first; None where the
+    engine does not order by itself."""
+
+    admission: Admission
+    ordering: Ordering
+    engine_queue: int
+    engine_goes_before: GoesBefore | None = None
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        clock: Clock,
+        ledger: MemoryLedger,
+        policies: Policies,
+        generators: Mapping[str, Generator],
+        embedders: Mapping[str, Embedder],
+        lengths: Lengths,
+        metrics: Metrics,
+        rates: Rates,
+        tenants: Tenants,
+    ) -> None:
+        self._clock = clock
+        self._policies = policies
+        self._generators = generators
+        self._embedders = embedders
+        self._lengths = lengths
+        self._drafted = partial(drafted, generators=generators, embedders=embedders, lengths=lengths)
+        self._metrics = metrics
+        self._rates = rates
+        self._tenants = tenants
+        self._room = WaitingRoom()
+        self._tickets: dict[str, Ticket] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.is_closed = False
+        self._departures: set[asyncio.Task[None]] = set()
+        self.trouble = Trouble("requests fail undecided", "requests are decided again")
+        self.ledger = ledger
+        self.on_offer: Callable[[Request, Footprint], None] | None = None
+        self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
+        self.paces = paces(next((g.step_cost for g in generators.values()), None), embedders.values())
+        self._inside: Inside | None = None
+        if policies.engine_goes_before is not None:
+            self._inside = Inside(generators, ledger, self._tickets, policies.engine_goes_before)
+            self.paces[Owner.LLM] = self._inside.pace
+        self.sight = Sight(ledger, self._tickets, generators, embedders, self.paces, self._inside)
+        self._device = SharedDevice(generators.values())
+        self._returns = Returns()
+        self.first_tokens = FirstTokens(generators, self.paces, self._tickets)
+        self.accounting = Accounting(ledger, metrics, lengths, self.paces, self.first_tokens, generators)
+
+    async def generate(self, job: GenerateJob) -> Answer:
+        """Returns once the request is admitted. Raises Rejected.
+
+        Cancelling while it waits aborts it; after that the answer's `aclose` does.
+        """
+        ticket = self._drafted(job)
+        await self._admitted(ticket)
+        return Answer(self, self._generators[job.request.model], ticket, job)
+
+    async def embed(self, job: EmbedJob) -> Embedded:
+        """Raises Rejected, Refused, BackendDown, BackendFailed. Cancelling aborts."""
+        request, embedder = job.request, self._embedders[job.request.model]
+        ticket = self._drafted(job)
+        await self._admitted(ticket)
+        try:
+            deadline = request.slo.first_token_deadline(request.arrival)
+            with self._device.wanted():
+                async with ticket.revocable():
+                    vectors = await embedder.embed(request, job.inputs, deadline=deadline)
+        except BaseException as error:
+            self.end(ticket, ended_by(error))
+            raise
+        self.end(ticket, None)
+        return Embedded(ticket, vectors)
+
+    def supposed(self, job: GenerateJob | EmbedJob) -> Waiting:
+        """Where it would stand, had it come now. Raises Rejected where nobody is let in any more."""
+        if self.is_closed:
+            raise Rejected(job.request, _CLOSING)
+        ticket = self._drafted(job)
+        self._lengths.withdraw(job.request)
+        return self._placed(ticket)
+
+    def dry_run(self, place: Waiting) -> DryRun:
+        """What would be decided now of one that waits, or is supposed to. Nothing changes."""
+        now, admission, owner = self._clock.now(), self._policies.admission, place.request.kind.owner
+        self.follow()
+        queue = self._room.queue_with(place)
+        view = self.sight.pool({owner: queue}, now, engine_queue=self._policies.engine_queue)
+        return DryRun(place, view.shares[owner], queue, run_cycle(view, now, admission), admission, now)
+
+    def refit(self, owner: Owner, most_bytes: int) -> None:
+        """What waits needs no more than this: its batches are cut to it."""
+        self._room.refit(owner, most_bytes)
+
+    def reclaim(self, owner: Owner, needed_bytes: int, priority: int) -> int:
+        """Preempts requests of lower priority that free so much; all or nothing. Returns bytes freed."""
+        victims = choose_victims(
+            self.sight.preemptible(owner, self._clock.now()),
+            needed_bytes=needed_bytes,
+            incoming_priority=priority,
+            options=self._policies.admission.eviction,
+        )
+        # Here nobody waits for these departures to be complete.
+        self._departures |= (tasks := {self._preempt(victim.request_id) for victim in victims})
+        for task in tasks:
+            task.add_done_callback(self._departures.discard)
+        return sum(victim.freed_bytes for victim in victims)
+
+    def queued(self, owner: Owner) -> Sequence[Waiting]:
+        return self._room.queued(owner)
+
+    def decode_slack(self) -> Duration | None:
+        """How long an embedding batch may keep the device now."""
+        return slack_beside(self._tickets.values(), self.ledger, self.paces[Owner.LLM], self._clock.now())
+
+    def use(self, policies: Policies) -> None:
+        """Decides by these from now on; what waits is ranked anew."""
+        self._policies = policies
+        if self._inside is not None and policies.engine_goes_before is not None:
+            self._inside.goes_before = policies.engine_goes_before
+        for waiting in self._room:
+            self._room.leave(waiting.request.id)
+            with self._failing_of_defects(ticket := self._tickets[waiting.request.id]):
+                # It may have been cut to a smaller quota since.
+                ticket.footprint = waiting.footprint
+                self._enter(ticket)
+        self.decide()
+
+    def follow(self) -> None:
+        """Brings the leases of an engine that orders by itself up to date."""
+        if self._inside is not None:
+            self._inside.follow()
+
+    def running(self, owner: Owner) -> int:
+        return len(self.ledger.table(owner))
+
+    def waiting(self, owner: Owner) -> int:
+        return self._room.count(owner)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        return tuple(self._tickets.values())
+
+    async def drain(self, grace: float) -> None:
+        """Accepts nothing more, rejects who never started, and after `grace` seconds what has not ended."""
+        self.is_closed = True
+        for waiting in self._room:
+            if (ticket := self._tickets[waiting.request.id]).phase is not Phase.PREEMPTED:
+                self._refuse(ticket, _CLOSING)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        for ticket in self.tickets():
+            self._refuse(ticket, _CLOSING)
+            if ticket.request.kind is Kind.GENERATE:  # asks for its next turn, as if preempted, and is told
+                leaving = self._generators[ticket.request.model].preempt(ticket.request.id)
+                self._departures.add(asyncio.create_task(leaving))
+
+    # --- the path of one request -------------------------------------------------------------
+
+    async def _admitted(self, ticket: Ticket) -> None:
+        self._tickets[ticket.request.id] = ticket
+        self._idle.clear()
+        with self._failing_of_defects(ticket):
+            self._offer(ticket)
+        await self.wait_for_grant(ticket)
+
+    def _offer(self, ticket: Ticket) -> None:
+        request, now = ticket.request, self._clock.now()
+        if self.on_offer is not None:
+            self.on_offer(request, ticket.footprint)
+        if self.is_closed:
+            self._refuse(ticket, _CLOSING)
+        elif (wait := self._rates.wait(request.tenant, now, request.prompt_tokens)) is not None:
+            self._refuse(ticket, Reject(Reason.RATE_LIMITED, wait))
+        else:
+            longest = self._policies.admission.options.max_wait
+            self._tenants.take_turn(ticket, self.sight.alone(ticket), longest, now)
+            self._enter(ticket)
+            self.decide()
+
+    async def wait_for_grant(self, ticket: Ticket) -> None:
+        """Raises Rejected, Undecided."""
+        try:
+            # Shielded: a cancelled waiter still stands in the queue until it has run to clean up, and a
+            # cycle before that may grant it; what was granted is then closed like any abort.
+            await asyncio.shield(ticket.granted)
+        except asyncio.CancelledError:
+            self.end(ticket, Outcome.ABORTED)
+            raise
+
+    def _enter(self, ticket: Ticket) -> None:
+        ticket.place = self._placed(ticket)
+        self._room.enter(ticket.place)
+
+    def _placed(self, ticket: Ticket) -> Waiting:
+        request, footprint = ticket.request, ticket.footprint
+        pace = self.paces[request.kind.owner].pace_of(request.model)
+        options = self._policies.admission.options
+        until = None if ticket.phase is Phase.PREEMPTED else wait_bound(request, footprint, pace, options)
+        work = float(footprint.steps) if request.kind is Kind.EMBED else footprint.area
+        first, arrival, name = self._policies.ordering.rank(request, footprint, pace)
+        rank = (first + ticket.turn, arrival, name)
+        return Waiting(request, footprint, until, rank, work)
+
+    def stamp(self, ticket: Ticket, steps: int) -> None:
+        """The longest sample grew by `steps` tokens."""
+        self.accounting.tokens(ticket, self._clock.now(), steps)
+
+    def end(self, ticket: Ticket, outcome: Outcome | None) -> None:
+        """Closes a request that has not ended yet; any later call does nothing."""
+        if ticket.outcome is not None:
+            return
+        has_freed = ticket.lease is not None
+        self._close(ticket, outcome)
+        if has_freed and len(self._room):
+            self.decide()
+
+    def _close(self, ticket: Ticket, outcome: Outcome | None) -> None:
+        self._room.leave(ticket.request.id)
+        if ticket.timeline.dispatched is None:
+            self._tenants.give_back(ticket)
+        now = self._clock.now()
+        del self._tickets[ticket.request.id]
+        if not self._tickets:
+            self._idle.set()
+        self._rates.charge(ticket.request.tenant, now, ticket.timeline.output_tokens)
+        self.accounting.end(ticket, now, outcome)
+
+    def _refuse(self, ticket: Ticket, reject: Reject) -> None:
+        outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
+        self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
+        if ticket.outcome is None:
+            self._close(ticket, outcome)
+        ticket.refuse(reject)
+
+    # --- the cycle and its plan --------------------------------------------------------------
+
+    def decide(self) -> None:
+        """Raises nothing: whoever happens to bring a cycle about is not to blame for it."""
+        now = self._clock.now()
+        queues = self._room.queues(now)
+        undecided = [waiting for queue in queues.values() for waiting in queue.undecided]
+        try:
+            self.follow()
+            view = self.sight.pool(queues, now, engine_queue=self._policies.engine_queue)
+            plan = run_cycle(view, now, self._policies.admission)
+        except Exception as error:
+            self._fail([self._tickets[waiting.request.id] for waiting in undecided], error)
+            # Who was preempted waits without a bound.
+            self._set_timer(after(now, seconds(1)))
+        else:
+            if undecided:
+                self.trouble.passed()
+            self._apply(plan, now)
+            self._set_timer(None)
+
+    def _apply(self, plan: Plan, now: Instant) -> None:
+        for request_id, said in plan.rejections:
+            with self._failing_of_defects(ticket := self._tickets[request_id]):
+                alone = self.sight.alone(ticket)
+                reject = self._returns.spaced(said, ticket.request.kind.owner, alone, now)
+                self._refuse(ticket, reject)
+                self._tell(ticket.request, reject)
+        for request_id, admit in plan.dispatches:
+            with self._failing_of_defects(ticket := self._tickets[request_id]):
+                self._dispatch(ticket, admit, now)
+        for request_id, defer in plan.deferrals:
+            with self._failing_of_defects(ticket := self._tickets[request_id]):
+                self._defer(ticket, defer)
+
+    @contextmanager
+    def _failing_of_defects(self, ticket: Ticket) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._fail([ticket], error)
+
+    def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
+        self.trouble.met(error)
+        has_freed = any(ticket.lease is not None or ticket.departures for ticket in tickets)
+        for ticket in tickets:
+            if ticket.outcome is None:
+                self._close(ticket, Outcome.FAILED)
+            if not ticket.granted.done():
+                ticket.granted.set_exception(Undecided(f"{ticket.request.id}: {error!r}"))
+        if has_freed:
+            # A plan may be half carried out now.
+            asyncio.get_running_loop().call_soon(self.decide)
+
+    def _defer(self, ticket: Ticket, defer: Defer) -> None:
+        if ticket.phase is Phase.QUEUED:
+            ticket.move(Phase.DEFERRED)
+            self._metrics.decided(ticket.request.kind, "DEFER", defer.reason)
+            self._tell(ticket.request, defer)
+
+    def _tell(self, request: Request, refusal: Defer | Reject) -> None:
+        if self.on_refusal is not None:
+            self.on_refusal(request.kind.owner, refusal)
+
+    def _dispatch(self, ticket: Ticket, admit: Admit, now: Instant) -> None:
+        request = ticket.request
+        self._room.leave(request.id)
+        ticket.departures = tuple(self._preempt(victim.request_id) for victim in admit.victims)
+        footprint = admit.footprint
+        if request.kind is Kind.GENERATE and self._inside is not None:
+            # The engine gives it memory when it starts it.
+            footprint = replace(footprint, base=0, per_step=0)
+        ticket.lease = self.ledger.open(
+            request.id, request.kind.owner, footprint, priority=request.service_class.priority
+        )
+        decision = "ADMIT_WITH_PREEMPTION" if admit.victims else "ADMIT"
+        self._metrics.decided(request.kind, decision)
+        if ticket.timeline.dispatched is None:
+            ticket.decision = "DEFER" if ticket.phase is Phase.DEFERRED else decision
+            ticket.timeline.dispatched = now
+            self.first_tokens.started(ticket, admit.wait, now)
+        ticket.move(Phase.PREFILL)
+        ticket.granted.set_result(None)
+
+    def _preempt(self, request_id: str) -> asyncio.Task[None]:
+        """Takes the victim's lease and sends it back to the queue; the task ends when its blocks are free."""
+        victim = self._tickets[request_id]
+        self.accounting.release(victim)
+        victim.move(Phase.PREEMPTED)
+        victim.starting = None
+        victim.preemptions += 1
+        victim.ask_again()
+        generator = self._generators[victim.request.model]
+        victim.footprint = victim.footprint_to_resume(generator.geometry)
+        self._metrics.preempted(victim.request.service_class.name)
+        with self._failing_of_defects(victim):
+            self._enter(victim)
+        return asyncio.create_task(generator.preempt(request_id))
+
+    def _set_timer(self, again: Instant | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        moments = [moment for moment in (self._room.next_bound(), again) if moment is not None]
+        if moments and len(self._room):
+            self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(min(moments))), self.decide)

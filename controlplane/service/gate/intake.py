@@ -1,0 +1,321 @@
+"""What exactly is asked? Names, objectives and token counts are checked and fixed before anyone waits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TypeVar
+
+from controlplane.core.clock import Clock, Instant, milliseconds
+from controlplane.core.ports import (
+    ChatPrompt,
+    Embedder,
+    Generator,
+    Refused,
+    Sampling,
+    TruncationSide,
+    Vectors,
+)
+from controlplane.core.request import Gist, Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.service.prediction.prompt_vector_cache import SeenVectors
+from predictors.output_length.features import asked_text, gist_of, gist_of_chat
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. `allowed_classes` is None where every class may be named."""
+
+    tenant: str
+    allowed_classes: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What the caller says of its objective, range-checked at the edge."""
+
+    service_class: str | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateJob:
+    request: Request
+    prompt: Sequence[int]
+    sampling: Sampling
+    chat: ChatPrompt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What has more than `tokens` (None: than the model takes) loses the rest at that `side` (None: where
+    the model's tokenizer cuts)."""
+
+    tokens: int | None = None
+    side: TruncationSide | None = None
+
+
+_AS_THE_MODEL = Cut()
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedJob:
+    """`texts` are the inputs as they came, empty unless their vectors are those of the plain texts."""
+
+    request: Request
+    inputs: Sequence[Sequence[int]]
+    texts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    request_id: str
+    caller: Caller
+    hints: Hints
+    arrival: Instant
+    gist: Gist | None = None
+
+
+class Intake:
+    """All methods raise Refused naming the field of the request body that is at fault."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        generators: Mapping[str, Generator],
+        embedders: Mapping[str, Embedder],
+        classes: Mapping[str, ServiceClass],
+        default_class: str,
+        *,
+        keeps_gists: bool = False,
+        seen_vectors: SeenVectors | None = None,
+    ) -> None:
+        """`keeps_gists`: requests carry what the length predictor reads of a prompt, and the vector of its
+        last turn if it is among those seen."""
+        self._clock = clock
+        self._generators = generators
+        self._embedders = embedders
+        self._classes = classes
+        self._default_class = default_class
+        self._keeps_gists = keeps_gists
+        self._seen_vectors = seen_vectors
+        self._serial = count(1)
+
+    async def chat(
+        self,
+        request_id: str,
+        caller: Caller,
+        model: str,
+        prompt: ChatPrompt,
+        *,
+        max_tokens: int | None,
+        sampling: Sampling,
+        hints: Hints,
+    ) -> GenerateJob:
+        arrival = self._clock.now()
+        generator = self._generator(model)
+        token_ids = await generator.render_chat(prompt)
+        gist = gist_of_chat(prompt.messages) if self._keeps_gists else None
+        if gist is not None and self._seen_vectors is not None:
+            gist = self._seen_vectors.beside(gist, asked_text(prompt.messages))
+        draft = _Draft(request_id, caller, hints, arrival, gist)
+        return self._generate(draft, generator, token_ids, max_tokens, sampling, prompt)
+
+    async def completion(
+        self,
+        request_id: str,
+        caller: Caller,
+        model: str,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None,
+        sampling: Sampling,
+        hints: Hints,
+        unstated: int | None = None,
+    ) -> GenerateJob:
+        """Without `max_tokens` the answer may have `unstated`, if so many fit, or else what fits."""
+        arrival = self._clock.now()
+        generator = self._generator(model)
+        token_ids = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
+        gist = gist_of(prompt) if self._keeps_gists and isinstance(prompt, str) else None
+        if gist is not None and self._seen_vectors is not None and isinstance(prompt, str):
+            gist = self._seen_vectors.beside(gist, prompt)
+        draft = _Draft(request_id, caller, hints, arrival, gist)
+        return self._generate(draft, generator, token_ids, max_tokens, sampling, None, unstated=unstated)
+
+    async def embeddings(
+        self,
+        request_id: str,
+        caller: Caller,
+        model: str,
+        inputs: Sequence[str] | Sequence[Sequence[int]],
+        hints: Hints,
+        *,
+        cut: Cut | None = None,
+        prompt: str | None = None,
+    ) -> EmbedJob:
+        """Without a `cut` an input that is too long is refused. `prompt` names what the model puts before
+        texts; token ids are taken as they are."""
+        arrival = self._clock.now()
+        embedder = _named(self._embedders, model, "embeddings", others=self._generators)
+        texts = [text for text in inputs if isinstance(text, str)]
+        given = [ids for ids in inputs if not isinstance(ids, str)]
+        if given and prompt is not None:
+            raise Refused(
+                f"prompt_name={prompt!r}: a prompt goes before a text, and these are token ids; send texts "
+                "or put the prompt's tokens in",
+                param="prompt_name",
+            )
+        limit = None if cut is None else _limit(cut, embedder)
+        token_ids = await embedder.tokenize(texts, prompt=prompt) if texts else given
+        if cut is not None and limit is not None:
+            token_ids = [embedder.cut(ids, limit, cut.side) for ids in token_ids]
+        for position, ids in enumerate(token_ids):
+            if not ids:
+                raise Refused(
+                    f"input[{position}] has no tokens: {model} sees nothing in it; leave it out",
+                    param="input",
+                )
+            if len(ids) > embedder.max_input_tokens:
+                raise Refused(
+                    f"input[{position}] has {len(ids):,} tokens; {model} takes at most "
+                    f"{embedder.max_input_tokens:,}. Split or shorten it.",
+                    param="input",
+                    code="context_length_exceeded",
+                )
+            if given and max(ids) >= embedder.vocabulary:
+                raise Refused(
+                    f"input[{position}] has token id {max(ids)}; those of {model} run to "
+                    f"{embedder.vocabulary - 1:,}. Tokenise with its own tokenizer.",
+                    param="input",
+                )
+        draft = _Draft(request_id, caller, hints, arrival)
+        tokens = sum(map(len, token_ids))
+        request = self._request(draft, Kind.EMBED, model, tokens, 0, len(token_ids))
+        is_plain = prompt is None and cut in (None, _AS_THE_MODEL)
+        return EmbedJob(request, token_ids, texts if is_plain else ())
+
+    def embedded(self, job: EmbedJob, vectors: Vectors) -> None:
+        """A prompt that was embedded is better foretold."""
+        if self._seen_vectors is not None and job.texts:
+            self._seen_vectors.computed(job.request.model, job.texts, vectors)
+
+    def _generate(
+        self,
+        draft: _Draft,
+        generator: Generator,
+        prompt: Sequence[int],
+        max_tokens: int | None,
+        sampling: Sampling,
+        chat: ChatPrompt | None,
+        *,
+        unstated: int | None = None,
+    ) -> GenerateJob:
+        room = generator.max_model_tokens - len(prompt)
+        wanted = 1 if max_tokens is None else max_tokens
+        if not prompt:
+            raise Refused("the prompt has no tokens; send at least one", param="prompt")
+        if wanted > room:
+            asks = (
+                "leaves no room to answer" if max_tokens is None else f"max_tokens asks for {wanted:,} more"
+            )
+            raise Refused(
+                f"{generator.model} has a context of {generator.max_model_tokens:,} tokens; the prompt has "
+                f"{len(prompt):,} and {asks}. Shorten the prompt or lower max_tokens.",
+                param="messages" if chat else "prompt",
+                code="context_length_exceeded",
+            )
+        limit = min(room, unstated or room) if max_tokens is None else max_tokens
+        request = self._request(draft, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)
+        can_stop = sampling.stop or sampling.stop_token_ids or sampling.structure is not None
+        request = replace(request, runs_to_limit=sampling.ignore_eos and not can_stop)
+        return GenerateJob(request, prompt, replace(sampling, max_tokens=limit), chat)
+
+    def _request(
+        self,
+        draft: _Draft,
+        kind: Kind,
+        model: str,
+        prompt_tokens: int,
+        max_output_tokens: int,
+        sequences: int,
+    ) -> Request:
+        hints = draft.hints
+        service_class = self._class(draft.caller, hints)
+        stated = [
+            None if value is None else milliseconds(value)
+            for value in (hints.ttft_ms, hints.tpot_ms, hints.e2e_ms)
+        ]
+        slo = service_class.slo.overridden(Slo(*stated)) if any(stated) else service_class.slo
+        if kind is Kind.EMBED and slo.tpot is not None:
+            # There are no tokens to pace, so nothing is promised that could be kept.
+            slo = replace(slo, tpot=None)
+        return Request(
+            # Callers choose their ids and may choose the same one twice.
+            id=f"{draft.request_id}-{next(self._serial)}",
+            kind=kind,
+            model=model,
+            tenant=draft.caller.tenant,
+            service_class=service_class,
+            slo=slo,
+            arrival=draft.arrival,
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            sequences=sequences,
+            gist=draft.gist,
+        )
+
+    def _class(self, caller: Caller, hints: Hints) -> ServiceClass:
+        allowed = caller.allowed_classes
+        name = hints.service_class
+        if name is None:
+            # A tenant that may not use the default class gets the first one that it may.
+            usable = allowed is None or self._default_class in allowed
+            name = self._default_class if usable else min(allowed or {self._default_class})
+        if name not in self._classes:
+            known = ", ".join(sorted(self._classes))
+            raise Refused(
+                f"service_class={name!r}: no such class; known are {known}",
+                param="service_class",
+                code="unknown_service_class",
+            )
+        if allowed is not None and name not in allowed:
+            raise Refused(
+                f"service_class={name!r}: this key may use {', '.join(sorted(allowed))}",
+                param="service_class",
+                code="service_class_not_allowed",
+            )
+        return self._classes[name]
+
+    def _generator(self, model: str) -> Generator:
+        return _named(self._generators, model, "chat and completions", others=self._embedders)
+
+
+def _limit(cut: Cut, embedder: Embedder) -> int:
+    most = embedder.max_input_tokens
+    if cut.tokens is not None and cut.tokens > most:
+        raise Refused(
+            f"truncate_prompt_tokens={cut.tokens}: {embedder.model} takes at most {most:,}; lower it, or "
+            "use -1 for that",
+            param="truncate_prompt_tokens",
+        )
+    return most if cut.tokens is None else cut.tokens
+
+
+_Backend = TypeVar("_Backend")
+
+
+def _named(
+    table: Mapping[str, _Backend], model: str, purpose: str, *, others: Mapping[str, object]
+) -> _Backend:
+    if model in table:
+        return table[model]
+    served = ", ".join(sorted(table)) or "none"
+    if model in others:
+        raise Refused(f"{model!r} does not do {purpose}; models that do: {served}", param="model")
+    raise Refused(
+        f"the model {model!r} does not exist; models for {purpose}: {served}",
+        param="model",
+        code="model_not_found",
+    )

@@ -1,0 +1,153 @@
+"""The tokens of one admitted request, in order, whatever happens to it on the way.
+
+A preempted request resumes by recompute: its tokens so far become prompt, and its client sees a pause.
+Every path out (finish, error, cancellation, `aclose`) ends the request through the dispatcher once.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from controlplane.core.decision import Outcome
+from controlplane.core.ports import Delta, Generator, Refused, Sampling, Standing
+from controlplane.service.gate.intake import GenerateJob
+from controlplane.service.ticket import Ticket
+
+
+class Host(Protocol):
+    """What an answer needs of its dispatcher."""
+
+    def stamp(self, ticket: Ticket, steps: int) -> None: ...
+
+    def end(self, ticket: Ticket, outcome: Outcome | None) -> None: ...
+
+    async def wait_for_grant(self, ticket: Ticket) -> None: ...
+
+
+class Answer:
+    """Async iterator of Delta. The caller must exhaust it or `aclose` it."""
+
+    def __init__(self, host: Host, generator: Generator, ticket: Ticket, job: GenerateJob) -> None:
+        self.ticket = ticket
+        self._host = host
+        self._generator = generator
+        self._job = job
+        self._tokens: list[int] = []
+        self._clean = 0
+        self._owed = 0
+        self._lengths: dict[int, int] = {}
+        self._longest = 0
+        self._deltas: AsyncGenerator[Delta] | None = None
+        ticket.is_resumable = is_resumable(job)
+
+    def __aiter__(self) -> "Answer":
+        return self
+
+    async def __anext__(self) -> Delta:
+        try:
+            delta = await self._next()
+        except StopAsyncIteration:
+            self._host.end(self.ticket, None)
+            raise
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        except Exception as error:
+            self.ticket.stand_by_refusal()
+            self._host.end(self.ticket, ended_by(error))
+            raise
+        self._stamp(delta)
+        return delta
+
+    async def aclose(self) -> None:
+        """Aborts what has not ended; the lease is closed after the engine was told."""
+        try:
+            if self._deltas is not None:
+                await self._deltas.aclose()
+        finally:
+            self._host.end(self.ticket, Outcome.ABORTED)
+
+    async def _next(self) -> Delta:
+        while True:
+            if self._deltas is None:
+                await self._host.wait_for_grant(self.ticket)
+                if self.ticket.departures:
+                    await asyncio.gather(*self.ticket.departures)
+                    self.ticket.departures = ()
+                    # It may have been refused meanwhile.
+                    continue
+                self._deltas = self._start()
+            delta = self._noted(await anext(self._deltas))
+            if delta.finish_reason != "preempted":
+                return delta
+            await self._deltas.aclose()
+            self._deltas = None
+            if delta.token_ids or delta.text or delta.reasoning:
+                return replace(delta, finish_reason=None)
+
+    def _start(self) -> AsyncGenerator[Delta]:
+        job = self._job
+        if not self._tokens:
+            return self._generate(job.prompt, job.sampling)
+        # Tokens whose text is still an incomplete character are generated again: the engine decodes
+        # text from where the prompt ends. They were counted before, so they are not counted twice.
+        self._owed = len(self._tokens) - self._clean
+        del self._tokens[self._clean :]
+        sampling = replace(job.sampling, max_tokens=job.sampling.max_tokens - len(self._tokens))
+        return self._generate([*job.prompt, *self._tokens], sampling)
+
+    def _generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta]:
+        job, ticket, seen = self._job, self.ticket, self.ticket.timeline
+        standing = Standing(
+            ticket.rank, ticket.turn, ticket.forecast, len(self._tokens), seen.first_token, seen.last_token
+        )
+        return self._generator.generate(job.request, prompt, sampling, job.chat, standing=standing)
+
+    def _stamp(self, delta: Delta) -> None:
+        """Samples of one request grow side by side: the longest is what it has taken in steps."""
+        length = self._lengths.get(delta.index, 0) + len(delta.token_ids)
+        self._lengths[delta.index] = length
+        steps = length - self._longest
+        if not self._longest:
+            self.ticket.cached_tokens = delta.cached_tokens
+        if steps > 0:
+            self._longest = length
+            self._host.stamp(self.ticket, steps)
+
+    def _noted(self, delta: Delta) -> Delta:
+        if not self.ticket.is_resumable:
+            return delta
+        self._tokens += delta.token_ids
+        if delta.text or delta.reasoning:
+            self._clean = len(self._tokens)
+        if not self._owed:
+            return delta
+        counted = delta.token_ids[self._owed :]
+        self._owed -= len(delta.token_ids) - len(counted)
+        return replace(delta, token_ids=counted)
+
+
+def ended_by(error: BaseException) -> Outcome:
+    """Whose fault was it? What the caller did wrong must not look like trouble with the engine."""
+    match error:
+        case asyncio.CancelledError():
+            return Outcome.ABORTED
+        case Refused():
+            return Outcome.REJECTED
+    return Outcome.FAILED
+
+
+def is_resumable(job: GenerateJob) -> bool:
+    """Whether generating on from the tokens so far gives what an undisturbed run would have.
+
+    What looks at earlier output (penalties, stop strings, structure, seeds, tool parsers) starts anew
+    with a resumed request, so such requests keep their blocks.
+    """
+    s = job.sampling
+    neutral = Sampling(
+        max_tokens=s.max_tokens, temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p,
+        logit_bias=s.logit_bias, stop_token_ids=s.stop_token_ids, ignore_eos=s.ignore_eos,
+        skip_special_tokens=s.skip_special_tokens,
+    )  # fmt: skip
+    return s == neutral and not (job.chat and job.chat.tools)

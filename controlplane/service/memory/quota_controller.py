@@ -1,0 +1,357 @@
+"""Who may use how much of the pool now? Runs the sharing at each tick, and sooner when somebody is short.
+
+A tick owns the change from one pair of quotas to the next, in an order that never lets both kinds
+have the same byte: whoever loses is told first, and what it still holds stays its own until it is given
+back. The LLM's share is the engine's quota, the embeddings' the budget of their batches. A quota below
+use stops admission; running answers are preempted only for embeddings that wait, and only those of lower
+priority. What the engine, or its memory, does not confirm is not in force: the tick that failed puts back
+what it had changed, and the next ones try again.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from backends.device_memory import DeviceMemory
+from controlplane.core.clock import Clock, Duration, Instant, between, milliseconds
+from controlplane.core.decision import Defer, Reason, Reject
+from controlplane.core.memory import Footprint, Quota
+from controlplane.core.ports import (
+    BackendFailed,
+    Embedder,
+    EngineState,
+    Generator,
+    Refused,
+)
+from controlplane.core.request import Kind, Owner, Request
+from controlplane.metrics import Metrics, Readings
+from controlplane.policy.sharing.lending import Sharing, lent, target_next
+from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals
+from controlplane.service.gate.dispatcher import Dispatcher
+from controlplane.service.memory.demand import Lately, urgencies
+from controlplane.service.memory.embedding_bytes import longest_input_bytes, share_out
+from controlplane.service.memory.foresight import Foresight
+from controlplane.service.runtime.engine_control import taken
+from controlplane.service.runtime.health import Fault, Trouble
+from controlplane.service.ticket import Ticket
+from predictors.load.series import LEVELS
+
+# Between two ticks on urgency; the step limit counts time, so ticks in between move no more.
+_SHORTEST_GAP = milliseconds(5)
+
+_TROUBLE = ("quotas stand still", "quotas move again")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Who shares what. Raises ValueError where the minimums are below what a single request can need."""
+
+    generator: Generator
+    embedders: Sequence[Embedder]
+    memory: DeviceMemory
+    sharing: Sharing
+
+    def __post_init__(self) -> None:
+        least = self.sharing.options.minimum
+        generator = self.generator
+        one_answer = generator.geometry.bytes(generator.max_model_tokens)
+        if self.sharing.options.lowest < one_answer:
+            raise ValueError(
+                f"quota.llm.min gives {self.sharing.options.lowest} bytes and one request of "
+                f"{generator.max_model_tokens} tokens takes {one_answer}: it would stall; raise "
+                "quota.llm.min or lower engine.max_model_len"
+            )
+        one_input = sum(map(longest_input_bytes, self.embedders))
+        if least[Owner.EMBEDDING] < one_input:
+            raise ValueError(
+                f"quota.embedding.min gives {least[Owner.EMBEDDING]} bytes and the longest input takes "
+                f"{one_input}; raise quota.embedding.min or lower max_input_tokens"
+            )
+        if not generator.orders:
+            raise ValueError(
+                "quota: the engine's own scheduler keeps to no quota, so quotas cannot move; set "
+                "scheduling.engine, or quota.policy: static without borrow"
+            )
+
+
+@dataclass(eq=False, slots=True)
+class Quotas:
+    """`owned` moves with urgency, `usable` is what is in force. `withheld` bytes are kept back from both,
+    for a device that has less than the ledger thinks. `_order` is the most that the engine may use: what it
+    confirmed last or says, or what it was asked for since without an answer."""
+
+    clock: Clock
+    dispatcher: Dispatcher
+    pool: Pool
+    foresight: Foresight
+    owned: Mapping[Owner, int] = field(init=False)
+    usable: Mapping[Owner, int] = field(init=False)
+    urgency: Mapping[Owner, float] = field(init=False, default_factory=lambda: dict.fromkeys(Owner, 0.0))
+    reclaimed_bytes: int = field(init=False, default=0)
+    moves: int = field(init=False, default=0)
+    withheld: int = field(init=False, default=0)
+    trouble: Trouble = field(init=False, default_factory=lambda: Trouble(*_TROUBLE))
+    _target: int = field(init=False)
+    _order: int = field(init=False)
+    _full: int = field(init=False)
+    _bytes_per_token: float = field(init=False)
+    _lately: Lately = field(init=False, default_factory=Lately)
+    _moved_at: Instant | None = field(init=False, default=None)
+    _shrunk: tuple[Instant, int] | None = field(init=False, default=None)
+    _is_ticking: bool = field(init=False, default=False)
+    _urgent: asyncio.Task[None] | None = field(init=False, default=None)
+    _last_tick: Instant | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.owned = self.usable = dict(self.pool.sharing.nominal)
+        self._target = self.owned[Owner.LLM]
+        self._order = self.pool.memory.most_llm_bytes
+        self._full = sum(embedder.workspace_bytes for embedder in self.pool.embedders)
+        self._bytes_per_token = max(
+            longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self.pool.embedders
+        )
+        self.dispatcher.sight.largest = {
+            Owner.LLM: self.pool.sharing.options.highest,
+            Owner.EMBEDDING: self._full,
+        }
+        self.dispatcher.on_offer = self._offered
+        self.dispatcher.on_refusal = self._refused
+
+    async def start(self) -> None:
+        """Puts the nominal quotas in force. Raises Refused by an engine that keeps to no quota."""
+        await self._tell_engine(self.usable[Owner.LLM])
+        share_out(self.usable[Owner.EMBEDDING], self.pool.embedders)
+
+    def _offered(self, request: Request, footprint: Footprint) -> None:
+        self._lately.came[request.kind.owner] += 1
+        self.foresight.offered(request, footprint, self.clock.now())
+
+    def _refused(self, owner: Owner, decision: Defer | Reject) -> None:
+        """Somebody was short: of memory, or by its consequence."""
+        if decision.reason not in (Reason.NO_MEMORY, Reason.SLO_UNATTAINABLE, Reason.QUEUE_TIMEOUT):
+            return
+        if isinstance(decision, Reject):
+            self._lately.lost[owner] += 1
+        now = self.clock.now()
+        is_early = self._last_tick is not None and between(self._last_tick, now) < _SHORTEST_GAP
+        if not is_early and (self._urgent is None or self._urgent.done()):
+            self._urgent = asyncio.ensure_future(self._tick_soon())
+
+    async def _tick_soon(self) -> None:
+        await self.tick(self.clock.now())
+
+    async def tick(self, now: Instant) -> None:
+        """Does nothing while the tick before waits for the engine."""
+        if self._is_ticking:
+            return
+        self._is_ticking, self._last_tick = True, now
+        try:
+            await self._share_anew(now)
+        except Exception as error:
+            self.trouble.met(error)
+        else:
+            self.trouble.passed()
+        finally:
+            self._is_ticking = False
+
+    async def _share_anew(self, now: Instant) -> None:
+        owned = self.owned
+        self._own(now)
+        try:
+            await self._apply(lent(self.owned, self._needed(now), self.pool.sharing), now)
+        except Exception:
+            # Else they would jump, by all that could not be followed, once it can.
+            self.owned = owned
+            raise
+        finally:
+            released = self._released_bytes(self.foresight.horizon)
+            reserve = self.foresight.reserve(now, released_bytes=released)
+            self.dispatcher.sight.reserved[Owner.LLM] = reserve
+
+    def _own(self, now: Instant) -> None:
+        elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
+        self._lately.fade(now)
+        paces = {owner: pace.pace for owner, pace in self.dispatcher.paces.items()}
+        options = self.pool.sharing.options
+        self.urgency = urgencies(self.dispatcher.tickets(), paces, self._lately, now, options.urgency)
+        self._target = target_next(self._target, self.urgency, self.pool.sharing)
+        self.owned = next_nominals(self.owned, self._target, elapsed=elapsed, options=options)
+        self._moved_at = now
+
+    def _needed(self, now: Instant) -> dict[Owner, int]:
+        """What each could use: the predicted peak of the LLM's requests; of the embeddings', those in
+        flight, waiting and foreseen, as far as full batches of them go."""
+        held = {owner: self._predicted_bytes(owner) for owner in Owner}
+        foreseen = int(self.foresight.embedding_tokens(now) * self._bytes_per_token)
+        wanted = min(self._full, held[Owner.EMBEDDING] + foreseen)
+        return {Owner.LLM: held[Owner.LLM], Owner.EMBEDDING: wanted}
+
+    def _predicted_bytes(self, owner: Owner) -> int:
+        leases = self.dispatcher.ledger.table(owner)
+        peak = int((leases.base + leases.per_step * leases.steps).sum())
+        return peak + sum(waiting.footprint.peak for waiting in self.dispatcher.queued(owner))
+
+    def _released_bytes(self, within: Duration) -> int:
+        """By answers that are predicted to end."""
+        pace = self.dispatcher.paces[Owner.LLM].pace
+        if pace is None or pace.step <= 0:
+            return 0
+        leases = self.dispatcher.ledger.table(Owner.LLM)
+        ends = leases.steps <= within / pace.step
+        return int((leases.base + leases.per_step * leases.steps)[ends].sum())
+
+    async def _apply(self, usable: Mapping[Owner, int], now: Instant) -> None:
+        before, budget = self.dispatcher.ledger.quota(Owner.LLM).nominal, self._budget
+        try:
+            llm, state = await self._move_llm(usable, before, now)
+        except Exception:
+            self._put_back(before, budget, now)
+            raise
+        if llm > before:
+            self._set(Owner.LLM, llm)
+        room = self.pool.memory.workspace_room(state) - self.withheld
+        self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._room)), now)
+        self.moves += usable != self.usable
+        self.usable = usable
+        self.dispatcher.decide()
+
+    async def _move_llm(
+        self, usable: Mapping[Owner, int], before: int, now: Instant
+    ) -> tuple[int, EngineState]:
+        """What the LLM may have now that the engine has confirmed it, and the engine's state."""
+        state, llm = self.pool.generator.state(), usable[Owner.LLM]
+        if llm < before:
+            self._set(Owner.LLM, llm)
+        elif llm > before:
+            # First the budget falls; the LLM gets what the batches under way leave.
+            self._set_budget(min(usable[Owner.EMBEDDING], self._budget), now)
+            block = self.pool.sharing.options.block_bytes
+            free = self.pool.memory.pool_bytes - self.withheld - self._batches_in_flight()
+            llm = max(before, min(llm, free // block * block))
+        order, found = self._engine_order(llm, state), state
+        # One that was started anew has it all; after a failure nobody knows what is in force.
+        self._order = max(self._order, state.quota_bytes or 0)
+        if order != self._order or self.trouble.fault is not None:
+            await self._tell_engine(order)
+            state = self.pool.generator.state()
+        self._reclaim(llm, found)
+        return llm, state
+
+    async def _tell_engine(self, order: int) -> None:
+        """Raises Unanswered where no answer comes: it may have the order then, or get it still."""
+        memory, generator, former = self.pool.memory, self.pool.generator, self._order
+        # Its limit is never below its quota.
+        memory.limit_llm(max(order, former))
+        self._order = max(order, former)
+        try:
+            await taken(generator.set_quota(order), generator, "quota")
+        except (Refused, BackendFailed):
+            self._order = former
+            memory.limit_llm(former)
+            raise
+        self._order = order
+        if order < former:
+            memory.limit_llm(order)
+
+    def _put_back(self, llm: int, budget: int, now: Instant) -> None:
+        """What was in force before a change, as far as it surely still is."""
+        self._set(Owner.LLM, min(llm, self._order))
+        self._set_budget(max(0, min(budget, self._room)), now)
+        self.dispatcher.decide()
+
+    @property
+    def _room(self) -> int:
+        """Beside all that the engine may use."""
+        return self.pool.memory.pool_bytes - self._order - self.withheld
+
+    def _engine_order(self, llm: int, state: EngineState) -> int:
+        """Never below what is in use: that would preempt. One block each lets running answers go on."""
+        growth = state.running * self.pool.sharing.options.block_bytes
+        if state.used_bytes > llm:
+            return max(llm, min(self._order, state.used_bytes + growth))
+        return llm
+
+    def _reclaim(self, llm: int, state: EngineState) -> None:
+        waiting = self.dispatcher.queued(Owner.EMBEDDING)
+        if not waiting:
+            return
+        demanded = sum(one.footprint.base for one in waiting)
+        priority = max(one.request.service_class.priority for one in waiting)
+        free = max(0, self._budget - self.dispatcher.ledger.held(Owner.EMBEDDING))
+        needed = bytes_to_reclaim(held=state.used_bytes, nominal=llm, free=free, demanded=demanded)
+        if needed > 0:
+            self.reclaimed_bytes += self.dispatcher.reclaim(Owner.LLM, needed, priority)
+
+    @property
+    def _budget(self) -> int:
+        return self.dispatcher.ledger.quota(Owner.EMBEDDING).nominal
+
+    def _batches_in_flight(self) -> int:
+        """The present budget; one that was larger counts until what was sent under it is done."""
+        if self._shrunk is None:
+            return self._budget
+        since, former = self._shrunk
+        if not any(self._is_computed_since(ticket, since) for ticket in self.dispatcher.tickets()):
+            self._shrunk = None
+            return self._budget
+        return max(self._budget, min(former, self.dispatcher.ledger.wanted(Owner.EMBEDDING)))
+
+    @staticmethod
+    def _is_computed_since(ticket: Ticket, since: Instant) -> bool:
+        dispatched = ticket.timeline.dispatched
+        is_out = ticket.lease is not None and ticket.request.kind is Kind.EMBED
+        return is_out and dispatched is not None and dispatched <= since
+
+    def _set_budget(self, budget: int, now: Instant) -> None:
+        former = self._budget
+        if budget == former:
+            return
+        if budget < former:
+            most = former if self._shrunk is None else max(former, self._shrunk[1])
+            self._shrunk = (now, most)
+        self._set(Owner.EMBEDDING, budget)
+        share_out(budget, self.pool.embedders)
+
+    def _set(self, owner: Owner, nominal: int) -> None:
+        self.dispatcher.ledger.set_quota(owner, Quota(nominal))
+        if owner is Owner.EMBEDDING:
+            self.dispatcher.refit(owner, nominal)
+
+    def shown(self) -> dict[str, object]:
+        """For a person."""
+        load = self.foresight.load
+        forecast = load.next_window(self.clock.now())
+        return {
+            "device_memory": self.pool.memory.mode,
+            "pool_bytes": self.pool.memory.pool_bytes,
+            "withheld_bytes": self.withheld,
+            "engine_quota_bytes": self._order,
+            "owned_bytes": {owner.value: share for owner, share in self.owned.items()},
+            "usable_bytes": {owner.value: share for owner, share in self.usable.items()},
+            "urgency": {owner.value: urgency for owner, urgency in self.urgency.items()},
+            "moves": self.moves,
+            "trouble": self.trouble.shown(),
+            "reclaimed_bytes": self.reclaimed_bytes,
+            "embedding_load": {
+                "tokens_per_second": load.tokens_per_second(),
+                "dispersion": load.arrivals.dispersion,
+                "period_windows": load.arrivals.period,
+                "levels": LEVELS,
+                "next_tokens": None if forecast is None else forecast.tokens,
+                "coverage": load.tokens.coverage,
+            },
+        }
+
+    def readings(self, metrics: Metrics) -> Readings:
+        load = self.foresight.load
+        forecast = load.next_window(self.clock.now())
+        levels = [str(level) for level in LEVELS]
+        return {
+            metrics.owned_bytes: {owner.value: share for owner, share in self.owned.items()},
+            metrics.urgency: {owner.value: urgency for owner, urgency in self.urgency.items()},
+            metrics.quota_moves: self.moves,
+            metrics.quota_failures: {fault.value: self.trouble.failures[fault] for fault in Fault},
+            metrics.reclaimed_bytes: {Owner.LLM.value: self.reclaimed_bytes},
+            metrics.forecast_tokens: dict(zip(levels, forecast.tokens, strict=True)) if forecast else {},
+            metrics.forecast_coverage: dict(zip(levels, load.tokens.coverage, strict=True)),
+        }

@@ -1,0 +1,376 @@
+"""What a good request gets: OpenAI's objects, whole and streamed, and what reached the engine."""
+
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from backends.scripted import Script, ScriptedGenerator
+from controlplane.config import parse
+from controlplane.core.clock import milliseconds
+from controlplane.core.ports import Sampling
+from controlplane.service.service import Service
+from tests.controlplane.api.scripted_server import (
+    CHAT_MODEL,
+    EMBED_MODEL,
+    HELLO,
+    WORDS,
+    Stage,
+    events,
+    listening,
+)
+from tests.controlplane.api.scripted_server import TEXT as SAID
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+EMBED = "/v1/embeddings"
+_HI = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": CHAT_MODEL, "messages": _HI} | fields
+
+
+def text(**fields: Any) -> dict[str, Any]:
+    return {"model": CHAT_MODEL, "prompt": "hi"} | fields
+
+
+def asked(stage: Stage) -> Sampling:
+    sampling = stage.generator.runs[0].sampling
+    assert sampling is not None
+    return sampling
+
+
+async def chunks(stage: Stage, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = await stage.http.post(path, json=body | {"stream": True})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *contents, done = events(answer)
+    assert done == "[DONE]"
+    return [orjson.loads(content) for content in contents]
+
+
+async def test_whole_chat(stage: Stage):
+    answer = await stage.http.post(CHAT, json=chat(), headers={"x-request-id": "mine-1"})
+    body = answer.json()
+    assert body["id"] == "chatcmpl-mine-1"
+    assert (body["object"], body["model"]) == ("chat.completion", CHAT_MODEL)
+    [choice] = body["choices"]
+    assert choice["message"] == {"role": "assistant", "content": SAID, "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert answer.headers["x-tandem-decision"] == "ADMIT"
+    assert float(answer.headers["x-tandem-queue-ms"]) >= 0
+
+
+async def test_predicted_ttft_is_told_once_a_pace_is_known(stage: Stage):
+    for _ in range(3):
+        answer = await stage.http.post(CHAT, json=chat())
+    assert float(answer.headers["x-tandem-predicted-ttft-ms"]) > 0
+
+
+async def test_streamed_chat(stage: Stage):
+    begun, middle, last = await chunks(stage, CHAT, chat())
+    assert begun["choices"][0]["delta"] == {"role": "assistant", "content": "Hello"}
+    assert middle["choices"][0]["delta"] == {"content": " wörld\u2028"}
+    assert last["choices"][0] == {
+        "index": 0,
+        "delta": {"content": "!"},
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": None,
+    }
+    assert len({chunk["id"] for chunk in (begun, middle, last)}) == 1
+    assert "usage" not in last
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_usage_comes_in_a_last_chunk_without_choices(stage: Stage, path: str):
+    body = (chat if path == CHAT else text)(stream_options={"include_usage": True})
+    *others, last = await chunks(stage, path, body)
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    assert [chunk["usage"] for chunk in others] == [None, None, None]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_usage_so_far_comes_with_every_chunk_if_wanted(stage: Stage, path: str):
+    body = (chat if path == CHAT else text)(
+        stream_options={"include_usage": True, "continuous_usage_stats": True}
+    )
+    told = [chunk["usage"] for chunk in await chunks(stage, path, body)]
+    assert [(usage["prompt_tokens"], usage["completion_tokens"]) for usage in told] == [
+        (2, 1), (2, 2), (2, 3), (2, 3)
+    ]  # fmt: skip
+
+
+async def test_cached_tokens_are_told(stage: Stage):
+    stage.generator.default = replace(HELLO, cached_tokens=2)
+    usage = (await stage.http.post(CHAT, json=chat())).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+    counted = (await stage.http.get("/metrics")).text
+    assert 'tandem_prefix_cache_hits_total{class="standard"} 2.0' in counted
+    assert f'tandem_prefix_cache_queries_total{{class="standard"}} {usage["prompt_tokens"]}.0' in counted
+
+
+async def test_several_choices(stage: Stage):
+    body = (await stage.http.post(CHAT, json=chat(n=2, temperature=1))).json()
+    assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(0, SAID), (1, SAID)]
+    streamed = await chunks(stage, CHAT, chat(n=2, temperature=1))
+    roles = [(c["choices"][0]["index"], c["choices"][0]["delta"].get("role")) for c in streamed]
+    assert roles == [(0, "assistant"), (1, "assistant"), (0, None), (1, None), (0, None), (1, None)]
+
+
+async def test_what_was_thought_comes_before_what_is_said(stage: Stage):
+    stage.generator.default = replace(HELLO, tokens=5, thoughts=("Let", " me"))
+    body = (await stage.http.post(CHAT, json=chat())).json()
+    message = body["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Let me", SAID)
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}
+    told = [chunk["choices"][0]["delta"] for chunk in await chunks(stage, CHAT, chat())]
+    assert told == [
+        {"role": "assistant", "reasoning": "Let"},
+        {"reasoning": " me"},
+        *({"content": word} for word in WORDS),
+    ]
+    hidden = (await stage.http.post(CHAT, json=chat(include_reasoning=False))).json()
+    assert hidden["choices"][0]["message"] == {"role": "assistant", "content": SAID, "refusal": None}
+    assert hidden["usage"] == body["usage"]
+
+
+async def test_tools_reach_the_engine_and_calls_come_back(stage: Stage):
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    stage.generator.default = Script(tokens=1, words=("",), tool_calls=(call,))
+    [choice] = (await stage.http.post(CHAT, json=chat(tools=tools))).json()["choices"]
+    assert choice["message"]["tool_calls"] == [{key: call[key] for key in ("id", "type", "function")}]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    [chunk] = await chunks(stage, CHAT, chat(tools=tools))
+    assert chunk["choices"][0]["delta"] == {"role": "assistant", "tool_calls": [call]}
+    prompt = stage.generator.runs[0].chat
+    assert prompt is not None
+    assert (prompt.tools, prompt.tool_choice) == (tools, "auto")
+
+
+async def test_logprobs_in_both_shapes(stage: Stage):
+    body = (await stage.http.post(CHAT, json=chat(logprobs=True, top_logprobs=2))).json()
+    content = body["choices"][0]["logprobs"]["content"]
+    assert [(e["token"], len(e["top_logprobs"])) for e in content] == [(word, 2) for word in WORDS]
+    body = (await stage.http.post(TEXT, json=text(logprobs=1))).json()
+    assert body["choices"][0]["logprobs"]["tokens"] == list(WORDS)
+    streamed = await chunks(stage, TEXT, text(logprobs=1))
+    assert [c["choices"][0]["logprobs"]["text_offset"] for c in streamed] == [[0], [5], [12]]
+    assert [run.sampling and run.sampling.logprobs for run in stage.generator.runs] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompt_tokens"),
+    [("hi", [2]), ([7, 8, 9], [3]), (["a", "bcd"], [1, 3]), ([[7], [8, 9]], [1, 2])],
+)
+async def test_completion_prompts(stage: Stage, prompt: Any, prompt_tokens: list[int]):
+    body = (await stage.http.post(TEXT, json=text(prompt=prompt))).json()
+    count = len(prompt_tokens)
+    assert [(c["index"], c["text"]) for c in body["choices"]] == [(i, SAID) for i in range(count)]
+    assert body["usage"]["prompt_tokens"] == sum(prompt_tokens)
+    assert body["usage"]["completion_tokens"] == 3 * count
+    assert sorted(len(run.prompt) for run in stage.generator.runs) == prompt_tokens
+    assert {run.sampling and run.sampling.max_tokens for run in stage.generator.runs} == {16}
+
+
+async def test_more_prompts_than_may_run_are_all_answered_in_one_stream(stage: Stage):
+    prompts = [f"p{number}" for number in range(30)]
+    streamed = await chunks(stage, TEXT, text(prompt=prompts, n=1, echo=True))
+    told: dict[int, str] = {}
+    for chunk in streamed:
+        [choice] = chunk["choices"]
+        told[choice["index"]] = told.get(choice["index"], "") + choice["text"]
+    assert told == {index: prompt + SAID for index, prompt in enumerate(prompts)}
+
+
+async def test_echo(stage: Stage):
+    body = (await stage.http.post(TEXT, json=text(prompt=["x", "y"], n=2, temperature=1, echo=True))).json()
+    assert [c["text"] for c in body["choices"]] == [p + SAID for p in ("x", "x", "y", "y")]
+    assert body["usage"]["completion_tokens"] == 12
+
+
+async def test_sampling_reaches_the_engine(stage: Stage):
+    body = chat(
+        max_completion_tokens=9, n=1, temperature=0.5, top_p=0.9, presence_penalty=1, frequency_penalty=-1,
+        logit_bias={"7": -100}, seed=-3, stop=["x", "y"], top_k=-1, min_p=0.1, repetition_penalty=1.1,
+        ignore_eos=True, min_tokens=2, stop_token_ids=[5], skip_special_tokens=False,
+        include_stop_str_in_output=True,
+    )  # fmt: skip
+    assert (await stage.http.post(CHAT, json=body)).status_code == 200
+    assert asked(stage) == Sampling(
+        max_tokens=9, n=1, temperature=0.5, top_p=0.9, presence_penalty=1, frequency_penalty=-1,
+        logit_bias={"7": -100}, seed=-3, stop=("x", "y"), top_k=0, min_p=0.1, repetition_penalty=1.1,
+        ignore_eos=True, min_tokens=2, stop_token_ids=(5,), skip_special_tokens=False,
+        include_stop_str_in_output=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "structure"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, {"type": "json_object"}),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True},
+                }
+            },
+            {"type": "json_schema", "schema": {"type": "object"}},
+        ),
+        ({"structured_outputs": {"json": '{"a": 1}'}}, {"type": "json_schema", "schema": {"a": 1}}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"type": "choice", "value": ["a", "b"]}),
+        ({"structured_outputs": {"regex": "a+"}}, {"type": "regex", "value": "a+"}),
+    ],
+)
+async def test_structure_reaches_the_engine(stage: Stage, fields: dict[str, Any], structure: Any):
+    assert (await stage.http.post(CHAT, json=chat(**fields))).status_code == 200
+    assert asked(stage).structure == structure
+
+
+async def test_template_options_reach_the_engine(stage: Stage):
+    body = chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})
+    assert (await stage.http.post(CHAT, json=body)).status_code == 200
+    prompt = stage.generator.runs[0].chat
+    assert prompt is not None
+    assert prompt.template_options == {"reasoning_effort": "low", "enable_thinking": False}
+
+
+@pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("low", True)])
+async def test_no_effort_is_no_thinking(stage: Stage, effort: str, thinks: bool):  # noqa: FBT001
+    assert (await stage.http.post(CHAT, json=chat(reasoning_effort=effort))).status_code == 200
+    prompt = stage.generator.runs[0].chat
+    assert prompt is not None
+    assert prompt.template_options == {"reasoning_effort": effort, "enable_thinking": thinks}
+
+
+async def test_a_body_may_begin_as_windows_writes_files(stage: Stage):
+    content = b"\xef\xbb\xbf" + orjson.dumps(chat())
+    assert (await stage.http.post(CHAT, content=content)).status_code == 200
+
+
+async def test_the_last_message_may_be_continued(stage: Stage):
+    for fields in ({}, {"add_generation_prompt": False}):
+        body = chat(continue_final_message=True, **fields)
+        assert (await stage.http.post(CHAT, json=body)).status_code == 200
+        prompt = stage.generator.runs[-1].chat
+        assert prompt is not None
+        assert prompt.template_options == {"continue_final_message": True, "add_generation_prompt": False}
+
+
+async def test_what_cannot_change_the_answer_is_accepted(stage: Stage):
+    body = chat(
+        user="u", safety_identifier="s", metadata={"a": "b"}, store=True, service_tier="auto",
+        prompt_cache_key="k", prediction={"type": "content", "content": "x"}, modalities=["text"],
+        verbosity="medium", logit_bias=None, functions=None, stop=None, tools=None, parallel_tool_calls=True,
+    )  # fmt: skip
+    assert (await stage.http.post(CHAT, json=body)).status_code == 200
+    assert asked(stage) == Sampling(max_tokens=254)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        # As openai-python and LiteLLM dump an answer, and as OpenRouter tells one.
+        {"function_call": None, "tool_calls": None, "refusal": None, "annotations": None, "audio": None},
+        {"provider_specific_fields": {"refusal": None}, "thinking_blocks": [{"thinking": "hm"}]},
+        {"reasoning_details": [{"type": "reasoning.text"}]},
+        # As lm-evaluation-harness writes each message.
+        {"type": "text"},
+        {"content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+    ],
+)
+async def test_messages_may_be_as_clients_keep_them(stage: Stage, message: dict[str, Any]):
+    body = chat(messages=[*_HI, {"role": "assistant", "content": "x"} | message, *_HI])
+    answer = await stage.http.post(CHAT, json=body)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("stated", "allowed"),
+    [
+        ({}, 6),
+        ({"max_tokens": None}, 6),
+        ({"max_tokens": 3}, 3),
+        ({"max_tokens": 3, "max_completion_tokens": 3}, 3),
+    ],
+)
+async def test_a_completion_that_states_no_length_takes_the_room_there_is(
+    stage: Stage, stated: dict[str, int | None], allowed: int
+):
+    answer = await stage.http.post(TEXT, json=text(prompt="x" * 250, **stated))
+    assert answer.status_code == 200, answer.text
+    assert asked(stage).max_tokens == allowed
+
+
+OBJECTIVES = [
+    ({"x-slo-ttft-ms": "150", "x-slo-tpot-ms": "20.5", "x-slo-e2e-ms": "9000"}, {}, (150, 20.5, 9000)),
+    ({"x-llm-d-slo-ttft-ms": "150", "x-llm-d-slo-tpot-ms": "20"}, {}, (150, 20, None)),
+    ({}, {"slo": {"ttft_ms": 150, "e2e_ms": 7}}, (150, None, 7)),
+    ({"x-slo-ttft-ms": "150"}, {"slo": {"ttft_ms": 150.0, "tpot_ms": 3}}, (150, 3, None)),
+]
+
+
+@pytest.mark.parametrize(("headers", "fields", "expected"), OBJECTIVES)
+async def test_objectives(stage: Stage, headers: dict[str, str], fields: dict[str, Any], expected: Any):
+    answer = await stage.http.post(CHAT, json=chat(**fields), headers=headers)
+    assert answer.status_code == 200, answer.text
+    slo = stage.generator.runs[0].request.slo
+    assert (slo.ttft, slo.tpot, slo.e2e) == tuple(ms and milliseconds(ms) for ms in expected)
+
+
+async def test_models(stage: Stage):
+    body = (await stage.http.get("/v1/models")).json()
+    assert [(m["id"], m["object"], m["kind"], m["max_model_len"]) for m in body["data"]] == [
+        (CHAT_MODEL, "model", "generate", 256),
+        (EMBED_MODEL, "model", "embed", 64),
+    ]
+    assert [(m["root"], m["parent"]) for m in body["data"]] == [(CHAT_MODEL, None), (EMBED_MODEL, None)]
+    assert (await stage.http.get(f"/v1/models/{CHAT_MODEL}")).json() == body["data"][0]
+
+
+async def test_models_are_told_with_where_they_come_from():
+    config = parse({"models": {"chat": {"model": "org/chat", "name": "chat"}}})
+    service = Service(config, [ScriptedGenerator(model="chat")], [], workspace_bytes=0)
+    assert [(card.id, card.root) for card in service.models()] == [("chat", "org/chat")]
+
+
+async def test_health_is_the_process_and_ready_the_engines(stage: Stage):
+    assert (await stage.http.get("/ready")).status_code == 200
+    stage.embedder.die("its worker has died")
+    ready = await stage.http.get("/ready")
+    assert ready.status_code == 503
+    assert "embed-model" in ready.json()["error"]["message"]
+    assert (await stage.http.get("/health")).status_code == 200
+
+
+async def test_metrics_count_what_was_asked(stage: Stage):
+    await stage.http.post(CHAT, json=chat())
+    answer = await stage.http.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "tandem_time_to_first_token_seconds_count" in answer.text
+
+
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), ("/v1/embeddings", "input")])
+async def test_openapi_describes_the_bodies(stage: Stage, path: str, field: str):
+    schema = (await stage.http.get("/openapi.json")).json()
+    body = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    named = schema["components"]["schemas"][body["$ref"].rsplit("/", 1)[1]]
+    assert {field, "model", "slo"} <= set(named["properties"])
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models"])
+async def test_the_head_alone_may_be_asked_for(stage: Stage, path: str):
+    async with listening(stage.app) as url, httpx.AsyncClient(base_url=url) as http:
+        head = await http.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == (await http.get(path)).headers["content-type"]

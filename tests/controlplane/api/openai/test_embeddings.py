@@ -1,0 +1,182 @@
+"""Vectors come back for each input in order, in both encodings, as long as was asked."""
+
+from base64 import b64decode
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, staged
+
+EMBED = "/v1/embeddings"
+
+
+def embed(**fields: Any) -> dict[str, Any]:
+    return {"model": EMBED_MODEL, "input": "hi"} | fields
+
+
+async def vectors(stage: Stage, **fields: Any) -> list[list[float]]:
+    answer = await stage.http.post(EMBED, json=embed(**fields))
+    assert answer.status_code == 200, answer.text
+    return [row["embedding"] for row in answer.json()["data"]]
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ("hi", [[104, 105]]),
+        ([5, 6, 7], [[5, 6, 7]]),
+        (["a", "bc"], [[97], [98, 99]]),
+        ([[5], [6, 7]], [[5], [6, 7]]),
+    ],
+)
+async def test_inputs(stage: Stage, given: Any, tokens: list[list[int]]):
+    answer = await stage.http.post(EMBED, json=embed(input=given))
+    body = answer.json()
+    told = [(row["object"], row["index"], len(row["embedding"])) for row in body["data"]]
+    assert told == [("embedding", index, 8) for index in range(len(tokens))]
+    assert stage.embedder.runs[0].inputs == tuple(map(tuple, tokens))
+    count = sum(map(len, tokens))
+    assert body["usage"] == {"prompt_tokens": count, "total_tokens": count}
+    assert (body["object"], body["model"]) == ("list", EMBED_MODEL)
+    assert answer.headers["x-tandem-decision"] == "ADMIT"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["a", "b", ""], "; item 2 is ''; change it"),
+        (["a", None], "; item 1 is None; change it"),
+        ([[1], "a"], "; item 1 is 'a'; change it"),
+        (["a"] * 2049, "; these are 2,049; change it"),
+        ([[1]] * 2049, "; these are 2,049; change it"),
+        ([1, -1], "; item 1 is -1; change it"),
+        ([True], "; item 0 is True; change it"),
+        ([1.5], "; item 0 is 1.5; change it"),
+        ([[1], [2, -3]], "; item 1[1] is -3; change it"),
+        ([[1], [2, "a"]], "; item 1[1] is 'a'; change it"),
+        ([["a"]], "; item 0[0] is 'a'; change it"),
+        ([[[1]]], "; item 0[0] is [1]; change it"),
+        ("", "of token ids; change it"),
+    ],
+)
+async def test_the_item_at_fault_is_named(stage: Stage, given: Any, told: str):
+    answer = await stage.http.post(EMBED, json=embed(input=given))
+    assert answer.json()["error"]["message"].endswith(told)
+
+
+@pytest.mark.parametrize("given", [[5, 300], [[5], [300]]])
+async def test_ids_that_the_model_lacks_are_refused_before_anything_is_decided(stage: Stage, given: Any):
+    stage.embedder.vocabulary = 300
+    answer = await stage.http.post(EMBED, json=embed(input=given))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "input", "invalid_value")
+    assert error["message"].endswith(
+        "has token id 300; those of embed-model run to 299. Tokenise with its own tokenizer."
+    )
+    lines = (await stage.http.get("/metrics")).text.splitlines()
+    assert {one.split()[-1] for one in lines if one.startswith("tandem_requests_total{")} == {"0.0"}
+
+
+async def test_base64_is_little_endian_float32(stage: Stage):
+    [plain] = await vectors(stage)
+    [coded] = await vectors(stage, encoding_format="base64")
+    decoded = np.frombuffer(b64decode(coded), dtype="<f4")
+    assert decoded.tolist() == np.float32(plain).tolist()
+
+
+async def test_no_encoding_stated_as_proxies_state_it(stage: Stage):
+    assert await vectors(stage, encoding_format=None) == await vectors(stage)
+
+
+async def test_dimensions_are_honoured_at_unit_length(stage: Stage):
+    [plain] = await vectors(stage)
+    [whole] = await vectors(stage, dimensions=8)
+    [short] = await vectors(stage, dimensions=4)
+    assert whole == plain
+    assert short == pytest.approx(np.array(whole[:4]) / np.linalg.norm(whole[:4]), rel=1e-5)
+
+
+async def test_forecasts_are_given_the_whole_vector_of_a_prompt_whatever_dimensions_it_was_embedded_to():
+    async with staged(predictors={"encoder": EMBED_MODEL}) as stage:
+        [whole] = await vectors(stage)
+        [short] = await vectors(stage, dimensions=4)
+        message = {"role": "user", "content": "hi"}
+        await stage.http.post("/v1/chat/completions", json={"model": CHAT_MODEL, "messages": [message]})
+        gist = stage.generator.runs[0].request.gist
+        await vectors(stage, input="hi!", truncate_prompt_tokens=1)
+        message = {"role": "user", "content": "hi!"}
+        await stage.http.post("/v1/chat/completions", json={"model": CHAT_MODEL, "messages": [message]})
+        of_the_cut = stage.generator.runs[1].request.gist
+    assert len(short) == 4
+    assert of_the_cut is not None
+    assert of_the_cut.vector == b"", "the vector of its first letter is not its own"
+    assert gist is not None
+    assert np.frombuffer(gist.vector, np.float16).tolist() == np.float16(whole).tolist()
+
+
+async def test_the_most_inputs_come_back_in_order(stage: Stage):
+    inputs = [[7, number % 50] for number in range(2048)]
+    alone = {number: (await vectors(stage, input=[[7, number]]))[0] for number in range(50)}
+    assert await vectors(stage, input=inputs) == [alone[number] for _, number in inputs]
+
+
+@pytest.mark.parametrize(
+    ("given", "fields", "left"),
+    [
+        ("abcdef", {"truncate_prompt_tokens": 3}, "abc"),
+        ("abcdef", {"truncate_prompt_tokens": 3, "truncation_side": "right"}, "abc"),
+        ("abcdef", {"truncate_prompt_tokens": 3, "truncation_side": "left"}, "def"),
+        ("abc", {"truncate_prompt_tokens": 3, "truncation_side": "left"}, "abc"),
+        ([5, 6, 7], {"truncate_prompt_tokens": 2}, [5, 6]),
+        ("x" * 65, {"truncate_prompt_tokens": -1}, "x" * 64),
+        ("x" * 63 + "yz", {"truncate_prompt_tokens": -1, "truncation_side": "left"}, "x" * 62 + "yz"),
+    ],
+)
+async def test_what_is_too_long_is_cut_where_asked(
+    stage: Stage, given: Any, fields: dict[str, Any], left: Any
+):
+    assert await vectors(stage, input=given, **fields) == await vectors(stage, input=left)
+
+
+async def test_usage_counts_what_is_left(stage: Stage):
+    body = embed(input=["abcdef", "ab"], truncate_prompt_tokens=3)
+    assert (await stage.http.post(EMBED, json=body)).json()["usage"]["prompt_tokens"] == 5
+
+
+async def test_a_text_of_white_space_is_a_text(stage: Stage):
+    assert len(await vectors(stage, input=[" \n", "a"])) == 2
+
+
+async def test_a_named_prompt_goes_before_texts_only(stage: Stage):
+    stage.embedder.prompts = {"query": "q: "}
+    assert await vectors(stage, input="hi", prompt_name="query") == await vectors(stage, input="q: hi")
+    for refused in ({"prompt_name": "poem"}, {"prompt_name": "query", "input": [5, 6]}, {"prompt_name": ""}):
+        answer = await stage.http.post(EMBED, json=embed(**refused))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "prompt_name"
+
+
+@pytest.mark.parametrize(
+    ("field", "remedy"),
+    [
+        ("input_type", "prompt_name"),
+        ("truncate", "truncate_prompt"),
+        ("truncation_direction", "truncation_side"),
+    ],
+)
+async def test_what_other_servers_call_otherwise_is_refused_with_its_name_here(
+    stage: Stage, field: str, remedy: str
+):
+    answer = await stage.http.post(EMBED, json=embed(**{field: "query"}))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "unsupported_parameter"
+    assert remedy in answer.json()["error"]["message"]
+
+
+async def test_an_embedding_keeps_no_pace_as_it_has_no_tokens_to_pace(stage: Stage):
+    await vectors(stage, slo={"ttft_ms": 60_000, "tpot_ms": 50})
+    told = (await stage.http.get("/metrics")).text
+    kept = [line for line in told.splitlines() if line.startswith("tandem_slo_attained_total{")]
+    assert [line for line in kept if 'objective="ttft"' in line]
+    assert not [line for line in kept if 'objective="tpot"' in line]

@@ -1,0 +1,206 @@
+"""How deltas of every kind become OpenAI's choices, whole and in chunks."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from controlplane.api.openai.answers import Tally
+from controlplane.api.openai.chat import ChunkFormat, Message
+from controlplane.api.openai.completions import ChunkFormat as CompletionChunkFormat
+from controlplane.api.openai.completions import Text
+from controlplane.api.openai.logprobs import chat_logprobs, completion_logprobs
+from controlplane.api.openai.streaming import Envelope, Format
+from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest
+from controlplane.core.ports import Delta, TokenLogprob
+
+_CALLS = [
+    Delta(0, "", (1,), tool_calls=({"index": 0, "id": "c1", "type": "function", "function": {"name": "f"}},)),
+    Delta(0, "", (2,), tool_calls=({"index": 0, "function": {"arguments": '{"a"'}},)),
+    Delta(0, "", (3,), tool_calls=({"index": 0, "function": {"arguments": ":1}"}},)),
+    Delta(0, "", (4,), "tool_calls", tool_calls=({"index": 1, "id": "c2", "function": {"name": "g"}},)),
+]
+
+
+def asked(**fields: Any) -> ChatCompletionRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]} | fields
+    return ChatCompletionRequest.model_validate_json(orjson.dumps(body))
+
+
+def gathered(*, is_single_call: bool) -> dict[str, Any]:
+    choice = Message(asked(parallel_tool_calls=not is_single_call))
+    for delta in _CALLS:
+        choice.add(delta)
+    shown: dict[str, Any] = choice.shown(0)
+    return shown
+
+
+def test_calls_are_put_together():
+    shown = gathered(is_single_call=False)
+    assert shown["message"]["content"] is None
+    assert shown["message"]["tool_calls"] == [
+        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}},
+        {"id": "c2", "type": "function", "function": {"name": "g", "arguments": ""}},
+    ]
+    assert shown["finish_reason"] == "tool_calls"
+
+
+def test_without_parallel_calls_only_the_first_is_kept():
+    assert [call["id"] for call in gathered(is_single_call=True)["message"]["tool_calls"]] == ["c1"]
+    form = ChunkFormat(asked(parallel_tool_calls=False))
+    shown: list[Any] = [form.choice(delta) for delta in _CALLS]
+    assert [len(choice["delta"].get("tool_calls", ())) for choice in shown] == [1, 1, 1, 0]
+    assert shown[-1]["finish_reason"] == "tool_calls"
+
+
+_THOUGHT = (TokenLogprob("Hm", -0.5),)
+_SAID = (TokenLogprob("Yes", -0.5),)
+_THINKING = [
+    Delta(0, "", (1,)),
+    Delta(0, "", (2,), reasoning="Hm", logprobs=_THOUGHT),
+    Delta(0, "Yes", (3, 4), reasoning=".", logprobs=_SAID),
+    Delta(0, "!", (5,), "stop"),
+]
+
+
+def test_thoughts_are_told_beside_the_text():
+    form, choice = ChunkFormat(asked()), Message(asked())
+    shown: list[Any] = [form.choice(delta) for delta in _THINKING]
+    assert [chunk["delta"] for chunk in shown] == [
+        {"role": "assistant", "content": ""},
+        {"reasoning": "Hm"},
+        {"reasoning": ".", "content": "Yes"},
+        {"content": "!"},
+    ]
+    for delta in _THINKING:
+        choice.add(delta)
+    whole: Any = choice.shown(0)
+    said = {"role": "assistant", "content": "Yes!", "refusal": None, "reasoning": "Hm."}
+    assert whole["message"] == said
+    assert whole["finish_reason"] == "stop"
+
+
+def test_thoughts_alone_leave_the_text_null():
+    choice = Message(asked())
+    choice.add(Delta(0, "", (1,), "length", reasoning="Hm"))
+    shown: Any = choice.shown(0)
+    assert (shown["message"]["content"], shown["message"]["reasoning"]) == (None, "Hm")
+
+
+def test_thoughts_can_be_left_out_with_their_probabilities():
+    body = asked(include_reasoning=False, logprobs=True)
+    form, choice = ChunkFormat(body), Message(body)
+    chunks: list[Any] = [form.choice(delta) for delta in _THINKING[:2]]
+    assert [chunk["delta"] for chunk in chunks] == [{"role": "assistant", "content": ""}, {"content": ""}]
+    assert [chunk["logprobs"]["content"] for chunk in chunks] == [[], []]
+    for delta in _THINKING[:2]:
+        choice.add(delta)
+    shown: Any = choice.shown(0)
+    assert shown["message"] == {"role": "assistant", "content": "", "refusal": None}
+    assert shown["logprobs"]["content"] == []
+
+
+def test_each_choice_begins_with_its_role():
+    form = ChunkFormat(asked(n=2))
+    deltas = [Delta(1, "b", (1,)), Delta(0, "a", (2,), "length"), Delta(1, "c", (3,), "stop")]
+    shown: list[Any] = [form.choice(delta) for delta in deltas]
+    assert [(choice["index"], choice["delta"].get("role")) for choice in shown] == [
+        (1, "assistant"),
+        (0, "assistant"),
+        (1, None),
+    ]
+
+
+def test_why_a_sample_stopped_is_told():
+    choice = Message(asked())
+    choice.add(Delta(0, "a", (1,)))
+    choice.add(Delta(0, "", (2,), "stop", stop_reason="END"))
+    shown = choice.shown(0)
+    assert (shown["finish_reason"], shown["stop_reason"]) == ("stop", "END")
+
+
+@pytest.mark.parametrize(
+    "form", [ChunkFormat(asked()), CompletionChunkFormat(CompletionRequest(model="m", prompt="p"))]
+)
+def test_why_a_sample_stopped_is_told_in_its_last_chunk(form: Format):
+    begun, last = form.choice(Delta(0, "a", (1,))), form.choice(Delta(0, "", (2,), "stop", stop_reason="END"))
+    assert begun is not None
+    assert "stop_reason" not in begun
+    assert last is not None
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", "END")
+
+
+_PROBABLE = (
+    TokenLogprob("é", -0.5, (("é", -0.5), ("e", -1.5))),
+    # Half a character, and impossible: neither has a JSON number or bytes of its own.
+    TokenLogprob("\ufffd", float("-inf")),
+)
+
+
+def test_chat_logprobs():
+    first, second = chat_logprobs(_PROBABLE)["content"]  # type: ignore[misc]
+    assert first == {
+        "token": "é",
+        "logprob": -0.5,
+        "bytes": [195, 169],
+        "top_logprobs": [
+            {"token": "é", "logprob": -0.5, "bytes": [195, 169]},
+            {"token": "e", "logprob": -1.5, "bytes": [101]},
+        ],
+    }
+    assert (second["bytes"], second["logprob"]) == (None, -9999.0)
+
+
+def test_completion_logprobs():
+    assert completion_logprobs(_PROBABLE, offset=3) == {
+        "tokens": ["é", "\ufffd"],
+        "token_logprobs": [-0.5, -9999.0],
+        "top_logprobs": [{"é": -0.5, "e": -1.5}, {"\ufffd": -9999.0}],
+        "text_offset": [3, 4],
+    }
+
+
+def test_cached_tokens_are_of_the_prompt_not_of_each_sample():
+    tally = Tally(10, n=2)
+    for index in range(4):
+        tally.count(Delta(index, "a", (1, 2), cached_tokens=3))
+    assert tally.usage() == {
+        "prompt_tokens": 10,
+        "completion_tokens": 8,
+        "total_tokens": 18,
+        "prompt_tokens_details": {"cached_tokens": 6},
+    }
+
+
+def test_a_chunk_is_one_event_of_plain_json():
+    envelope = Envelope({"id": "a", "object": "k", "created": 1, "model": "m\n"}, has_usage=True)
+    event = envelope.choice({"index": 0})
+    assert event.startswith(b"data: ")
+    assert event.index(b"\n") == len(event) - 2
+    assert orjson.loads(event[6:]) == {
+        "id": "a",
+        "object": "k",
+        "created": 1,
+        "model": "m\n",
+        "choices": [{"index": 0}],
+        "usage": None,
+    }
+    assert orjson.loads(envelope.usage({"x": 1})[6:])["usage"] == {"x": 1}
+
+
+def test_offsets_are_those_of_the_whole_answer_though_text_is_held_back():
+    body = CompletionRequest(model="m", prompt="p", logprobs=1)
+    half, rest, end = (TokenLogprob(token, -1.0) for token in ("ab", "c", "d"))
+    # "ab" may begin a stop string, so nothing is shown until "c" is there.
+    deltas = [
+        Delta(0, "", (1,), logprobs=(half,)),
+        Delta(0, "abc", (2,), logprobs=(rest,)),
+        Delta(0, "d", (3,), "stop", logprobs=(end,)),
+    ]
+    form, whole = CompletionChunkFormat(body), Text(body, 0)
+    told: list[Any] = [form.choice(delta) for delta in deltas]
+    for delta in deltas:
+        whole.add(delta)
+    offsets = [offset for choice in told for offset in choice["logprobs"]["text_offset"]]
+    shown: Any = whole.shown(0)
+    assert offsets == shown["logprobs"]["text_offset"] == [0, 2, 3]

@@ -1,0 +1,113 @@
+"""OpenAI's own client, unmodified, over a real socket."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import numpy as np
+import openai
+import pytest
+
+from controlplane.api.settings import ApiKey, ApiSettings
+from controlplane.service.gate.intake import Caller
+from tests.controlplane.api.scripted_server import (
+    CHAT_MODEL,
+    EMBED_MODEL,
+    HELLO,
+    MAX_RUNNING,
+    TEXT,
+    Stage,
+    listening,
+    staged,
+)
+
+_KEY = "sk-of-the-tests"
+_HI: list[dict[str, str]] = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def locked() -> AsyncIterator[Stage]:
+    key = ApiKey(hashlib.sha256(_KEY.encode()).hexdigest(), Caller("tests"))
+    async with staged(ApiSettings(api_keys=(key,))) as stage:
+        yield stage
+
+
+@pytest.fixture
+async def client(locked: Stage) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with listening(locked.app) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=_KEY) as client:
+        yield client
+
+
+async def test_chat(client: openai.AsyncOpenAI):
+    reply = await client.chat.completions.create(model=CHAT_MODEL, messages=_HI, max_tokens=9)
+    assert reply.choices[0].message.content == TEXT
+    assert reply.usage is not None
+    assert reply.usage.total_tokens == 5
+
+
+async def test_streamed_chat(client: openai.AsyncOpenAI):
+    stream = await client.chat.completions.create(
+        model=CHAT_MODEL, messages=_HI, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == TEXT
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 3
+
+
+async def test_completion(client: openai.AsyncOpenAI):
+    reply = await client.completions.create(model=CHAT_MODEL, prompt=["a", "b"])
+    assert [choice.text for choice in reply.choices] == [TEXT, TEXT]
+
+
+async def test_embeddings_which_it_asks_for_in_base64(client: openai.AsyncOpenAI):
+    reply = await client.embeddings.create(model=EMBED_MODEL, input=["a", "bc"])
+    plain = await client.embeddings.create(model=EMBED_MODEL, input=["a", "bc"], encoding_format="float")
+    got, expected = ([row.embedding for row in data] for data in (reply.data, plain.data))
+    np.testing.assert_array_equal(np.float32(got), np.float32(expected))
+    assert reply.usage.prompt_tokens == 3
+
+
+async def test_models(client: openai.AsyncOpenAI):
+    assert [model.id async for model in client.models.list()] == [CHAT_MODEL, EMBED_MODEL]
+    assert (await client.models.retrieve(CHAT_MODEL)).id == CHAT_MODEL
+
+
+async def test_its_errors_are_typed(client: openai.AsyncOpenAI):
+    with pytest.raises(openai.NotFoundError) as missing:
+        await client.chat.completions.create(model="nobody", messages=_HI)
+    assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
+    with pytest.raises(openai.AuthenticationError):
+        await client.with_options(api_key="wrong").models.list()
+    with pytest.raises(openai.BadRequestError):
+        await client.chat.completions.create(model=CHAT_MODEL, messages=_HI, extra_body={"wish": 1})
+
+
+async def test_a_stream_lost_midway_raises(client: openai.AsyncOpenAI, locked: Stage):
+    locked.generator.default = replace(HELLO, fails_at=2)
+    stream = await client.chat.completions.create(model=CHAT_MODEL, messages=_HI, stream=True)
+    with pytest.raises(openai.APIError):
+        async for _ in stream:
+            pass
+
+
+async def test_it_comes_back_after_the_time_it_was_told():
+    async with (
+        staged(is_stepped=True, admission={"max_waiting": 0, "engine_queue": 0}) as stage,
+        listening(stage.app) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=_KEY) as client,
+    ):
+        once = client.with_options(max_retries=0)
+        ask = {"model": CHAT_MODEL, "messages": _HI}
+        running = [asyncio.create_task(once.chat.completions.create(**ask)) for _ in range(MAX_RUNNING)]
+        await stage.generator.until_runs(MAX_RUNNING)
+        with pytest.raises(openai.RateLimitError) as full:
+            await once.chat.completions.create(**ask)
+        assert float(full.value.response.headers["retry-after-ms"]) >= 1
+        stage.generator.allow(len(HELLO.words))
+        await asyncio.gather(*running)
+        again = asyncio.create_task(client.chat.completions.create(**ask))
+        await stage.generator.until_runs(MAX_RUNNING + 1)
+        stage.generator.allow(len(HELLO.words))
+        assert (await again).choices[0].message.content == TEXT

@@ -1,0 +1,200 @@
+"""What an operator sees and changes while requests run."""
+
+import asyncio
+from hashlib import sha256
+
+import pytest
+
+from controlplane.api.settings import ApiSettings
+from controlplane.core.ports import Refused
+from controlplane.core.request import Owner
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, staged, until
+
+ADMIN = {"authorization": "Bearer root"}
+SETTINGS = ApiSettings(admin_key_sha256=sha256(b"root").hexdigest())
+
+
+async def test_policies_change_while_requests_wait():
+    sections = {"admission": {"engine_queue": 0}, "scheduling": {"ordering": "fcfs"}}
+    async with staged(SETTINGS, is_stepped=True, **sections) as stage:
+        body = {"model": CHAT_MODEL, "prompt": "x"}
+        asking = [asyncio.create_task(stage.http.post("/v1/completions", json=body)) for _ in range(6)]
+        await until(lambda: stage.service.dispatcher.waiting(Owner.LLM) == 2)
+        change = {"admission": {"engine_queue": 1}, "scheduling": {"ordering": "least-slack"}}
+        answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
+        assert answer.status_code == 200
+        assert answer.json()["scheduling"]["ordering"] == "least-slack"
+        assert answer.json() == (await stage.http.get("/admin/config", headers=ADMIN)).json()
+        assert stage.service.dispatcher.waiting(Owner.LLM) == 1
+        while not all(task.done() for task in asking):
+            stage.generator.allow()
+            await asyncio.sleep(0)
+        assert [task.result().status_code for task in asking] == [200] * 6
+
+
+async def test_the_engine_is_told_what_changed():
+    async with staged(SETTINGS, scheduling={"engine": {"ordering": "edf"}}) as stage:
+        change = {"scheduling": {"engine": {"ordering": "srmt", "urgency": 0.25}, "patience_ms": 5_000}}
+        answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
+        assert answer.json()["scheduling"]["engine"] == {"ordering": "srmt", "urgency": 0.25}
+        assert stage.generator.options == {"ordering": "srmt", "urgency": 0.25, "patience_ms": 5_000}
+
+
+async def test_an_engine_that_dies_while_it_is_told_is_told_to_the_operator():
+    async with staged(SETTINGS, scheduling={"engine": {"ordering": "edf"}}) as stage:
+        before = (await stage.http.get("/admin/config", headers=ADMIN)).json()
+
+        async def die():
+            stage.generator.die()
+
+        stage.generator.on_order = die
+        change = {"scheduling": {"engine": {"ordering": "srmt"}}}
+        answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
+        assert answer.status_code == 503
+        assert "neither it nor the gate was changed" in answer.json()["error"]["message"]
+        assert (await stage.http.get("/admin/config", headers=ADMIN)).json() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ([], "a mapping of admission and scheduling is needed"),
+        ({"server": {"port": 1}}, "server: not changeable while the service runs"),
+        ({"scheduling": {"ordering": "lifo"}}, "choose one of edf, fcfs, least-slack"),
+        ({"scheduling": {"orderin": "edf"}}, "did you mean 'ordering'?"),
+        ({"scheduling": {"engine": {}}}, "scheduling.engine: not changeable"),
+        ({"admission": {"lengths": "max-tokens"}}, "admission.lengths: not changeable"),
+        ({"admission": {"max_waiting": -1}}, "admission.max_waiting=-1"),
+        # Its answer could not be written as JSON, nor any that shows it.
+        ({"admission": {"max_waiting": "1" * 20}}, "should be less than or equal to 1000000000"),
+    ],
+)
+async def test_a_change_that_cannot_be_changes_nothing(change, expected):
+    async with staged(SETTINGS) as stage:
+        before = (await stage.http.get("/admin/config", headers=ADMIN)).json()
+        answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
+        assert answer.status_code == 400
+        assert expected in answer.json()["error"]["message"]
+        assert (await stage.http.get("/admin/config", headers=ADMIN)).json() == before
+
+
+async def test_quotas_that_stand_still_are_told_where_an_operator_looks():
+    quota = {"policy": "dynamic", "llm": {"nominal": 0.7, "min": 0.3}, "embedding": {"nominal": 0.3}}
+    async with staged(SETTINGS, scheduling={"engine": {}}, quota=quota | {"tick_ms": 10_000}) as stage:
+        assert (await stage.http.get("/ready")).json() == {"status": "ready"}
+        stage.service.quotas.trouble.met(Refused("no such quota"))
+        ready = await stage.http.get("/ready")
+        assert ready.status_code == 200
+        assert ready.json() == {"status": "ready", "impaired": {"quotas": "refused"}}
+        told = (await stage.http.get("/admin/state", headers=ADMIN)).json()["sharing"]["trouble"]
+        assert told == {"fault": "refused", "message": "no such quota", "failures": {"refused": 1}}
+        assert 'tandem_quota_failures_total{fault="refused"} 1.0' in (await stage.http.get("/metrics")).text
+
+
+async def test_an_operator_drains_it_before_ending_it():
+    async with staged(SETTINGS, is_stepped=True) as stage:
+        body = {"model": CHAT_MODEL, "prompt": "x"}
+        running = asyncio.create_task(stage.http.post("/v1/completions", json=body))
+        await stage.generator.until_runs(1)
+        draining = asyncio.create_task(stage.http.post("/admin/drain", headers=ADMIN))
+        await until(lambda: stage.service.dispatcher.is_closed)
+        late = await stage.http.post("/v1/completions", json=body)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "shutting_down")
+        ready = await stage.http.get("/ready")
+        assert ready.status_code == 503
+        assert "was drained" in ready.json()["error"]["message"]
+        assert not draining.done()
+        stage.generator.allow(3)
+        assert (await running).status_code == 200
+        assert (await draining).json() == {"status": "drained"}
+        assert (await stage.http.get("/health")).status_code == 200
+        assert (await stage.http.post("/admin/drain", headers=ADMIN)).json() == {"status": "drained"}
+
+
+async def test_only_the_operator_may_look_and_change():
+    async with staged(SETTINGS) as stage:
+        assert (await stage.http.post("/admin/drain")).status_code == 401
+        assert (await stage.http.post("/admin/explain", json=ASKED)).status_code == 401
+        assert (await stage.http.get("/admin/explain/any")).status_code == 401
+        assert (await stage.http.get("/admin/config")).status_code == 401
+        assert (await stage.http.put("/admin/config", json={})).status_code == 401
+        answer = await stage.http.put("/admin/config", content=b"{", headers=ADMIN)
+        assert answer.json()["error"]["code"] == "invalid_json"
+
+
+ASKED = {"model": CHAT_MODEL, "prompt_tokens": 16, "max_tokens": 8}
+
+
+async def explained(stage, **said):
+    answer = await stage.http.post("/admin/explain", json={**ASKED, **said}, headers=ADMIN)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_an_operator_asks_what_would_be_decided_and_nothing_comes_of_it():
+    async with staged(SETTINGS, is_stepped=True, admission={"engine_queue": 0}) as stage:
+        before = stage.service.state()
+        told = await explained(stage)
+        assert (told["decision"], told["reason"], told["victims"]) == ("ADMIT", None, [])
+        assert told["request"]["class"] == "standard"
+        assert 0 < told["memory"]["needs_bytes"] <= told["memory"]["may_need_bytes"]
+        assert told["memory"]["predicted_peak_bytes"] <= told["memory"]["ceiling_bytes"]
+        told = await explained(stage, model=EMBED_MODEL, max_tokens=None, inputs=3)
+        assert (told["decision"], told["request"]["prompt_tokens"]) == ("ADMIT", 48)
+        assert stage.service.state() == before
+        assert stage.generator.runs == stage.embedder.runs == []
+        assert not stage.service.dispatcher.tickets()
+
+
+async def test_what_is_explained_is_what_the_gate_then_decides():
+    classes = {"standard": {"default": True, "sheddable": False}, "picky": {"ttft_ms": 1}}
+    async with staged(SETTINGS, is_stepped=True, admission={"engine_queue": 0}, classes=classes) as stage:
+        body = {"model": CHAT_MODEL, "prompt": [1] * 16, "max_tokens": 8}
+        asking = [asyncio.create_task(stage.http.post("/v1/completions", json=body)) for _ in range(4)]
+        await stage.generator.until_runs(4)
+        told = await explained(stage)
+        assert (told["decision"], told["reason"]) == ("DEFER", "no_slot")
+        assert (told["places"], told["queue"]) == ({"running": 4, "free": 0}, {"others": 0, "before_it": 0})
+        named = {"x-request-id": "mine"}
+        asking.append(asyncio.create_task(stage.http.post("/v1/completions", json=body, headers=named)))
+        await until(lambda: stage.service.dispatcher.waiting(Owner.LLM) == 1)
+        (mine,) = (await stage.http.get("/admin/explain/mine", headers=ADMIN)).json()["waiting"]
+        assert (mine["decision"], mine["reason"]) == ("DEFER", "no_slot")
+        assert (await explained(stage))["queue"] == {"others": 1, "before_it": 1}
+        told = await explained(stage, slo={"ttft_ms": 0.001}, service_class="picky")
+        assert (told["decision"], told["reason"], told["retry_after_ms"]) == (
+            "REJECT", "slo_unattainable", 1000.0,
+        )  # fmt: skip
+        refused = await stage.http.post(
+            "/v1/completions", json={**body, "slo": {"ttft_ms": 0.001}, "service_class": "picky"}
+        )
+        assert (refused.status_code, refused.headers["retry-after-ms"]) == (429, "1000")
+        while not all(task.done() for task in asking):
+            stage.generator.allow()
+            await asyncio.sleep(0)
+        assert [(await task).status_code for task in asking] == [200] * 5
+        missing = await stage.http.get("/admin/explain/mine", headers=ADMIN)
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "expected"),
+    [
+        ({"prompt_tokens": 1000}, 400, "has a context of 256 tokens"),
+        ({"model": EMBED_MODEL, "prompt_tokens": 65}, 400, "takes at most 64"),
+        ({"model": "nope"}, 404, "does not exist"),
+        ({"prompt_token": 3}, 400, "did you mean prompt_tokens?"),
+        ({"service_class": "gold"}, 400, "no such class"),
+    ],
+)
+async def test_what_could_not_be_asked_is_not_explained(said, status, expected):
+    async with staged(SETTINGS) as stage:
+        answer = await stage.http.post("/admin/explain", json={**ASKED, **said}, headers=ADMIN)
+        assert (answer.status_code, expected in answer.json()["error"]["message"]) == (status, True)
+
+
+async def test_after_a_drain_nobody_would_be_let_in():
+    async with staged(SETTINGS) as stage:
+        await stage.http.post("/admin/drain", headers=ADMIN)
+        answer = await stage.http.post("/admin/explain", json=ASKED, headers=ADMIN)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")

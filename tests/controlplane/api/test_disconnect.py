@@ -1,0 +1,119 @@
+"""Whoever leaves, at whichever of the points where its request waits, leaves nothing behind."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Generator
+from itertools import count
+from types import coroutine
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.controlplane.api.scripted_server import (
+    CHAT_MODEL,
+    EMBED_MODEL,
+    MAX_RUNNING,
+    Stage,
+    staged,
+    until,
+)
+
+_HI = [{"role": "user", "content": "hi"}]
+ASKED = {
+    "chat": ("/v1/chat/completions", {"model": CHAT_MODEL, "messages": _HI}),
+    "stream": ("/v1/chat/completions", {"model": CHAT_MODEL, "messages": _HI, "stream": True}),
+    "prompts": ("/v1/completions", {"model": CHAT_MODEL, "prompt": ["a", "b", "c"], "n": 2, "stream": True}),
+    "embeddings": ("/v1/embeddings", {"model": EMBED_MODEL, "input": ["word"] * 40}),
+}
+
+STAYING = (0,) * MAX_RUNNING
+
+
+class Client:
+    """Leaves where its request waits for the `leaves_at`th time: as that wait begins, or as it ends."""
+
+    def __init__(self, leaves_at: int, body: dict[str, Any], *, is_cut: bool, as_it_ends: bool) -> None:
+        self._leaves_at = leaves_at
+        self._body = orjson.dumps(body)
+        self._is_cut = is_cut
+        self._as_it_ends = as_it_ends
+        self._is_gone = asyncio.Event()
+        self._has_asked = False
+        self.waits = 0
+
+    async def ask(self, stage: Stage, path: str) -> None:
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+        self._task = asyncio.create_task(self._waiting(stage.app(scope, self._receive, self._send)))
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.result()
+
+    @coroutine
+    def _waiting(self, asking: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
+        thrown: BaseException | None = None
+        while True:
+            try:
+                what = asking.send(None) if thrown is None else asking.throw(thrown)
+            except StopIteration:
+                return
+            self.waits += 1
+            if self.waits == self._leaves_at:
+                self._leave_at(what)
+            try:
+                yield what
+            except BaseException as error:
+                thrown = error
+            else:
+                thrown = None
+
+    def _leave_at(self, what: asyncio.Future[Any] | None) -> None:
+        if what is not None and self._as_it_ends:
+            what.add_done_callback(lambda _: self._leave())
+        else:
+            asyncio.get_running_loop().call_soon(self._leave)
+
+    def _leave(self) -> None:
+        if self._is_cut:
+            self._task.cancel()
+        self._is_gone.set()
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._has_asked:
+            self._has_asked = True
+            return {"type": "http.request", "body": self._body}
+        await self._is_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("as_it_ends", [False, True])
+@pytest.mark.parametrize("asked", ASKED)
+async def test_who_leaves_at_any_wait_ends_once_and_holds_nothing(asked, is_cut, as_it_ends):
+    path, body = ASKED[asked]
+    ends: Counter[str] = Counter()
+    async with staged(admission={"engine_queue": 0}) as stage:
+        accounting = stage.service.dispatcher.accounting
+        end = accounting.end
+
+        def counted(ticket, now, outcome):
+            end(ticket, now, outcome)
+            ends[ticket.request.id] += 1
+
+        accounting.end = counted
+        for leaves_at in count(1):
+            client, *others = (
+                Client(at, body, is_cut=is_cut, as_it_ends=as_it_ends) for at in (leaves_at, *STAYING)
+            )
+            # Those that stay come first, so the one that leaves waits in line too.
+            await asyncio.gather(*(one.ask(stage, path) for one in (*others, client)))
+            await until(stage.is_clean)
+            if client.waits < leaves_at:
+                break
+        assert leaves_at > 3
+        begun = {run.request.id for run in (*stage.generator.runs, *stage.embedder.runs)}
+    assert begun <= ends.keys()
+    assert set(ends.values()) == {1}

@@ -1,0 +1,54 @@
+"""What README.md shows can be done as it stands there: its programs, and its requests by curl."""
+
+import asyncio
+import hashlib
+import json
+import re
+import shlex
+from pathlib import Path
+
+import httpx
+import pytest
+
+from controlplane.api.settings import ApiSettings
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, listening, staged
+
+TEXT = Path(__file__).parents[3].joinpath("README.md").read_text(encoding="utf-8")
+KEY = "the operator's"
+SETTINGS = ApiSettings(admin_key_sha256=hashlib.sha256(KEY.encode()).hexdigest())
+CURLS = re.findall(r"^(curl (?:.*\\\n)*.*)$", TEXT, re.MULTILINE)
+CLASSES = {"interactive": {"default": True, "ttft_ms": 1_000}}
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+
+
+def here(example: str, url: str) -> str:
+    names = {"http://127.0.0.1:8000": url, "tiny-llama": CHAT_MODEL, "minilm": EMBED_MODEL, "$ADMIN_KEY": KEY}
+    for shown, ours in names.items():
+        example = example.replace(shown, ours)
+    return example
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_programs_run(program):
+    async with staged(classes=CLASSES) as stage, listening(stage.app) as url:
+        found: dict[str, object] = {}
+        await asyncio.to_thread(exec, here(program, url), found)
+        assert {"answer", "vectors"} <= set(found)
+
+
+@pytest.mark.parametrize("curl", CURLS)
+async def test_requests_are_answered(curl):
+    async with staged(SETTINGS, classes=CLASSES) as stage:
+        # As in configs/dev.yaml.
+        stage.generator.max_model_tokens = 2_048
+        words = shlex.split(here(curl, "http://door").partition("|")[0])
+        headers = [words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H"]
+        (url,) = [word for word in words if word.startswith("http")]
+        body = json.loads(words[words.index("-d") + 1]) if "-d" in words else None
+        request = httpx.Request("GET" if body is None else "POST", url, headers=headers, json=body)
+        answer = await stage.http.send(request)
+    assert answer.status_code == 200, answer.text
+
+
+def test_examples_were_found():
+    assert (len(CURLS), len(PROGRAMS)) == (4, 2)

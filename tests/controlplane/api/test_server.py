@@ -1,0 +1,129 @@
+"""How the service leaves the network: on which signals, how soon, and what those are told who still wait."""
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import uvicorn
+
+from backends.scripted import ScriptedEmbedder
+from controlplane.api.server import _host, _options, _Server
+from controlplane.config import parse
+from controlplane.core.ports import BackendDown
+from controlplane.service.service import Service
+from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, staged, until
+
+CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(autouse=True)
+def unharmed() -> Iterator[None]:
+    """A signal that the server does not hear fails a test, and does not end all of them."""
+    before = {n: signal.signal(n, lambda *_: None) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@asynccontextmanager
+async def hosted(stage: Stage) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Task[None]]]:
+    options = uvicorn.Config(stage.app, port=0, lifespan="off", log_level="error", access_log=False)
+    server = _Server(options, stage.service)
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started or serving.done())
+    host, port = server.servers[0].sockets[0].getsockname()
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
+        yield http, serving
+        server.should_exit = True
+        await asyncio.wait_for(serving, 10)
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_every_signal_to_end_is_an_orderly_way_out(number: int):
+    async with staged(is_stepped=True) as stage, hosted(stage) as (http, serving):
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
+        await stage.generator.until_runs(1)
+        send(number)
+        await until(lambda: stage.service.dispatcher.is_closed)
+        stage.generator.allow(3)
+        assert (await asking).status_code == 200
+        await asyncio.wait_for(serving, 10)
+
+
+async def test_one_in_the_background_of_a_script_can_be_interrupted():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        async with staged() as stage, hosted(stage) as (_, serving):
+            send(signal.SIGINT)
+            await asyncio.wait_for(serving, 10)
+            assert stage.service.dispatcher.is_closed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+async def test_who_was_started_to_outlive_its_terminal_does():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with staged() as stage, hosted(stage) as (http, serving):
+            send(signal.SIGHUP)
+            assert (await http.get("/health")).status_code == 200
+            assert not serving.done()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+async def test_a_second_signal_ends_what_still_runs(caplog):
+    """The drain time is half a minute."""
+    caplog.set_level("INFO", "tandem")
+    async with staged(is_stepped=True) as stage, hosted(stage) as (http, serving):
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
+        await stage.generator.until_runs(1)
+        send(signal.SIGINT)
+        await until(lambda: stage.service.dispatcher.is_closed)
+        send(signal.SIGINT)
+        answer = await asyncio.wait_for(asking, 5)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+        await asyncio.wait_for(serving, 5)
+    told = [record.getMessage() for record in caplog.records if record.name == "tandem"]
+    assert [line.rpartition(", ")[2] for line in told] == [
+        "those that run may go on for 30 s", "those that run may go on for 0 s",
+    ]  # fmt: skip
+
+
+async def test_an_address_that_was_taken_while_engines_loaded_ends_it_in_order():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        server = {"port": other.getsockname()[1]}
+        config = parse({"server": server, "models": {"embeddings": [{"model": "m"}]}})
+        embedder = ScriptedEmbedder(model="m")
+        service = Service(config, [], [embedder], workspace_bytes=embedder.workspace_bytes)
+        assert await _host(service, config) == 1
+    gc.unfreeze()
+    with pytest.raises(BackendDown, match="starting or stopping"):
+        await service.check()
+
+
+async def test_an_engine_that_refuses_what_is_configured_is_no_failure_to_try_again():
+    async def refuse() -> None:
+        raise ValueError("engine arguments: no such")
+
+    config = parse({"models": {"embeddings": [{"model": "m"}]}})
+    embedder = ScriptedEmbedder(model="m")
+    embedder.start = refuse
+    service = Service(config, [], [embedder], workspace_bytes=embedder.workspace_bytes)
+    assert await _host(service, config) == 2
+
+
+async def test_who_stands_in_front_gives_an_unused_connection_up_first():
+    """Else a request meets a connection that has just been closed: load balancers keep them for 60 s."""
+    async with staged() as stage:
+        assert _options(stage.service, stage.service.config).timeout_keep_alive > 60

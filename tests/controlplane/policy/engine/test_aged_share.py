@@ -1,0 +1,74 @@
+"""The account of those that have lost their promise: their share of all block-steps, no less and no more."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.core.clock import Duration, Instant
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.view import Pace
+from controlplane.policy.engine.aged_share import AgedShare
+from controlplane.policy.engine.interface import EngineView
+from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.running_batch import Crowd
+
+QUOTA = 100
+VIEW = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, QUOTA, 0, 0, 64, Crowd())
+KLASS = ServiceClass("any", Slo(), 0, sheddable=False)
+ANY = Request("any", Kind.GENERATE, "m", "t", KLASS, KLASS.slo, Instant(0), 1, 1)
+
+
+def holding(blocks: int) -> Progress:
+    one = Progress(ANY, predicted=1, name="any")
+    one.held = blocks
+    return one
+
+
+def served(share: float, stays: list[tuple[int, int]], steps: int) -> tuple[int, int]:
+    """(block-steps of the aged, starts) when the next one of (blocks, steps) starts whenever it may."""
+    account, used, starts = AgedShare(share), 0, 0
+    left: dict[Progress, int] = {}
+    for _ in range(steps):
+        used += sum(one.held for one in left)
+        account.account(replace(VIEW, running=Crowd(left)))
+        left = {one: stay - 1 for one, stay in left.items() if stay > 1}
+        if account.has_credit:
+            blocks, stay = stays[starts % len(stays)]
+            newest = holding(blocks)
+            left[newest] = stay
+            account.running.add(newest)
+            starts += 1
+    return used, starts
+
+
+@given(
+    share=st.sampled_from([0.02, 0.1, 0.3]),
+    stays=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=5),
+)
+def test_while_somebody_waits_the_aged_get_their_share_but_for_one_stay(share, stays):
+    steps = 2_000
+    used, starts = served(share, stays, steps)
+    largest = max(blocks * stay for blocks, stay in stays)
+    # What is earned in a step that ends a debt is not saved up; and several may overlap in a large share.
+    assert used >= share * QUOTA * (steps - starts) - largest
+    assert used <= share * QUOTA * steps + largest + max(blocks for blocks, _ in stays) * 60
+
+
+def test_nothing_is_saved_up_while_nobody_is_served():
+    account = AgedShare(0.5)
+    for _ in range(1_000):
+        account.account(VIEW)
+    one = holding(60)
+    account.running.add(one)
+    account.account(replace(VIEW, running=Crowd([one])))
+    assert not account.has_credit
+    account.account(VIEW)
+    assert account.has_credit
+
+
+@pytest.mark.parametrize("share", [0.0])
+def test_without_a_share_nobody_ever_starts(share):
+    assert served(share, [(1, 1)], 100) == (0, 0)

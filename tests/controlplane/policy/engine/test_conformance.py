@@ -1,0 +1,399 @@
+"""Policies of an engine's steps, over any state: what a host may rely on, whichever orders."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.core.clock import Duration, Instant, milliseconds, scaled, seconds
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.view import Pace
+from controlplane.policy.engine.apt_serve import AptKv
+from controlplane.policy.engine.gate_adapter import footprint_of, pool_view, waiting_of
+from controlplane.policy.engine.interface import RANKED, EngineView, StepPlan
+from controlplane.policy.engine.options import EngineOptions
+from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.running_batch import Crowd
+from controlplane.policy.engine.srmt import ShortestRemaining
+from controlplane.policy.gate.cycle import run_cycle
+from controlplane.policy.registry import ORDERINGS, engine_policy
+
+# For each of the orderings, which share nearly all of their code.
+FEWER = settings(max_examples=40)
+BLOCK = 16
+NOW = Instant(seconds(100))
+PACE = Pace(step=milliseconds(30), per_prompt_token=milliseconds(0.15))
+EVERY_ORDERING = sorted(ORDERINGS)
+AS_THE_GATE = sorted(name for name, order in ORDERINGS.items() if order.gate is not None)
+
+lives = st.fixed_dictionaries(
+    {
+        "prompt": st.integers(1, 300),
+        "done": st.integers(0, 100),
+        "predicted": st.integers(1, 200),
+        "ago_ms": st.integers(0, 20_000),
+        "priority": st.integers(0, 2),
+        "ttft_ms": st.sampled_from([None, 300, 3_000]),
+        "gap_ms": st.sampled_from([None, 1_000]),
+    }
+)
+
+
+def progress(name: str, life: dict, *, is_running: bool) -> Progress:
+    arrival = Instant(NOW - milliseconds(life["ago_ms"]))
+    ttft = None if life["ttft_ms"] is None else milliseconds(life["ttft_ms"])
+    klass = ServiceClass("any", Slo(ttft=ttft), life["priority"], sheddable=False)
+    request = Request(name, Kind.GENERATE, "m", "t", klass, klass.slo, arrival, life["prompt"], 400)
+    gap = None if life["gap_ms"] is None else milliseconds(life["gap_ms"])
+    one = Progress(request, life["predicted"], name, gap=gap)
+    if is_running and life["done"]:
+        one.stamp(Instant(arrival + milliseconds(min(100, life["ago_ms"]))), life["done"])
+    return one
+
+
+def view_of(running: list[Progress], *, free: int, quota: int | None = None) -> EngineView:
+    for one in running:
+        one.held = -(-one.tokens // BLOCK)
+    used = sum(p.held for p in running)
+    growth = sum(p.tokens % BLOCK == 0 for p in running)
+    quota = used + free if quota is None else quota
+    return EngineView(NOW, PACE, BLOCK, quota, used, growth, 64, Crowd(running))
+
+
+def planned(
+    ordering: str, running: list[Progress], waiting: list[Progress], view: EngineView, **more
+) -> StepPlan:
+    policy = engine_policy(EngineOptions().changed({"ordering": ordering, **more}))
+    for one in waiting:
+        policy.joined(one, NOW)
+    plan = policy.plan(view)
+    for one in plan.offer:
+        policy.left(one)
+    assert policy.waiting() == len(waiting) - len(plan.offer)
+    return plan
+
+
+crowds = st.tuples(st.lists(lives, max_size=12), st.lists(lives, max_size=12), st.integers(0, 60))
+
+
+@pytest.mark.parametrize("ordering", EVERY_ORDERING)
+@FEWER
+@given(crowd=crowds)
+def test_what_is_offered_fits_beside_what_runs_on(ordering, crowd):
+    running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
+    waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(crowd[1])]
+    view = view_of(running, free=crowd[2])
+    plan = planned(ordering, running, waiting, view)
+    freed = sum(p.held for p in plan.preempt)
+    needed = sum(view.need(p) for p in plan.offer)
+    # A ranked policy counts a victim as the line that bounds its blocks, which is less than one block off.
+    slack = len(plan.preempt) if ordering != "srmt" else 0
+    assert needed <= max(0, view.free + freed) + slack
+    assert len({id(p) for p in plan.offer}) == len(plan.offer)
+    assert {id(p) for p in plan.preempt} <= {id(p) for p in running}
+    assert not {id(p) for p in plan.preempt} & {id(p) for p in plan.ranked}
+    if view.free >= 0 and not plan.offer:
+        assert not plan.preempt
+
+
+@pytest.mark.parametrize("ordering", EVERY_ORDERING)
+@FEWER
+@given(crowd=crowds, turn=st.randoms())
+def test_the_order_of_feeding_changes_nothing(ordering, crowd, turn):
+    def outcome(*, shuffle: bool) -> tuple[list[str], ...]:
+        running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
+        waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(crowd[1])]
+        if shuffle:
+            turn.shuffle(running)
+            turn.shuffle(waiting)
+        plan = planned(ordering, running, waiting, view_of(running, free=crowd[2]))
+        return tuple([p.request.id for p in part] for part in (plan.offer, plan.preempt, plan.ranked))
+
+    assert outcome(shuffle=False) == outcome(shuffle=True)
+
+
+@pytest.mark.parametrize("ordering", EVERY_ORDERING)
+@FEWER
+@given(crowd=crowds, cut=st.integers(0, 40))
+def test_a_quota_below_use_is_reached_in_one_plan(ordering, crowd, cut):
+    running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
+    view = view_of(running, free=0)
+    view = replace(view, quota=max(1, view.used - cut))
+    plan = planned(ordering, running, [], view)
+    left = view.used - sum(p.held for p in plan.preempt)
+    assert left <= view.quota
+
+
+@pytest.mark.parametrize("ordering", EVERY_ORDERING)
+def test_an_idle_engine_starts_whatever_fits_alone(ordering):
+    life = {
+        "prompt": 159,
+        "done": 0,
+        "predicted": 400,
+        "ago_ms": 9_000,
+        "priority": 0,
+        "ttft_ms": 300,
+        "gap_ms": None,
+    }
+    late = progress("late", life, is_running=False)
+    view = view_of([], free=10)
+    policy = engine_policy(EngineOptions(ordering=ordering))
+    policy.joined(late, NOW)
+    offered = [policy.plan(view).offer for _ in range(4)]
+    assert [late] in offered
+
+
+@pytest.mark.parametrize("ordering", AS_THE_GATE)
+@FEWER
+@given(crowd=crowds, slots=st.sampled_from([0, 1, 3, 64]))
+def test_the_gate_and_the_engine_decide_alike(ordering, crowd, slots):
+    """The same view through the gate's cycle and through the engine's policy: same order, same victims."""
+    running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
+    waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(crowd[1])]
+    # Somebody has the slots that are taken.
+    view = replace(view_of(running, free=40 + crowd[2]), free_slots=slots if running else 64)
+    policy = engine_policy(EngineOptions(ordering=ordering, look_ahead="all"))
+    for one in waiting:
+        policy.joined(one, NOW)
+    plan = policy.plan(view)
+    line = [waiting_of(p, footprint_of(p, BLOCK), policy.rank_of(p)) for p in policy.order()]
+    # In the engine who exceeds the quota stands aside; the gate never lets one in.
+    fitting = [w for w in line if -(-(w.request.prompt_tokens + 1) // BLOCK) <= view.quota]
+    gate = run_cycle(pool_view(view, fitting), NOW, policy.ahead)
+    victims = [victim.request_id for _, admit in gate.dispatches for victim in admit.victims]
+    assert [p.request.id for p in plan.offer] == [request_id for request_id, _ in gate.dispatches]
+    assert [p.request.id for p in plan.preempt] == victims
+
+
+def alike(name: str, random: Random, count: int, prompts: list[int], *, has_packed: bool) -> list[Progress]:
+    """Most got a token just now; several came at the same time, are of one size, or both."""
+    running = []
+    for number in range(count):
+        life = {
+            "prompt": random.choice(prompts),
+            "done": random.choice([0, 20, 100]),
+            "predicted": 100,
+            "ago_ms": random.choice([10, 900, 9_000]),
+            "priority": 0,
+            "ttft_ms": random.choice([None, 300]),
+            "gap_ms": random.choice([None, 1_000]),
+        }
+        one = progress(f"{name}{number}", life, is_running=True)
+        if one.last_token is not None and random.random() < 0.8:
+            one.last_token = NOW
+        one.per_block = random.choice([None, 2 * BLOCK]) if has_packed else None
+        running.append(one)
+    return running
+
+
+@FEWER
+@given(
+    random=st.randoms(use_true_random=True),
+    counts=st.tuples(st.integers(0, 3 * RANKED), st.integers(0, 30)),
+    free=st.integers(-2 * RANKED, 2 * RANKED),
+    slots=st.integers(0, 9),
+    decay=st.sampled_from([0.0, 0.4, 1.0]),
+    has_packed=st.booleans(),
+)
+def test_apt_decides_as_if_it_had_valued_and_sorted_everybody(random, counts, free, slots, decay, has_packed):
+    running = alike("r", random, counts[0], [60, 100, 260], has_packed=has_packed)
+    # The longest are too large for any quota.
+    waiting = alike("w", random, counts[1], [60, 100, 260, 60_000], has_packed=has_packed)
+    view = replace(view_of(running, free=free), free_slots=slots, has_packed=has_packed)
+
+    def by_value(one: Progress) -> tuple[float, Instant, str]:
+        since = one.request.arrival if one.last_token is None else one.last_token
+        weight = decay if one.is_hopeless(NOW, Duration(0)) else 1.0
+        value = ((NOW - since) / 1e9 * weight + 1e-9) / view.need(one)
+        return (-value, one.request.arrival, one.request.id)
+
+    policy = AptKv(decay)
+    for one in waiting:
+        policy.joined(one, NOW)
+    plan = policy.plan(view)
+    everybody, victims, free = sorted(running, key=by_value), [], view.free
+    while free < 0 and everybody:
+        victims.append(everybody.pop())
+        free += victims[-1].held
+    assert plan.preempt == victims
+    if view.free < 0:
+        assert plan.ranked == everybody[len(everybody) - len(plan.ranked) :]
+        assert len(plan.ranked) >= min(RANKED, len(everybody))
+    offer: list[Progress] = []
+    for one in sorted(waiting, key=by_value):
+        if view.need(one) <= view.quota:
+            if view.need(one) > free or len(offer) == slots:
+                break
+            offer.append(one)
+            free -= view.need(one)
+    assert plan.offer == offer
+
+
+class AskingEverybody(ShortestRemaining):
+    """`srmt` by its rule alone: nobody is passed over because somebody else got nothing."""
+
+    def _resume(self, draft):
+        for one in [one for _, one in self._paused if draft.fits(one)]:
+            resumed = draft.view.now + scaled(draft.view.pace.step, 3) + one.prefill(draft.view.pace)
+            if draft.settles(one) or (one.deadline() is not None and resumed > one.deadline()):
+                draft.start(one)
+
+    def _start_fresh(self, draft):
+        for (size, _, _), one in self._fresh:
+            if draft.slots <= 0:
+                return
+            if self._is_beyond(one, size):
+                self._start_beyond(draft, one, size)
+            elif not (draft.settles(one) and draft.start(one)) and self._is_urgent(one, draft.view.now):
+                draft.start(one) or draft.take(one, self._options.preempt_ratio * size)
+
+
+def anybody(random: Random, name: str, *, is_running: bool) -> Progress:
+    """Who waits is in time still, and mostly urgent."""
+    life = {
+        "prompt": random.randint(1, 300),
+        "done": random.randint(0, 100),
+        "predicted": random.randint(1, 200),
+        "ago_ms": (ago := random.randint(0, 20_000)),
+        "priority": random.randrange(3),
+        "ttft_ms": random.choice([None, 300, 3_000]) if is_running else 100 + ago * random.randint(2, 4) // 2,
+        "gap_ms": random.choice([None, 1_000]),
+    }
+    one = progress(name, life, is_running=is_running)
+    if not is_running and random.random() < 0.4:
+        # It was preempted, some so long ago that its next token is due.
+        one.stamp(Instant(NOW - milliseconds(random.randint(0, 1_000))), life["done"] + 1)
+    return one
+
+
+@pytest.mark.parametrize("cut", [1e15, 4_000.0])
+@pytest.mark.parametrize("settle", [0, 12])
+def test_who_is_passed_over_could_not_have_started(settle, cut):
+    # Few scenes tell: somebody must get nothing, and a larger one that needs fewer blocks get them.
+    random, options = Random(settle), EngineOptions(settle_steps=settle).srmt()
+    for _ in range(500):
+        running = [anybody(random, f"r{i}", is_running=True) for i in range(random.randint(0, 20))]
+        waiting = [anybody(random, f"w{i}", is_running=False) for i in range(random.randint(0, 30))]
+        view = replace(view_of(running, free=random.randint(-9, 60)), free_slots=random.choice([2, 64]))
+        plans = []
+        for policy in (ShortestRemaining(options), AskingEverybody(options)):
+            policy._cut.size = cut
+            for one in waiting:
+                policy.joined(one, NOW)
+            plans.append(policy.plan(view))
+        assert plans[0] == plans[1]
+
+
+def test_remaining_memory_time_decides_who_pays():
+    base = {"done": 20, "ago_ms": 1_000, "priority": 0, "ttft_ms": 3_000, "gap_ms": 1_000}
+    small = progress("small", {**base, "prompt": 50, "predicted": 40}, is_running=True)
+    large = progress("large", {**base, "prompt": 200, "predicted": 200}, is_running=True)
+    for one in (small, large):
+        one.last_token = NOW
+    urgent_life = {**base, "done": 0, "ago_ms": 2_000, "prompt": 50, "predicted": 30}
+    urgent = progress("urgent", urgent_life, is_running=False)
+    plan = planned("srmt", [small, large], [urgent], view_of([small, large], free=1))
+    assert (plan.offer, plan.preempt) == ([urgent], [large])
+    early = progress("early", {**urgent_life, "ago_ms": 100}, is_running=False)
+    plan = planned("srmt", [small, large], [early], view_of([small, large], free=1))
+    assert (plan.offer, plan.preempt) == ([], [])
+
+
+def test_who_takes_long_to_read_costs_what_the_full_memory_loses_meanwhile():
+    base = {"done": 0, "priority": 0, "ttft_ms": 3_000, "gap_ms": None, "ago_ms": 10}
+    long_prompt = progress("read", {**base, "prompt": 300, "predicted": 20}, is_running=False)
+    long_answer = progress("told", {**base, "prompt": 20, "predicted": 95}, is_running=False)
+    policy = engine_policy(EngineOptions(ordering="srmt"))
+    for one in (long_prompt, long_answer):
+        policy.joined(one, NOW)
+    view = view_of([], free=100)
+    assert policy.plan(view).offer == [long_answer, long_prompt]
+    # Who waits is valued anew when the price has moved, but not for each small change.
+    cheaper = replace(view, pace=Pace(PACE.step, milliseconds(0.14)))
+    assert policy.plan(cheaper).offer == [long_answer, long_prompt]
+    free_to_read = replace(view, pace=Pace(PACE.step, milliseconds(0)))
+    assert policy.plan(free_to_read).offer == [long_prompt, long_answer]
+    for one in (long_prompt, long_answer):
+        policy.left(one)
+    assert policy.plan(view).offer == []
+    free_by_option = planned("srmt", [], [long_prompt, long_answer], view, prompt_price=0.0)
+    assert free_by_option.offer == [long_prompt, long_answer]
+
+
+def test_requests_alike_go_by_arrival_whatever_a_prompt_costs_as_they_come():
+    life = {"done": 0, "priority": 0, "ttft_ms": 30_000, "gap_ms": None, "prompt": 60, "predicted": 40}
+    policy = engine_policy(EngineOptions(ordering="srmt"))
+    came = []
+    for number, per_token in enumerate((0.15, 0.14, 0.16, 0.15, 0.17, 0.13)):
+        came.append(progress(f"r{number}", {**life, "ago_ms": 100 - number}, is_running=False))
+        policy.joined(came[-1], NOW)
+        plan = policy.plan(replace(view_of([], free=100), pace=Pace(PACE.step, milliseconds(per_token))))
+    assert plan.offer == came
+
+
+def test_after_its_patience_a_lost_request_starts_first_and_keeps_its_place():
+    base = {"done": 0, "priority": 0, "ttft_ms": 300, "gap_ms": None, "predicted": 100, "prompt": 100}
+    old = progress("old", {**base, "ago_ms": 20_000}, is_running=False)
+    young = [progress(f"y{i}", {**base, "ago_ms": 10, "predicted": 5}, is_running=False) for i in range(4)]
+    policy = engine_policy(EngineOptions(ordering="srmt", starvation_ms=15_000))
+    for one in (old, *young):
+        policy.joined(one, NOW)
+    view = view_of([], free=8)
+    assert policy.plan(view).offer[0] is old
+    policy.left(old)
+    old.stamp(NOW, 1)
+    crowded = replace(view_of([old], free=0), quota=8)
+    for one in young:
+        assert one not in policy.plan(crowded).offer
+        assert policy.plan(crowded).preempt == []
+
+
+@pytest.mark.parametrize(("apart_ms", "starts"), [(5_000, True), (720, False)])
+def test_who_is_lost_starts_only_on_what_arrivals_leave_over(apart_ms, starts):
+    base = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": 300, "prompt": 200, "predicted": 100}
+    came = [progress(f"c{i}", {**base, "ago_ms": i * apart_ms}, is_running=False) for i in range(40, 0, -1)]
+    lost, *others = came
+    policy = engine_policy(EngineOptions(ordering="srmt"))
+    for one in came:
+        policy.joined(one, NOW)
+    runs = progress("runs", {**base, "done": 20, "ago_ms": 200}, is_running=True)
+    view = view_of([runs], free=80)
+    policy.plan(replace(view, free_slots=0))
+    for one in others:
+        policy.left(one)
+    assert any(lost in policy.plan(view).offer for _ in range(4)) == starts
+
+
+def test_the_smallest_of_the_lost_start_first_and_in_an_idle_engine_the_oldest():
+    base = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": 300}
+    old = progress("old", {**base, "prompt": 200, "predicted": 100, "ago_ms": 9_000}, is_running=False)
+    small = progress("small", {**base, "prompt": 40, "predicted": 10, "ago_ms": 800}, is_running=False)
+    runs = progress(
+        "runs", {**base, "prompt": 40, "predicted": 100, "done": 20, "ago_ms": 200}, is_running=True
+    )
+    policy = engine_policy(EngineOptions(ordering="srmt"))
+    for one in (old, small):
+        policy.joined(one, NOW)
+    beside = [policy.plan(view_of([runs], free=80)).offer for _ in range(4)]
+    assert [small, old] in beside
+    assert policy.plan(view_of([], free=14)).offer == [old]
+
+
+def test_who_has_time_waits_where_somebody_would_soon_have_to_give_way_for_it():
+    base = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": 1_000, "predicted": 100, "prompt": 100}
+    running = [progress(f"r{i}", {**base, "ago_ms": 900, "done": 61}, is_running=True) for i in range(8)]
+    early = progress("early", {**base, "ago_ms": 10}, is_running=False)
+    urgent = progress("urgent", {**base, "ago_ms": 600}, is_running=False)
+    free = view_of(running, free=0).need(early)
+    assert planned("srmt", running, [early], view_of(running, free=free + 1)).offer == []
+    assert planned("srmt", running, [early], view_of(running, free=free + 7)).offer == [early]
+    assert planned("srmt", running, [urgent], view_of(running, free=free + 1)).offer == [urgent]
+
+
+def test_one_that_fills_the_whole_memory_starts_alone():
+    life = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": None, "ago_ms": 10, "predicted": 100}
+    whole = progress("whole", {**life, "prompt": 159}, is_running=False)
+    assert planned("srmt", [], [whole], view_of([], free=10)).offer == [whole]

@@ -1,0 +1,138 @@
+"""What is known of many at once is what each would say alone, whatever has become of them since."""
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.core.clock import Duration, Instant
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.view import Pace
+from controlplane.policy.engine.gate_adapter import lease_table
+from controlplane.policy.engine.interface import EngineView
+from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.running_batch import Crowd
+
+LEVELS = (0.0, 0.3, 0.6, 1.0)
+
+
+def forecast(random: Random) -> LengthForecast:
+    """Some with points that are one, and some that begin at nothing."""
+    return LengthForecast(LEVELS, tuple(sorted(random.choice([0.0, 1.5, 20.0, 60.0, 200.0]) for _ in LEVELS)))
+
+
+def newcomer(name: str, random: Random) -> Progress:
+    ttft = random.choice([None, Duration(3), Duration(50)])
+    klass = ServiceClass("any", Slo(ttft=ttft), random.randrange(3), sheddable=False)
+    limit = random.choice([1, 30, 400])
+    request = Request(
+        name, Kind.GENERATE, "m", "t", klass, klass.slo, Instant(0), random.randint(1, 90), limit
+    )
+    one = Progress(
+        request,
+        predicted=random.choice([1, 20, 90]),
+        name=name,
+        forecast=forecast(random) if random.random() < 0.6 else None,
+        gap=random.choice([None, Duration(2), Duration(30)]),
+        is_guess=random.random() < 0.2,
+    )
+    if random.random() < 0.3:
+        # It was preempted, after some tokens.
+        one.stamp(Instant(1), random.randint(1, 300))
+    one.held = random.randrange(9)
+    return one
+
+
+SEEN = ("tokens", "held", "first_token", "last_token", "is_missed", "forecast")
+
+
+def seen(one: Progress) -> list[object]:
+    return [getattr(one, name) for name in SEEN]
+
+
+Twins = list[tuple[Progress, Progress]]
+"""Of each, one that is in the crowd, and one that is told by itself whatever becomes of it."""
+
+
+def twins(name: str, random: Random) -> tuple[Progress, Progress]:
+    seed = random.random()
+    return newcomer(name, Random(seed)), newcomer(name, Random(seed))
+
+
+def check(crowd: Crowd, those: Twins, now: Instant, random: Random) -> None:
+    alone = [one for _, one in those]
+    assert crowd.ids == [one.request.id for one in alone]
+    assert [crowd.ids[at] for at in crowd.by_id.argsort()] == sorted(crowd.ids)
+    assert crowd.tokens.tolist() == [one.tokens for one in alone]
+    assert crowd.held.tolist() == [one.held for one in alone]
+    assert crowd.priority.tolist() == [one.priority for one in alone]
+    assert crowd.is_guess.tolist() == [one.is_guess for one in alone]
+    assert crowd.to_come().tolist() == [one.remaining() for one in alone]
+    assert crowd.memory_time().tolist() == [one.memory_time() for one in alone]
+    assert crowd.is_lost(now).tolist() == [one.is_hopeless(now, Duration(0)) for one in alone]
+    assert crowd.has_token_of(now).tolist() == [one.last_token == now for one in alone]
+    deviations = [0.0 if one.forecast is None else one.forecast.deviation for one in alone]
+    assert crowd.variance.tolist() == [one**2 for one in deviations]
+    if those and random.random() < 0.5:
+        at = random.randrange(len(those))
+        assert crowd[at] is those[at][0]
+        assert seen(crowd[at]) == seen(those[at][1])
+    if random.random() < 0.2:
+        assert list(crowd) == [one for one, _ in those]
+        assert [seen(one) for one in crowd] == [seen(one) for one in alone]
+
+
+@given(random=st.randoms(use_true_random=True))
+def test_all_at_once_say_what_each_would_say_alone(random):
+    crowd = Crowd()
+    those: Twins = []
+    for step in range(40):
+        now = Instant(10 + 2 * step)
+        for more in range(random.randrange(3)):
+            # Names in no order.
+            those.append(twins(f"r{random.randrange(1_000)}-{step}-{more}", random))
+            crowd.add(those[-1][0])
+        if those and random.random() < 0.3:
+            mine, alone = those.pop(at := random.randrange(len(those)))
+            assert crowd.pop(at) is mine
+            assert seen(mine) == seen(alone)
+        if those and random.random() < 0.2:
+            mine, alone = random.choice(those)
+            mine.foretell(another := forecast(random))
+            alone.foretell(another)
+            crowd.foretold(mine)
+        for at, (_, alone) in enumerate(those):
+            new = random.choice([0, 1, 1, 1, 1, 40]) if step % 3 else 1
+            if new:
+                alone.stamp(now, new)
+            crowd.held[at] = alone.held = alone.tokens // 16
+        crowd.stamp(np.array([alone.tokens for _, alone in those], int), now)
+        check(crowd, those, now, random)
+        if step % 5 == 0:
+            gone = random.sample(those, len(those) // 3)
+            left, kept = crowd.without([mine for mine, _ in gone]), [one for one in those if one not in gone]
+            kept.append(twins(f"n{step}", random))
+            left.add(kept[-1][0])
+            check(left, kept, now, random)
+            check(crowd, those, now, random)
+
+
+@pytest.mark.parametrize("packed", [None, 32])
+def test_leases_stand_at_what_each_has_and_will_have(packed):
+    running = [newcomer(f"r{at}", Random(at)) for at in range(20)]
+    running[3].per_block = packed
+    crowd = Crowd(running)
+    view = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, 100, 0, 0, 64, crowd)
+    table = lease_table(crowd, view)
+    slopes = [16 / (one.per_block or 16) for one in running]
+    assert table.ids == tuple(one.request.id for one in running)
+    assert table.per_step.tolist() == slopes
+    assert table.base.tolist() == [
+        slope * one.tokens + 15 for slope, one in zip(slopes, running, strict=True)
+    ]
+    assert table.steps.tolist() == [one.remaining() for one in running]
+    assert table.priority.tolist() == [one.priority for one in running]

@@ -1,0 +1,51 @@
+from controlplane.core.clock import Instant, after, seconds, to_seconds
+from controlplane.service.gate.backpressure import Rates, TenantLimits
+
+START = Instant(seconds(100))
+
+
+def at(elapsed: float) -> Instant:
+    return after(START, seconds(elapsed))
+
+
+def test_a_tenant_without_limits_never_waits():
+    rates = Rates({"free": TenantLimits()})
+    assert all(rates.wait("free", START, 10**9) is None for _ in range(1_000))
+    assert rates.wait("unknown", START, 1) is None
+
+
+def test_requests_refill_continuously():
+    rates = Rates({"t": TenantLimits(requests_per_minute=2)})
+    assert rates.wait("t", START, 1) is None
+    assert rates.wait("t", START, 1) is None
+    told = rates.wait("t", START, 1)
+    assert told is not None and to_seconds(told) == 30
+    assert rates.wait("t", at(29), 1) is not None
+    assert rates.wait("t", at(30), 1) is None
+
+
+def test_output_tokens_run_into_debt_that_delays_the_next_request():
+    rates = Rates({"t": TenantLimits(tokens_per_minute=60)})
+    assert rates.wait("t", START, 10) is None
+    rates.charge("t", START, 110)
+    told = rates.wait("t", START, 10)
+    assert told is not None and to_seconds(told) == 70
+    assert rates.wait("t", at(70), 10) is None
+
+
+def test_a_request_above_the_whole_minute_waits_for_a_full_bucket_only():
+    rates = Rates({"t": TenantLimits(tokens_per_minute=60)})
+    assert rates.wait("t", START, 600) is None
+    told = rates.wait("t", START, 600)
+    assert told is not None and to_seconds(told) == 600
+
+
+def test_what_one_limit_refuses_costs_nothing_of_the_other():
+    rates = Rates({"t": TenantLimits(requests_per_minute=1, tokens_per_minute=60)})
+    assert rates.wait("t", START, 10) is None
+    for _ in range(5):
+        told = rates.wait("t", START, 10)
+        assert told is not None and to_seconds(told) == 60
+    assert rates.wait("t", at(60), 60) is None
+    told = rates.wait("t", at(60), 30)
+    assert told is not None and to_seconds(told) == 60, "the later of the two"

@@ -1,0 +1,387 @@
+"""Every path of a request through the gate, on virtual time: no sleep is real, nothing may hang."""
+
+import asyncio
+
+import pytest
+
+from backends.scripted import Script, ScriptedEmbedder, ScriptedGenerator
+from controlplane.core.clock import to_seconds
+from controlplane.core.decision import Reason
+from controlplane.core.memory import Quota
+from controlplane.core.ports import BackendDown, BackendFailed, Refused
+from controlplane.core.request import Owner
+from controlplane.service.gate.intake import Caller, Cut, Hints
+from controlplane.service.gate.token_stream import Answer
+from controlplane.service.ticket import Rejected
+
+
+async def read(answer: Answer) -> str:
+    return "".join([delta.text async for delta in answer])
+
+
+def one_at_a_time(**options: float) -> ScriptedGenerator:
+    return ScriptedGenerator(max_running=1, **{"prefill_seconds": 0.1, "token_seconds": 0.1, **options})
+
+
+ALONE = {"admission": {"engine_queue": 0}}
+
+
+def test_an_admitted_request_streams_and_ends_met(bench):
+    async def scenario(b):
+        answer = await b.ask(max_tokens=3, service_class="interactive")
+        assert answer.ticket.decision == "ADMIT"
+        assert b.service.dispatcher.running(Owner.LLM) == 1
+        assert await read(answer) == "word word word "
+
+    b = bench(scenario)
+    assert b.outcomes == ["met"]
+    ticket = b.ended[0]
+    assert to_seconds(ticket.timeline.ttft) == pytest.approx(0.1)
+    assert to_seconds(ticket.timeline.tpot) == pytest.approx(0.05)
+
+
+def test_a_finish_after_the_objective_is_late(bench):
+    async def scenario(b):
+        await read(await b.ask(ttft_ms=50, service_class="standard"))
+
+    assert bench(scenario).outcomes == ["late"]
+
+
+def test_a_deferred_request_starts_when_a_place_is_free(bench):
+    async def scenario(b):
+        first = await b.ask(max_tokens=4)
+        second = asyncio.create_task(b.ask(max_tokens=1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        await read(first)
+        answer = await second
+        assert answer.ticket.decision == "DEFER"
+        assert answer.ticket.queue_ms == pytest.approx(400)
+        await read(answer)
+
+    assert bench(scenario, generator=one_at_a_time(), **ALONE).outcomes == ["met", "met"]
+
+
+def test_what_cannot_make_its_deadline_is_rejected_with_the_drain(bench):
+    async def scenario(b):
+        await read(await b.ask(max_tokens=30))
+        running = await b.ask(max_tokens=100, service_class="interactive")
+        await anext(running)
+        with pytest.raises(Rejected) as caught:
+            await b.ask(service_class="interactive")
+        assert caught.value.reject.reason is Reason.SLO_UNATTAINABLE
+        # 99 tokens of 100 ms are left; the predictor expects fewer, but far more than a second.
+        assert 1.5 < to_seconds(caught.value.reject.retry_after) <= 12
+        await running.aclose()
+
+    b = bench(scenario, generator=one_at_a_time(), **ALONE)
+    assert b.outcomes == ["met", "rejected", "aborted"]
+
+
+def test_waiting_ends_at_the_cap(bench):
+    async def scenario(b):
+        running = await b.ask(max_tokens=100)
+        start = asyncio.get_running_loop().time()
+        reading = asyncio.create_task(read(running))
+        with pytest.raises(Rejected) as caught:
+            await b.ask()
+        assert caught.value.reject.reason is Reason.QUEUE_TIMEOUT
+        assert asyncio.get_running_loop().time() - start == pytest.approx(2.0)
+        await reading
+
+    sections = {"admission": {"engine_queue": 0, "max_wait_ms": 2000}}
+    assert bench(scenario, generator=one_at_a_time(), **sections).outcomes == ["rejected", "met"]
+
+
+def test_a_full_queue_rejects_the_newcomer(bench):
+    async def scenario(b):
+        running = await b.ask(max_tokens=5)
+        waiting = asyncio.create_task(b.ask())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(Rejected) as caught:
+            await b.ask()
+        assert caught.value.reject.reason is Reason.QUEUE_FULL
+        await read(running)
+        await read(await waiting)
+
+    sections = {"admission": {"engine_queue": 0, "max_waiting": 1}}
+    bench(scenario, generator=one_at_a_time(), **sections)
+
+
+def test_a_client_that_leaves_while_waiting_leaves_the_queue(bench):
+    async def scenario(b):
+        running = await b.ask(max_tokens=5)
+        waiting = asyncio.create_task(b.ask())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert b.service.dispatcher.waiting(Owner.LLM) == 0
+        await read(running)
+
+    assert bench(scenario, generator=one_at_a_time(), **ALONE).outcomes == ["aborted", "met"]
+
+
+def test_a_client_that_leaves_mid_stream_aborts_the_engine(bench):
+    async def scenario(b):
+        answer = await b.ask(max_tokens=50)
+        await anext(answer)
+        await answer.aclose()
+        await answer.aclose()
+        assert len(b.generator.aborted) == 1
+
+    assert bench(scenario).outcomes == ["aborted"]
+
+
+def test_an_answer_that_was_never_read_is_closed_by_aclose(bench):
+    async def scenario(b):
+        await (await b.ask()).aclose()
+
+    assert bench(scenario).outcomes == ["aborted"]
+
+
+def test_cancelling_the_reader_aborts(bench):
+    async def scenario(b):
+        answer = await b.ask(max_tokens=50)
+        reading = asyncio.create_task(read(answer))
+        await b.generator.until_runs(1)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    assert bench(scenario).outcomes == ["aborted"]
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [(Script(fails_at=2), BackendFailed), (Script(dies_at=2), BackendDown), (Script(dies_at=0), BackendDown)],
+)
+def test_a_failing_engine_fails_the_request_and_frees_its_lease(bench, script, error):
+    async def scenario(b):
+        b.generator.upcoming.append(script)
+        with pytest.raises(error):
+            await read(await b.ask(max_tokens=8))
+        assert len(b.ended) == 1
+
+    assert bench(scenario).outcomes == ["failed"]
+
+
+def test_what_can_never_fit_is_rejected_with_the_numbers(bench):
+    async def scenario(b):
+        dispatcher = b.service.dispatcher
+        whole = dispatcher.ledger.quota(Owner.LLM).nominal
+        dispatcher.ledger.set_quota(Owner.LLM, Quota(64 * b.generator.geometry.bytes_per_token))
+        with pytest.raises(Rejected) as caught:
+            await b.ask("x" * 100)
+        assert caught.value.reject.reason is Reason.NEVER_FITS
+        assert caught.value.reject.retry_after is None
+        assert "lower max_tokens" in caught.value.reject.detail
+        dispatcher.ledger.set_quota(Owner.LLM, Quota(whole))
+
+    assert bench(scenario).outcomes == ["rejected"]
+
+
+def test_raising_a_quota_wakes_who_waits(bench):
+    async def scenario(b):
+        dispatcher = b.service.dispatcher
+        whole = dispatcher.ledger.quota(Owner.LLM).nominal
+        dispatcher.ledger.set_quota(Owner.LLM, Quota(160 * b.generator.geometry.bytes_per_token))
+        first = await b.ask("x" * 64, max_tokens=64)
+        second = asyncio.create_task(b.ask("x" * 64, max_tokens=64))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert dispatcher.waiting(Owner.LLM) == 1
+        dispatcher.ledger.set_quota(Owner.LLM, Quota(whole))
+        dispatcher.decide()
+        answer = await second
+        assert answer.ticket.queue_ms == 0
+        await asyncio.gather(read(first), read(answer))
+
+    bench(scenario)
+
+
+def test_memory_of_one_request_is_predicted_for_the_next(bench):
+    """With max-tokens reservation two requests of 128 tokens do not share 160 tokens' worth of blocks."""
+
+    async def scenario(b):
+        dispatcher = b.service.dispatcher
+        dispatcher.ledger.set_quota(Owner.LLM, Quota(160 * b.generator.geometry.bytes_per_token))
+        first = await b.ask("x" * 32, max_tokens=96)
+        second = asyncio.create_task(b.ask("x" * 32, max_tokens=96))
+        reading = asyncio.create_task(read(first))
+        await b.generator.until_runs(1)
+        assert dispatcher.running(Owner.LLM) == 1
+        await reading
+        await read(await second)
+        assert b.generator.runs[1].end == "finished"
+
+    bench(scenario, admission={"lengths": "max-tokens"})
+
+
+def test_a_late_high_priority_request_preempts_and_the_victim_resumes(bench):
+    async def scenario(b):
+        await read(await b.ask(max_tokens=60))
+        victim = await b.ask(max_tokens=60, service_class="batch")
+        text = asyncio.create_task(read(victim))
+        await b.generator.until_runs(2)
+        await asyncio.sleep(1.0)
+        urgent = await b.ask(max_tokens=2, service_class="interactive")
+        assert urgent.ticket.decision == "ADMIT_WITH_PREEMPTION"
+        assert await read(urgent) == "word word "
+        assert (await text).count("word") == 60
+        resumed = b.generator.runs[-1]
+        assert resumed.request.id == victim.ticket.request.id
+        assert len(resumed.prompt) + resumed.sampling.max_tokens == len("hello") + 60
+
+    b = bench(scenario, generator=one_at_a_time(), **ALONE)
+    assert b.outcomes == ["met", "met", "met"]
+    assert [ticket.preemptions for ticket in b.ended] == [0, 0, 1]
+
+
+def test_equal_priority_is_never_preempted(bench):
+    async def scenario(b):
+        await read(await b.ask(max_tokens=60))
+        running = await b.ask(max_tokens=60, service_class="interactive")
+        reading = asyncio.create_task(read(running))
+        await b.generator.until_runs(2)
+        with pytest.raises(Rejected):
+            await b.ask(service_class="interactive")
+        await reading
+
+    b = bench(scenario, generator=one_at_a_time(), **ALONE)
+    assert b.ended[-1].preemptions == 0
+
+
+def test_embeddings_are_leased_and_released(bench):
+    async def scenario(b):
+        intake, dispatcher = b.service.intake, b.service.dispatcher
+        job = await intake.embeddings("e", Caller("tests"), b.embedder.model, ["one", "two two"], Hints())
+        embedding = asyncio.create_task(dispatcher.embed(job))
+        await b.embedder.until_runs(1)
+        assert dispatcher.ledger.held(Owner.EMBEDDING) == b.embedder.batch_bytes([3, 7]) // 2
+        assert b.generator.is_sharing, "answers may go as slowly as promised meanwhile"
+        embedded = await embedding
+        assert embedded.vectors.shape == (2, 8)
+        assert not b.generator.is_sharing
+        assert embedded.ticket.decision == "ADMIT"
+
+    assert bench(scenario).outcomes == ["met"]
+
+
+def test_embeddings_beyond_the_workspace_wait_their_turn(bench):
+    async def scenario(b):
+        intake, dispatcher = b.service.intake, b.service.dispatcher
+        texts = ["x" * 500] * 8
+        jobs = [
+            await intake.embeddings(f"e{n}", Caller("tests"), b.embedder.model, texts, Hints())
+            for n in range(8)
+        ]
+        tasks = [asyncio.create_task(dispatcher.embed(job)) for job in jobs]
+        await b.embedder.until_runs(4)
+        assert dispatcher.running(Owner.EMBEDDING) == 4
+        assert dispatcher.waiting(Owner.EMBEDDING) == 4
+        done = await asyncio.gather(*tasks)
+        assert [embedded.ticket.queue_ms for embedded in done] == pytest.approx([0] * 4 + [100] * 4)
+
+    bench(scenario)
+
+
+def test_embedding_batches_are_told_the_slack_of_running_answers(bench):
+    async def scenario(b):
+        assert b.embedder.batch_limit() is None
+        answer = await b.ask(max_tokens=8, tpot_ms=80)
+        assert b.embedder.batch_limit() is None, "before its first token it has no deadline here"
+        for _ in range(4):
+            await anext(answer)
+        # 50 ms a token: ahead of an objective of 80, the gap may last as long as one objective.
+        assert to_seconds(b.embedder.batch_limit()) == pytest.approx(0.080 - 0.050)
+        async for _ in answer:
+            pass
+        assert b.embedder.batch_limit() is None
+
+    bench(scenario)
+
+
+def test_answers_of_lower_priority_do_not_cut_embeddings(bench):
+    async def scenario(b):
+        answer = await b.ask(max_tokens=64, tpot_ms=80)
+        for _ in range(4):
+            await anext(answer)
+        limits = []
+        for runs, name in enumerate(("equal", "urgent"), start=1):
+            job = await b.service.intake.embeddings(
+                name, Caller("tests"), b.embedder.model, ["x"], Hints(service_class=name)
+            )
+            task = asyncio.create_task(b.service.dispatcher.embed(job))
+            await b.embedder.until_runs(runs)
+            limits.append(b.embedder.batch_limit())
+            await task
+        async for _ in answer:
+            pass
+        assert [limit is None for limit in limits] == [False, True]
+
+    bench(scenario, classes={"equal": {"priority": 0, "default": True}, "urgent": {"priority": 1}})
+
+
+def test_too_long_an_input_is_cut_only_when_asked(bench):
+    async def scenario(b):
+        intake, limit, text = b.service.intake, b.embedder.max_input_tokens, "x" * 2_000 + "!"
+        with pytest.raises(Refused, match=r"2,001 tokens; .* at most 512"):
+            await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], Hints())
+        job = await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], Hints(), cut=Cut())
+        assert bytes(job.inputs[0]) == b"x" * limit
+        assert job.request.prompt_tokens == limit
+        with pytest.raises(Refused, match=r"input\[1\] has no tokens"):
+            await intake.embeddings("e", Caller("tests"), b.embedder.model, [[5], []], Hints())
+
+    bench(scenario)
+
+
+def test_a_tenant_over_its_rate_is_rejected_with_the_refill(bench):
+    async def scenario(b):
+        b.service.dispatcher.paces[Owner.LLM].observe_step(1)
+        job = await b.service.intake.completion(
+            "r", Caller("web"), b.generator.model, "hi",
+            max_tokens=1, sampling=(await b.job()).sampling, hints=Hints(),
+        )  # fmt: skip
+        await read(await b.service.dispatcher.generate(job))
+        with pytest.raises(Rejected) as caught:
+            await b.service.dispatcher.generate(job)
+        assert caught.value.reject.reason is Reason.RATE_LIMITED
+        assert to_seconds(caught.value.reject.retry_after) == pytest.approx(60 - 0.1, abs=0.05)
+
+    tenants = {"web": {"api_keys_sha256": ["0" * 64], "requests_per_minute": 1}}
+    bench(scenario, tenants=tenants)
+
+
+def test_an_embedding_is_refused_for_work_with_which_it_cannot_be_in_time(bench):
+    async def scenario(b):
+        async def embed(inputs: int, e2e_ms: float):
+            hints = Hints(service_class="quick", e2e_ms=e2e_ms)
+            job = await b.service.intake.embeddings(
+                "test", Caller("tests"), b.embedder.model, ["x" * 100] * inputs, hints
+            )
+            return await b.service.dispatcher.embed(job)
+
+        # What a token costs is known before the first pass: it was measured when the engine started.
+        first = asyncio.create_task(embed(8, 2_500))
+        await b.embedder.until_runs(1)
+        # 0.8 s of work are inside. These need 2 s: after it they would be late, and it would be after them.
+        for e2e_ms in (2_600, 2_400):
+            with pytest.raises(Rejected) as refused:
+                await embed(20, e2e_ms)
+            assert refused.value.reject.reason == Reason.SLO_UNATTAINABLE
+        await embed(8, 2_400)
+        await first
+
+    classes = {"quick": {"priority": 1, "e2e_ms": 60_000, "default": True}}
+    embedder = ScriptedEmbedder(token_seconds=0.001, batch_tokens=100_000)
+    assert bench(scenario, embedder=embedder, classes=classes).outcomes == [
+        "rejected",
+        "rejected",
+        "met",
+        "met",
+    ]

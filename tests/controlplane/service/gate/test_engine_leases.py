@@ -1,0 +1,195 @@
+"""An engine that orders by itself behind the gate: the gate says whether, the engine says when."""
+
+import asyncio
+
+import pytest
+
+from backends.scripted import ScriptedGenerator
+from controlplane.core.clock import milliseconds, to_seconds
+from controlplane.core.decision import Reason
+from controlplane.core.memory import Quota
+from controlplane.core.ports import EngineStep
+from controlplane.core.request import Owner, Phase
+from controlplane.core.view import Pace
+from controlplane.service.gate.token_stream import Answer
+from controlplane.service.ticket import Rejected
+
+BLOCK = 16 * 1_024
+ORDERED = {"scheduling": {"engine": {"ordering": "srmt"}}}
+
+
+async def read(answer: Answer) -> str:
+    return "".join([delta.text async for delta in answer])
+
+
+def ordering(**options: float) -> ScriptedGenerator:
+    return ScriptedGenerator(
+        orders=True, **{"max_running": 1, "prefill_seconds": 0.1, "token_seconds": 0.1, **options}
+    )
+
+
+def test_whatever_is_accepted_is_forwarded_at_once_and_held_as_the_engine_says(bench):
+    async def scenario(b):
+        # Each may need 6 of 8 blocks, so a gate that held them would let one in at a time.
+        answers = [await b.ask("x" * 40, max_tokens=50) for _ in range(3)]
+        reading = [asyncio.create_task(read(answer)) for answer in answers]
+        await asyncio.sleep(0.15)
+        ledger = b.service.dispatcher.ledger
+        assert b.service.dispatcher.waiting(Owner.LLM) == 0
+        assert [answer.ticket.decision for answer in answers] == ["ADMIT"] * 3
+        owner = b.service.state()["owners"]["llm"]
+        assert owner["held_bytes"] == b.generator.state().used_bytes == 3 * BLOCK
+        assert (owner["running"], ledger.deficit(Owner.LLM)) == (3, 0)
+        standing = [ledger.standing(answer.ticket.lease)[0] for answer in answers]
+        assert sorted(standing) == [0, 0, 3 * BLOCK]
+        ledger.check_integrity()
+        await asyncio.gather(*reading)
+
+    b = bench(scenario, generator=ordering(kv_bytes=8 * BLOCK), **ORDERED)
+    assert b.outcomes == ["met"] * 3
+
+
+def test_who_would_be_late_inside_is_told_so_at_once(bench):
+    async def scenario(b):
+        b.generator.pace = Pace(milliseconds(100), milliseconds(1))
+        others = [await b.ask("x" * 40, max_tokens=60) for _ in range(6)]
+        reading = [asyncio.create_task(read(answer)) for answer in others]
+        await asyncio.sleep(0.15)
+        with pytest.raises(Rejected) as caught:
+            await b.ask("x" * 45, max_tokens=65, service_class="interactive", ttft_ms=900)
+        assert caught.value.reject.reason is Reason.SLO_UNATTAINABLE
+        assert to_seconds(caught.value.reject.retry_after) > 1
+        # Shortest first: hardly anybody goes before a short one, and who is not sheddable waits anyway.
+        small = await b.ask("x", max_tokens=1, service_class="interactive", ttft_ms=9_000)
+        late = await b.ask("x" * 45, max_tokens=65, ttft_ms=300)
+        assert small.ticket.predicted_ttft_ms < late.ticket.predicted_ttft_ms
+        # The scripted engine serves first come only.
+        await small.aclose()
+        await asyncio.gather(*reading, read(late))
+
+    config = {**ORDERED, "admission": {"lengths": "max-tokens"}}
+    b = bench(scenario, generator=ordering(kv_bytes=8 * BLOCK), **config)
+    assert sorted(b.outcomes) == ["aborted", "late", *["met"] * 6, "rejected"]
+
+
+def test_memory_that_the_engine_can_take_from_others_makes_nobody_late(bench):
+    async def scenario(b):
+        b.generator.pace = Pace(milliseconds(100), milliseconds(1))
+        low = await b.ask("x" * 110, max_tokens=16, service_class="batch")
+        reading = asyncio.create_task(read(low))
+        await asyncio.sleep(0.15)
+        urgent = await b.ask("x" * 40, max_tokens=4, service_class="interactive", ttft_ms=900)
+        assert urgent.ticket.decision == "ADMIT"
+        assert urgent.ticket.predicted_ttft_ms < 900
+        await urgent.aclose()
+        b.generator.pace = Pace(milliseconds(1_000), milliseconds(1))
+        late = await b.ask("x" * 40, max_tokens=4, service_class="interactive", ttft_ms=900)
+        assert late.ticket.predicted_ttft_ms > 900
+        await late.aclose()
+        await reading
+
+    generator = ordering(kv_bytes=8 * BLOCK, max_running=2)
+    config = {**ORDERED, "admission": {"lengths": "max-tokens"}}
+    assert bench(scenario, generator=generator, **config).outcomes == ["aborted", "aborted", "met"]
+
+
+def test_what_the_quota_can_never_hold_is_refused(bench):
+    async def scenario(b):
+        b.service.dispatcher.ledger.set_quota(Owner.LLM, Quota(4 * BLOCK))
+        with pytest.raises(Rejected) as caught:
+            await b.ask("x" * 40, max_tokens=60)
+        assert caught.value.reject.reason is Reason.NEVER_FITS
+        assert "at most 65,536" in caught.value.reject.detail
+        await read(await b.ask("x" * 40, max_tokens=20))
+
+    b = bench(scenario, generator=ordering(kv_bytes=8 * BLOCK), **ORDERED)
+    assert b.outcomes == ["rejected", "met"]
+
+
+def test_a_lower_quota_frees_memory_only_as_the_engine_gives_it_back(bench):
+    async def scenario(b):
+        dispatcher, ledger = b.service.dispatcher, b.service.dispatcher.ledger
+        answer = await b.ask("x" * 100, max_tokens=20)
+        reading = asyncio.create_task(read(answer))
+        await asyncio.sleep(0.15)
+        dispatcher.follow()
+        assert ledger.held(Owner.LLM) == 7 * BLOCK
+        ledger.set_quota(Owner.LLM, Quota(4 * BLOCK))
+        free = ledger.free()
+        assert ledger.held(Owner.LLM) == 7 * BLOCK
+        await b.generator.set_quota(4 * BLOCK)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert ledger.free() == free + 7 * BLOCK
+
+    assert bench(scenario, generator=ordering(kv_bytes=8 * BLOCK), **ORDERED).outcomes == ["aborted"]
+
+
+def test_a_full_engine_queue_holds_at_the_gate(bench):
+    async def scenario(b):
+        first, second = await b.ask(max_tokens=3), await b.ask(max_tokens=3)
+        third = asyncio.create_task(b.ask(max_tokens=1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        await asyncio.gather(read(first), read(second))
+        assert (await third).ticket.phase is Phase.PREFILL
+        await read(await third)
+
+    b = bench(scenario, generator=ordering(), **ORDERED, admission={"engine_queue": 1})
+    assert b.outcomes == ["met"] * 3
+
+
+PACED = {"service_class": "interactive", "ttft_ms": 60_000, "tpot_ms": 24}
+
+
+def steps_of_5_ms_more_for_each_answer(b) -> None:
+    """Two keep a pace of 24 ms, three do not."""
+    for decodes in (1, 2, 3, 4) * 64:
+        b.generator.on_step(EngineStep(0, decodes, 0, milliseconds(10 + 5 * decodes)))
+
+
+def test_who_would_break_the_pace_of_those_inside_waits_at_the_gate(bench):
+    async def scenario(b):
+        steps_of_5_ms_more_for_each_answer(b)
+        answers = [await b.ask(max_tokens=20, **PACED) for _ in range(2)]
+        third = asyncio.create_task(b.ask(max_tokens=20, **PACED))
+        reading = [asyncio.create_task(read(answer)) for answer in answers]
+        await asyncio.sleep(0.15)
+        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        await asyncio.gather(*reading)
+        await read(await third)
+
+    config = {**ORDERED, "admission": {"lengths": "max-tokens"}}
+    generator = ordering(max_running=8, token_seconds=0.02)
+    assert bench(scenario, generator=generator, **config).outcomes == ["met"] * 3
+
+
+def test_who_has_no_room_inside_makes_no_step_longer(bench):
+    async def scenario(b):
+        steps_of_5_ms_more_for_each_answer(b)
+        # One of the four fills the cache; three wait for it inside.
+        answers = [await b.ask("x" * 110, max_tokens=17, **PACED) for _ in range(4)]
+        assert b.service.dispatcher.waiting(Owner.LLM) == 0
+        await asyncio.gather(*map(read, answers))
+
+    config = {**ORDERED, "admission": {"lengths": "max-tokens"}}
+    generator = ordering(kv_bytes=8 * BLOCK, token_seconds=0.02)
+    assert bench(scenario, generator=generator, **config).outcomes == ["met"] * 4
+
+
+def test_what_answers_that_ended_teach_reaches_the_engine_while_a_long_one_runs(bench):
+    async def scenario(b):
+        long = await b.ask("x", max_tokens=200)
+        at_first = long.ticket.forecast
+        reading = asyncio.create_task(read(long))
+        for answered in range(25):
+            assert answered > 10 or b.generator.forecasts == {}
+            await read(await b.ask("x", max_tokens=4))
+        await reading
+        assert b.generator.forecasts == {long.ticket.request.id: long.ticket.forecast}
+        assert long.ticket.forecast.mean < at_first.mean
+
+    history = {**ORDERED, "admission": {"lengths": "history"}}
+    b = bench(scenario, generator=ordering(max_running=2, token_seconds=0.8), **history)
+    assert len(b.outcomes) == 26

@@ -1,0 +1,226 @@
+"""A policy that raises costs those it kept from a decision, nobody else, and never a drain its time."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+
+import pytest
+
+from backends.scripted import ScriptedGenerator
+from controlplane.core.memory import MemoryLedger
+from controlplane.core.request import Owner
+from controlplane.policy.gate.admission import Admission
+from controlplane.policy.gate.ordering import Ordering
+from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.runtime.health import Fault
+from controlplane.service.ticket import Rejected, Undecided
+
+ONE_AT_A_TIME = {"admission": {"engine_queue": 0}}
+SLOW = {"token_seconds": 0.05, "prefill_seconds": 0.1, "max_running": 1}
+
+
+class Defect(Exception):
+    pass
+
+
+def faulty(*_: object) -> None:
+    raise Defect("division by zero")
+
+
+class FaultyAdmission(Admission):
+    look = faulty
+
+
+@dataclass(frozen=True)
+class FaultyFor:
+    """An order that cannot rank one request."""
+
+    ordering: Ordering
+    prompt_tokens: int
+
+    def rank(self, request, footprint, pace):
+        if request.prompt_tokens == self.prompt_tokens:
+            raise Defect("unranked")
+        return self.ordering.rank(request, footprint, pace)
+
+
+def decide_by(b, **changes) -> None:
+    b.service.dispatcher.use(replace(b.service.dispatcher._policies, **changes))
+
+
+def faulty_admission(b) -> Admission:
+    sound = b.service.dispatcher._policies.admission
+    return FaultyAdmission(sound.options, sound.eviction, sound.fits)
+
+
+def let_admission_raise(b) -> None:
+    decide_by(b, admission=faulty_admission(b))
+
+
+async def read(answer) -> int:
+    return len([delta async for delta in answer])
+
+
+def errors(caplog) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno == logging.ERROR]
+
+
+def test_who_cannot_be_decided_fails_at_once_and_the_log_tells_once(bench, caplog):
+    async def scenario(b):
+        sound = b.service.dispatcher._policies.admission
+        let_admission_raise(b)
+        for _ in range(3):
+            with pytest.raises(Undecided, match="division by zero"):
+                await b.ask()
+            b.assert_nothing_is_held()
+        assert b.service.impaired() == {"decisions": Fault.DEFECT}
+        decide_by(b, admission=sound)
+        assert await read(await b.ask()) == 4
+        assert b.service.impaired() == {}
+
+    assert bench(scenario).outcomes == ["failed"] * 3 + ["met"]
+    [told] = errors(caplog)
+    assert "requests fail undecided: division by zero" in told
+
+
+def test_a_drain_does_not_wait_for_who_failed(bench):
+    async def scenario(b):
+        let_admission_raise(b)
+        with pytest.raises(Undecided):
+            await b.ask()
+        before = asyncio.get_running_loop().time()
+        await b.service.drain()
+        assert asyncio.get_running_loop().time() == before
+
+    bench(scenario)
+
+
+def test_an_observer_that_raises_fails_the_newcomer_alone(bench, caplog):
+    async def scenario(b):
+        running = asyncio.create_task(read(await b.ask(max_tokens=8)))
+        b.service.dispatcher.on_offer = faulty
+        with pytest.raises(Undecided):
+            await b.ask()
+        b.service.dispatcher.on_offer = None
+        assert await running == 8
+
+    assert bench(scenario).outcomes == ["failed", "met"]
+    assert len(errors(caplog)) == 1
+
+
+def test_an_order_that_raises_for_one_leaves_the_others_in_line(bench):
+    async def scenario(b):
+        running = asyncio.create_task(read(await b.ask(max_tokens=8)))
+        waiting = asyncio.create_task(b.ask("waits"))
+        await asyncio.sleep(0.01)
+        decide_by(b, ordering=FaultyFor(b.service.dispatcher._policies.ordering, len("poison")))
+        with pytest.raises(Undecided, match="unranked"):
+            await b.ask("poison")
+        assert await running == 8
+        assert await read(await waiting) == 4
+
+    b = bench(scenario, generator=ScriptedGenerator(**SLOW), **ONE_AT_A_TIME)
+    assert b.outcomes == ["failed", "met", "met"]
+
+
+def test_a_defect_while_others_wait_is_not_theirs_and_their_wait_stays_bounded(bench):
+    """The running one ends well though the cycle at its end raises; who waited is decided once more when its
+    time is up, and fails as that does."""
+
+    async def scenario(b):
+        running = asyncio.create_task(read(await b.ask(max_tokens=8)))
+        waiting = asyncio.create_task(b.ask("waits"))
+        await asyncio.sleep(0.01)
+        dispatcher = b.service.dispatcher
+        dispatcher._policies = replace(dispatcher._policies, admission=faulty_admission(b))
+        assert await running == 8
+        assert dispatcher.waiting(Owner.LLM) == 1
+        with pytest.raises(Undecided):
+            await waiting
+        assert asyncio.get_running_loop().time() < 3
+
+    sections = {"admission": {"engine_queue": 0, "max_wait_ms": 2_000}}
+    b = bench(scenario, generator=ScriptedGenerator(**SLOW), **sections)
+    assert b.outcomes == ["met", "failed"]
+
+
+def test_who_was_half_dispatched_gives_its_lease_back_and_the_next_one_takes_its_place(bench):
+    async def scenario(b):
+        dispatcher = b.service.dispatcher
+        running = asyncio.create_task(read(await b.ask(max_tokens=8)))
+        waiting = [asyncio.create_task(b.ask(text)) for text in ("first", "second")]
+        await asyncio.sleep(0.01)
+        started = dispatcher.first_tokens.started
+
+        def once_faulty(*arguments):
+            dispatcher.first_tokens.started = started
+            raise Defect("no forecast")
+
+        dispatcher.first_tokens.started = once_faulty
+        assert await running == 8
+        with pytest.raises(Undecided, match="no forecast"):
+            await waiting[0]
+        assert await read(await waiting[1]) == 4
+
+    b = bench(scenario, generator=ScriptedGenerator(**SLOW), **ONE_AT_A_TIME)
+    assert b.outcomes == ["met", "failed", "met"]
+
+
+def test_embeddings_fail_alike(bench):
+    async def scenario(b):
+        let_admission_raise(b)
+        job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["one"], Hints())
+        with pytest.raises(Undecided):
+            await b.service.dispatcher.embed(job)
+
+    assert bench(scenario).outcomes == ["failed"]
+
+
+def test_what_drains_is_still_refused(bench):
+    async def scenario(b):
+        let_admission_raise(b)
+        await b.service.drain()
+        with pytest.raises(Rejected):
+            await b.ask()
+
+    assert bench(scenario).outcomes == ["rejected"]
+
+
+async def victim_of(b) -> asyncio.Task[int]:
+    """An answer that is read; what is urgent would take its place."""
+    assert await read(await b.ask(max_tokens=60)) == 60
+    victim = asyncio.create_task(read(await b.ask(max_tokens=60, service_class="batch")))
+    await asyncio.sleep(1.0)
+    return victim
+
+
+def test_who_made_room_for_a_defect_goes_on_by_itself(bench, monkeypatch):
+    async def scenario(b):
+        victim = await victim_of(b)
+        with monkeypatch.context() as patched, pytest.raises(Undecided, match="no lease"):
+            patched.setattr(MemoryLedger, "open", faulty_lease)
+            await b.ask(max_tokens=2, service_class="interactive")
+        assert await asyncio.wait_for(victim, 20) == 60
+
+    def faulty_lease(*_: object, **__: object) -> None:
+        raise Defect("no lease")
+
+    b = bench(scenario, generator=ScriptedGenerator(**SLOW), **ONE_AT_A_TIME)
+    assert b.outcomes == ["met", "failed", "met"]
+
+
+def test_who_was_preempted_goes_on_though_the_cycle_that_should_have_let_it_in_raised(bench):
+    async def scenario(b):
+        victim = await victim_of(b)
+        urgent = await b.ask(max_tokens=2, service_class="interactive")
+        assert urgent.ticket.decision == "ADMIT_WITH_PREEMPTION"
+        dispatcher = b.service.dispatcher
+        sound = dispatcher._policies
+        dispatcher.decide()
+        dispatcher._policies = replace(sound, admission=faulty_admission(b))
+        assert await read(urgent) == 2
+        dispatcher._policies = sound
+        assert await asyncio.wait_for(victim, 20) == 60
+
+    b = bench(scenario, generator=ScriptedGenerator(**SLOW), **ONE_AT_A_TIME)
+    assert b.outcomes == ["met"] * 3

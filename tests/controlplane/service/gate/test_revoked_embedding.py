@@ -1,0 +1,87 @@
+"""A call that was let in gives way to a smaller one: its caller is told at once, and nothing is held."""
+
+import asyncio
+
+import pytest
+
+from backends.scripted import ScriptedEmbedder
+from controlplane.core.clock import Instant
+from controlplane.core.decision import Outcome, Reason, Reject
+from controlplane.core.memory import Footprint
+from controlplane.core.ports import BackendFailed
+from controlplane.core.request import Kind, Request, Timeline
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.ticket import Rejected, Ticket
+
+CLASSES = {"documents": {"e2e_ms": 2_000, "default": True}}
+
+
+def slow() -> ScriptedEmbedder:
+    """A byte is a token, and takes 10 ms."""
+    return ScriptedEmbedder(token_seconds=0.01, max_running=1)
+
+
+async def embedding(b, name: str, size: int):
+    model = b.embedder.model
+    job = await b.service.intake.embeddings(name, Caller("tests"), model, ["a" * size], Hints())
+    return await b.service.dispatcher.embed(job)
+
+
+def test_the_larger_of_two_that_cannot_both_be_in_time_is_told_at_once(bench):
+    async def scenario(b):
+        computing = asyncio.create_task(embedding(b, "large", 120))
+        await b.embedder.until_runs(1)
+        start = asyncio.get_running_loop().time()
+        small = asyncio.create_task(embedding(b, "small", 90))
+        with pytest.raises(Rejected) as caught:
+            await computing
+        assert asyncio.get_running_loop().time() == start
+        assert caught.value.reject.reason is Reason.SLO_UNATTAINABLE
+        assert caught.value.reject.retry_after is not None
+        assert caught.value.is_evicted
+        assert b.embedder.aborted == ["large-1"]
+        assert (await small).vectors.shape == (1, 8)
+
+    assert sorted(bench(scenario, embedder=slow(), classes=CLASSES).outcomes) == ["evicted", "met"]
+
+
+def ticket_with_its_turn() -> Ticket:
+    documents = ServiceClass("documents", Slo(), priority=0, sheddable=True)
+    request = Request(
+        id="e", kind=Kind.EMBED, model="m", tenant="t", service_class=documents, slo=Slo(),
+        arrival=Instant(0), prompt_tokens=1, max_output_tokens=0,
+    )  # fmt: skip
+    ticket = Ticket(request, Footprint(1), None, Timeline(request.arrival))
+    ticket.granted.set_result(None)
+    return ticket
+
+
+def evict(ticket: Ticket) -> None:
+    ticket.outcome = Outcome.EVICTED
+    ticket.refuse(Reject(Reason.SLO_UNATTAINABLE, None))
+
+
+async def test_a_refused_ticket_opens_no_call():
+    """It gave way between its grant and its start."""
+    evict(ticket := ticket_with_its_turn())
+    with pytest.raises(Rejected):
+        async with ticket.revocable():
+            pytest.fail("it was refused")
+
+
+@pytest.mark.parametrize("failure", [None, BackendFailed("just now")])
+async def test_whoever_is_counted_as_evicted_is_told_so_though_the_call_came_back_in_the_same_turn(failure):
+    """Given the vectors as well, it would be counted as something else than its caller saw."""
+    ticket = ticket_with_its_turn()
+    with pytest.raises(Rejected):
+        async with ticket.revocable():
+            evict(ticket)
+            if failure is not None:
+                raise failure
+
+
+async def test_a_call_that_is_not_refused_fails_as_it_failed():
+    with pytest.raises(TimeoutError):
+        async with ticket_with_its_turn().revocable():
+            raise TimeoutError

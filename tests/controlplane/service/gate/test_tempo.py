@@ -1,0 +1,30 @@
+"""What the gate tells of an engine's pace, out of the answers under way."""
+
+from controlplane.core.clock import milliseconds
+from controlplane.core.ports import EngineStep
+from controlplane.core.request import Owner
+from controlplane.service.gate.tempo import tempo_of
+
+
+def test_of_each_promised_pace_the_time_and_the_tokens_left(bench):
+    async def scenario(b):
+        dispatcher = b.service.dispatcher
+        begun = await b.ask("hello", max_tokens=8, tpot_ms=80)
+        for _ in range(3):
+            await anext(begun)
+        unread = await b.ask("a prompt", max_tokens=8, service_class="batch")
+        now, paces = dispatcher._clock.now(), dispatcher.paces[Owner.LLM]
+        share = dispatcher.sight._share(Owner.LLM, 0, now)
+        assert share.tempo is None, "no step was reported"
+        for _ in range(16):
+            b.generator.on_step(EngineStep(0, 1, 8, milliseconds(10)))
+        tempo = tempo_of(dispatcher.tickets(), share, paces, now)
+        assert (tempo.sequences, tempo.cells, tempo.unread) == (2, 5 + 3 + 8, 8)
+        _, to_go = dispatcher.ledger.standing(begun.ticket.lease)
+        assert tempo.tokens.tolist() == [to_go]
+        assert tempo.left.tolist() == [begun.ticket.slack(now) + milliseconds(80) * (to_go - 1)]
+        assert tempo.tightest == milliseconds(80)
+        for answer in (begun, unread):
+            await answer.aclose()
+
+    bench(scenario)

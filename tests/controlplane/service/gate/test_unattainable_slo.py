@@ -1,0 +1,94 @@
+"""What nobody could keep is refused only to those who would wait besides: whatever orders, for both kinds."""
+
+import asyncio
+
+import pytest
+
+from backends.scripted import ScriptedEmbedder, ScriptedGenerator
+from controlplane.core.clock import milliseconds
+from controlplane.core.decision import Reason
+from controlplane.core.view import Pace
+from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.ticket import Rejected
+
+GATE = {"admission": {"engine_queue": 0, "lengths": "max-tokens"}}
+ENGINE = {"scheduling": {"engine": {"ordering": "srmt"}}, "admission": {"lengths": "max-tokens"}}
+
+
+async def read(answer) -> int:
+    return len([delta async for delta in answer])
+
+
+@pytest.fixture(params=["gate", "engine"])
+def played(request, bench):
+    """On an engine that runs one at a time, whose pace is known."""
+    orders = request.param == "engine"
+    engine = ScriptedGenerator(max_running=1, prefill_seconds=0.1, token_seconds=0.05, orders=orders)
+
+    def play(scenario):
+        async def known(b):
+            b.generator.pace = Pace(milliseconds(50), milliseconds(20))
+            assert await read(await b.ask()) == 4
+            await scenario(b)
+
+        return bench(known, generator=engine, **(ENGINE if orders else GATE))
+
+    return play
+
+
+@pytest.mark.parametrize("promise", [{"ttft_ms": 1}, {"e2e_ms": 2}])
+def test_who_would_be_late_even_alone_is_answered_where_nobody_is_before_it(played, promise):
+    async def scenario(b):
+        for _ in range(2):
+            assert await read(await b.ask(service_class="interactive", **promise)) == 4
+
+    assert played(scenario).outcomes == ["met", "late", "late"]
+
+
+def test_who_would_wait_besides_is_refused(played):
+    async def scenario(b):
+        running = asyncio.create_task(read(await b.ask(max_tokens=100)))
+        waiting = asyncio.create_task(b.ask(max_tokens=100))
+        await asyncio.sleep(0.5)
+        with pytest.raises(Rejected) as caught:
+            await b.ask(max_tokens=200, service_class="interactive", ttft_ms=1)
+        assert caught.value.reject.reason is Reason.SLO_UNATTAINABLE
+        await running
+        await read(await waiting)
+
+    assert played(scenario).outcomes == ["met", "rejected", "met", "met"]
+
+
+async def embed(b) -> None:
+    hints = Hints(service_class="interactive", e2e_ms=1)
+    job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["x" * 99], hints)
+    await b.service.dispatcher.embed(job)
+
+
+def test_an_embedding_too(bench):
+    async def scenario(b):
+        for _ in range(2):
+            await embed(b)
+        first = asyncio.create_task(embed(b))
+        await b.embedder.until_runs(3)
+        with pytest.raises(Rejected):
+            await embed(b)
+        await first
+
+    slow = ScriptedEmbedder(token_seconds=0.01)
+    assert bench(scenario, embedder=slow).outcomes == ["late", "late", "rejected", "late"]
+
+
+def test_but_not_beside_answers(bench):
+    """Without them it would be faster, and they without it."""
+
+    async def scenario(b):
+        await embed(b)
+        answer = await b.ask(max_tokens=50)
+        with pytest.raises(Rejected):
+            await embed(b)
+        await read(answer)
+        await embed(b)
+
+    slow = ScriptedEmbedder(token_seconds=0.01)
+    assert bench(scenario, embedder=slow).outcomes == ["late", "rejected", "met", "late"]

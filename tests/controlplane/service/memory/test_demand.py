@@ -1,0 +1,66 @@
+"""Slack of what waits and runs: measured against the promise, in the order in which it is served."""
+
+from controlplane.core.clock import Duration, Instant, milliseconds
+from controlplane.core.memory import Footprint
+from controlplane.core.request import Kind, Owner, Request, Timeline
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.view import Pace
+from controlplane.policy.sharing.quota import UrgencyOptions
+from controlplane.service.memory.demand import Lately, slacks, urgencies
+from controlplane.service.ticket import Ticket
+
+CRITICAL = milliseconds(500)
+PACES = {
+    Owner.LLM: Pace(milliseconds(20), milliseconds(0.1)),
+    Owner.EMBEDDING: Pace(Duration(0), milliseconds(0.1)),
+}
+
+
+def ticket(kind=Kind.EMBED, *, tokens=1_000, name="a", **slo_ms) -> Ticket:
+    slo = Slo(**{part: milliseconds(value) for part, value in slo_ms.items()})
+    request = Request(
+        id=name, kind=kind, model="m", tenant="t", service_class=ServiceClass("c", slo, 0, True), slo=slo,
+        arrival=Instant(0), prompt_tokens=tokens, max_output_tokens=10,
+    )  # fmt: skip
+    return Ticket(request, Footprint(1, 1, 10), None, Timeline(Instant(0)), None)
+
+
+def slack_ms(tickets, owner=Owner.EMBEDDING, at_ms=0.0):
+    found = slacks(tickets, PACES, Instant(milliseconds(at_ms)), CRITICAL)[owner]
+    return [slack / 1e6 for slack in found]
+
+
+def test_an_embedding_waits_for_the_work_before_it_by_deadline():
+    first, second = ticket(name="a", e2e=2_000), ticket(name="b", e2e=1_500, tokens=3_000)
+    # 3,000 tokens of 0.1 ms for the sooner one, 1,000 more for the other.
+    assert slack_ms([first, second]) == [1_200, 1_600]
+    assert slack_ms([second, first], at_ms=1_500) == [-300, 100]
+
+
+def test_what_promises_nothing_is_never_urgent():
+    assert slack_ms([ticket()]) == []
+    assert slack_ms([ticket(Kind.GENERATE)], Owner.LLM) == []
+
+
+def test_slack_of_a_short_promise_is_measured_by_its_half():
+    # 200 ms promised, 100 ms of work: half is left, so it is as urgent as 500 of 1,000 ms.
+    assert slack_ms([ticket(e2e=200)]) == [500]
+    assert slack_ms([ticket(e2e=200)], at_ms=50) == [250]
+    assert slack_ms([ticket(e2e=200)], at_ms=150) == [-50]
+
+
+def test_before_the_first_token_the_prefill_counts_and_after_it_the_pace():
+    chat = ticket(Kind.GENERATE, ttft=2_000, tpot=1_000)
+    assert slack_ms([chat], Owner.LLM) == [2_000 - 100 - 20]
+    chat.timeline.stamp_tokens(Instant(milliseconds(300)), 1)
+    assert slack_ms([chat], Owner.LLM, at_ms=400) == [900]
+
+
+def test_what_was_turned_away_counts_and_fades():
+    lately, now = Lately(), Instant(0)
+    lately.fade(now)
+    lately.lost[Owner.LLM] += 1
+    options = UrgencyOptions(critical=CRITICAL, critical_weight=2.0)
+    assert urgencies([], PACES, lately, now, options) == {Owner.LLM: 2.0, Owner.EMBEDDING: 0.0}
+    lately.fade(Instant(milliseconds(15_000)))
+    assert urgencies([], PACES, lately, now, options)[Owner.LLM] < 0.02

@@ -1,0 +1,93 @@
+"""What is known of a model before it is loaded, from its folder or from what the hub gave earlier."""
+
+from pathlib import Path
+
+import pytest
+
+from controlplane.config import ConfigError
+from controlplane.service.memory.memory_plan import ModelFacts
+from controlplane.service.memory.model_config import facts_of
+
+CONFIG = b'{"max_position_embeddings": 512}'
+
+
+def written(folder: Path, sizes: dict[str, int] | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_bytes(CONFIG)
+    for name, size in (sizes or {}).items():
+        (folder / name).write_bytes(bytes(size))
+    return folder
+
+
+def test_of_several_forms_of_the_weights_one_is_loaded(tmp_path):
+    halves = {"model-1-of-2.safetensors": 5, "model-2-of-2.safetensors": 6}
+    facts = facts_of(str(written(tmp_path / "both", {**halves, "consolidated.safetensors": 11})))
+    assert (facts.weight_bytes, facts.context_tokens) == (11, 512)
+    assert facts_of(str(written(tmp_path / "own", {"adapted.safetensors": 3}))).weight_bytes == 3
+    bins = {"pytorch_model.bin": 7, "optimizer.bin": 14}
+    assert facts_of(str(written(tmp_path / "bins", bins))).weight_bytes == 7
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "expected"),
+    [
+        ({"torch_dtype": "bfloat16"}, "float32", 200),
+        ({"dtype": "torch.float16"}, "bfloat16", 100),
+        ({"dtype": "bfloat16"}, "auto", 100),
+        ({"dtype": "float32"}, "float16", 100),
+        ({"dtype": "bfloat16"}, None, 100),
+        ({}, "float32", 100),
+        ({"dtype": "bfloat16", "quantization_config": {"bits": 4}}, "float32", 100),
+    ],
+)
+def test_weights_that_are_loaded_wider_than_stored_take_more(config, dtype, expected):
+    assert ModelFacts(config, 100).loaded_bytes(dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [(b"{", "not JSON"), (b"[1]", "a JSON object"), (b"\xff", "JSON")]
+)
+def test_a_config_that_cannot_be_read_is_named(tmp_path, content, told):
+    written(tmp_path)
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"config\.json: .*{told}.*; fetch the model anew"):
+        facts_of(str(tmp_path))
+
+
+def test_a_folder_without_config_is_told(tmp_path):
+    with pytest.raises(ConfigError, match=r"no config\.json; give a folder"):
+        facts_of(str(tmp_path))
+
+
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch) -> Path:
+    """An empty one, and no network."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+def in_cache(cache: Path, sizes: dict[str, int] | None = None) -> None:
+    """As the hub's client lays it out."""
+    repository = cache / "models--some--model"
+    written(repository / "snapshots" / "0a", sizes)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0a", encoding="utf-8")
+
+
+def test_what_the_hub_gave_earlier_serves_without_a_network(hub_cache):
+    in_cache(hub_cache, {"model.safetensors": 9})
+    facts = facts_of("some/model")
+    assert (facts.weight_bytes, facts.context_tokens) == (9, 512)
+
+
+def test_a_model_of_which_only_the_config_was_fetched_is_told(hub_cache):
+    in_cache(hub_cache)
+    with pytest.raises(ConfigError, match="nothing was downloaded earlier; run `hf download some/model`"):
+        facts_of("some/model")
+
+
+def test_a_model_out_of_reach_is_told_with_the_cause(hub_cache):
+    with pytest.raises(ConfigError, match=r"'some/model': neither a folder here.*HF_TOKEN.*says: .+"):
+        facts_of("some/model")

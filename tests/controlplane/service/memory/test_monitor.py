@@ -1,0 +1,179 @@
+"""Disagreement between ledger and device is seen, told once, withheld at once and let go slowly."""
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pytest
+
+from backends import device
+from backends.device import DeviceReading, HostProbe
+from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.metrics import Metrics
+from controlplane.service import sharing_setup
+from controlplane.service.memory.memory_plan import MemoryPlan
+from controlplane.service.memory.monitor import MemoryMonitor
+
+
+@dataclass
+class Readings:
+    """A probe that tells what the test says."""
+
+    ours: int = 100
+    free: int = 1_000
+    is_closed: bool = False
+    fails: bool = False
+    counts_untouched: bool = False
+
+    def read(self) -> DeviceReading:
+        if self.fails:
+            raise OSError("nothing to be read")
+        return DeviceReading(2_000, self.free, self.ours, 2_000 - self.free - self.ours)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class Bench:
+    probe: Readings = field(default_factory=Readings)
+    told: list[int] = field(default_factory=list)
+
+    def monitor(self, *, granted: int = 500, bound: int = 50) -> MemoryMonitor:
+        return MemoryMonitor(self.probe, lambda: granted, self.told.append, bound)
+
+
+def test_what_the_ledger_gave_is_no_disagreement():
+    bench = Bench()
+    monitor = bench.monitor()
+    for ours in (100, 600, 650, 300):
+        bench.probe.ours = ours
+        monitor.sample()
+    assert (monitor.most_ours, monitor.alerts, bench.told) == (650, 0, [])
+
+
+def test_more_than_the_bound_is_withheld_at_once_and_let_go_slowly():
+    bench = Bench()
+    monitor = bench.monitor()
+    monitor.sample()
+    bench.probe.ours = 900
+    monitor.sample()
+    assert (monitor.disagreement, monitor.withheld, monitor.alerts) == (300, 250, 1)
+    bench.probe.ours = 100
+    monitor.sample()
+    assert (monitor.disagreement, monitor.withheld, monitor.alerts) == (0, 234, 1)
+    for _ in range(200):
+        monitor.sample()
+    assert monitor.withheld == bench.told[-1] == 0
+    assert bench.told == sorted(bench.told, reverse=True)
+
+
+def test_what_others_take_of_the_last_free_bytes_is_withheld_too():
+    bench = Bench()
+    monitor = bench.monitor()
+    bench.probe.free = 20
+    monitor.sample()
+    assert (monitor.withheld, monitor.least_free, monitor.alerts) == (30, 20, 0)
+
+
+def test_it_samples_as_often_as_asked_until_stopped():
+    bench = Bench()
+
+    async def main() -> int:
+        import asyncio
+
+        monitor = bench.monitor()
+        monitor.start(0.01)
+        bench.probe.ours = 900
+        await asyncio.sleep(0.1)
+        monitor.stop()
+        seen = monitor.alerts
+        bench.probe.ours = 5_000
+        await asyncio.sleep(0.1)
+        return seen, monitor.most_ours
+
+    assert run(main()) == (1, 900)
+    assert bench.probe.is_closed
+
+
+def test_a_device_that_knows_none_of_our_processes_is_told_of(caplog):
+    """A container's GPU may list the host's process numbers."""
+    for ours in (0, 100):
+        bench = Bench(Readings(ours=ours))
+        monitor = bench.monitor()
+        monitor.sample()
+        monitor.sample()
+    assert len(caplog.records) == 1 and "shows none of our processes" in caplog.text
+
+
+def test_readings_that_fail_are_told_once_and_end_nothing(caplog):
+    bench = Bench()
+
+    async def main() -> tuple[int, str]:
+        import asyncio
+
+        monitor, metrics = bench.monitor(), Metrics()
+        monitor.start(0.01)
+        bench.probe.fails = True
+        await asyncio.sleep(0.1)
+        assert (monitor.trouble.fault, monitor.shown()["failures"]) == ("os_error", 10)
+        bench.probe.fails = False
+        bench.probe.ours = 900
+        await asyncio.sleep(0.02)
+        monitor.stop()
+        assert monitor.trouble.fault is None
+        return monitor.alerts, metrics.exposition(monitor.readings(metrics)).decode()
+
+    alerts, told = run(main())
+    assert alerts == 1
+    assert "tandem_device_alerts_total 1.0" in told and "tandem_device_failures_total 10.0" in told
+    assert 'tandem_device_bytes{what="ours"} 900.0' in told and 'what="alerts"' not in told
+    assert [record.getMessage() for record in caplog.records] == [
+        "the device's memory is not watched: nothing to be read; trying on"
+    ]
+
+
+def test_what_could_not_be_withheld_is_told_again():
+    told = []
+
+    def withhold(kept: int) -> None:
+        if not told:
+            told.append(None)
+            raise OSError("not now")
+        told.append(kept)
+
+    monitor = MemoryMonitor(Readings(free=20), lambda: 500, withhold, 50)
+    for _ in range(2):
+        with suppress(OSError):
+            monitor.sample()
+    assert told == [None, 30]
+
+
+def test_a_reading_of_the_real_host_shows():
+    monitor = MemoryMonitor(HostProbe(), lambda: 2**30, lambda _: None, 2**20, lambda: 7)
+    monitor.sample()
+    shown = monitor.shown()
+    monitor.stop()
+    assert shown["total"] >= shown["free"] > 0 < shown["ours"] == shown["most_ours"]
+    assert shown["disagreement"] == shown["alerts"] == 0
+    assert shown["allocator"] == 7
+
+
+@pytest.mark.parametrize(
+    ("counts_untouched", "is_static", "more"), [(True, True, 150), (True, False, 950), (False, True, 950)]
+)
+def test_a_cache_that_counted_from_the_start_is_not_granted_again(
+    monkeypatch, counts_untouched, is_static, more
+):
+    """A GPU's is held when it is allocated, the host's when it is written, kvcached's when it is mapped."""
+    plan = MemoryPlan(
+        memory_bytes=2_000, chat_weight_bytes=0, embedding_weight_bytes=0, activation_bytes=50,
+        reserve_bytes=0, margin_bytes=100, pool_bytes=900, kv_bytes=800, workspace_bytes=100, geometry=None,
+        max_model_tokens=0,
+    )  # fmt: skip
+    probe = Readings(counts_untouched=counts_untouched)
+    monkeypatch.setattr(device, "open_probe", lambda: probe)
+    monitor = sharing_setup.monitor_of(plan, is_static=is_static)(lambda kept: None)
+    monitor.sample()
+    probe.ours += more + 1
+    monitor.sample()
+    assert monitor.disagreement == 1

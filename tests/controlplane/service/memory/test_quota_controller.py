@@ -1,0 +1,358 @@
+"""Quotas that move: on virtual time, with engines that do as told and with a simulated device."""
+
+import asyncio
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+
+from backends.batch_time import affine, embedding_line, in_turn, llm_only
+from backends.device_memory import ElasticMemory, StaticMemory
+from backends.scripted import ScriptedEmbedder, ScriptedGenerator
+from benchmark_control_plane.simulator.simulation import Ask, Embed, Machine, simulate
+from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.config import ConfigError, parse
+from controlplane.core.memory import Quota
+from controlplane.core.ports import Sampling
+from controlplane.core.request import Owner
+from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.memory.quota_controller import Quotas
+from controlplane.service.runtime.clocks import LoopClock
+from controlplane.service.service import Service
+
+CLASSES = {
+    "urgent": {"priority": 5, "ttft_ms": 400, "e2e_ms": 400},
+    "standard": {"priority": 1, "default": True, "sheddable": False},
+}
+QUOTA = {
+    "policy": "dynamic",
+    "llm": {"nominal": 0.8, "min": 0.5, "borrow": 0.1},
+    "embedding": {"nominal": 0.2, "min": 0.1, "lend": 0.1},
+}
+KIB = 1_024
+
+
+class NoTicks:
+    """The test says when."""
+
+    def every(self, seconds, work):
+        pass
+
+    def stop(self):
+        pass
+
+
+@dataclass
+class Bench:
+    service: Service
+    generator: ScriptedGenerator
+    embedder: ScriptedEmbedder
+
+    @property
+    def quotas(self) -> Quotas:
+        return self.service.quotas
+
+    async def tick(self) -> None:
+        await self.quotas.tick(LoopClock().now())
+
+    def quota(self, owner: Owner) -> int:
+        return self.service.dispatcher.ledger.quota(owner).nominal
+
+    async def ask(self, name: str, prompt_tokens: int, service_class: str = "standard"):
+        job = await self.service.intake.completion(
+            name, Caller("t"), self.generator.model, "x" * prompt_tokens,
+            max_tokens=50, sampling=Sampling(max_tokens=50), hints=Hints(service_class=service_class),
+        )  # fmt: skip
+        answer = await self.service.dispatcher.generate(job)
+
+        async def read() -> None:
+            async for _ in answer:
+                pass
+
+        return asyncio.create_task(read())
+
+    async def embed(self, name: str, inputs: int, service_class: str = "standard"):
+        job = await self.service.intake.embeddings(
+            name, Caller("t"), self.embedder.model, ["x" * 100] * inputs, Hints(service_class=service_class)
+        )
+        return asyncio.create_task(self.service.dispatcher.embed(job))
+
+
+def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900, memory=None, others=()):
+    """A pool of 1,000 KiB; a token takes 1 KiB in either kind, the largest batch 400."""
+    memory = memory or ElasticMemory(1_000 * KIB, kv_kib * KIB)
+
+    async def main():
+        generator = ScriptedGenerator(
+            kv_bytes=kv_kib * KIB, max_model_tokens=400, orders=True, is_stepped=True
+        )
+        embedder = ScriptedEmbedder(
+            batch_tokens=most_batch_tokens, max_input_tokens=100, is_stepped=True, bytes_per_token=KIB
+        )
+        service = Service(
+            parse({"models": {"chat": {"model": "scripted"}}, "classes": CLASSES, "quota": quota}),
+            [generator], [embedder, *others], workspace_bytes=400 * KIB, clock=LoopClock(), ticks=NoTicks(),
+            device_memory=lambda: memory,
+        )  # fmt: skip
+        await service.start()
+        bench = Bench(service, generator, embedder)
+        tasks = await scenario(bench)
+        generator.allow(1_000)
+        embedder.allow(1_000)
+        while service.dispatcher.tickets():
+            generator.allow(100)
+            embedder.allow(100)
+            await bench.tick()
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*tasks)
+        service.dispatcher.ledger.check_integrity()
+        await service.stop()
+
+    run(main())
+
+
+def test_nominal_quotas_are_in_force_from_the_start():
+    async def scenario(b):
+        assert b.generator.quota_bytes == b.quota(Owner.LLM) == 800 * KIB
+        assert b.embedder.budget_bytes == b.quota(Owner.EMBEDDING) == 200 * KIB
+        return []
+
+    play(scenario)
+
+
+def test_urgent_embeddings_take_over_by_bounded_steps_and_give_back():
+    async def scenario(b):
+        tasks = [await b.embed("e", 1, "urgent")]
+        await b.tick()
+        await asyncio.sleep(0.35)
+        b.quotas._moved_at = LoopClock().now()
+        seen = []
+        for _ in range(12):
+            await b.tick()
+            seen.append(b.generator.quota_bytes // KIB)
+            assert b.generator.quota_bytes + b.embedder.budget_bytes <= 1_000 * KIB
+            await asyncio.sleep(0.05)
+        assert seen[0] == 800 and min(seen) < 700
+        assert all(before - after <= 50 for before, after in pairwise(seen))
+        b.embedder.allow(10)
+        await asyncio.sleep(0.01)
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            await b.tick()
+        assert abs(b.generator.quota_bytes - 800 * KIB) <= 16 * KIB
+        return tasks
+
+    play(scenario)
+
+
+async def given_up(waiting):
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+def test_memory_that_embeddings_do_not_need_is_lent_and_comes_back():
+    async def scenario(b):
+        tasks = [await b.ask(f"r{n}", 250) for n in range(2)]
+        waiting = asyncio.create_task(b.ask("last", 250))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await b.tick()
+        assert (b.quota(Owner.LLM), b.quota(Owner.EMBEDDING)) == (896 * KIB, 104 * KIB)
+        tasks.append(await b.embed("e", 4))
+        await asyncio.sleep(0)
+        await b.tick()
+        # The four inputs need all that is the embeddings' own.
+        assert b.quota(Owner.EMBEDDING) == b.embedder.budget_bytes == 200 * KIB
+        await given_up(waiting)
+        return tasks
+
+    play(scenario)
+
+
+def test_who_is_turned_away_for_memory_is_not_kept_waiting_for_a_tick():
+    async def scenario(b):
+        tasks = [await b.ask(f"r{n}", 250) for n in range(2)]
+        await asyncio.sleep(1)
+        before = b.quotas._last_tick
+        waiting = asyncio.create_task(b.ask("last", 250))
+        await asyncio.sleep(0.01)
+        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        assert b.quotas._last_tick != before
+        assert b.quota(Owner.LLM) > 800 * KIB
+        await given_up(waiting)
+        return tasks
+
+    play(scenario)
+
+
+def test_what_is_withheld_comes_off_the_batches_where_no_byte_moves_too():
+    async def scenario(b):
+        b.quotas.withheld = 60 * KIB
+        await b.tick()
+        assert b.embedder.budget_bytes == b.quota(Owner.EMBEDDING) == 40 * KIB
+        return []
+
+    play(
+        scenario,
+        quota=QUOTA | {"llm": {"nominal": 0.8, "min": 0.5}},
+        memory=StaticMemory(900 * KIB, 100 * KIB),
+    )
+
+
+def test_a_quota_below_use_preempts_nobody_while_nobody_asks():
+    async def scenario(b):
+        tasks = [await b.ask(f"r{n}", 320) for n in range(2)]
+        await b.generator.until_runs(2)
+        b.generator.allow(1)
+        await asyncio.sleep(0.01)
+        b.quotas.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
+        await b.tick()
+        used = b.generator.state().used_bytes
+        assert b.quota(Owner.LLM) < used <= b.generator.quota_bytes
+        assert b.embedder.budget_bytes + b.generator.quota_bytes <= 1_000 * KIB
+        assert all(run.end is None for run in b.generator.live)
+        return tasks
+
+    play(scenario, quota={**QUOTA, "llm": {"nominal": 0.8, "min": 0.5}})
+
+
+@pytest.mark.parametrize(("service_class", "is_preempted"), [("urgent", True), ("standard", False)])
+def test_running_answers_are_preempted_only_for_embeddings_of_higher_priority(service_class, is_preempted):
+    async def scenario(b):
+        tasks = [await b.ask(f"r{n}", 320) for n in range(2)]
+        await b.generator.until_runs(2)
+        b.generator.allow(1)
+        await asyncio.sleep(0.01)
+        tasks += [await b.embed("first", 4, service_class), await b.embed("second", 4, service_class)]
+        for _ in range(60):
+            await asyncio.sleep(0.01)
+            b.quotas.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
+            await b.tick()
+        preempted = [t for t in b.service.dispatcher.tickets() if t.preemptions]
+        assert bool(preempted) == is_preempted
+        assert (b.quotas.reclaimed_bytes > 0) == is_preempted
+        return [asyncio.create_task(quiet(t)) for t in tasks]
+
+    async def quiet(task):
+        await asyncio.gather(task, return_exceptions=True)
+
+    # Two such requests are more than the 200 KiB that are theirs.
+    play(scenario, most_batch_tokens=800)
+
+
+def test_the_llm_waits_for_the_batch_under_way():
+    async def scenario(b):
+        b.quotas.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
+        await b.tick()
+        tasks = [await b.embed("e", 3)]
+        await b.embedder.until_runs(1)
+        await asyncio.sleep(0.01)
+        # 300 tokens are on their way, of which the lease covers the half that may be in flight.
+        b.quotas.owned = {Owner.LLM: 896 * KIB, Owner.EMBEDDING: 104 * KIB}
+        await b.tick()
+        assert b.embedder.budget_bytes == 104 * KIB
+        assert b.quota(Owner.LLM) <= 1_000 * KIB - 150 * KIB
+        b.embedder.allow(10)
+        await asyncio.gather(*tasks)
+        b.quotas.owned = {Owner.LLM: 896 * KIB, Owner.EMBEDDING: 104 * KIB}
+        await b.tick()
+        assert b.quota(Owner.LLM) == 896 * KIB
+        return tasks
+
+    play(scenario)
+
+
+def test_a_small_model_beside_a_large_one_can_hold_its_longest_input():
+    small = ScriptedEmbedder(model="small", batch_tokens=100, max_input_tokens=100, bytes_per_token=KIB)
+
+    async def scenario(b):
+        assert (small.budget_bytes, b.embedder.budget_bytes) == (100 * KIB, 100 * KIB)
+        b.quotas.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
+        b.quotas._target = 608 * KIB
+        await b.tick()
+        assert (small.budget_bytes, b.embedder.budget_bytes) == (100 * KIB, 292 * KIB)
+        return []
+
+    play(scenario, quota={**QUOTA, "embedding": {"nominal": 0.2, "min": 0.2}}, others=[small])
+
+
+def test_a_dead_engine_leaves_the_quotas_alone():
+    async def scenario(b):
+        b.generator.die()
+        await b.tick()
+        assert b.quota(Owner.LLM) == 800 * KIB
+        await b.generator.start()
+        await b.tick()
+        return []
+
+    play(scenario)
+
+
+def test_state_and_metrics_show_the_sharing():
+    async def scenario(b):
+        await b.tick()
+        shown = b.service.state()["sharing"]
+        assert shown["device_memory"] == "elastic"
+        assert sum(shown["usable_bytes"].values()) == shown["pool_bytes"] == 1_000 * KIB
+        text = b.service.metrics_text().decode()
+        assert 'tandem_owned_bytes{owner="llm"} 819200.0' in text
+        assert 'tandem_urgency{owner="embedding"} 0.0' in text
+        return []
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"embedding": {"nominal": 0.2, "min": 0.05}}, "quota.embedding.min gives"),
+        ({"llm": {"nominal": 0.8, "min": 0.2}}, "quota.llm.min gives"),
+    ],
+)
+def test_minimums_must_hold_a_single_request(change, message):
+    async def scenario(b):
+        return []
+
+    with pytest.raises(ConfigError, match=message):
+        play(scenario, quota={**QUOTA, **change}, most_batch_tokens=800, kv_kib=992)
+
+
+MACHINE = Machine(
+    in_turn(llm_only(affine(0.01, 5e-5, 2e-4, 0)), embedding_line(0.002, 2e-6)),
+    kv_bytes=900 * KIB,
+    max_model_tokens=400,
+    embed_batch_tokens=300,
+    embed_input_tokens=100,
+    embed_bytes_per_token=KIB,
+    pool_bytes=1_000 * KIB,
+)
+
+
+def mixed():
+    """Chats all the time; embeddings in bursts."""
+    chats = [Ask(0.02 * n, 50 + n % 7 * 20, 20 + n % 5 * 10, 100) for n in range(150)]
+    bursts = [Embed(0.5 * (n // 20) + 0.001 * n, (60,) * 4, "urgent") for n in range(100)]
+    return chats + bursts
+
+
+def test_on_a_shared_device_nothing_overflows_and_everything_is_answered():
+    sections = {"classes": CLASSES, "quota": QUOTA}
+    course = simulate(mixed(), MACHINE, sections)
+    assert course.memory.overflows == course.memory.failed_batches == 0
+    assert 700 * KIB < course.memory.peak <= 1_000 * KIB
+    assert all(r.outcome in ("met", "late") or r.outcome.startswith("rejected") for r in course.records)
+    assert simulate(mixed(), MACHINE, sections).trace_hash == course.trace_hash
+
+
+def test_who_waits_with_batches_cut_to_a_smaller_quota_stays_so_when_policies_change():
+    async def scenario(bench):
+        dispatcher = bench.service.dispatcher
+        tasks = [await bench.embed(name, 4) for name in ("runs", "waits")]
+        await bench.embedder.until_runs(1)
+        dispatcher.ledger.set_quota(Owner.EMBEDDING, Quota(100 * KIB))
+        dispatcher.refit(Owner.EMBEDDING, 100 * KIB)
+        await bench.service.reconfigure({"scheduling": {"ordering": "fcfs"}})
+        assert [one.footprint.worst for one in dispatcher.queued(Owner.EMBEDDING)] == [100 * KIB]
+        return tasks
+
+    play(scenario)

@@ -1,0 +1,262 @@
+"""A tick that cannot put its quotas in force leaves what was confirmed, tells once, and goes on trying."""
+
+import asyncio
+import logging
+import struct
+
+import pytest
+
+from backends.device_memory import KvcachedMemory
+from controlplane.core.ports import BackendFailed, Refused
+from controlplane.core.request import Owner
+from controlplane.core.view import Reserve
+from tests.controlplane.service.memory.test_quota_controller import KIB, play
+
+LOGGER = "controlplane.service.runtime.health"
+LLM_GAINS, LLM_LOSES = 896 * KIB, 608 * KIB
+
+
+def own(b, llm):
+    """What a tick would come to by urgency, at once."""
+    b.quotas.owned = {Owner.LLM: llm, Owner.EMBEDDING: 1_000 * KIB - llm}
+    b.quotas._target = llm
+    b.quotas._moved_at = None
+
+
+def in_force(b):
+    """In KiB: the ledger's two parts, the engine's quota, the embedder's budget."""
+    found = (b.quota(Owner.LLM), b.quota(Owner.EMBEDDING), b.generator.quota_bytes, b.embedder.budget_bytes)
+    return tuple(size // KIB for size in found)
+
+
+def told(caplog):
+    return [(record.levelname, record.getMessage()) for record in caplog.records if record.name == LOGGER]
+
+
+async def refuse():
+    raise Refused("no such quota")
+
+
+async def fail():
+    raise BackendFailed("it broke")
+
+
+@pytest.mark.parametrize("llm", [LLM_GAINS, LLM_LOSES])
+@pytest.mark.parametrize(("answer", "fault"), [(refuse, "refused"), (fail, "backend_failed")])
+def test_an_order_that_is_refused_leaves_everything_as_it_was(llm, answer, fault, caplog):
+    caplog.set_level(logging.INFO, LOGGER)
+
+    async def scenario(b):
+        b.generator.on_order = answer
+        for _ in range(5):
+            own(b, llm)
+            await b.tick()
+            assert in_force(b) == (800, 200, 800, 200)
+        assert b.service.impaired() == {"quotas": fault}
+        assert b.service.state()["sharing"]["trouble"]["fault"] == fault
+        assert f'tandem_quota_failures_total{{fault="{fault}"}} 5.0' in b.service.metrics_text().decode()
+        assert [level for level, _ in told(caplog)] == ["ERROR"], "told once"
+        b.generator.on_order = None
+        own(b, llm)
+        await b.tick()
+        assert in_force(b) == (llm // KIB, 1_000 - llm // KIB) * 2
+        assert b.service.impaired() == {} and b.service.state()["sharing"]["trouble"]["fault"] is None
+        assert told(caplog)[1] == ("INFO", "quotas move again after 5 failures")
+        return []
+
+    play(scenario)
+
+
+def test_what_could_not_move_makes_up_for_nothing():
+    async def scenario(b):
+        tasks = [await b.embed("e", 1, "urgent")]
+        await asyncio.sleep(0.35)
+        b.generator.on_order = refuse
+        for _ in range(20):
+            await b.tick()
+            assert b.quotas.owned[Owner.LLM] == 800 * KIB
+            await asyncio.sleep(0.05)
+        b.generator.on_order = None
+        await b.tick()
+        assert 750 * KIB <= b.generator.quota_bytes < 800 * KIB, "one step"
+        return tasks
+
+    play(scenario)
+
+
+def test_what_stands_still_does_not_seem_to_move_where_nothing_is_asked():
+    async def scenario(b):
+        b.generator.on_order = refuse
+        own(b, LLM_LOSES)
+        await b.tick()
+        own(b, 800 * KIB)
+        await b.tick()
+        assert b.service.impaired() == {"quotas": "refused"}
+        return []
+
+    play(scenario)
+
+
+def test_nobody_is_preempted_for_a_quota_that_does_not_come():
+    async def scenario(b):
+        tasks = [await b.ask(f"r{n}", 320) for n in range(2)]
+        await b.generator.until_runs(2)
+        b.generator.allow(1)
+        await asyncio.sleep(0.01)
+        tasks += [await b.embed("first", 4, "urgent"), await b.embed("second", 4, "urgent")]
+        b.generator.on_order = refuse
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            own(b, LLM_LOSES)
+            await b.tick()
+        assert b.service.impaired() and b.quotas.reclaimed_bytes == 0
+        b.generator.on_order = None
+        return [asyncio.create_task(quiet(task)) for task in tasks]
+
+    async def quiet(task):
+        await asyncio.gather(task, return_exceptions=True)
+
+    play(scenario, most_batch_tokens=800)
+
+
+@pytest.mark.parametrize("llm", [LLM_GAINS, LLM_LOSES])
+def test_an_engine_that_never_answers_holds_up_no_later_tick(llm):
+    async def scenario(b):
+        b.generator.on_order = asyncio.Event().wait
+        own(b, llm)
+        await b.tick()
+        assert b.service.impaired() == {"quotas": "backend_down"}
+        # It may have taken the order: what it may hold by that is nobody else's.
+        most = max(llm, 800 * KIB)
+        assert b.quota(Owner.LLM) == 800 * KIB
+        assert b.embedder.budget_bytes == b.quota(Owner.EMBEDDING) == 1_000 * KIB - most
+        b.generator.on_order = None
+        own(b, 800 * KIB)
+        await b.tick()
+        assert in_force(b) == (800, 200, 800, 200) and b.service.impaired() == {}
+        return []
+
+    play(scenario)
+
+
+def test_what_is_reserved_is_not_kept_for_ever_while_quotas_stand_still():
+    async def scenario(b):
+        b.generator.on_order = refuse
+        reserved = b.service.dispatcher.sight.reserved
+        reserved[Owner.LLM] = Reserve(100 * KIB, priority=5)
+        own(b, LLM_LOSES)
+        await b.tick()
+        assert b.service.impaired() and reserved[Owner.LLM] is None
+        b.generator.on_order = None
+        return []
+
+    play(scenario)
+
+
+def test_a_device_that_has_less_is_heeded_while_quotas_stand_still():
+    async def scenario(b):
+        b.generator.on_order = refuse
+        b.quotas.withheld = 50 * KIB
+        own(b, LLM_LOSES)
+        await b.tick()
+        assert in_force(b) == (800, 150, 800, 150)
+        b.generator.on_order = None
+        return []
+
+    play(scenario)
+
+
+def test_a_restarted_engine_gets_its_quota_again():
+    async def scenario(b):
+        own(b, LLM_LOSES)
+        await b.tick()
+        b.generator.die()
+        for _ in range(3):
+            own(b, LLM_LOSES)
+            await b.tick()
+        assert b.service.impaired() == {"quotas": "backend_down"}
+        await b.generator.start()
+        assert b.generator.quota_bytes == 900 * KIB
+        own(b, LLM_LOSES)
+        await b.tick()
+        assert in_force(b) == (608, 392, 608, 392) and b.service.impaired() == {}
+        # Also where no tick saw that it was gone.
+        b.generator.die()
+        await b.generator.start()
+        own(b, LLM_LOSES)
+        await b.tick()
+        assert b.generator.quota_bytes == LLM_LOSES
+        b.generator.die()
+        await b.generator.start()
+        b.generator.on_order = refuse
+        own(b, LLM_LOSES)
+        await b.tick()
+        assert in_force(b) == (608, 100, 900, 100), "it may use all of its cache"
+        b.generator.on_order = None
+        return []
+
+    play(scenario)
+
+
+UNIT = 4 * KIB
+
+
+@pytest.mark.parametrize("llm", [LLM_GAINS, LLM_LOSES])
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_limit_that_another_program_moved_stops_quotas_until_it_is_back(tmp_path, llm, is_gone):
+    segment = tmp_path / "segment"
+    segment.write_bytes(struct.pack("=qqq", 1_000 * KIB, 0, 0))
+    memory = KvcachedMemory(segment, pool_bytes=1_000 * KIB, unit_bytes=UNIT)
+
+    async def scenario(b):
+        assert memory.read().total == 800 * KIB
+        if is_gone:
+            segment.unlink()
+        else:
+            segment.write_bytes(struct.pack("=qqq", 700 * KIB, 0, 0))
+        for _ in range(3):
+            own(b, llm)
+            await b.tick()
+            assert in_force(b) == (800, 200, 800, 200)
+        assert b.service.impaired() == {"quotas": "os_error" if is_gone else "limit_conflict"}
+        segment.write_bytes(struct.pack("=qqq", 800 * KIB, 0, 0))
+        own(b, llm)
+        await b.tick()
+        assert b.service.impaired() == {}
+        assert in_force(b) == (llm // KIB, 1_000 - llm // KIB) * 2
+        assert memory.read().total == llm
+        return []
+
+    play(scenario, memory=memory)
+
+
+def test_a_refused_order_gives_the_limit_back(tmp_path):
+    segment = tmp_path / "segment"
+    segment.write_bytes(struct.pack("=qqq", 1_000 * KIB, 0, 0))
+    memory = KvcachedMemory(segment, pool_bytes=1_000 * KIB, unit_bytes=UNIT)
+
+    async def scenario(b):
+        b.generator.on_order = refuse
+        for llm in (LLM_GAINS, LLM_LOSES):
+            own(b, llm)
+            await b.tick()
+            assert memory.read().total == 800 * KIB
+            assert in_force(b) == (800, 200, 800, 200)
+        b.generator.on_order = None
+        return []
+
+    play(scenario, memory=memory)
+
+
+def test_a_defect_of_ours_is_told_with_where_it_was(caplog):
+    async def scenario(b):
+        load, b.quotas.foresight.load = b.quotas.foresight.load, None
+        await b.tick()
+        await b.tick()
+        assert b.service.impaired() == {"quotas": "defect"}
+        (record,) = [record for record in caplog.records if record.name == LOGGER]
+        assert record.exc_info is not None
+        b.quotas.foresight.load = load
+        return []
+
+    play(scenario)

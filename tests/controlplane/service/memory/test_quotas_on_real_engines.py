@@ -1,0 +1,144 @@
+"""Real vLLM and a real embedding worker in one pool: a burst takes the LLM's quota, its end gives it back; an
+engine that dies is told of, and leaves the quotas as they are.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass, field
+
+import pytest
+
+from backends.device_memory import ElasticMemory
+from backends.embedding.client import WorkerEmbedder
+from backends.vllm.client import VllmGenerator
+from controlplane.config import parse
+from controlplane.core.ports import BackendDown, Sampling
+from controlplane.core.request import Owner
+from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.runtime.timers import ScheduledTicks
+from controlplane.service.service import Service
+from tests.engines import TINY_ARGUMENTS
+
+pytestmark = pytest.mark.engine
+
+CONFIG = parse(
+    {
+        "models": {"chat": {"model": "tandem/tiny-llama"}},
+        "scheduling": {"engine": {}},
+        "classes": {
+            # Late at once and never shed: all the urgency there can be.
+            "burst": {"priority": 2, "e2e_ms": 1, "sheddable": False},
+            "chat": {"priority": 1, "default": True, "sheddable": False},
+        },
+        "quota": {
+            "policy": "dynamic",
+            "llm": {"nominal": 0.8, "min": 0.3},
+            "embedding": {"nominal": 0.2, "min": 0.1},
+            "forecast": {"level": None},
+        },
+    }
+)
+BLOCKS, ANSWERS, TOKENS = 512, 24, 150
+CALLER = Caller("tests")
+
+
+@dataclass
+class Ticks(ScheduledTicks):
+    """Tells when a tick is over."""
+
+    ticked: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def every(self, seconds, work):
+        async def told():
+            await work()
+            async with self.ticked:
+                self.ticked.notify_all()
+
+        super().every(seconds, told)
+
+    async def until(self, holds) -> None:
+        async with self.ticked, asyncio.timeout(120):
+            await self.ticked.wait_for(holds)
+
+
+async def test_a_burst_of_embeddings_takes_the_engines_quota_and_gives_it_back():
+    generator = VllmGenerator(
+        "tandem/tiny-llama",
+        engine_arguments=TINY_ARGUMENTS | {"num_gpu_blocks_override": BLOCKS, "max_num_seqs": 16},
+        scheduling=CONFIG.engine_options(),
+    )
+    embedder = WorkerEmbedder("tandem/minilm", threads=1, batch_tokens=512, max_input_tokens=64)
+    ticks = Ticks()
+    service = Service(
+        CONFIG, [generator], [embedder], workspace_bytes=0, ticks=ticks,
+        device_memory=lambda: ElasticMemory(generator.kv_bytes, generator.kv_bytes),
+    )  # fmt: skip
+    # Other tests keep engines of their own.
+    others = set(multiprocessing.active_children())
+    await service.start()
+    (engine,) = set(multiprocessing.active_children()) - others
+    try:
+        await burst_beside_answers(service, generator, embedder, ticks)
+        await killed_beside_ticks(service, ticks, engine.pid)
+    finally:
+        await service.stop()
+
+
+async def burst_beside_answers(service, generator, embedder, ticks):
+    quotas, over, longest = service.quotas, 0, 0
+    nominal, least = quotas.usable[Owner.LLM], quotas.pool.sharing.options.lowest
+    # How far the LLM may fall rests on what a batch of embeddings was measured to take.
+    half_way = (nominal + least) / 2
+    assert least < half_way < nominal
+    noted = generator.on_step
+
+    def on_step(done):
+        nonlocal over, longest
+        noted(done)
+        state = generator.state()
+        over = over + 1 if state.used_bytes > state.quota_bytes else 0
+        longest = max(longest, over)
+
+    generator.on_step = on_step
+    answers = [asyncio.create_task(chat(service, n)) for n in range(ANSWERS)]
+    await ticks.until(lambda: generator.state().used_bytes > 0)
+    calls = [asyncio.create_task(embed(service, embedder, n)) for n in range(30)]
+    await ticks.until(lambda: generator.state().quota_bytes < half_way)
+    assert all(len(rows) == 8 for rows in await asyncio.gather(*calls))
+    assert await asyncio.gather(*answers) == [TOKENS] * ANSWERS
+    await ticks.until(lambda: generator.state().quota_bytes == nominal)
+    assert longest <= 2
+    service.dispatcher.ledger.check_integrity()
+    assert service.dispatcher.ledger.held(Owner.LLM) == service.dispatcher.ledger.held(Owner.EMBEDDING) == 0
+
+
+async def killed_beside_ticks(service, ticks, pid):
+    usable, quotas = service.quotas.usable, service.dispatcher.ledger.quota
+    assert service.impaired() == {}
+    os.kill(pid, signal.SIGKILL)
+    await ticks.until(lambda: service.impaired() == {"quotas": "backend_down"})
+    assert {owner: quotas(owner).nominal for owner in Owner} == usable == service.quotas.owned
+    with pytest.raises(BackendDown):
+        await service.check()
+
+
+async def chat(service, number):
+    job = await service.intake.completion(
+        f"a{number}", CALLER, "tandem/tiny-llama", [5 + number] * 40, max_tokens=TOKENS,
+        sampling=Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True), hints=Hints(),
+    )  # fmt: skip
+    answer = await service.dispatcher.generate(job)
+    return sum([len(delta.token_ids) async for delta in answer])
+
+
+async def embed(service, embedder, number):
+    texts = [f"{number} {line} " + "word " * 55 for line in range(8)]
+    job = await service.intake.embeddings(
+        f"e{number}", CALLER, embedder.model, texts, Hints(service_class="burst")
+    )
+    return (await service.dispatcher.embed(job)).vectors

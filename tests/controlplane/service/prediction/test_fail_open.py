@@ -1,0 +1,95 @@
+"""What learns from requests never stands in their way."""
+
+import logging
+
+import pytest
+
+from controlplane.core.clock import milliseconds
+from controlplane.core.ports import EmbeddingPass, EngineStep
+from predictors.output_length.learned import LearnedLengths
+from tests.controlplane.api.scripted_server import EMBED_MODEL, staged
+
+
+class Defect(Exception):
+    pass
+
+
+def faulty(*_: object, **__: object) -> None:
+    raise Defect("cannot be learned")
+
+
+def tracebacks(caplog) -> int:
+    return sum(record.exc_info is not None for record in caplog.records if record.levelno == logging.ERROR)
+
+
+def failures(service, subject: str) -> float | None:
+    return service.metrics.registry.get_sample_value("tandem_learning_failures_total", {"subject": subject})
+
+
+async def read(answer) -> int:
+    return len([delta async for delta in answer])
+
+
+@pytest.mark.parametrize(
+    ("broken", "subject"),
+    [("observe", "answer_length"), ("forecast", "length_forecast"), ("withdraw", "lost_answer")],
+)
+def test_a_predictor_that_raises_breaks_no_answer(bench, caplog, broken, subject):
+    async def scenario(b):
+        lengths: LearnedLengths = b.service._lengths
+        setattr(lengths, broken, faulty)
+        for _ in range(3):
+            assert await read(await b.ask(max_tokens=40)) == 40
+            leaving = await b.ask(max_tokens=40)
+            await anext(leaving)
+            await leaving.aclose()
+        assert b.service.impaired() == {"learning": "defect"}
+        delattr(lengths, broken)
+        assert await read(await b.ask(max_tokens=40)) == 40
+        await (await b.ask()).aclose()
+        assert b.service.impaired() == {}
+
+    b = bench(scenario)
+    assert b.outcomes == ["met", "aborted"] * 4
+    assert failures(b.service, subject) >= 3
+    assert tracebacks(caplog) == 1
+
+
+@pytest.mark.parametrize("broken", ["observe_step", "observe_prefill"])
+def test_a_pace_that_cannot_be_learned_breaks_no_answer(bench, caplog, broken):
+    async def scenario(b):
+        for pace in b.service.dispatcher.paces.values():
+            setattr(pace, broken, faulty)
+        for _ in range(2):
+            assert await read(await b.ask(max_tokens=4)) == 4
+
+    b = bench(scenario)
+    assert b.outcomes == ["met", "met"]
+    assert failures(b.service, "pace") >= 2
+    assert tracebacks(caplog) == 1
+
+
+def test_a_first_token_that_cannot_be_judged_breaks_no_answer(bench):
+    async def scenario(b):
+        b.service.dispatcher.first_tokens.appeared = faulty
+        assert await read(await b.ask(max_tokens=4)) == 4
+
+    assert bench(scenario).outcomes == ["met"]
+
+
+def test_what_an_engine_reports_ends_no_engine(bench):
+    async def scenario(b):
+        for pace in b.service.dispatcher.paces.values():
+            pace.observe_work = pace.observe_prefill = faulty
+        b.generator.on_step(EngineStep(1, 1, 1, milliseconds(1)))
+        b.embedder.on_pass(EmbeddingPass(1, 1, 1, milliseconds(1)))
+
+    assert failures(bench(scenario).service, "pace") == 2
+
+
+async def test_vectors_that_cannot_be_kept_are_sent_all_the_same():
+    async with staged() as stage:
+        stage.service.intake.embedded = faulty
+        answer = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": "hi"})
+        assert answer.status_code == 200
+        assert (await stage.http.get("/ready")).json()["impaired"] == {"learning": "defect"}

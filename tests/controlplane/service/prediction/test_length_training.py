@@ -1,0 +1,140 @@
+"""A model is learned when enough has finished, in another process, while the loop goes on."""
+
+import asyncio
+import errno
+import logging
+from random import Random
+
+import numpy as np
+import pytest
+
+from controlplane.config import ConfigError, parse
+from controlplane.core.clock import Instant
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.service.prediction.length_training import Learning, require_place
+from predictors.output_length.features import gist_of
+from predictors.output_length.learned import LearnedLengths
+
+
+def serve(lengths, count, seed=0, factor=1):
+    random = Random(seed)
+    for number in range(count):
+        kind, tokens = random.choice([("list", 40), ("essay", 900)])
+        chat = ServiceClass("chat", Slo(), priority=0, sheddable=False)
+        request = Request(
+            f"{seed}-{number}", Kind.GENERATE, "llm", "t", chat, Slo(), Instant(0), 10, 4_096,
+            gist=gist_of(f"{kind} topic {number % 20}"),
+        )  # fmt: skip
+        lengths.forecast(request)
+        lengths.observe(request, round(factor * tokens * random.lognormvariate(0, 0.2)))
+
+
+async def test_it_learns_when_enough_is_new_and_not_before():
+    lengths = LearnedLengths()
+    learning = Learning(lengths, every_seconds=3_600, file=None)
+    first = lengths.model
+    serve(lengths, 199)
+    await learning.look()
+    assert lengths.model is first
+    serve(lengths, 1, seed=1)
+    await learning.look()
+    second = lengths.model
+    assert second is not first
+    serve(lengths, 99, seed=2)
+    await learning.look()
+    assert lengths.model is second
+
+
+async def test_what_was_learned_is_there_after_a_restart(tmp_path):
+    file = tmp_path / "lengths.npz"
+    lengths = LearnedLengths()
+    learning = Learning(lengths, every_seconds=3_600, file=file)
+    await learning.start()
+    serve(lengths, 250)
+    await learning.learn()
+    await learning.stop()
+    again = LearnedLengths()
+    restarted = Learning(again, every_seconds=3_600, file=file)
+    await restarted.start()
+    await restarted.stop()
+    assert len(again.examples) == 250
+    assert again.model is not None and again.model.trees is not None
+
+
+async def test_a_disk_without_room_is_told_by_the_name_of_the_file(tmp_path, monkeypatch, caplog):
+    def fill(*_args, **_arrays):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    learning = Learning(lengths := LearnedLengths(), every_seconds=3_600, file=tmp_path / "lengths.npz")
+    await learning.start()
+    serve(lengths, 10)
+    monkeypatch.setattr(np, "savez_compressed", fill)
+    await learning.stop()
+    assert f"predictors.file={tmp_path}/lengths.npz: what was learned is not kept: No space" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_failed_training_leaves_the_model_and_says_so(caplog):
+    lengths = LearnedLengths()
+    learning = Learning(lengths, every_seconds=3_600, file=None)
+    first = lengths.model
+    serve(lengths, 10)
+    with caplog.at_level(logging.WARNING):
+        await learning.learn()
+    assert lengths.model is first
+    assert "the last one stays in force" in caplog.text
+
+
+async def test_out_of_coverage_is_said_once_and_when_it_is_over(caplog):
+    lengths = LearnedLengths()
+    learning = Learning(lengths, every_seconds=3_600, file=None)
+    caplog.set_level(logging.INFO)
+    serve(lengths, 60)
+    serve(lengths, 30, factor=20)
+    await learning.look()
+    assert "class chat: too many answers are longer than their 0.9 quantile" in caplog.text
+    caplog.clear()
+    await learning.look()
+    assert caplog.text == ""
+    serve(lengths, 100)
+    await learning.look()
+    assert "class chat: forecasts cover again" in caplog.text
+
+
+async def test_requests_are_served_while_it_learns():
+    lengths = LearnedLengths()
+    serve(lengths, 300)
+    learning = asyncio.create_task(Learning(lengths, every_seconds=3_600, file=None).learn())
+    served = 0
+    while not learning.done() and served < 100:
+        serve(lengths, 1, seed=10 + served)
+        served += 1
+        await asyncio.sleep(0)
+    await learning
+    assert served > 1
+    assert lengths.examples.seen == 300 + served
+
+
+@pytest.mark.parametrize("content", [b"", b"PK garbage"])
+async def test_a_corrupt_file_does_not_stop_the_start(tmp_path, content):
+    file = tmp_path / "lengths.npz"
+    file.write_bytes(content)
+    learning = Learning(LearnedLengths(), every_seconds=3_600, file=file)
+    await learning.start()
+    await learning.stop()
+    assert file.with_name("lengths.npz.corrupt").read_bytes() == content
+    assert file.stat().st_size > len(content)
+
+
+def test_a_place_where_nothing_can_be_kept_stops_the_start(tmp_path):
+    def config(*, file="nowhere/lengths.npz", **admission):
+        predictors = {"file": str(tmp_path / file)}
+        models = {"chat": {"model": "m"}}
+        return parse({"models": models, "predictors": predictors, "admission": admission})
+
+    with pytest.raises(ConfigError, match=r"predictors\.file=.*lengths\.npz: No such file.*name a file in"):
+        require_place(config())
+    require_place(config(lengths="history"))
+    with pytest.raises(ConfigError, match=r"predictors\.file=.*: not a regular file; name a file"):
+        require_place(config(file=""))

