@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from benchmark_control_plane.common.servers import stop_as_interrupted
     from benchmark_control_plane.judge.run import run_experiment
-    from benchmark_control_plane.report.folder import write_page
+    from benchmark_control_plane.report.results_folder import write_page
 
     stop_as_interrupted()
     status = run_experiment(
@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from benchmark_control_plane.report.folder import write_page
+    from benchmark_control_plane.report.results_folder import write_page
 
     print(write_page(options.results))
     return 0
@@ -65,7 +65,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from benchmark_control_plane.report.compare import compared
-    from benchmark_control_plane.report.folder import read_results
+    from benchmark_control_plane.report.results_folder import read_results
 
     comparison = compared(read_results(options.a), read_results(options.b))
     print(comparison.text())
@@ -73,8 +73,8 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _gate(options: argparse.Namespace) -> int:
-    from benchmark_control_plane.report.folder import read_results
     from benchmark_control_plane.report.gate import broken, read_bounds
+    from benchmark_control_plane.report.results_folder import read_results
 
     bounds = read_bounds(options.bounds)
     complaints = list(broken(read_results(options.report), bounds))

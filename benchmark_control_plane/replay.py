@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from backends.batch_time import MODELS, StepTime
+from backends.cost_models.step_time import MODELS, StepTime
 from benchmark_control_plane.common.arguments import (
     BadInput,
     exit_code,

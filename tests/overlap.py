@@ -11,10 +11,10 @@ import os
 
 from vllm.v1.engine.core import EngineCore
 
-from backends.vllm.board import ENVIRONMENT
-from backends.vllm.one_process import OneProcess
+from backends.vllm.cpu_executor import OneProcess
+from backends.vllm.plugin.shared_state import ENVIRONMENT
 from backends.vllm.scheduler import make
-from backends.vllm.stepped import begin_anew
+from backends.vllm.simulation.stepped_engine import begin_anew
 
 
 class Overlapping(OneProcess):

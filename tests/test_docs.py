@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from backends.vllm.metadata import _KNOWN, _PREFIX
+from backends.vllm.plugin.request_metadata import _KNOWN, _PREFIX
 from controlplane.cli import _parser
 from controlplane.config import Config, load
 from controlplane.config.policies import SchedulingSection

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
 
-from backends.embedding.in_time import Key, by_key, in_time_first, key_of
+from backends.embedding.deadline_order import Key, by_key, in_time_first, key_of
 from controlplane.core.clock import Instant
 
 Caller = TypeVar("Caller")

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from backends.embedding import time_model
-from backends.embedding.contract import EncoderFacts, EncoderOptions
 from backends.embedding.cuda_memory import CudaMemory
-from backends.embedding.framing import Computed, Ids, Rows
-from backends.embedding.measuring import memory_points, time_points, trim_heap
+from backends.embedding.handshake import EncoderFacts, EncoderOptions
+from backends.embedding.ipc import Computed, Ids, Rows
 from backends.embedding.memory_model import EmbeddingMemory, fitted, prior
+from backends.embedding.profiling import memory_points, time_points, trim_heap
 from backends.embedding.time_model import PassTime
 from backends.embedding.truncation import Truncation
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from backends.embedding.contract import EncoderFacts
-from backends.embedding.framing import Ids
+from backends.embedding.handshake import EncoderFacts
+from backends.embedding.ipc import Ids
 from controlplane.core.ports import Refused
 
 

@@ -20,15 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backends.embedding.contract import EncoderOptions
-from backends.embedding.framing import (
-    HEAD,
-    Frame,
-    FrameKind,
-    pack_inputs,
-    unpack_head,
-    unpack_inputs,
-)
+from backends.embedding.handshake import EncoderOptions
+from backends.embedding.ipc import HEAD, Frame, FrameKind, pack_inputs, unpack_head, unpack_inputs
 
 if TYPE_CHECKING:
     from backends.embedding.encoder import Encoder

@@ -17,10 +17,10 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backends import tiny
-from backends.vllm import conversation
+from backends import bundled_models
+from backends.vllm import chat_template
 from backends.vllm.hybrid.support import HybridSetup
-from backends.vllm.metadata import metadata_of
+from backends.vllm.plugin.request_metadata import metadata_of
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import (
@@ -38,7 +38,7 @@ from controlplane.core.request import Request
 from controlplane.policy.engine.options import EngineOptions
 
 if TYPE_CHECKING:
-    from backends.vllm.running import Engine
+    from backends.vllm.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -152,9 +152,9 @@ class VllmGenerator:
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
         tokenizer = self._running().tokenizer
-        if conversation.characters(prompt) > _LONG_TEXT_CHARACTERS:
-            return await asyncio.to_thread(conversation.render, tokenizer, prompt)
-        return conversation.render(tokenizer, prompt)
+        if chat_template.characters(prompt) > _LONG_TEXT_CHARACTERS:
+            return await asyncio.to_thread(chat_template.render, tokenizer, prompt)
+        return chat_template.render(tokenizer, prompt)
 
     async def tokenize(self, text: str) -> list[int]:
         tokenizer = self._running().tokenizer
@@ -209,7 +209,7 @@ class VllmGenerator:
     def _construct(self, engine_class: "type[Engine]") -> "Engine":
         if self._is_given_up:
             raise BackendDown(f"the start of {self.model} was given up")
-        model = tiny.resolve(self._source)
+        model = bundled_models.resolve(self._source)
         # A terminal's Ctrl-C reaches every process in the foreground, and vLLM's would drop what runs. A
         # process inherits what the thread that starts it does not hear: the server decides when work ends.
         # Python's resource tracker, started with the first process, would make the thread hear it again.
@@ -255,7 +255,7 @@ def _load_engine() -> "type[Engine]":
     # On a GPU vLLM would fork: from a process of many threads, whose locks, sockets and signals the engine
     # would share.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    from backends.vllm.running import Engine
+    from backends.vllm.engine import Engine
 
     return Engine
 

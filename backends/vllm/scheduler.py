@@ -24,14 +24,14 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from backends.vllm import control
-from backends.vllm.balloon import balloon_of
-from backends.vllm.board import Board, EngineFacts
 from backends.vllm.compat import most_running
-from backends.vllm.metadata import Defaults, Served, defaults_of, progress_of, stated
-from backends.vllm.offer_queue import OfferQueue
-from backends.vllm.pacing import wait_for_input
-from backends.vllm.view import Runners, stamp
+from backends.vllm.plugin import rpc
+from backends.vllm.plugin.balloon import balloon_of
+from backends.vllm.plugin.batch_view import Runners, stamp
+from backends.vllm.plugin.input_wait import wait_for_input
+from backends.vllm.plugin.offer_queue import OfferQueue
+from backends.vllm.plugin.request_metadata import Defaults, Served, defaults_of, progress_of, stated
+from backends.vllm.plugin.shared_state import Board, EngineFacts
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import StepCost
@@ -343,7 +343,7 @@ class AsyncTandemScheduler(TandemScheduling, AsyncScheduler):  # type: ignore[mi
 
 def make(vllm_config: Any, **kwargs: Any) -> TandemScheduling:
     """What `scheduler_cls` names: a plain subclass under asynchronous scheduling would lose the overlap."""
-    control.install()
+    rpc.install()
     is_async = vllm_config.scheduler_config.async_scheduling
     kind = AsyncTandemScheduler if is_async else TandemScheduler
     made: TandemScheduling = kind(vllm_config=vllm_config, **kwargs)

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from backends import tiny
+from backends import bundled_models
 from benchmark_control_plane.common.arguments import BadInput
 
 # Some billions of weights from a cold disk, kernels compiled, graphs captured; several servers side by side.
@@ -96,7 +96,7 @@ def vllm_server(
     if arguments.get("kv_cache_memory_bytes") is not None:
         arguments = {"gpu_memory_utilization": _LEAST_PART, **arguments}
     command = [
-        *prefix, _vllm(), "serve", tiny.resolve(model),
+        *prefix, _vllm(), "serve", bundled_models.resolve(model),
         "--served-model-name", served_name, "--port", str(port), "--disable-uvicorn-access-log",
         *_flags(arguments),
     ]  # fmt: skip
@@ -188,7 +188,7 @@ def bench_serve(
         command = [
             _vllm(), "bench", "serve", "--backend", backend,
             "--base-url", server.url, "--endpoint", endpoint, "--model", model,
-            "--tokenizer", tiny.resolve("tandem/tiny-llama"), "--dataset-name", "random",
+            "--tokenizer", bundled_models.resolve("tandem/tiny-llama"), "--dataset-name", "random",
             "--random-input-len", str(input_tokens), "--random-output-len", str(output_tokens),
             "--num-prompts", str(requests), "--request-rate", rate, "--seed", str(seed), "--ignore-eos",
             "--disable-tqdm", "--save-result", "--save-detailed", "--result-dir", folder,

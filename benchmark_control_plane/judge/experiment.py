@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
 from benchmark_control_plane.common.arguments import BadInput
-from benchmark_control_plane.judge.experiment_parts import (
+from benchmark_control_plane.judge.experiment_schema import (
     Capacity,
     Endpoints,
     Live,

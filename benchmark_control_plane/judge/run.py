@@ -16,7 +16,13 @@ from statistics import median
 from typing import Any
 
 from benchmark_control_plane.common.arguments import BadInput, stated_data
-from benchmark_control_plane.judge.bench import (
+from benchmark_control_plane.judge.experiment import Experiment, quick, read_experiment, single
+from benchmark_control_plane.judge.experiment_schema import System
+from benchmark_control_plane.judge.frontier_search import highest_load
+from benchmark_control_plane.judge.progress import Progress
+from benchmark_control_plane.judge.records import Record
+from benchmark_control_plane.judge.results import Results
+from benchmark_control_plane.judge.stages import (
     Bench,
     Stage,
     objectives_from,
@@ -24,12 +30,6 @@ from benchmark_control_plane.judge.bench import (
     staged,
     unloaded,
 )
-from benchmark_control_plane.judge.experiment import Experiment, quick, read_experiment, single
-from benchmark_control_plane.judge.experiment_parts import System
-from benchmark_control_plane.judge.frontier import highest_load
-from benchmark_control_plane.judge.progress import Progress
-from benchmark_control_plane.judge.records import Record
-from benchmark_control_plane.judge.results import Results
 
 _SWEEP_LOAD = 1.0
 _TRIES = 2

@@ -22,9 +22,9 @@ from benchmark_control_plane.common.servers import (
     tandem_server,
     vllm_server,
 )
-from benchmark_control_plane.judge.endpoints import Dialect, HttpTarget, http_target
 from benchmark_control_plane.judge.experiment import Plan, classes_section, merged
-from benchmark_control_plane.judge.experiment_parts import Endpoint, Live, Pinned, Split, System
+from benchmark_control_plane.judge.experiment_schema import Endpoint, Live, Pinned, Split, System
+from benchmark_control_plane.judge.http_target import Dialect, HttpTarget, http_target
 
 Objectives = Mapping[str, Mapping[str, float]]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from benchmark_control_plane.report.markup import Child, Markup, el
+from benchmark_control_plane.report.html import Child, Markup, el
 
 
 def section(name: str, title: str, lead: str | None, *content: Markup | None) -> Markup:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmark_control_plane.common.arguments import BadInput
-from benchmark_control_plane.report import facts, wording
+from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.schema import METRICS, Results, Run
 
 CONFIDENCE = 0.95
@@ -89,7 +89,7 @@ def compared(a: Results, b: Results, *, tolerance: float = 0.0) -> Comparison:
     pairs: dict[Place, list[tuple[Run, Run]]] = defaultdict(list)
     for key in sorted(shared):
         pairs[key[:2]].append((before[key], after[key]))
-    names = [name for name in facts.classes(a) if name in facts.classes(b)]
+    names = [name for name in aggregates.classes(a) if name in aggregates.classes(b)]
     changes = [
         change
         for place, couples in pairs.items()
@@ -107,7 +107,7 @@ def _by_key(results: Results) -> dict[tuple[str, float, int], Run]:
 
 def _metrics(classes: Sequence[str]) -> Iterator[tuple[str, Callable[[Run], float | None], bool, bool]]:
     """(name, value, is it compared as a ratio, does it decide whether B is worse)."""
-    for name in (facts.OVERALL, *classes):
+    for name in (aggregates.OVERALL, *classes):
         yield f"attainment.{name}", _attained(name), False, True
     yield "goodput_rps", lambda run: run["goodput_rps"], True, True
     yield "rates.reject", lambda run: run["rates"]["reject"], False, False
@@ -170,15 +170,15 @@ def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _row(change: Change, tolerance: float) -> tuple[str, ...]:
-    write = wording.times if change.is_ratio else _points
-    level = wording.figure if change.is_ratio else wording.share
+    write = formats.times if change.is_ratio else _points
+    level = formats.figure if change.is_ratio else formats.share
     interval = (
         f"{write(change.interval[0])} … {write(change.interval[1])}" if change.interval else "one pair: none"
     )
     remark = "WORSE" if change.is_worse(tolerance) else "differs" if change.is_clear() else ""
     return (
         change.place[0],
-        wording.load(change.place[1]),
+        formats.load(change.place[1]),
         change.metric,
         level(change.before),
         level(change.after),

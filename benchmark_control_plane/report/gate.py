@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from benchmark_control_plane.common.arguments import BadInput, finite
-from benchmark_control_plane.report import facts, wording
+from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.schema import Results, Run
 
 FRONTIER = "max_goodput_rate"
@@ -30,7 +30,7 @@ class Bound:
     target: float | None = None
     seeds: str = "median"
 
-    def complaint(self, spread: facts.Spread | None, where: str) -> str | None:
+    def complaint(self, spread: aggregates.Spread | None, where: str) -> str | None:
         if spread is None:
             return f"{where}: {self.metric} was not measured in any valid run"
         low, high = (spread.low, spread.high) if self.seeds == "worst" else (spread.median, spread.median)
@@ -78,7 +78,7 @@ def _broken_rates(results: Results, bound: Bound) -> Iterator[str]:
         # A seed that reached the target at no rate has a frontier of nothing, which no minimum forgives.
         values = [0.0 if value is None else value for value in row["per_seed"]] or [row["rps"] or 0.0]
         if line := bound.complaint(
-            facts.spread(values), f"{row['system']} at {wording.share(row['target'])}"
+            aggregates.spread(values), f"{row['system']} at {formats.share(row['target'])}"
         ):
             yield line
 
@@ -92,12 +92,12 @@ def _broken_runs(results: Results, bound: Bound) -> Iterator[str]:
         }
     )
     if not places:
-        load = "any" if bound.load is None else wording.load(bound.load)
+        load = "any" if bound.load is None else formats.load(bound.load)
         yield f"{bound.metric}: no run of system {bound.system or 'any'} at load {load}"
     for system, load_value in places:
-        runs = facts.runs_of(results, system, load_value)
-        spread = facts.over_seeds(runs, lambda run: value_at(run, bound.metric))
-        if line := bound.complaint(spread, f"{system} at {wording.load(load_value)} load"):
+        runs = aggregates.runs_of(results, system, load_value)
+        spread = aggregates.over_seeds(runs, lambda run: value_at(run, bound.metric))
+        if line := bound.complaint(spread, f"{system} at {formats.load(load_value)} load"):
             yield line
 
 

@@ -1,6 +1,6 @@
 """What is the finding, in one sentence? Our rate against the best baseline's, or else the attainment."""
 
-from benchmark_control_plane.report import facts, wording
+from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.schema import Frontier, Results
 
 
@@ -11,13 +11,13 @@ def headline(results: Results) -> str:
 
 
 def _by_rate(results: Results) -> str | None:
-    system = facts.ours(results)
-    target = next(iter(facts.targets(results)), None)
+    system = aggregates.ours(results)
+    target = next(iter(aggregates.targets(results)), None)
     if system is None or target is None:
         return None
-    mine = facts.frontier(results, system["name"], target)
-    best = facts.best_baseline(results, target)
-    goal = f"{wording.share(target)} attainment"
+    mine = aggregates.frontier(results, system["name"], target)
+    best = aggregates.best_baseline(results, target)
+    goal = f"{formats.share(target)} attainment"
     if mine is None or mine["rps"] is None:
         said = f"{system['name']} keeps {goal} at no rate that was offered"
         return f"{said}; {best['system']} does at {_rate(results, best)}." if best else f"{said}."
@@ -29,23 +29,23 @@ def _by_rate(results: Results) -> str | None:
             else f"{said}."
         )
     beside = f"the best baseline ({best['system']}, {_rate(results, best)})"
-    if facts.is_limit(results, best):
+    if aggregates.is_limit(results, best):
         return f"{said}, beside {beside}: the loads were too low to tell them apart."
     return f"{said}: {ratio_text(results, mine, best)} {beside}."
 
 
 def _rate(results: Results, row: Frontier) -> str:
-    return wording.reached(row["rps"], is_limit=facts.is_limit(results, row))
+    return formats.reached(row["rps"], is_limit=aggregates.is_limit(results, row))
 
 
 def ratio_text(results: Results, mine: Frontier, best: Frontier) -> str:
     """The ratio of the rates, with its range over the seeds where there are several."""
     ratios = seed_ratios(mine, best)
-    least = "at least " if facts.is_limit(results, mine) else ""
-    overall = least + wording.times((mine["rps"] or 0.0) / (best["rps"] or 1.0))
+    least = "at least " if aggregates.is_limit(results, mine) else ""
+    overall = least + formats.times((mine["rps"] or 0.0) / (best["rps"] or 1.0))
     if len(ratios) < 2:
         return overall
-    low, high = wording.times(min(ratios)), wording.times(max(ratios))
+    low, high = formats.times(min(ratios)), formats.times(max(ratios))
     return f"{overall} ({'the same' if low == high else f'{low} to {high}'} over {len(ratios)} seeds)"
 
 
@@ -60,17 +60,17 @@ def _by_attainment(results: Results) -> str:
     load = max(run["load"] for run in results["runs"] if run["valid"])
     attained: dict[str, float] = {}
     for system in results["systems"]:
-        runs = facts.runs_of(results, system["name"], load)
-        if over := facts.attained(runs, facts.OVERALL):
+        runs = aggregates.runs_of(results, system["name"], load)
+        if over := aggregates.attained(runs, aggregates.OVERALL):
             attained[system["name"]] = over.median
     if not attained:
         return "No attainment was measured."
     ranked = sorted(attained, key=lambda name: (-attained[name], name))
-    best = wording.share(attained[ranked[0]])
-    said = f"At {wording.load(load)} load, {ranked[0]} meets {best} of its objectives"
+    best = formats.share(attained[ranked[0]])
+    said = f"At {formats.load(load)} load, {ranked[0]} meets {best} of its objectives"
     if len(ranked) == 1:
         return f"{said}."
-    return f"{said}; next comes {ranked[1]} with {wording.share(attained[ranked[1]])}."
+    return f"{said}; next comes {ranked[1]} with {formats.share(attained[ranked[1]])}."
 
 
 def _has_baseline(results: Results) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from benchmark_control_plane.report import wording
+from benchmark_control_plane.report import formats
 
 _FORMS = {"m0": "hidden states, restored", "m1": "half restored", "m2": "absorbed"}
 
@@ -14,12 +14,12 @@ def cost(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     taken = {form: row["ms_per_1000_tokens"] for form, row in content["forms"].items()}
     plain = taken.pop("kv")
     told = [
-        f"{_FORMS[form]} {wording.figure(ms)} ms ({wording.times(ms / plain)})" for form, ms in taken.items()
+        f"{_FORMS[form]} {formats.figure(ms)} ms ({formats.times(ms / plain)})" for form, ms in taken.items()
     ]
     yield (
         f"What do 1,000 cached tokens add to a decode step ({content['model']}, {content['dtype']}, "
         f"{content['device']})?",
-        f"keys and values {wording.figure(plain)} ms; {', '.join(told)}",
+        f"keys and values {formats.figure(plain)} ms; {', '.join(told)}",
     )
 
 

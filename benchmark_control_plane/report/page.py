@@ -8,9 +8,15 @@ from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Any
 
-from benchmark_control_plane.report import facts, finding, headline, load_panel, setting
-from benchmark_control_plane.report.curves import attainment_chart
-from benchmark_control_plane.report.markup import Markup, el, join
+from benchmark_control_plane.report import (
+    aggregates,
+    headline,
+    load_section,
+    overview_section,
+    setup_section,
+)
+from benchmark_control_plane.report.attainment_chart import attainment_chart
+from benchmark_control_plane.report.html import Markup, el, join
 from benchmark_control_plane.report.samples import pooled
 from benchmark_control_plane.report.schema import results_of
 
@@ -19,7 +25,7 @@ _ICON = "data:,"
 
 def render(results: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]) -> str:
     """Raises BadInput where results or requests are not of the format that schema.py describes."""
-    known = facts.ordered(results_of(results))
+    known = aggregates.ordered(results_of(results))
     samples = pooled(known, requests)
     head = el(
         "head",
@@ -33,12 +39,12 @@ def render(results: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]) ->
         "body",
         el(
             "main",
-            finding.opening(known),
-            finding.legend(known),
-            finding.attainment(known),
-            load_panel.by_load(known, samples),
-            setting.set_up(known),
-            setting.words(),
+            overview_section.opening(known),
+            overview_section.legend(known),
+            overview_section.attainment(known),
+            load_section.by_load(known, samples),
+            setup_section.set_up(known),
+            setup_section.words(),
         ),
         el("div", id="tip", role="status", hidden=True),
         el("script", Markup(_text("page.js"))),
@@ -48,9 +54,12 @@ def render(results: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]) ->
 
 def picture(results: Mapping[str, Any]) -> str:
     """Attainment against load as an SVG file of its own, light or dark as its reader prefers."""
-    known = facts.ordered(results_of(results))
+    known = aggregates.ordered(results_of(results))
     style = Markup(f"<style>{_text('chart.css')} svg {{ font-family: system-ui, sans-serif; }}</style>")
-    return attainment_chart(known, facts.OVERALL, width=1040, height=400, has_labels=True, style=style) + "\n"
+    return (
+        attainment_chart(known, aggregates.OVERALL, width=1040, height=400, has_labels=True, style=style)
+        + "\n"
+    )
 
 
 def _text(name: str) -> str:

@@ -3,11 +3,11 @@
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from benchmark_control_plane.report import blocks, facts, wording
-from benchmark_control_plane.report.breakdown import Bars
-from benchmark_control_plane.report.markup import Child, Markup, el, join
+from benchmark_control_plane.report import aggregates, blocks, formats
+from benchmark_control_plane.report.html import Child, Markup, el, join
+from benchmark_control_plane.report.outcome_chart import Bars
 from benchmark_control_plane.report.schema import METRICS, Figure, Memory, Results, Run
-from benchmark_control_plane.report.signs import sign
+from benchmark_control_plane.report.series_style import sign
 
 Row = Sequence[Child]
 
@@ -29,47 +29,49 @@ def table(
 
 def systems_table(results: Results, load: float) -> Markup:
     """Medians over the seeds, ranges below them; reject and evict rates always."""
-    names = facts.classes(results)
+    names = aggregates.classes(results)
     overall, *by_class = _attainment_columns(names)
     columns = [overall, *_COLUMNS[: len(_ALWAYS)], *by_class, *_COLUMNS[len(_ALWAYS) :]]
     columns = [c for c in columns if c[0] in _ALWAYS or any(_has(c, run) for run in results["runs"])]
     rows = []
     for number, system in enumerate(results["systems"]):
-        runs = facts.runs_of(results, system["name"], load)
-        cells = [_cell(facts.over_seeds(runs, value), text) for _, value, text in columns]
+        runs = aggregates.runs_of(results, system["name"], load)
+        cells = [_cell(aggregates.over_seeds(runs, value), text) for _, value, text in columns]
         rows.append([named(number, system["name"]), *cells, f"{len(runs)}"])
     head = ["system", *(name for name, _, _ in columns), "valid seeds"]
-    caption = f"Medians over the seeds at {wording.load(load)} load, with their ranges"
+    caption = f"Medians over the seeds at {formats.load(load)} load, with their ranges"
     return table(caption, head, rows, row_classes=_kinds(results))
 
 
 def frontier_table(results: Results) -> Markup:
-    goals = facts.targets(results)
+    goals = aggregates.targets(results)
     rows = []
     for number, system in enumerate(results["systems"]):
         cells: list[Child] = []
         for goal in goals:
-            row = facts.frontier(results, system["name"], goal)
-            reached = facts.rates(row) if row else None
+            row = aggregates.frontier(results, system["name"], goal)
+            reached = aggregates.rates(row) if row else None
             main = (
-                wording.reached(row["rps"], is_limit=facts.is_limit(results, row)) if row else wording.ABSENT
+                formats.reached(row["rps"], is_limit=aggregates.is_limit(results, row))
+                if row
+                else formats.ABSENT
             )
-            cells.append(_two_lines(main, wording.spread(reached.low, reached.high) if reached else None))
+            cells.append(_two_lines(main, formats.spread(reached.low, reached.high) if reached else None))
         rows.append([named(number, system["name"]), *cells])
-    head = ["system", *(f"{wording.share(goal)} of objectives met" for goal in goals)]
+    head = ["system", *(f"{formats.share(goal)} of objectives met" for goal in goals)]
     caption = "Highest offered rate at a stated attainment, with its range over the seeds"
     return table(caption, head, rows, row_classes=_kinds(results))
 
 
 def attainment_table(results: Results, name: str) -> Markup:
-    loads = facts.loads(results)
+    loads = aggregates.loads(results)
     rows = []
     for number, system in enumerate(results["systems"]):
-        places = (facts.runs_of(results, system["name"], load) for load in loads)
-        cells = (_cell(facts.attained(runs, name), wording.share) for runs in places)
+        places = (aggregates.runs_of(results, system["name"], load) for load in loads)
+        cells = (_cell(aggregates.attained(runs, name), formats.share) for runs in places)
         rows.append([named(number, system["name"]), *cells])
     caption = f"Attainment of {name}: median over the seeds, and range"
-    return table(caption, ["system", *map(wording.load, loads)], rows)
+    return table(caption, ["system", *map(formats.load, loads)], rows)
 
 
 def percentile_table(results: Results, load: float, service_class: str) -> Markup | None:
@@ -80,16 +82,16 @@ def percentile_table(results: Results, load: float, service_class: str) -> Marku
         return None
     rows = []
     for number, system in enumerate(results["systems"]):
-        runs = facts.runs_of(results, system["name"], load)
+        runs = aggregates.runs_of(results, system["name"], load)
         cells = []
         for metric in metrics:
             for rank in ("p50", "p90", "p99"):
                 figures = [_figure(run, service_class, metric, rank) for run in runs]
-                cells.append(_cell(_over_seeds(figures), wording.milliseconds))
+                cells.append(_cell(_over_seeds(figures), formats.milliseconds))
         rows.append([named(number, system["name"]), *cells])
     head = ["system", *(f"{_SHORT[m]} {rank}" for m in metrics for rank in ("p50", "p90", "p99"))]
     caption = (
-        f"Latency of delivered requests, {service_class}, at {wording.load(load)} load: median over the "
+        f"Latency of delivered requests, {service_class}, at {formats.load(load)} load: median over the "
         "seeds, and range; of a single seed, its 95 % interval"
     )
     return table(caption, head, rows)
@@ -99,7 +101,7 @@ def shares_table(caption: str, bars: Bars, names: Mapping[str, str]) -> Markup:
     rows = []
     for label, parts in bars:
         total = sum(parts.values())
-        cells = (f"{wording.count(parts[part])} ({wording.share(parts[part] / total)})" for part in names)
+        cells = (f"{formats.count(parts[part])} ({formats.share(parts[part] / total)})" for part in names)
         rows.append([label, *cells])
     return table(caption, ["system", *names.values()], rows)
 
@@ -109,8 +111,8 @@ def memory_table(memory: Memory, what: str) -> Markup:
     rows = [
         [
             owner,
-            wording.figure(max(held)),
-            wording.figure(statistics.fmean(held)),
+            formats.figure(max(held)),
+            formats.figure(statistics.fmean(held)),
             _quota_text(memory["quota_by_owner"].get(owner)),
         ]
         for owner, held in memory["by_owner"].items()
@@ -128,11 +130,11 @@ def runs_table(results: Results) -> Markup:
         rows.append(
             [
                 run["system"],
-                wording.load(run["load"]),
+                formats.load(run["load"]),
                 f"{run['seed']}",
-                wording.rate(run["offered_rps"]),
-                f"{wording.figure(run['duration_s'])} s",
-                *(wording.milliseconds(value) for value in (late["p50"], late["p99"], late["max"])),
+                formats.rate(run["offered_rps"]),
+                f"{formats.figure(run['duration_s'])} s",
+                *(formats.milliseconds(value) for value in (late["p50"], late["p99"], late["max"])),
                 valid,
             ]
         )
@@ -147,7 +149,7 @@ def _attainment_columns(names: Sequence[str]) -> list[_Column]:
     def of(name: str) -> Callable[[Run], float | None]:
         return lambda run: run["attainment"].get(name)
 
-    return [(f"{name} met", of(name), wording.share) for name in (facts.OVERALL, *names)]
+    return [(f"{name} met", of(name), formats.share) for name in (aggregates.OVERALL, *names)]
 
 
 def _from(section: str, key: str) -> Callable[[Run], float | None]:
@@ -159,17 +161,17 @@ def _from(section: str, key: str) -> Callable[[Run], float | None]:
 
 
 _COLUMNS: list[_Column] = [
-    ("goodput", lambda run: run["goodput_rps"], wording.rate),
-    ("rejected", _from("rates", "reject"), wording.share),
-    ("evicted", _from("rates", "evict"), wording.share),
-    ("aborted", _from("rates", "abort"), wording.share),
-    ("failed", _from("rates", "fail"), wording.share),
-    ("Jain fairness", _from("fairness", "jain"), wording.figure),
-    ("priority gap", _from("fairness", "priority_gap"), wording.figure),
-    ("preemptions", _from("engine", "preemptions"), wording.count),
-    ("tokens recomputed", _from("engine", "recompute_tokens"), wording.count),
-    ("over quota", _from("engine", "overflow"), wording.share),
-    ("cache hits", _from("engine", "cache_hit"), wording.share),
+    ("goodput", lambda run: run["goodput_rps"], formats.rate),
+    ("rejected", _from("rates", "reject"), formats.share),
+    ("evicted", _from("rates", "evict"), formats.share),
+    ("aborted", _from("rates", "abort"), formats.share),
+    ("failed", _from("rates", "fail"), formats.share),
+    ("Jain fairness", _from("fairness", "jain"), formats.figure),
+    ("priority gap", _from("fairness", "priority_gap"), formats.figure),
+    ("preemptions", _from("engine", "preemptions"), formats.count),
+    ("tokens recomputed", _from("engine", "recompute_tokens"), formats.count),
+    ("over quota", _from("engine", "overflow"), formats.share),
+    ("cache hits", _from("engine", "cache_hit"), formats.share),
 ]
 _ALWAYS = ("goodput", "rejected", "evicted", "aborted", "failed")
 _SHORT = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "tbt_ms": "gap", "e2e_ms": "e2e"}
@@ -183,24 +185,24 @@ def _figure(run: Run, service_class: str, metric: str, rank: str) -> Figure | No
     return run["percentiles"].get(service_class, {}).get(metric, {}).get(rank)
 
 
-def _over_seeds(figures: Sequence[Figure | None]) -> facts.Spread | None:
+def _over_seeds(figures: Sequence[Figure | None]) -> aggregates.Spread | None:
     match figures:
         case [[(int() | float()) as value, (int() | float()) as low, (int() | float()) as high]]:
-            return facts.Spread(value, low, high, 1)
+            return aggregates.Spread(value, low, high, 1)
         case _:
-            return facts.spread(figure[0] for figure in figures if figure)
+            return aggregates.spread(figure[0] for figure in figures if figure)
 
 
-def _cell(over: facts.Spread | None, text: Callable[[float | None], str]) -> Markup:
+def _cell(over: aggregates.Spread | None, text: Callable[[float | None], str]) -> Markup:
     if over is None:
-        return join(wording.ABSENT)
+        return join(formats.ABSENT)
     return _two_lines(text(over.median), _range(text(over.low), text(over.high)))
 
 
 def _quota_text(quota: float | list[float] | None) -> str:
     if isinstance(quota, list):
-        return wording.spread(min(quota), max(quota)) if quota else wording.ABSENT
-    return wording.figure(quota)
+        return formats.spread(min(quota), max(quota)) if quota else formats.ABSENT
+    return formats.figure(quota)
 
 
 def _range(low: str, high: str) -> str | None:

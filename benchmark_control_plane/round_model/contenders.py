@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 
-from backends.simulated_engine import Engine
+from backends.simulated.scheduler import Engine
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepPolicy
 from benchmark_control_plane.round_model.step_simulator import Objective, Served
 from controlplane.core.memory import Floats

@@ -6,7 +6,7 @@ leaves, who may join in order, and who gives way first if memory runs short afte
 
 from collections import deque
 
-from backends.simulated_engine import Engine
+from backends.simulated.scheduler import Engine
 from benchmark_control_plane.round_model.step_simulator import Objective, Served
 from controlplane.core.clock import Instant, seconds
 from controlplane.core.request import Kind, Request

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from backends.batch_time import StepTime, pace
+from backends.cost_models.step_time import StepTime, pace
 from benchmark_control_plane.round_model.lengths import Line
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions, StepPolicy
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES

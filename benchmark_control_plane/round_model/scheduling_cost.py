@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.batch_time import LLAMA2_70B_TP1, tile
+from backends.cost_models.step_time import LLAMA2_70B_TP1, tile
 from benchmark_control_plane.round_model.lengths import (
     CONVERSATION_MEMORY,
     conversation_lengths,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import ceil
 
-from backends.batch_time import StepTime
+from backends.cost_models.step_time import StepTime
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepPolicy
 
 _FRUITLESS_CLEARINGS = 1000

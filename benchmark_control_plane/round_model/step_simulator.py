@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from backends.batch_time import BatchTime, StepLoad
-from backends.simulated_engine import Engine
-from backends.simulated_engine import Sequence as EngineSequence
+from backends.cost_models.step_time import BatchTime, StepLoad
+from backends.simulated.scheduler import Engine
+from backends.simulated.scheduler import Sequence as EngineSequence
 
 _EMPTY_STEPS = 100
 """A rule may look at some of those that wait only now and then; an engine asks again at once."""

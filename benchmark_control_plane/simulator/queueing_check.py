@@ -17,7 +17,7 @@ from math import factorial
 import numpy as np
 import numpy.typing as npt
 
-from backends.batch_time import affine, llm_only
+from backends.cost_models.step_time import affine, llm_only
 from benchmark_control_plane.simulator.simulation import Ask, Course, Machine, arrival_times, simulate
 
 Floats = npt.NDArray[np.float64]

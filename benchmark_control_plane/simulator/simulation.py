@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.batch_time import BatchTime, StepLoad
-from backends.device_memory import ElasticMemory
-from backends.simulated import SimulatedGenerator
-from backends.simulated_device import OnStep, SimulatedDevice
-from backends.simulated_embedder import SimulatedEmbedder
+from backends.cost_models.step_time import BatchTime, StepLoad
+from backends.device.kv_memory import ElasticMemory
+from backends.simulated.device import OnStep, SimulatedDevice
+from backends.simulated.embedder import SimulatedEmbedder
+from backends.simulated.generator import SimulatedGenerator
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import Config, parse
 from controlplane.core.geometry import KvGeometry

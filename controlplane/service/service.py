@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from backends import device
-from backends.device_memory import DeviceMemory
+from backends.device import probe
+from backends.device.kv_memory import DeviceMemory
 from controlplane.config import Config, ConfigError
 from controlplane.config.reconfigure import changeable, changed
 from controlplane.core.clock import NO_TIME, Clock, Duration
@@ -66,7 +66,7 @@ class ModelCard:
 def plan_of(config: Config) -> MemoryPlan:
     """Raises ConfigError."""
     try:
-        plan = memory_plan(config, facts_of, device.memory_bytes)
+        plan = memory_plan(config, facts_of, probe.memory_bytes)
         warn_if_taken(plan)
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable, Mapping
 
-from backends import device
-from backends.device_memory import (
+from backends.device import probe as device_probe
+from backends.device.kv_memory import (
     DeviceMemory,
     KvcachedMemory,
     StaticMemory,
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def warn_if_taken(plan: MemoryPlan) -> None:
     """Before anything is loaded. Raises ValueError as `device.memory_bytes`."""
-    free, needed = device.free_gpu_bytes(), plan.memory_bytes - plan.margin_bytes
+    free, needed = device_probe.free_gpu_bytes(), plan.memory_bytes - plan.margin_bytes
     if free is not None and free < needed:
         log.warning(
             "the plan takes up to %s bytes of the device and %s are free now; end what else holds it, or set "
@@ -84,7 +84,7 @@ def monitor_of(plan: MemoryPlan, *, is_static: bool) -> Callable[[Callable[[int]
     than at the start, less a cache that counts since then; half the margin is what nobody minds."""
 
     def build(withhold: Callable[[int], None]) -> MemoryMonitor:
-        probe = device.open_probe()
+        probe = device_probe.open_probe()
         has_cache = is_static and probe.counts_untouched
         granted = plan.pool_bytes + plan.activation_bytes - (plan.kv_bytes if has_cache else 0)
         return MemoryMonitor(probe, lambda: granted, withhold, plan.margin_bytes // 2)

@@ -13,7 +13,7 @@ from hybridcache.layout import Held
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from backends.vllm.hybrid import forms
+from backends.vllm.hybrid import step_forms
 
 # Of a backend that states none; vLLM prefers the first as well.
 _LAYOUTS = (KVCacheLayout.LBNHC, KVCacheLayout.LBHNC, KVCacheLayout.BLNHC, KVCacheLayout.BLHNC)
@@ -90,9 +90,9 @@ class Sorting:
         return AttentionCGSupport.NEVER
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        common, step = common_attn_metadata, forms.current()
+        common, step = common_attn_metadata, step_forms.current()
         batch = None
-        if step != forms.PLAIN:
+        if step != step_forms.PLAIN:
             found = _Step(common, step, self.kv_cache_spec.layout)
             batch = found.batch()
             if 0 < len(batch.plain) < found.tokens:
@@ -103,7 +103,7 @@ class Sorting:
 
 
 class _Step:
-    def __init__(self, common: Any, step: forms.StepForms, layout: Any) -> None:
+    def __init__(self, common: Any, step: step_forms.StepForms, layout: Any) -> None:
         self.common, self.layout = common, layout
         count = common.num_reqs
         self.device = common.seq_lens.device

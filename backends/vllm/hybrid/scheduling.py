@@ -20,9 +20,9 @@ from hybridcache.calibration import Setting, added
 from hybridcache.layout import BlockLayout
 from vllm.platforms import current_platform
 
-from backends.vllm import control
 from backends.vllm.hybrid.cache import HybridCache
-from backends.vllm.hybrid.forms import StepForms
+from backends.vllm.hybrid.step_forms import StepForms
+from backends.vllm.plugin import rpc
 from backends.vllm.scheduler import AsyncTandemScheduler, TandemScheduler
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.view import HiddenPrice
@@ -201,7 +201,7 @@ class AsyncHybridScheduler(HybridScheduling, AsyncTandemScheduler):
 
 def make(vllm_config: Any, **kwargs: Any) -> HybridScheduling:
     """What `scheduler_cls` names."""
-    control.install()
+    rpc.install()
     is_async = vllm_config.scheduler_config.async_scheduling
     made: HybridScheduling = (AsyncHybridScheduler if is_async else HybridScheduler)(
         vllm_config=vllm_config, **kwargs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
-from backends.vllm.hybrid import attention, forms, models
+from backends.vllm.hybrid import attention, models, step_forms
 
 if TYPE_CHECKING or not current_platform.is_cpu():
     from vllm.v1.worker.gpu_worker import Worker
@@ -29,5 +29,5 @@ class HybridWorker(Worker):  # type: ignore[misc]
         super().__init__(vllm_config, *args, **kwargs)
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        with forms.of_step(getattr(scheduler_output, "cache_forms", forms.PLAIN)):
+        with step_forms.of_step(getattr(scheduler_output, "cache_forms", step_forms.PLAIN)):
             return super().execute_model(scheduler_output, *args, **kwargs)

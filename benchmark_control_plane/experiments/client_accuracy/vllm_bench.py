@@ -24,7 +24,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from backends import tiny
+from backends import bundled_models
 from benchmark_control_plane.common.servers import (
     Server,
     bench_serve,
@@ -34,13 +34,13 @@ from benchmark_control_plane.common.servers import (
 )
 from benchmark_control_plane.experiments.client_accuracy.scripted_server import TRUTH
 from benchmark_control_plane.judge.analysis import lateness
-from benchmark_control_plane.judge.bench import LiveStage
-from benchmark_control_plane.judge.endpoints import Dialect, HttpTarget
 from benchmark_control_plane.judge.experiment import read_experiment
-from benchmark_control_plane.judge.experiment_parts import Endpoint, Lengths, Stream
+from benchmark_control_plane.judge.experiment_schema import Endpoint, Lengths, Stream
+from benchmark_control_plane.judge.http_target import Dialect, HttpTarget
 from benchmark_control_plane.judge.memory import Read
 from benchmark_control_plane.judge.records import Record
 from benchmark_control_plane.judge.runner import Clock, Played, Target, play
+from benchmark_control_plane.judge.stages import LiveStage
 from benchmark_control_plane.judge.systems import Up, up
 from benchmark_control_plane.judge.workload import planned
 
@@ -112,7 +112,7 @@ def _vllm_bench(server: Server, model: str, load: Load, seed: int) -> tuple[Medi
 
 def compared(server: Server, model: str, load: Load, *, knows_truth: bool) -> dict[str, Any]:
     """Milliseconds; `ratio` is ours to theirs, `beyond_truth_ms` what each measured too much."""
-    tokenizer = Tokenizer.from_file(f"{tiny.resolve('tandem/tiny-llama')}/tokenizer.json")
+    tokenizer = Tokenizer.from_file(f"{bundled_models.resolve('tandem/tiny-llama')}/tokenizer.json")
     judge = _Judge(server, model, load, tokenizer.decode)
     rounds: dict[str, list[Medians]] = {"vllm_bench": [], "judge": []}
     truths: dict[str, list[Mapping[str, float]]] = {name: [] for name in rounds}

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from time import perf_counter
 
-from backends.batch_time import BATCH_TIMES, StepLoad
-from backends.vllm.stepped import Setup
+from backends.cost_models.step_time import BATCH_TIMES, StepLoad
+from backends.vllm.simulation.stepped_engine import Setup
 from benchmark_control_plane.experiments.engine.replay import Outcome, Window
 from benchmark_control_plane.experiments.engine.workload import Lengths, Offer, Promise
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from backends.vllm.stepped import Setup, SteppedEngine
+from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
 from benchmark_control_plane.common.arguments import add_data, exit_status, stated_data
 from benchmark_control_plane.common.results_file import add_results, keep, kept_before
 from benchmark_control_plane.experiments.engine.bounds import fluid_bound, with_hindsight

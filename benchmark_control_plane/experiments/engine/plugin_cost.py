@@ -18,9 +18,9 @@ from statistics import median, quantiles
 from time import perf_counter_ns
 from typing import Any
 
-from backends.vllm.board import named_board
-from backends.vllm.metadata import KEY, metadata_of
-from backends.vllm.stepped import Setup, SteppedEngine
+from backends.vllm.plugin.request_metadata import KEY, metadata_of
+from backends.vllm.plugin.shared_state import named_board
+from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
 from benchmark_control_plane.common.results_file import add_results, keep_or_print
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.forecast import LengthForecast

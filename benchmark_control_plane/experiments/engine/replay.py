@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from backends.vllm.stepped import HiddenStates, Setup, SteppedEngine
+from backends.vllm.simulation.stepped_engine import HiddenStates, Setup, SteppedEngine
 from benchmark_control_plane.experiments.engine.workload import Offer, Promise
 
 _NS = 1e9

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.vllm.stepped import Setup, SteppedEngine
+from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
 
 SETUP = Setup(
     blocks=64, max_model_tokens=512, max_running=16, max_step_tokens=256, batch_time="opt-13b-a100-80g"

@@ -16,7 +16,7 @@ from statistics import median
 
 import uvloop
 
-from backends.device import open_probe
+from backends.device.probe import open_probe
 from benchmark_control_plane.common.arguments import BadInput, exit_code
 from controlplane.service.memory.monitor import MemoryMonitor
 

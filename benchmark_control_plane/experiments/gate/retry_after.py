@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.batch_time import affine, in_turn, llm_only
+from backends.cost_models.step_time import affine, in_turn, llm_only
 from benchmark_control_plane.common.results_file import add_results, keep_or_print
 from benchmark_control_plane.simulator.simulation import Ask, Machine, arrival_times, engines, started
 from benchmark_control_plane.simulator.virtual_time import run

@@ -17,8 +17,8 @@ from dataclasses import asdict
 from statistics import mean
 from typing import Any
 
-from backends.roofline import A100_40GB, Device
-from backends.vllm.stepped import GEOMETRIES, HiddenStates, Setup, SteppedEngine
+from backends.cost_models.roofline import A100_40GB, Device
+from backends.vllm.simulation.stepped_engine import GEOMETRIES, HiddenStates, Setup, SteppedEngine
 from benchmark_control_plane.common.arguments import add_data, exit_status, stated_data
 from benchmark_control_plane.common.results_file import add_results, keep_or_print
 from benchmark_control_plane.experiments.engine.replay import Contender, Window, play

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from backends.batch_time import BATCH_TIMES
-from backends.vllm.stepped import GEOMETRIES, Setup
+from backends.cost_models.step_time import BATCH_TIMES
+from backends.vllm.simulation.stepped_engine import GEOMETRIES, Setup
 from benchmark_control_plane.experiments.engine.replay import Window
 from benchmark_control_plane.experiments.engine.workload import Offer, Promise
 from benchmark_control_plane.simulator.simulation import Ask, Machine, Record, simulate

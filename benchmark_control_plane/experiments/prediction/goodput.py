@@ -20,7 +20,7 @@ from random import Random
 from statistics import mean, stdev
 from typing import Any
 
-from backends.vllm.stepped import Setup, SteppedEngine
+from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
 from benchmark_control_plane.common.arguments import add_data, data_folder, exit_status
 from benchmark_control_plane.common.results_file import add_results, keep_or_print, kept_before
 from benchmark_control_plane.experiments.engine.frontier import CONTENDERS

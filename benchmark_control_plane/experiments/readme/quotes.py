@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from benchmark_control_plane.report import wording
+from benchmark_control_plane.report import formats
 
 
 def lengths(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -14,14 +14,14 @@ def lengths(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     others = {name: loss for name, loss in losses.items() if not name.startswith("learned")}
     best = min(others, key=others.__getitem__)
     learned = losses["learned"]
-    told = f"pinball loss {learned:.1f} tokens, {wording.times(learned / others[best])} of {best}'s"
-    told += f" and {wording.times(learned / others['tf-idf ridge'])} of a plain tf-idf ridge's"
+    told = f"pinball loss {learned:.1f} tokens, {formats.times(learned / others[best])} of {best}'s"
+    told += f" and {formats.times(learned / others['tf-idf ridge'])} of a plain tf-idf ridge's"
     if (encoded := losses.get("learned, encoder")) is not None:
-        told += f"; {wording.times(encoded / others[best])} and "
-        told += f"{wording.times(encoded / others['tf-idf ridge'])} where prompts were embedded before"
+        told += f"; {formats.times(encoded / others[best])} and "
+        told += f"{formats.times(encoded / others['tf-idf ridge'])} where prompts were embedded before"
     yield (
         f"How well are answer lengths foretold from the prompt ({content['samples']:,} answers, five folds)?",
-        f"{told}; {wording.share(mixed['learned']['coverage_90'])} of the answers stay within their 0.9 "
+        f"{told}; {formats.share(mixed['learned']['coverage_90'])} of the answers stay within their 0.9 "
         "quantile",
     )
     yield (
@@ -34,10 +34,10 @@ def lengths(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     after = [covered for one in switches for covered in one["after_500"]]
     yield (
         "How many answers are within their 0.9 quantile 500 requests after a switch of model or traffic?",
-        f"{wording.share(min(after))} to {wording.share(max(after))} ({len(switches)} switches, "
-        f"{len(content['seeds'])} seeds); of windows of 500 {wording.share(outside)} leave 88 to 92 %, "
-        f"without switches {wording.share(stream['windows_outside'])}, by chance alone "
-        f"{wording.share(stream['outside_by_chance'])} would",
+        f"{formats.share(min(after))} to {formats.share(max(after))} ({len(switches)} switches, "
+        f"{len(content['seeds'])} seeds); of windows of 500 {formats.share(outside)} leave 88 to 92 %, "
+        f"without switches {formats.share(stream['windows_outside'])}, by chance alone "
+        f"{formats.share(stream['outside_by_chance'])} would",
     )
     rest = [content["conditional"][seen] for seen in ("25%", "50%", "75%")]
     ours, plain = (", ".join(f"{one[key]:.1f}" for one in rest) for key in ("conditional", "minus_so_far"))
@@ -55,7 +55,7 @@ def lengths(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _of_best_other(methods: Mapping[str, Any]) -> str:
     others = [one["pinball"] for name, one in methods.items() if not name.startswith("learned")]
-    return wording.times(methods["learned"]["pinball"] / min(others))
+    return formats.times(methods["learned"]["pinball"] / min(others))
 
 
 def goodput(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -81,10 +81,10 @@ def first_token(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     errors, covered = ([one[key] for _, one in cells] for key in ("median_error", "coverage_90"))
     loads = sorted({float(load) for load, _ in cells})
     yield (
-        f"How well is the first token foretold, at {wording.load(loads[0])} to {wording.load(loads[-1])} of "
+        f"How well is the first token foretold, at {formats.load(loads[0])} to {formats.load(loads[-1])} of "
         "what vLLM on the CPU carries (tiny model)?",
-        f"median absolute error {wording.share(min(errors))} to {wording.share(max(errors))}; "
-        f"{wording.share(min(covered))} to {wording.share(max(covered))} within the 0.9 quantile "
+        f"median absolute error {formats.share(min(errors))} to {formats.share(max(errors))}; "
+        f"{formats.share(min(covered))} to {formats.share(max(covered))} within the 0.9 quantile "
         f"({len(cells)} cells of {cells[0][1]['requests']} requests)",
     )
 
@@ -95,6 +95,6 @@ def retry_after(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     admitted, away = (sum(run[key] for run in runs) for key in ("then_admitted", "turned_away"))
     yield (
         "Are those who wait as `Retry-After` says then let in (bursts, simulated)?",
-        f"{wording.share(admitted / away)} of {away}; in the worst of {len(runs)} runs "
-        f"{wording.share(min(run['then_admitted'] / run['turned_away'] for run in runs))}",
+        f"{formats.share(admitted / away)} of {away}; in the worst of {len(runs)} runs "
+        f"{formats.share(min(run['then_admitted'] / run['turned_away'] for run in runs))}",
     )

@@ -20,10 +20,10 @@ from benchmark_control_plane.common.arguments import BadInput, read_object
 from benchmark_control_plane.common.results_file import put
 from benchmark_control_plane.experiments.engine.frontier import points_at
 from benchmark_control_plane.experiments.readme import quotes
-from benchmark_control_plane.report import facts, hybrid_quotes, wording
-from benchmark_control_plane.report.folder import committed, read_results
+from benchmark_control_plane.report import aggregates, formats, hybrid_quotes
 from benchmark_control_plane.report.headline import headline
 from benchmark_control_plane.report.page import picture
+from benchmark_control_plane.report.results_folder import committed, read_results
 from benchmark_control_plane.report.schema import FORMAT, Results, results_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -90,7 +90,7 @@ def section(folder: Path) -> str:
     found = list(experiments(folder))
     parts = [_experiment(results, file) for name in IN_FULL for file, results in found if file.name == name]
     quoted = [
-        f"| {results['experiment']['question']} | {_rates(facts.ordered(results))} | {_link(file)} |"
+        f"| {results['experiment']['question']} | {_rates(aggregates.ordered(results))} | {_link(file)} |"
         for file, results in found
         if file.name not in IN_FULL
     ] + [
@@ -106,13 +106,13 @@ def section(folder: Path) -> str:
 def _experiment(results: Results, file: Path) -> str:
     """The finding, then the systems side by side: rates, attainment under the highest load, losses. Where
     some were not run under it, all of them again under one that they share."""
-    ordered = facts.ordered(results)
-    names, loads = [system["name"] for system in ordered["systems"]], facts.loads(ordered)
-    whole = [name for name in names if loads and facts.runs_of(ordered, name, loads[-1])]
+    ordered = aggregates.ordered(results)
+    names, loads = [system["name"] for system in ordered["systems"]], aggregates.loads(ordered)
+    whole = [name for name in names if loads and aggregates.runs_of(ordered, name, loads[-1])]
     lines = _rates_table(ordered, whole, loads[-1]) if whole else []
     lines += _shared_table(ordered, [name for name in names if name not in whole])
-    refused = facts.invalid(ordered)
-    remarks = [f"{wording.several(len(facts.seeds(ordered)), 'seed')}, medians; {_link(file)}"]
+    refused = aggregates.invalid(ordered)
+    remarks = [f"{formats.several(len(aggregates.seeds(ordered)), 'seed')}, medians; {_link(file)}"]
     if refused:
         remarks.append(f"{len(refused)} of {len(ordered['runs'])} runs not valid and left out")
     if ordered["partial"]:
@@ -125,25 +125,27 @@ def _experiment(results: Results, file: Path) -> str:
 
 def _rates(results: Results) -> str:
     """Of each system, at the first target, beside what it attains under the highest load: medians."""
-    if not facts.targets(results):
+    if not aggregates.targets(results):
         return headline(results)
-    goal, load = facts.targets(results)[0], facts.common_loads(results)[-1]
+    goal, load = aggregates.targets(results)[0], aggregates.common_loads(results)[-1]
     told = []
     for system in results["systems"]:
-        row = facts.frontier(results, system["name"], goal)
-        is_limit = row is not None and facts.is_limit(results, row)
-        rate = wording.reached(row["rps"] if row else None, is_limit=is_limit)
-        met = _median(facts.attained(facts.runs_of(results, system["name"], load), facts.OVERALL))
+        row = aggregates.frontier(results, system["name"], goal)
+        is_limit = row is not None and aggregates.is_limit(results, row)
+        rate = formats.reached(row["rps"] if row else None, is_limit=is_limit)
+        met = _median(
+            aggregates.attained(aggregates.runs_of(results, system["name"], load), aggregates.OVERALL)
+        )
         told.append(f"{system['name']} {rate} ({met})")
-    seeds = wording.several(len(facts.seeds(results)), "seed")
+    seeds = formats.several(len(aggregates.seeds(results)), "seed")
     partial = "; **partial**" if results["partial"] else ""
-    met_at = f"in brackets what is met at {wording.load(load)} load"
-    return f"at {wording.share(goal)}: {', '.join(told)}; {met_at} ({seeds}{partial})"
+    met_at = f"in brackets what is met at {formats.load(load)} load"
+    return f"at {formats.share(goal)}: {', '.join(told)}; {met_at} ({seeds}{partial})"
 
 
 def _rates_table(results: Results, systems: Sequence[str], load: float) -> list[str]:
-    goals = facts.targets(results)
-    rates = [f"req/s at {wording.share(goal)}" for goal in goals]
+    goals = aggregates.targets(results)
+    rates = [f"req/s at {formats.share(goal)}" for goal in goals]
     rows = (
         [name, *(_rate_cell(results, name, goal) for goal in goals), *_met_cells(results, name, load)]
         for name in systems
@@ -157,7 +159,7 @@ def _shared_table(results: Results, few: Sequence[str]) -> list[str]:
     if not loads:
         return []
     load = max(loads)
-    seeds = [{run["seed"] for run in facts.runs_of(results, name, load)} for name in few]
+    seeds = [{run["seed"] for run in aggregates.runs_of(results, name, load)} for name in few]
     shared = set.intersection(*filter(None, seeds))
     same: Results = {**results, "runs": [run for run in results["runs"] if run["seed"] in shared]}
     rows = ([system["name"], *_met_cells(same, system["name"], load)] for system in results["systems"])
@@ -166,27 +168,30 @@ def _shared_table(results: Results, few: Sequence[str]) -> list[str]:
 
 
 def _rate_cell(results: Results, system: str, goal: float) -> str:
-    if (row := facts.frontier(results, system, goal)) is None:
-        return wording.ABSENT
-    ends, least = facts.rates(row), "at least " if facts.is_limit(results, row) else ""
-    spread = f" ({wording.spread(ends.low, ends.high)})" if ends and ends.low < ends.high else ""
-    return f"{least}{wording.figure(row['rps'])}{spread}"
+    if (row := aggregates.frontier(results, system, goal)) is None:
+        return formats.ABSENT
+    ends, least = aggregates.rates(row), "at least " if aggregates.is_limit(results, row) else ""
+    spread = f" ({formats.spread(ends.low, ends.high)})" if ends and ends.low < ends.high else ""
+    return f"{least}{formats.figure(row['rps'])}{spread}"
 
 
 def _met_head(results: Results, load: float) -> list[str]:
-    return [f"met at {wording.load(load)} load", *facts.classes(results), "rejected", "evicted"]
+    return [f"met at {formats.load(load)} load", *aggregates.classes(results), "rejected", "evicted"]
 
 
 def _met_cells(results: Results, system: str, load: float) -> list[str]:
-    runs = facts.runs_of(results, system, load)
-    cells = [_median(facts.attained(runs, name)) for name in (facts.OVERALL, *facts.classes(results))]
-    cells.append(_median(facts.over_seeds(runs, lambda run: run["rates"]["reject"])))
-    cells.append(_median(facts.over_seeds(runs, lambda run: run["rates"]["evict"])))
+    runs = aggregates.runs_of(results, system, load)
+    cells = [
+        _median(aggregates.attained(runs, name))
+        for name in (aggregates.OVERALL, *aggregates.classes(results))
+    ]
+    cells.append(_median(aggregates.over_seeds(runs, lambda run: run["rates"]["reject"])))
+    cells.append(_median(aggregates.over_seeds(runs, lambda run: run["rates"]["evict"])))
     return cells
 
 
-def _median(over: facts.Spread | None) -> str:
-    return wording.share(over.median if over else None)
+def _median(over: aggregates.Spread | None) -> str:
+    return formats.share(over.median if over else None)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -250,7 +255,7 @@ def _lost(studies: Sequence[Mapping[str, Any]], data: str, policy: str, predicti
     wanted = (data, policy, prediction)
     runs = [one for one in studies if (one["dataset"], one["policy"], one["prediction"]) == wanted]
     waits = [point["lost_wait"]["p95"] for point in points_at(runs, 0.9)]
-    return f"{wording.figure(max(waits))} s" if waits else wording.ABSENT
+    return f"{formats.figure(max(waits))} s" if waits else formats.ABSENT
 
 
 def _over(
@@ -293,14 +298,14 @@ def _collocation(content: Mapping[str, Any]) -> Quotes:
             continue
         ratio, rate = cell["tandem_over_naive"], key.split("_")[1]
         burst = min(cell["unloaded_burst_s"].values())
-        ours, theirs = (wording.share(cell[who]["burst_attainment"]) for who in ("tandem", "naive"))
+        ours, theirs = (formats.share(cell[who]["burst_attainment"]) for who in ("tandem", "naive"))
         alone = cell["alone"]["tandem"]["p99_ttft_ms"] / cell["naive"]["p99_ttft_ms"]
         yield (
             f"How do chat at {rate}/s and a burst of passages every {interval:g} s ({burst:.2g} s alone) "
             "share two cores, beside two servers that know nothing of each other?",
-            f"P99 TTFT {wording.times(ratio['p99_ttft_ms'])} ({wording.times(alone)} without any passages), "
-            f"TPOT {wording.times(ratio['p99_tpot_ms'])}, "
-            f"passages/s {wording.times(ratio['passages_per_s'])} of theirs; bursts in time {ours} "
+            f"P99 TTFT {formats.times(ratio['p99_ttft_ms'])} ({formats.times(alone)} without any passages), "
+            f"TPOT {formats.times(ratio['p99_tpot_ms'])}, "
+            f"passages/s {formats.times(ratio['passages_per_s'])} of theirs; bursts in time {ours} "
             f"(theirs {theirs}; {len(cell['runs'])} runs, medians)",
         )
 
@@ -310,9 +315,9 @@ def _embedding_throughput(content: Mapping[str, Any]) -> Quotes:
         ratios = content[texts]["ratios"]
         yield (
             f"How fast does the embedding engine compute {texts}?",
-            f"{wording.times(ratios['engine_over_encode'])} of `encode` fed all at once; over HTTP "
-            f"{wording.times(ratios['tandem_http_over_encode'])} of it and "
-            f"{wording.times(ratios['tandem_http_over_infinity_http'])} of infinity-emb's",
+            f"{formats.times(ratios['engine_over_encode'])} of `encode` fed all at once; over HTTP "
+            f"{formats.times(ratios['tandem_http_over_encode'])} of it and "
+            f"{formats.times(ratios['tandem_http_over_infinity_http'])} of infinity-emb's",
         )
 
 
@@ -322,8 +327,8 @@ def _collocated_mix(content: Mapping[str, Any]) -> Quotes:
     free = policies["no quota"]
     yield (
         "What do moving quotas keep, over 45 mixes and loads on a simulated H100?",
-        f"{wording.share(policies['dynamic']['both'])} of both kinds' promises; the best of the fixed splits "
-        f"{wording.share(policies[best]['both'])}; without quotas {wording.share(free['both'])}, with "
+        f"{formats.share(policies['dynamic']['both'])} of both kinds' promises; the best of the fixed splits "
+        f"{formats.share(policies[best]['both'])}; without quotas {formats.share(free['both'])}, with "
         f"{free['failed_batches']:,} batches that found no memory",
     )
 
@@ -333,7 +338,7 @@ def _against_vllm_bench(content: Mapping[str, Any]) -> Quotes:
         ratio, tokens = one["ratio"], f"{one['prompt_tokens']} + {one['output_tokens']} tokens"
         yield (
             f"Does the judge's client measure what `vllm bench serve` does, on one vLLM server ({tokens})?",
-            f"TTFT {wording.times(ratio['ttft_ms'])}, TPOT {wording.times(ratio['tpot_ms'])} of its medians",
+            f"TTFT {formats.times(ratio['ttft_ms'])}, TPOT {formats.times(ratio['tpot_ms'])} of its medians",
         )
     if (known := content.get("known_delays")) is not None:
         ours, theirs = known["beyond_truth_ms"]["judge"], known["beyond_truth_ms"]["vllm_bench"]
@@ -345,7 +350,7 @@ def _against_vllm_bench(content: Mapping[str, Any]) -> Quotes:
 
 
 def _ratio(spread: Mapping[str, float]) -> str:
-    return f"{wording.times(spread['median'])} ({spread['min']:.2f} to {spread['max']:.2f})"
+    return f"{formats.times(spread['median'])} ({spread['min']:.2f} to {spread['max']:.2f})"
 
 
 FIGURES: Mapping[str, Callable[[Mapping[str, Any]], Quotes]] = {

@@ -18,7 +18,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from backends.batch_time import fitted_profile
+from backends.cost_models.step_time import fitted_profile
 from benchmark_control_plane.common.arguments import data_folder
 from benchmark_control_plane.common.results_file import keep
 from benchmark_control_plane.common.row_files import rows

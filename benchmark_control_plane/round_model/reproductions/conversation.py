@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.batch_time import LLAMA2_70B_TP1, tile
+from backends.cost_models.step_time import LLAMA2_70B_TP1, tile
 from benchmark_control_plane.common.results_file import keep
 from benchmark_control_plane.round_model.lengths import CONVERSATION_MEMORY, Line
 from benchmark_control_plane.round_model.schedules import Schedule, Setting, scheduled

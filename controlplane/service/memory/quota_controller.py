@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backends.device_memory import DeviceMemory
+from backends.device.kv_memory import DeviceMemory
 from controlplane.core.clock import Clock, Duration, Instant, between, milliseconds
 from controlplane.core.decision import Defer, Reason, Reject
 from controlplane.core.memory import Footprint, Quota

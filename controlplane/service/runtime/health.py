@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from backends.device_memory import LimitConflict
+from backends.device.kv_memory import LimitConflict
 from controlplane.core.ports import BackendDown, BackendFailed, Refused
 
 log = logging.getLogger(__name__)

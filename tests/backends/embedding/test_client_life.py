@@ -12,8 +12,8 @@ import pytest
 
 from backends.embedding.bundled import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
-from backends.embedding.contract import EncoderOptions
-from backends.embedding.link import WorkerLink
+from backends.embedding.handshake import EncoderOptions
+from backends.embedding.worker_link import WorkerLink
 from controlplane.core.ports import BackendDown, BackendFailed, Refused
 from tests.backends.embedding.real_worker import (
     BOUND_SECONDS,
@@ -226,8 +226,8 @@ def test_the_worker_ends_when_its_server_is_killed():
     server = """
 import asyncio
 from backends.embedding.client import WorkerEmbedder
-from backends.embedding.contract import EncoderOptions
-from backends.embedding.link import WorkerLink
+from backends.embedding.handshake import EncoderOptions
+from backends.embedding.worker_link import WorkerLink
 
 async def main():
     embedder = WorkerEmbedder("tandem/minilm", threads=1)

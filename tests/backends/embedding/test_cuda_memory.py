@@ -5,7 +5,7 @@ import torch
 
 from backends.embedding.cuda_memory import CudaMemory
 from backends.embedding.encoder import is_out_of_memory
-from backends.embedding.measuring import memory_points, time_points
+from backends.embedding.profiling import memory_points, time_points
 
 pytestmark = pytest.mark.engine
 

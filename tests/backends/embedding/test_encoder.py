@@ -11,8 +11,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 @pytest.fixture(scope="module")
 def encoder():
     from backends.embedding.bundled import MINILM, resolve
-    from backends.embedding.contract import EncoderOptions
     from backends.embedding.encoder import Encoder
+    from backends.embedding.handshake import EncoderOptions
 
     return Encoder(EncoderOptions(model=resolve(MINILM), batch_tokens=BUDGET, threads=1))
 
@@ -36,8 +36,8 @@ def test_positions_that_begin_behind_the_padding_are_fewer(tmp_path, encoder):
     """RoBERTa and its kin; one too many would end in the middle of a device's kernel."""
     from transformers import XLMRobertaConfig, XLMRobertaModel
 
-    from backends.embedding.contract import EncoderOptions
     from backends.embedding.encoder import Encoder, Unsupported
+    from backends.embedding.handshake import EncoderOptions
 
     size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = XLMRobertaConfig(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from backends import tiny
+from backends import bundled_models
 from backends.vllm.client import _load_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
@@ -20,9 +20,9 @@ def test_an_engine_whose_cache_is_sized_starts_beside_whatever_else_holds_the_de
     from backends.vllm.arguments import engine_args
 
     found = SimpleNamespace(total_memory=80 * GIB, free_memory=70 * GIB, device_="cuda:0")
-    sized = engine_args(str(tiny.ensure_tiny_model()), "name", {"kv_cache_memory_bytes": 40 * GIB})
+    sized = engine_args(str(bundled_models.ensure_tiny_model()), "name", {"kv_cache_memory_bytes": 40 * GIB})
     request_memory(found, sized)
-    left = engine_args(str(tiny.ensure_tiny_model()), "name", {})
+    left = engine_args(str(bundled_models.ensure_tiny_model()), "name", {})
     with pytest.raises(ValueError, match="Free memory on device"):
         request_memory(found, left)
 
@@ -49,7 +49,7 @@ def test_what_nobody_states_is_as_in_vllms_own_server(monkeypatch):
     from vllm.engine.arg_utils import AsyncEngineArgs, current_platform
     from vllm.usage.usage_lib import UsageContext
 
-    from backends.vllm.running import CONTEXT
+    from backends.vllm.engine import CONTEXT
 
     monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
     monkeypatch.setattr(current_platform, "get_device_total_memory", lambda: 80 * GIB)

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from backends.batch_time import OPT_13B_A100_80G, StepLoad
-from backends.vllm.board import Board
-from backends.vllm.metadata import metadata_of
+from backends.cost_models.step_time import OPT_13B_A100_80G, StepLoad
+from backends.vllm.plugin.request_metadata import metadata_of
+from backends.vllm.plugin.shared_state import Board
 from benchmark_control_plane.experiments.engine.starvation import (
     AGED_SHARE,
     HEAD_START_S,
@@ -35,7 +35,7 @@ EVERY_ORDERING = sorted(ORDERINGS)
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
 def engine(request):
-    from backends.vllm.stepped import Setup, SteppedEngine
+    from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
 
     return SteppedEngine(
         Setup(

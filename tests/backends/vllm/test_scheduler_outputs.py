@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from backends.vllm.client import VllmGenerator
-from backends.vllm.control import METHOD
+from backends.vllm.plugin.rpc import METHOD
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Delta, EngineStep, Refused, Sampling, Standing

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backends import tiny
-from backends.vllm.board import ENVIRONMENT, Board
+from backends import bundled_models
+from backends.vllm.plugin.shared_state import ENVIRONMENT, Board
 from benchmark_control_plane.common.servers import Server, free_port, serving
 
 pytestmark = pytest.mark.engine
@@ -20,7 +20,7 @@ def test_vllms_own_server_orders_by_tandem_and_takes_its_metadata(tmp_path, monk
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "board"))
     port = free_port()
     command = [
-        str(Path(sys.executable).with_name("vllm")), "serve", tiny.resolve("tandem/tiny-llama"),
+        str(Path(sys.executable).with_name("vllm")), "serve", bundled_models.resolve("tandem/tiny-llama"),
         "--served-model-name", "tiny", "--port", str(port), "--enforce-eager", "--max-model-len", "256",
         "--block-size", "32", "--num-gpu-blocks-override", "13", "--kv-cache-memory-bytes", "16777216",
         "--scheduler-cls", "backends.vllm.scheduler.make",

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import pytest_asyncio
 
-from backends import tiny
+from backends import bundled_models
 from controlplane.core.ports import BackendDown, ChatPrompt, Sampling
 from tests.engines import complete, running_vllm, text_of
 
@@ -25,7 +25,7 @@ NUMBER = {"type": "regex", "value": "[0-9]{3}"}
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def thinker(tmp_path_factory):
     model = tmp_path_factory.mktemp("thinker") / "model"
-    shutil.copytree(tiny.ensure_tiny_model(), model)
+    shutil.copytree(bundled_models.ensure_tiny_model(), model)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         text = (model / name).read_text()
         for plain, mark in _MARKS.items():

@@ -5,9 +5,9 @@ import asyncio
 import orjson
 import pytest
 
-from backends.scripted import ScriptedEmbedder
+from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.judge.embedding_server import application, embedder_from
-from benchmark_control_plane.judge.experiment_parts import Live, Split
+from benchmark_control_plane.judge.experiment_schema import Live, Split
 from benchmark_control_plane.judge.systems import embedding_server
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse

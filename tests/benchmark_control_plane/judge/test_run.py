@@ -11,10 +11,10 @@ import yaml
 
 from benchmark_control_plane.common.arguments import BadInput
 from benchmark_control_plane.experiments.client_accuracy.scripted_server import Script, listening
-from benchmark_control_plane.judge.bench import objectives_from
 from benchmark_control_plane.judge.experiment import read_experiment
 from benchmark_control_plane.judge.memory import Watch, sampled
 from benchmark_control_plane.judge.run import middle, run_experiment
+from benchmark_control_plane.judge.stages import objectives_from
 from controlplane.cli import main
 
 EXPERIMENT = {

@@ -37,7 +37,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backends import tiny
 from backends.vllm.arguments import engine_args, scheduled
-from backends.vllm.running import CONTEXT
+from backends.vllm.engine import CONTEXT
 from benchmark_control_plane.judge.experiment import read_experiment, single
 from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
 from benchmark_control_plane.common.servers import vllm_server

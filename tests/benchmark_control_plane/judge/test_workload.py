@@ -5,7 +5,7 @@ from statistics import median
 import pytest
 
 from benchmark_control_plane.common.arguments import BadInput
-from benchmark_control_plane.judge.experiment_parts import Arrivals, ColumnNames, Lengths, Stream, Trace
+from benchmark_control_plane.judge.experiment_schema import Arrivals, ColumnNames, Lengths, Stream, Trace
 from benchmark_control_plane.judge.workload import planned
 from controlplane.core.request import Kind
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.batch_time import affine, llm_only
+from backends.cost_models.step_time import affine, llm_only
 from benchmark_control_plane.round_model.contenders import FirstCome
 from benchmark_control_plane.round_model.plugin_rule import EngineRule
 from benchmark_control_plane.round_model.step_simulator import Objective, Pool, Served, attained, serve

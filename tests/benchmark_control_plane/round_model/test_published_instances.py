@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.batch_time import LLAMA2_70B_TP1, MODELS, tile
+from backends.cost_models.step_time import LLAMA2_70B_TP1, MODELS, tile
 from benchmark_control_plane.round_model.lengths import Line
 from benchmark_control_plane.round_model.schedules import Schedule, Setting, scheduled
 

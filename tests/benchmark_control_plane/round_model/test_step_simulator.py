@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.batch_time import affine, llm_only
+from backends.cost_models.step_time import affine, llm_only
 from benchmark_control_plane.round_model.contenders import AptGreedy, FirstCome, Planned, RandomOrder
 from benchmark_control_plane.round_model.policies.interface import StepOptions
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.batch_time import affine, embedding_line, in_turn, llm_only
+from backends.cost_models.step_time import affine, embedding_line, in_turn, llm_only
 from benchmark_control_plane.simulator.simulation import (
     Ask,
     Embed,

@@ -10,7 +10,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from backends.scripted import Script, ScriptedEmbedder, ScriptedGenerator
+from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerator
 from controlplane.api.app import create_app
 from controlplane.api.settings import ApiSettings
 from controlplane.config import parse

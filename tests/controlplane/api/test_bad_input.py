@@ -9,7 +9,7 @@ import httpx
 import orjson
 import pytest
 
-from backends.scripted import Script
+from backends.testing.scripted import Script
 from controlplane.api.settings import ApiKey, ApiSettings
 from controlplane.service.gate.intake import Caller
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged

@@ -8,7 +8,7 @@ import httpx
 import orjson
 import pytest
 
-from backends.scripted import Script
+from backends.testing.scripted import Script
 from controlplane.api.errors import failure_of
 from controlplane.api.settings import ApiSettings
 from controlplane.core.clock import Instant, milliseconds

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import uvicorn
 
-from backends.scripted import ScriptedEmbedder
+from backends.testing.scripted import ScriptedEmbedder
 from controlplane.api.server import _host, _options, _Server
 from controlplane.config import parse
 from controlplane.core.ports import BackendDown

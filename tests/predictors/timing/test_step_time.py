@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.scripted import ScriptedEmbedder
+from backends.testing.scripted import ScriptedEmbedder
 from controlplane.core.clock import Duration, milliseconds, seconds
 from controlplane.core.ports import StepCost
 from controlplane.core.request import Owner

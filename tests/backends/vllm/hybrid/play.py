@@ -27,7 +27,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import numpy as np
 
-from backends.tiny import resolve
+from backends.bundled_models import resolve
 from backends.vllm.hybrid.support import HybridSetup
 from controlplane.policy.cache_tiers.selection import FormChoice
 
@@ -108,7 +108,7 @@ class Engine:
     def go_ahead(self):
         """Each step is planned from now on before the engine has seen what came of the last."""
         from backends.vllm.hybrid.scheduling import make
-        from backends.vllm.stepped import begin_anew
+        from backends.vllm.simulation.stepped_engine import begin_anew
 
         begin_anew(self.core, make, is_async=True)
 

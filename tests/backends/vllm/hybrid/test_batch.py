@@ -34,7 +34,7 @@ def _a_step(forms):
 
 
 def test_vllm_sees_only_the_plain_requests():
-    from backends.vllm.hybrid.forms import StepForms
+    from backends.vllm.hybrid.step_forms import StepForms
 
     found = _a_step(StepForms(hidden=HIDDEN)).only_plain()
     assert found.num_reqs == 2
@@ -49,7 +49,7 @@ def test_vllm_sees_only_the_plain_requests():
 
 
 def test_hidden_rows_go_where_their_blocks_lie():
-    from backends.vllm.hybrid.forms import StepForms
+    from backends.vllm.hybrid.step_forms import StepForms
 
     found = _a_step(StepForms(hidden=HIDDEN)).batch()
     assert found.plain.tolist() == [0, 8, 9]
@@ -63,7 +63,7 @@ def test_hidden_rows_go_where_their_blocks_lie():
 
 
 def test_who_leaves_is_rewritten_from_the_first_token_on():
-    from backends.vllm.hybrid.forms import StepForms
+    from backends.vllm.hybrid.step_forms import StepForms
 
     (found,) = _a_step(StepForms(converted={3: 8})).batch().conversions
     # Eight rows of block 3 become keys and values of blocks 3 and 5, four tokens each.

@@ -6,8 +6,8 @@ import orjson
 
 from benchmark_control_plane.common.http_client import Address, connections, request_bytes
 from benchmark_control_plane.experiments.client_accuracy.scripted_server import TRUTH, Script, listening
-from benchmark_control_plane.judge.endpoints import Dialect, http_target
-from benchmark_control_plane.judge.experiment_parts import Endpoint
+from benchmark_control_plane.judge.experiment_schema import Endpoint
+from benchmark_control_plane.judge.http_target import Dialect, http_target
 from benchmark_control_plane.judge.records import Answer
 from benchmark_control_plane.judge.workload import Planned
 from controlplane.core.request import Kind

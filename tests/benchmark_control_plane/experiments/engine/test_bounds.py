@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.vllm.stepped import Setup
+from backends.vllm.simulation.stepped_engine import Setup
 from benchmark_control_plane.experiments.engine.bounds import fluid_bound, with_hindsight
 from benchmark_control_plane.experiments.engine.replay import Window
 from benchmark_control_plane.experiments.engine.workload import Offer, Promise

@@ -12,7 +12,7 @@ PROMISE = Promise(ttft=1.0, gap=1.0)
 
 @pytest.fixture(scope="module")
 def engine():
-    from backends.vllm.stepped import Setup, SteppedEngine
+    from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
 
     return SteppedEngine(Setup(blocks=40, max_model_tokens=512))
 

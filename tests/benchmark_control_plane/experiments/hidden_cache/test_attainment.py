@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from backends.roofline import A100_40GB
+from backends.cost_models.roofline import A100_40GB
 from benchmark_control_plane.common import results_file
 from benchmark_control_plane.experiments.hidden_cache.attainment import PUBLISHED, costs, table
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from backends.vllm.stepped import Setup
+from backends.vllm.simulation.stepped_engine import Setup
 from benchmark_control_plane.experiments.engine.replay import Window
 from benchmark_control_plane.experiments.engine.workload import Offer, Promise
 from benchmark_control_plane.experiments.prediction.gate_goodput import Foretold, through_the_gate

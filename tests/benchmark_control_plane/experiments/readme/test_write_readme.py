@@ -8,8 +8,8 @@ import pytest
 
 from benchmark_control_plane.common.arguments import BadInput
 from benchmark_control_plane.experiments.readme import write_readme
-from benchmark_control_plane.report import wording
-from benchmark_control_plane.report.folder import committed
+from benchmark_control_plane.report import formats
+from benchmark_control_plane.report.results_folder import committed
 from tests import experiments
 
 
@@ -63,7 +63,7 @@ def test_systems_that_were_run_under_one_load_only_stand_beside_the_others_there
     assert head[1] == "met at 150 % load" and len(rows) == 4
     ours = [run for run in content["runs"] if (run["system"], run["load"]) == ("tandem", 1.5)]
     middle = sum(run["attainment"]["overall"] for run in ours if run["seed"] != 2) / 2
-    assert rows[0][:2] == ["| tandem", wording.share(middle)]
+    assert rows[0][:2] == ["| tandem", formats.share(middle)]
 
 
 def test_an_experiment_brings_a_picture_that_stands_alone(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_of_other_experiments_the_rates_are_quoted(tmp_path: Path) -> None:
     content = experiments.results()
     (tmp_path / "other.json").write_text(json.dumps(content))
     runs = [run for run in content["runs"] if (run["system"], run["load"]) == ("tandem", 2.0)]
-    met = wording.share(sorted(run["attainment"]["overall"] for run in runs)[1])
+    met = formats.share(sorted(run["attainment"]["overall"] for run in runs)[1])
     quoted = write_readme.section(tmp_path)
     assert f"| at 90 %: tandem 11.8 req/s ({met}), static-split 5.6 req/s (" in quoted
     assert "; in brackets what is met at 200 % load (3 seeds)" in quoted

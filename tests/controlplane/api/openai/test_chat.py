@@ -7,7 +7,7 @@ import httpx
 import orjson
 import pytest
 
-from backends.scripted import Script, ScriptedGenerator
+from backends.testing.scripted import Script, ScriptedGenerator
 from controlplane.config import parse
 from controlplane.core.clock import milliseconds
 from controlplane.core.ports import Sampling

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backends.scripted import Script, ScriptedEmbedder, ScriptedGenerator
+from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Reason
 from controlplane.core.memory import Quota

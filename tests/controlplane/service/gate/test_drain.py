@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backends.scripted import ScriptedEmbedder, ScriptedGenerator
+from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.decision import Reason
 from controlplane.service.gate.intake import Caller, Hints
 from controlplane.service.gate.token_stream import Answer

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backends.scripted import ScriptedGenerator
+from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import milliseconds, to_seconds
 from controlplane.core.decision import Reason
 from controlplane.core.memory import Quota

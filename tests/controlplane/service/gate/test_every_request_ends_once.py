@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from backends.scripted import Script, ScriptedEmbedder, ScriptedGenerator
+from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerator
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.ports import BackendDown, BackendFailed, Sampling

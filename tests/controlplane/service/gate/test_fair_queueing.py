@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import pytest
 
-from backends.scripted import ScriptedGenerator
+from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.memory import Footprint
 from controlplane.core.request import Kind, Owner, Request, Timeline

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from backends.scripted import ScriptedGenerator
+from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.memory import MemoryLedger
 from controlplane.core.request import Owner
 from controlplane.policy.gate.admission import Admission

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from backends.scripted import Script
+from backends.testing.scripted import Script
 from tests.controlplane.service.gate.test_dispatcher import ALONE, one_at_a_time, read
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backends.scripted import ScriptedEmbedder
+from backends.testing.scripted import ScriptedEmbedder
 from controlplane.core.clock import Instant
 from controlplane.core.decision import Outcome, Reason, Reject
 from controlplane.core.memory import Footprint

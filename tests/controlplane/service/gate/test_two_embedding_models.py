@@ -2,7 +2,7 @@
 
 import asyncio
 
-from backends.scripted import ScriptedEmbedder
+from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.decision import Reason

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backends.scripted import ScriptedEmbedder, ScriptedGenerator
+from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Reason
 from controlplane.core.view import Pace

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from backends import device
-from backends.device import DeviceReading, HostProbe
+from backends.device import probe as device_probe
+from backends.device.probe import DeviceReading, HostProbe
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.metrics import Metrics
 from controlplane.service import sharing_setup
@@ -171,7 +171,7 @@ def test_a_cache_that_counted_from_the_start_is_not_granted_again(
         max_model_tokens=0,
     )  # fmt: skip
     probe = Readings(counts_untouched=counts_untouched)
-    monkeypatch.setattr(device, "open_probe", lambda: probe)
+    monkeypatch.setattr(device_probe, "open_probe", lambda: probe)
     monitor = sharing_setup.monitor_of(plan, is_static=is_static)(lambda kept: None)
     monitor.sample()
     probe.ours += more + 1

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from backends.batch_time import affine, embedding_line, in_turn, llm_only
-from backends.device_memory import ElasticMemory, StaticMemory
-from backends.scripted import ScriptedEmbedder, ScriptedGenerator
+from backends.cost_models.step_time import affine, embedding_line, in_turn, llm_only
+from backends.device.kv_memory import ElasticMemory, StaticMemory
+from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from benchmark_control_plane.simulator.simulation import Ask, Embed, Machine, simulate
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import ConfigError, parse

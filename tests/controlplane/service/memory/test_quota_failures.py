@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from backends.device_memory import KvcachedMemory
+from backends.device.kv_memory import KvcachedMemory
 from controlplane.core.ports import BackendFailed, Refused
 from controlplane.core.request import Owner
 from controlplane.core.view import Reserve

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from backends.device_memory import ElasticMemory
+from backends.device.kv_memory import ElasticMemory
 from backends.embedding.client import WorkerEmbedder
 from backends.vllm.client import VllmGenerator
 from controlplane.config import parse

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from backends.scripted import ScriptedGenerator
+from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.ports import BackendDown, BackendFailed, Refused
 from controlplane.policy.engine.options import EngineOptions
 

@@ -1,0 +1,162 @@
+"""How long should a step take, by what the device can do? A bound from figures, before anything was measured.
+
+Rule: a step lasts as long as its arithmetic or its memory traffic, whichever is longer, and a fixed part.
+GPUs are known by name; a CPU is measured.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from backends.cost_models.step_time import BatchTime, StepLoad
+from controlplane.core.geometry import required, stated
+from controlplane.core.ports import StepCost
+
+# Dense kernels of usual shapes reach about so much of the peaks.
+_OPERATIONS_REACHED, _BANDWIDTH_REACHED = 0.6, 0.8
+_OVERHEAD = 2e-3
+# A step to price: a full chunk of a prompt, and many answers of middling length.
+_CHUNK, _DECODES, _CONTEXT = 2_048, 64, 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What kernels reach, not the data sheet: operations and bytes a second, and a step's fixed seconds."""
+
+    operations: float
+    bandwidth: float
+    overhead: float = _OVERHEAD
+
+
+def _gpu(teraflops: float, terabytes: float, overhead: float = _OVERHEAD) -> Device:
+    """Of the data sheet's peaks: dense arithmetic in 16 bits, and memory bandwidth, a second."""
+    return Device(_OPERATIONS_REACHED * teraflops * 1e12, _BANDWIDTH_REACHED * terabytes * 1e12, overhead)
+
+
+A100_40GB = _gpu(312, 1.555, 3e-3)
+A100_80GB = _gpu(312, 2.039, 3e-3)
+H100_SXM = _gpu(989, 3.35)
+
+# By words of the name that the driver gives, the more particular first.
+GPUS: Mapping[str, Device] = {
+    "B200": _gpu(2_250, 7.7),
+    "GH200": _gpu(989, 4.0),
+    "H200": _gpu(989, 4.8),
+    "H100 NVL": _gpu(835, 3.9),
+    "H100 PCIe": _gpu(756, 2.0),
+    "H100": H100_SXM,
+    "A100 40GB": A100_40GB,
+    "A100 PCIe 80GB": _gpu(312, 1.935, 3e-3),
+    "A100": A100_80GB,
+    "A40": _gpu(149.7, 0.696),
+    "A30": _gpu(165, 0.933),
+    "A10G": _gpu(70, 0.6),
+    "A10": _gpu(125, 0.6),
+    "L40S": _gpu(362, 0.864),
+    "L40": _gpu(181, 0.864),
+    "L4": _gpu(121, 0.3),
+    "RTX A6000": _gpu(155, 0.768),
+    "RTX 4090": _gpu(165, 1.008),
+    "RTX 3090": _gpu(71, 0.936),
+    "V100": _gpu(125, 0.9),
+    "T4": _gpu(65, 0.32),
+    "MI300X": _gpu(1_307, 5.3),
+}
+
+
+def gpu_named(name: str) -> Device | None:
+    """By the driver's name, as "NVIDIA A100-SXM4-40GB"; None for one that nobody has entered."""
+    words = set(re.split(r"[\s-]+", name.lower()))
+    return next((device for known, device in GPUS.items() if words >= set(known.lower().split())), None)
+
+
+def measured_cpu(dtype: str) -> Device:
+    """With the threads that torch has now; takes some tens of milliseconds. Raises AttributeError for what is
+    no dtype of torch's."""
+    import torch
+
+    side, size = 512, 1 << 24
+    a = torch.ones(side, side, dtype=getattr(torch, dtype))
+    source, target = torch.ones(2, size)
+    product = min(_seconds(lambda: a @ a) for _ in range(3))
+    copy = min(_seconds(lambda: target.copy_(source)) for _ in range(3))
+    return Device(2 * side**3 / product, 2 * 4 * size / copy)
+
+
+def _seconds(work: Any) -> float:
+    began = perf_counter()
+    work()
+    return perf_counter() - began
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One model on one device: numbers multiplied per token, bytes of those weights, attention width over
+    all layers, bytes of a token's keys and values."""
+
+    weights: int
+    weight_bytes: float
+    attention_width: int
+    cell_bytes: int
+
+
+def figures(
+    config: Mapping[str, Any], cell_bytes: int, *, bytes_per_weight: float = 2, tensor_parallel: int = 1
+) -> Figures:
+    """From a model's Hugging Face config. `cell_bytes` is `KvGeometry.bytes_per_token`; 0 marks an encoder.
+    Of experts those that one token takes are counted. Raises GeometryError."""
+    text: Mapping[str, Any] = config.get("text_config") or config
+    layers = required(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    hidden = required(text, "hidden_size", "n_embd", "d_model")
+    heads = required(text, "num_attention_heads", "n_head", "n_heads", "num_heads")
+    head = stated(text, "head_dim", "kv_channels") or hidden // heads
+    kv_heads = stated(text, "num_key_value_heads", "num_kv_heads") or heads
+    inner = stated(text, "moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
+    experts = stated(text, "num_experts_per_tok", "num_experts_per_token") or 1
+    # Gated feed-forward layers have a third matrix; their configs name SiLU or a gated GELU.
+    activation = str(text.get("hidden_act", text.get("activation_function", "")))
+    matrices = 3 if activation in ("silu", "swiglu", "geglu", "gelu_pytorch_tanh") else 2
+    layer = 2 * hidden * head * (heads + kv_heads) + experts * matrices * hidden * inner
+    vocabulary = (stated(text, "vocab_size") or 0) * hidden if cell_bytes else 0
+    weights = (layers * layer + vocabulary) // tensor_parallel
+    return Figures(weights, weights * bytes_per_weight, layers * heads * head // tensor_parallel, cell_bytes)
+
+
+def roofline(device: Device, llm: Figures, embedder: Figures | None = None) -> BatchTime:
+    """max(all arithmetic, all traffic) + overhead: a decode's traffic hides an embedding's arithmetic."""
+
+    def batch_time(load: StepLoad) -> float:
+        operations = traffic = 0.0
+        if load.has_llm:
+            tokens = load.prefill_tokens + load.decodes
+            # A causal prompt attends to half its square; each pair takes 4 operations per width.
+            pairs = load.squares / 2 + load.cells
+            operations += 2 * llm.weights * tokens + 4 * llm.attention_width * pairs
+            traffic += llm.weight_bytes + llm.cell_bytes * (load.cells + tokens)
+        if load.inputs and embedder is not None:
+            tokens = load.inputs * load.length
+            operations += 2 * embedder.weights * tokens + 4 * embedder.attention_width * tokens * load.length
+            traffic += embedder.weight_bytes
+        if not operations:
+            return 0.0
+        return max(operations / device.operations, traffic / device.bandwidth) + device.overhead
+
+    return batch_time
+
+
+def step_cost(batch_time: BatchTime) -> StepCost:
+    """The line through such a model's times: of one decode, of many, of many over long contexts, and of one
+    beside a chunk of a prompt."""
+    step = batch_time(StepLoad(decodes=1))
+    many = batch_time(StepLoad(decodes=_DECODES))
+    cells = _DECODES * _CONTEXT
+    long = batch_time(StepLoad(decodes=_DECODES, cells=cells))
+    reading = batch_time(StepLoad(decodes=1, prefill_tokens=_CHUNK, squares=_CHUNK**2))
+    return StepCost(
+        step=step,
+        decode=(many - step) / (_DECODES - 1),
+        cell=(long - many) / cells,
+        prompt_token=(reading - step) / _CHUNK,
+    )

@@ -1,0 +1,223 @@
+"""How would an embedding model share a simulated device? One batch a step, earliest deadline first, who
+cannot be in time behind.
+
+A batch is padded to its longest input, within the budget in bytes and what the time allows; one input alone
+is never cut. Nothing is computed: vectors are all alike.
+"""
+
+import asyncio
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+
+from backends.cost_models.step_time import StepLoad
+from backends.embedding.deadline_order import Drain, Key, by_key, in_time_first, key_of
+from backends.embedding.truncation import Truncation
+from backends.simulated.device import SimulatedDevice
+from controlplane.core.clock import Duration, Instant, seconds, to_seconds
+from controlplane.core.ports import BackendDown, EmbeddingPass, TruncationSide, Vectors
+from controlplane.core.request import Request
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """`left` inputs of so many `tokens` are to be computed still; `lengths` holds those in no batch yet."""
+
+    lengths: list[int]
+    left: int
+    tokens: int
+    key: Key
+    done: asyncio.Future[None]
+
+
+class SimulatedEmbedder:
+    """An `Embedder`."""
+
+    def __init__(
+        self,
+        device: SimulatedDevice,
+        *,
+        model: str = "simulated-embedding",
+        dimension: int = 8,
+        max_input_tokens: int = 512,
+        batch_tokens: int = 16_384,
+        bytes_per_token: int = 1_024,
+        max_running: int = 256,
+        room: Callable[[], int] | None = None,
+    ) -> None:
+        """`room` is what the device really has left for a batch: one that takes more fails, is lost for the
+        step, and is tried again at half the size."""
+        if batch_tokens < max_input_tokens:
+            raise ValueError(
+                f"batch_tokens={batch_tokens}: an input of max_input_tokens={max_input_tokens} must fit a "
+                "batch; raise it"
+            )
+        self.model = model
+        self.dimension = dimension
+        self.supported_dimensions: Sequence[int] = (dimension,)
+        self.max_input_tokens = max_input_tokens
+        self.vocabulary = 2**32
+        self.max_running = max_running
+        self.on_pass: Callable[[EmbeddingPass], None] | None = None
+        self.batch_limit: Callable[[], Duration | None] | None = None
+        self.prompts: Mapping[str, str] = {}
+        self.budget_bytes = batch_tokens * bytes_per_token
+        self.allocator_bytes = self.stalls = self.restarts = self.out_of_memory = 0
+        self._device = device
+        self._batch_tokens = batch_tokens
+        self._bytes_per_token = bytes_per_token
+        self._serial = count()
+        self._queue: list[_Call] = []
+        self._batch: list[tuple[_Call, int]] = []
+        self._calls: dict[str, _Call] = {}
+        self._drain = Drain()
+        self._padded = 0
+        self._room = room
+        self._survivable = batch_tokens
+        device.attach(self)
+
+    @property
+    def is_computing(self) -> bool:
+        return bool(self._batch)
+
+    def tokens_left(self, request_id: str) -> int | None:
+        call = self._calls.get(request_id)
+        return None if call is None else call.tokens
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self._batch_tokens * self._bytes_per_token
+
+    async def start(self) -> None:
+        self._device.start()
+
+    async def stop(self) -> None:
+        await self._device.stop()
+
+    async def check(self) -> None:
+        self._device.require_up()
+
+    def set_budget_bytes(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._device.wake()
+
+    def batch_time(self, token_counts: Sequence[int]) -> Duration:
+        """Longest first, with the device to themselves."""
+        ordered, took = sorted(token_counts, reverse=True), 0.0
+        while ordered:
+            inputs = max(1, self._tokens_now() // ordered[0])
+            took += self._device.duration(StepLoad(inputs=len(ordered[:inputs]), length=ordered[0]))
+            del ordered[:inputs]
+        return seconds(took)
+
+    async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
+        await self.check()
+        return [list(text.encode()) for text in texts]
+
+    def cut(self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
+        return Truncation().cut(token_ids, limit, side)
+
+    def batch_bytes(self, token_counts: Sequence[int]) -> int:
+        longest = max(token_counts, default=0)
+        padded = len(token_counts) * longest
+        return min(padded, max(longest, self._tokens_now())) * self._bytes_per_token
+
+    async def embed(
+        self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
+    ) -> Vectors:
+        self._device.require_up()
+        # Longest first, so that what shares a batch is of like length; taken from the end.
+        lengths = sorted(len(ids) for ids in inputs)
+        key, done = key_of(deadline, next(self._serial)), asyncio.get_running_loop().create_future()
+        call = _Call(lengths, len(lengths), sum(lengths), key, done)
+        self._calls[request.id] = call
+        insort(self._queue, call, key=by_key)
+        self._device.wake()
+        try:
+            await call.done
+        finally:
+            if call in self._queue:
+                self._queue.remove(call)
+            self._calls.pop(request.id, None)
+        return np.full((len(inputs), self.dimension), self.dimension**-0.5, dtype=np.float32)
+
+    def plan(self, load: StepLoad) -> bool:
+        longest, budget = 0, self._tokens_now()
+        limit = None if self.batch_limit is None else self.batch_limit()
+        alone = self._device.duration(load) if load.has_llm and limit is not None else 0.0
+        self._batch = []
+        now = _now()
+        for call in in_time_first(self._queue, now, self._drain.per_token):
+            while call.lengths:
+                wider = max(longest, call.lengths[-1])
+                if self._batch and not self._fits(
+                    replace(load, inputs=len(self._batch) + 1, length=wider), alone, budget, limit
+                ):
+                    break
+                longest = wider
+                self._batch.append((call, call.lengths.pop()))
+            if call.lengths:
+                break
+            self._queue.remove(call)
+        self._padded, tried = longest * len(self._batch), len(self._batch)
+        has_failed = self._room is not None and self.pass_bytes > self._room()
+        if has_failed:
+            self._fail_batch()
+        else:
+            self._survivable = min(self._batch_tokens, self._survivable + self._survivable // 16 + 1)
+        if self._batch:
+            self._drain.begins(now)
+        # By itself it is the whole step that is lost: nothing else would bring the next one about.
+        is_step = bool(self._batch) or (has_failed and tried > 0 and not load.has_llm)
+        load.inputs, load.length = (tried, longest) if is_step else (0, 0)
+        return is_step
+
+    @property
+    def pass_bytes(self) -> int:
+        """Of the batch under way."""
+        return self._padded * self._bytes_per_token
+
+    def _fail_batch(self) -> None:
+        """Out of memory: all go back to the queue."""
+        self.out_of_memory += 1
+        self._survivable = max(1, self._padded // 2)
+        for call, length in reversed(self._batch):
+            if not call.lengths:
+                insort(self._queue, call, key=by_key)
+            call.lengths.append(length)
+        self._batch, self._padded = [], 0
+
+    def _tokens_now(self) -> int:
+        return min(self._batch_tokens, self._survivable, self.budget_bytes // self._bytes_per_token)
+
+    def _fits(self, together: StepLoad, alone: float, budget: int, limit: Duration | None) -> bool:
+        """`limit` is what the batch may add to the `alone` seconds of the step beside it."""
+        if together.inputs * together.length > budget:
+            return False
+        return limit is None or self._device.duration(together) - alone <= to_seconds(limit)
+
+    def complete(self, duration: float) -> None:
+        for call, length in self._batch:
+            call.left -= 1
+            call.tokens -= length
+            if not call.left and not call.done.done():
+                call.done.set_result(None)
+        tokens = sum(length for _, length in self._batch)
+        self._drain.ends(_now(), tokens)
+        if not self._queue:
+            self._drain.rests()
+        if self.on_pass is not None and self._batch:
+            self.on_pass(EmbeddingPass(len(self._batch), tokens, self._padded, seconds(duration)))
+
+    def fail(self, reason: str) -> None:
+        self._queue.clear()
+        for call in self._calls.values():
+            if not call.done.done():
+                call.done.set_exception(BackendDown(f"simulated device: {reason}"))
+
+
+def _now() -> Instant:
+    return Instant(seconds(asyncio.get_running_loop().time()))

@@ -1,0 +1,320 @@
+"""What would the gate do with an engine that behaves just so? The only test double: engines that a test
+scripts.
+
+Rule: a request follows the next `Script` of `upcoming`, or `default`. It advances by the loop's clock
+(durations in seconds, zero for at once), or, in an engine made with `is_stepped`, by `allow` alone.
+A token is a byte of UTF-8. Everything asked is kept in `runs`, with how it ended.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from backends.embedding.truncation import Truncation
+from backends.testing.scripted_engine import ANSWER, Run, Script, ScriptedEngine
+from controlplane.core.clock import Duration, Instant, seconds
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.geometry import KvGeometry
+from controlplane.core.ports import (
+    NEWCOMER,
+    BackendDown,
+    ChatPrompt,
+    Delta,
+    EmbeddingPass,
+    EngineState,
+    EngineStep,
+    Refused,
+    Sampling,
+    Standing,
+    StepCost,
+    TokenLogprob,
+    TruncationSide,
+    Vectors,
+)
+from controlplane.core.request import Request
+from controlplane.core.view import Pace
+
+__all__ = ["Run", "Script", "ScriptedEmbedder", "ScriptedGenerator"]
+
+_GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens=16)
+
+
+class ScriptedGenerator(ScriptedEngine):
+    """A `Generator`. The first token takes `prefill_seconds` and as much a prompt token, each other
+    `token_seconds`. One that `orders` takes every order, keeps it for the test to see, and obeys none; what a
+    test sets as `on_order` comes first, and may raise or never end."""
+
+    def __init__(
+        self,
+        *,
+        model: str = "scripted",
+        geometry: KvGeometry = _GEOMETRY,
+        kv_bytes: int = 1_024 * _GEOMETRY.bytes_per_block,
+        max_model_tokens: int = 4_096,
+        max_running: int = 64,
+        is_stepped: bool = False,
+        default: Script = ANSWER,
+        prefill_seconds: float = 0.0,
+        prompt_token_seconds: float = 0.0,
+        token_seconds: float = 0.0,
+        orders: bool = False,
+    ) -> None:
+        super().__init__(model=model, max_running=max_running, is_stepped=is_stepped, default=default)
+        self.orders = orders
+        self.step_cost: StepCost | None = None
+        self.on_step: Callable[[EngineStep], None] | None = None
+        self.on_order: Callable[[], Awaitable[None]] | None = None
+        self.quota_bytes = kv_bytes
+        self.options: dict[str, Any] = {}
+        self.forecasts: dict[str, LengthForecast] = {}
+        self.is_sharing = False
+        self.pace: Pace | None = None
+        self.geometry = geometry
+        self.kv_bytes = kv_bytes
+        self.max_model_tokens = max_model_tokens
+        self._prefill_seconds = prefill_seconds
+        self._prompt_token_seconds = prompt_token_seconds
+        self._token_seconds = token_seconds
+        self._preemptions = 0
+
+    async def start(self) -> None:
+        await super().start()
+        # A new engine knows of no quota.
+        self.quota_bytes = self.kv_bytes
+
+    async def tokenize(self, text: str) -> list[int]:
+        await self.check()
+        return list(text.encode())
+
+    async def render_chat(self, prompt: ChatPrompt) -> list[int]:
+        await self.check()
+        return list("".join(_content(message) for message in prompt.messages).encode())
+
+    async def generate(
+        self,
+        request: Request,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        chat: ChatPrompt | None = None,
+        *,
+        standing: Standing = NEWCOMER,
+    ) -> AsyncGenerator[Delta]:
+        run = Run(request, self._next_script(), sampling, tuple(prompt), chat, standing)
+        if run.script.refuses is not None:
+            raise Refused(run.script.refuses)
+        if len(prompt) + sampling.max_tokens > self.max_model_tokens:
+            raise Refused(
+                f"{len(prompt)} prompt tokens and {sampling.max_tokens} to come: the model holds "
+                f"{self.max_model_tokens}; shorten the prompt or lower max_tokens",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        await self._begin(run)
+        with self._ending(run):
+            async with self._slots, contextlib.aclosing(self._deltas(run, sampling)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    async def preempt(self, request_id: str) -> None:
+        for run in self.live:
+            if run.request.id == request_id:
+                self._preemptions += 1
+                run.is_preempted = True
+                run.wake.set()
+                await run.ended.wait()
+
+    async def set_quota(self, quota_bytes: int) -> None:
+        await self._hear()
+        if not self.geometry.bytes_per_block <= quota_bytes <= self.kv_bytes:
+            raise Refused(f"quota of {quota_bytes} bytes: from one block to {self.kv_bytes}")
+        self.quota_bytes = quota_bytes
+
+    async def set_options(self, changes: Mapping[str, Any]) -> None:
+        await self._hear()
+        self.options |= changes
+
+    def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
+        if self.orders:
+            self.forecasts[request_id] = forecast
+
+    def share_device(self, *, is_shared: bool) -> None:
+        self.is_sharing = is_shared
+
+    async def _hear(self) -> None:
+        if not self.orders:
+            raise Refused(f"scripted engine {self.model!r} does not order; make it with orders=True")
+        if self.on_order is not None:
+            await self.on_order()
+        await self.check()
+
+    def state(self) -> EngineState:
+        if self._down is not None:
+            raise BackendDown(f"scripted engine {self.model!r}: {self._down}")
+        running = self.live[: self.max_running]
+        held = {
+            run.request.id: self.geometry.bytes(len(run.prompt) + run.done) * run.request.sequences
+            for run in running
+        }
+        used = sum(held.values())
+        return EngineState(
+            used_bytes=used,
+            total_bytes=self.kv_bytes,
+            running=len(running),
+            waiting=len(self.live) - len(running),
+            preemptions=self._preemptions,
+            quota_bytes=self.quota_bytes if self.orders else None,
+            ceded_bytes=max(0, self.kv_bytes - max(self.quota_bytes, used)),
+            held_bytes=held if self.orders else None,
+            pace=self.pace,
+        )
+
+    async def _deltas(self, run: Run, sampling: Sampling) -> AsyncGenerator[Delta]:
+        length = sampling.max_tokens if run.script.tokens is None else run.script.tokens
+        last = min(length, sampling.max_tokens)
+        natural_end = "tool_calls" if run.script.tool_calls else "stop"
+        reason = "length" if length >= sampling.max_tokens else natural_end
+        prefill = self._prefill_seconds + self._prompt_token_seconds * len(run.prompt)
+        if last == 0:
+            await self._advance(run, prefill)
+        while run.done < last:
+            await self._advance(run, self._token_seconds if run.done else prefill)
+            if run.is_preempted:
+                break
+            run.done += 1
+            for index in range(sampling.n):
+                yield _delta(run, sampling, index, reason if run.done == last else None)
+        if last == 0 or run.is_preempted:
+            end = "preempted" if run.is_preempted else reason
+            for index in range(sampling.n):
+                yield Delta(index, "", (), finish_reason=end)
+
+
+def _delta(run: Run, sampling: Sampling, index: int, finish_reason: str | None) -> Delta:
+    said = run.done - 1 - len(run.script.thoughts)
+    word = run.script.words[said % len(run.script.words)] if said >= 0 else ""
+    thought = run.script.thoughts[said] if said < 0 else ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    if sampling.logprobs is not None:
+        others = tuple((f"other{rank}", -1.0 - rank) for rank in range(sampling.logprobs))
+        logprobs = (TokenLogprob(word or thought, -0.5, others),)
+    return Delta(
+        index,
+        word,
+        (run.done,),
+        finish_reason=finish_reason,
+        logprobs=logprobs,
+        reasoning=thought,
+        tool_calls=run.script.tool_calls if finish_reason == "tool_calls" else (),
+        cached_tokens=run.script.cached_tokens if run.done == 1 else 0,
+        prompt_logprobs=_prompt_logprobs(run, sampling) if run.done == 1 else (),
+    )
+
+
+def _prompt_logprobs(run: Run, sampling: Sampling) -> tuple[TokenLogprob | None, ...]:
+    if sampling.prompt_logprobs is None:
+        return ()
+    return (None, *(TokenLogprob(f"byte{token}", -0.25) for token in run.prompt[1:]))
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    texts = [part["text"] for part in content if part.get("type") == "text"]
+    if len(texts) != len(content):
+        raise Refused("the scripted model reads text only; leave out the other parts", param="messages")
+    return "".join(texts)
+
+
+class ScriptedEmbedder(ScriptedEngine):
+    """An `Embedder`. A call is one step of `call_seconds` and `token_seconds` a token. Vectors follow
+    from the token ids alone and have unit length."""
+
+    def __init__(
+        self,
+        *,
+        model: str = "scripted-embedding",
+        dimension: int = 8,
+        supported_dimensions: Sequence[int] | None = None,
+        max_input_tokens: int = 512,
+        batch_tokens: int = 4_096,
+        bytes_per_token: int = 1_024,
+        max_running: int = 64,
+        is_stepped: bool = False,
+        default: Script = ANSWER,
+        call_seconds: float = 0.0,
+        token_seconds: float = 0.0,
+        prompts: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(model=model, max_running=max_running, is_stepped=is_stepped, default=default)
+        self.dimension = dimension
+        self.supported_dimensions = supported_dimensions or (dimension,)
+        self.on_pass: Callable[[EmbeddingPass], None] | None = None
+        self.batch_limit: Callable[[], Duration | None] | None = None
+        self.prompts: Mapping[str, str] = prompts or {}
+        self.max_input_tokens = max_input_tokens
+        self.vocabulary = 2**32
+        self._batch_tokens = batch_tokens
+        self._bytes_per_token = bytes_per_token
+        self.budget_bytes = self.workspace_bytes
+        self.allocator_bytes = self.restarts = self.out_of_memory = 0
+        self._call_seconds = call_seconds
+        self._token_seconds = token_seconds
+
+    @property
+    def is_computing(self) -> bool:
+        return bool(self.live)
+
+    def tokens_left(self, request_id: str) -> int | None:
+        run = next((run for run in self.live if run.request.id == request_id), None)
+        return None if run is None else sum(map(len, run.inputs))
+
+    @property
+    def workspace_bytes(self) -> int:
+        return max(self._batch_tokens, self.max_input_tokens) * self._bytes_per_token
+
+    def set_budget_bytes(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+
+    def cut(self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
+        return Truncation().cut(token_ids, limit, side)
+
+    def batch_time(self, token_counts: Sequence[int]) -> Duration:
+        return seconds(self._call_seconds + self._token_seconds * sum(token_counts))
+
+    async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
+        await self.check()
+        if prompt is not None and prompt not in self.prompts:
+            raise Refused(f"prompt_name={prompt!r}: no such prompt", param="prompt_name")
+        before = "" if prompt is None else self.prompts[prompt]
+        return [list((before + text).encode()) for text in texts]
+
+    def batch_bytes(self, token_counts: Sequence[int]) -> int:
+        padded = len(token_counts) * max(token_counts, default=0)
+        return min(padded, max(self._batch_tokens, self.max_input_tokens)) * self._bytes_per_token
+
+    async def embed(
+        self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
+    ) -> Vectors:
+        run = Run(request, self._next_script(), inputs=tuple(map(tuple, inputs)), deadline=deadline)
+        if run.script.refuses is not None:
+            raise Refused(run.script.refuses)
+        await self._begin(run)
+        with self._ending(run):
+            async with self._slots:
+                tokens = sum(map(len, inputs))
+                start = asyncio.get_running_loop().time()
+                await self._advance(run, self._call_seconds + self._token_seconds * tokens)
+                if self.on_pass is not None:
+                    took = seconds(asyncio.get_running_loop().time() - start)
+                    self.on_pass(EmbeddingPass(len(inputs), tokens, tokens, took))
+        return np.stack([_vector(ids, self.dimension) for ids in run.inputs])
+
+
+def _vector(ids: Sequence[int], dimension: int) -> Vectors:
+    direction = np.random.default_rng([len(ids), *ids]).normal(size=dimension)
+    found: Vectors = (direction / np.linalg.norm(direction)).astype(np.float32)
+    return found

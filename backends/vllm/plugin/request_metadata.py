@@ -1,0 +1,178 @@
+"""What came with a request? Class, promise and length forecast, out of vLLM's sampling parameters.
+
+`SamplingParams.extra_args["tandem"]` is a mapping; over HTTP, where `vllm_xargs` is flat, each key
+stands by itself with the prefix `tandem_`. All keys are optional:
+
+- `id`: the caller's own id; `class`, `priority` (larger is sooner);
+- `arrival_ns`: on this host's monotonic clock, else when the engine took the request in;
+- `deadline_ns` of the first token on the same clock, or `ttft_ms`, `tpot_ms`, `e2e_ms` from arrival;
+- `gap_ms`: the longest pause between two tokens;
+- `tokens`: output tokens expected, or `levels` and `quantiles`, a whole distribution of them;
+- `resumed_tokens` at the prompt's end are answer already, given out from `first_token_ns` to `last_token_ns`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from backends.vllm.plugin.shared_state import key_of
+from controlplane.core.clock import Duration, Instant, milliseconds, to_milliseconds
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.ports import Standing
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.policy.engine.request_state import Progress
+
+KEY = "tandem"
+_PREFIX = f"{KEY}_"
+_FORECASTS_KEPT = 256
+_KNOWN = (
+    "id", "class", "priority", "arrival_ns", "deadline_ns", "ttft_ms", "tpot_ms", "e2e_ms", "gap_ms",
+    "tokens", "levels", "quantiles", "resumed_tokens", "first_token_ns", "last_token_ns",
+)  # fmt: skip
+
+
+@dataclass(eq=False, slots=True)
+class Served(Progress):
+    key: int = field(init=False)
+    """What the board calls it."""
+
+    def __post_init__(self) -> None:
+        Progress.__post_init__(self)
+        self.key = key_of(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """For requests that say nothing. Without `tokens` an answer is expected to run to its limit."""
+
+    name: str = "standard"
+    priority: int = 0
+    slo: Slo = field(default_factory=Slo)
+    gap: Duration | None = None
+    tokens: int | None = None
+
+
+def defaults_of(config: Mapping[str, Any]) -> Defaults:
+    """From `additional_config["tandem"]["default"]`, in the keys above. Raises ValueError."""
+    said = stated({KEY: config})
+    slo = Slo(*(_duration(said, key, None) for key in ("ttft_ms", "tpot_ms", "e2e_ms")))
+    tokens = _whole(said, "tokens", 0) or None
+    name = str(said.get("class", "standard"))
+    return Defaults(name, _whole(said, "priority", 0), slo, _duration(said, "gap_ms", None), tokens)
+
+
+def stated(extra_args: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What was said about a request, by either way. Raises ValueError for keys that nobody knows."""
+    if not extra_args:
+        return {}
+    said = extra_args.get(KEY)
+    if said is None:
+        said = {k.removeprefix(_PREFIX): v for k, v in extra_args.items() if k.startswith(_PREFIX)}
+    if not isinstance(said, Mapping):
+        raise ValueError(f"{KEY}={said!r}: a mapping is needed; known keys are {', '.join(_KNOWN)}")
+    if unknown := sorted(set(said) - set(_KNOWN)):
+        raise ValueError(f"{KEY}.{unknown[0]}: unknown key; known are {', '.join(_KNOWN)}")
+    return said
+
+
+def metadata_of(request: Request, standing: Standing) -> dict[str, Any]:
+    """What the gate says about a request, to be read by `progress_of`."""
+    slo, forecast = request.slo, standing.forecast
+    said: dict[str, Any] = {
+        "id": request.id,
+        "class": request.service_class.name,
+        "priority": request.service_class.priority,
+        # As if it had come when its tenant's turn was: so every ordering keeps to tenants' weights.
+        "arrival_ns": request.arrival + standing.turn,
+    }
+    objectives = {"ttft_ms": slo.ttft, "tpot_ms": slo.tpot, "e2e_ms": slo.e2e}
+    said |= {key: to_milliseconds(limit) for key, limit in objectives.items() if limit is not None}
+    if forecast is not None:
+        said |= {"levels": list(forecast.levels), "quantiles": list(forecast.tokens)}
+    if standing.done:
+        said |= {
+            "resumed_tokens": standing.done,
+            "first_token_ns": standing.first_token,
+            "last_token_ns": standing.last_token,
+        }
+    return said
+
+
+def progress_of(
+    said: Mapping[str, Any],
+    defaults: Defaults,
+    *,
+    request_id: str,
+    prompt_tokens: int,
+    max_tokens: int,
+    now: Instant,
+) -> Served:
+    """`request_id` is vLLM's own. Raises ValueError naming the key that cannot be used."""
+    arrival = Instant(_whole(said, "arrival_ns", now))
+    base = defaults.slo
+    ttft = _duration(said, "ttft_ms", base.ttft)
+    if "deadline_ns" in said:
+        ttft = Duration(max(1, _whole(said, "deadline_ns", 0) - arrival))
+    slo = Slo(ttft, _duration(said, "tpot_ms", base.tpot), _duration(said, "e2e_ms", base.e2e))
+    name = str(said.get("class", defaults.name))
+    klass = ServiceClass(name, slo, _whole(said, "priority", defaults.priority), sheddable=False)
+    forecast = forecast_of(said)
+    resumed = max(0, min(_whole(said, "resumed_tokens", 0), prompt_tokens - 1))
+    limit = max(1, max_tokens) + resumed
+    expected = forecast.mean if forecast is not None else _whole(said, "tokens", defaults.tokens or limit)
+    request = Request(
+        id=request_id,
+        kind=Kind.GENERATE,
+        model="",
+        tenant=str(said.get("id", request_id)),
+        service_class=klass,
+        slo=slo,
+        arrival=arrival,
+        prompt_tokens=prompt_tokens - resumed,
+        max_output_tokens=limit,
+    )
+    predicted = max(1, min(round(expected), limit))
+    is_guess = not ({"tokens", "quantiles"} & said.keys() or defaults.tokens)
+    gap = _duration(said, "gap_ms", defaults.gap)
+    progress = Served(request, predicted, request.tenant, forecast, gap, is_guess=is_guess)
+    if resumed > 0:
+        progress.tokens += resumed
+        progress.began(Instant(_whole(said, "first_token_ns", now)))
+        progress.last_token = Instant(_whole(said, "last_token_ns", now))
+    return progress
+
+
+def forecast_of(said: Mapping[str, Any]) -> LengthForecast | None:
+    """Raises ValueError for what is no distribution."""
+    if "quantiles" not in said:
+        return None
+    try:
+        levels = tuple(float(level) for level in said["levels"])
+        return _shared(levels, tuple(float(tokens) for tokens in said["quantiles"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{KEY}.quantiles: a list as long as {KEY}.levels is needed") from error
+
+
+@lru_cache(maxsize=_FORECASTS_KEPT)
+def _shared(levels: tuple[float, ...], quantiles: tuple[float, ...]) -> LengthForecast:
+    """One object for all of whom the same is said, so that what follows from it is computed once."""
+    return LengthForecast(levels, quantiles)
+
+
+def _whole(said: Mapping[str, Any], key: str, default: int) -> int:
+    value = said.get(key, default)
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{KEY}.{key}={value!r}: a whole number is needed") from error
+
+
+def _duration(said: Mapping[str, Any], key: str, default: Duration | None) -> Duration | None:
+    if (value := said.get(key)) is None:
+        return default
+    try:
+        return milliseconds(float(value))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{KEY}.{key}={value!r}: milliseconds are needed") from error

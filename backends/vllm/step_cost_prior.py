@@ -1,0 +1,53 @@
+"""What should a step of this engine take, before any was measured? By the roofline of device and model.
+
+Importing this module imports vLLM, which takes seconds.
+"""
+
+import logging
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from backends.cost_models.roofline import Device, figures, gpu_named, measured_cpu, roofline, step_cost
+from controlplane.core.geometry import DTYPE_BYTES, GeometryError, KvGeometry
+from controlplane.core.ports import StepCost
+
+log = logging.getLogger(__name__)
+
+
+def expected_step(config: Any, geometry: KvGeometry) -> StepCost | None:
+    """None for a device or a model whose figures nobody knows, and where no model runs at all."""
+    model = config.model_config
+    if "tandem_sim" in (config.additional_config or {}):
+        return None
+    dtype = str(model.dtype).removeprefix("torch.")
+    device = _device(dtype)
+    if device is None:
+        return None
+    described = model.hf_config.to_dict()
+    try:
+        known = figures(
+            described,
+            geometry.bytes_per_token,
+            bytes_per_weight=_bytes_per_weight(described, dtype),
+            tensor_parallel=config.parallel_config.tensor_parallel_size,
+        )
+    except GeometryError as error:
+        log.info("steps are timed from the first on, with no prior: %s", error)
+        return None
+    return step_cost(roofline(device, known))
+
+
+def _device(dtype: str) -> Device | None:
+    if current_platform.is_cpu():
+        return measured_cpu(dtype)
+    name = current_platform.get_device_name()
+    if (device := gpu_named(name)) is None:
+        log.info("steps are timed from the first on, with no prior: no figures of %s are known", name)
+    return device
+
+
+def _bytes_per_weight(described: dict[str, Any], dtype: str) -> float:
+    quantised = described.get("quantization_config") or {}
+    bits = quantised.get("bits") or (8 if quantised.get("quant_method") == "fp8" else None)
+    return DTYPE_BYTES[dtype] if bits is None else int(bits) / 8

@@ -1,0 +1,58 @@
+"""Does the engine still step? Of one that lives but hangs vLLM takes no notice.
+
+Rule: an engine that has requests reports each of its steps, also one in which it could start nobody. One that
+reports none for too long is killed.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+
+from backends.supervision import Hindered, Patience
+from controlplane.core.ports import StepCost
+
+
+class StepWatch:
+    """Over the engine's `processes`; a step is due while it is not idle. It may take `stall_seconds`, or
+    `longest_seconds` if that is more; `lost` is called once, when they have been killed."""
+
+    def __init__(
+        self,
+        processes: Sequence[BaseProcess],
+        *,
+        stall_seconds: float,
+        longest_seconds: float,
+        is_idle: Callable[[], bool],
+        lost: Callable[[], None],
+    ) -> None:
+        self._processes = processes
+        self._longest_seconds = longest_seconds
+        self._is_idle = is_idle
+        self._lost = lost
+        self._hindered = [Hindered(process.pid) for process in processes if process.pid is not None]
+        self._patience = Patience(stall_seconds, self._kill, self._spared)
+        self.took_one()
+
+    def took_one(self) -> None:
+        self._patience.settle(self)
+        self._patience.owe(self, self._longest_seconds)
+
+    def end(self) -> None:
+        self._patience.end()
+
+    def _spared(self) -> float:
+        if self._is_idle():
+            return math.inf
+        return max((spared() for spared in self._hindered), default=0.0)
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        self._lost()
+
+
+def longest_step(cost: StepCost | None, *, prompt_tokens: int, sequences: int, cells: int) -> float:
+    """Seconds of a step that does as much as one may; 0 where nobody knows."""
+    if cost is None:
+        return 0.0
+    return cost.step + cost.prompt_token * prompt_tokens + cost.decode * sequences + cost.cell * cells

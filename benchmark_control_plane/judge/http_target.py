@@ -1,0 +1,214 @@
+"""What is sent to an OpenAI-compatible server, and what has it answered? One target over two addresses.
+
+Prompts are random token ids of the planned length, so that no prefix is shared and nobody tokenises; or
+random words, for a server that takes no ids. Their bodies are made before the run. A chunk of a stream with a
+choice in it counts as tokens at the moment its bytes are here; how many tokens there were is what the
+server's usage says, and fewer than were asked for are no answer.
+"""
+
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from benchmark_control_plane.common.http_client import (
+    Address,
+    Connections,
+    Head,
+    connections,
+    request_bytes,
+)
+from benchmark_control_plane.judge.experiment_schema import Endpoint
+from benchmark_control_plane.judge.records import Answer, loss_of
+from benchmark_control_plane.judge.workload import Planned
+from controlplane.api.protocol.requests import HEADER_DECISION, HEADER_SERVICE_CLASS
+from controlplane.core.decision import Outcome
+from controlplane.core.request import Kind
+
+_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_EMBEDDINGS = "/v1/embeddings"
+_NO_CHOICE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_DROPPED = "x-llm-d-request-dropped-reason"
+# Ids that every vocabulary has, above those of special tokens.
+_LEAST_ID, _MOST_ID = 300, 1_900
+_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "life", "child", "world", "school", "state")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What this server wants to be told of a request's class: our header, vLLM's `priority` by class (the
+    lower the sooner), or nothing. `written` turns token ids into text, for a server that is to tokenise."""
+
+    names_classes: bool = False
+    priorities: Mapping[str, int] | None = None
+    tenant_keys: Mapping[str, str] = field(default_factory=dict)
+    written: Callable[[list[int]], str] | None = None
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Bytes of an answer as they come."""
+
+    answer: Answer
+    clock: Callable[[], float]
+    is_stream: bool
+    rest: bytes = b""
+    is_done: bool = False
+    failure: bytes | None = None
+
+    def take(self, part: bytes) -> None:
+        if not self.is_stream:
+            self.rest += part
+            return
+        *events, self.rest = (self.rest + part).split(b"\n\n")
+        for event in events:
+            self._event(event)
+
+    def _event(self, event: bytes) -> None:
+        if event == b"data: [DONE]":
+            self.is_done = True
+        elif event.startswith(b"data: ") and b'"choices"' in event:
+            if _USAGE.search(event) is not None:
+                usage = orjson.loads(event[6:])["usage"]
+                self.answer.output_tokens = usage["completion_tokens"]
+            if _NO_CHOICE.search(event) is None:
+                self.answer.tokens.append(self.clock())
+        elif event and not event.startswith(b":"):
+            self.rest, self.failure = b"", event.partition(b"data: ")[2]
+
+
+class HttpTarget:
+    def __init__(
+        self,
+        chat: tuple[Endpoint, Connections] | None,
+        embeddings: tuple[Endpoint, Connections] | None,
+        dialect: Dialect,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._at = {Kind.GENERATE: chat, Kind.EMBED: embeddings}
+        self._dialect = dialect
+        self._clock = clock
+        self._prepared: dict[str, bytes] = {}
+
+    def prepare(self, plan: Sequence[Planned], seed: int) -> None:
+        """Makes the bodies now, so that nothing but sending is left to do in the run."""
+        draw = random.Random(seed)
+        self._prepared = {one.id: self._request(one, draw) for one in plan}
+
+    async def send(self, planned: Planned, answer: Answer) -> None:
+        at = self._at[planned.kind]
+        if at is None:
+            raise ValueError(f"no endpoint serves {planned.kind}; state one or drop its streams")
+        request = self._prepared.pop(planned.id, None) or self._request(planned, random.Random(planned.id))
+        stream = _Stream(answer, self._clock, is_stream=planned.kind is Kind.GENERATE)
+
+        def on_send() -> None:
+            answer.sent = self._clock()
+
+        try:
+            head = await at[1].exchange(request, stream.take, on_send=on_send)
+        except OSError as error:
+            answer.loss, answer.error = Outcome.FAILED, str(error)
+            return
+        _close(answer, head, stream, self._clock(), planned.output_tokens)
+
+    def _request(self, planned: Planned, draw: random.Random) -> bytes:
+        at = self._at[planned.kind]
+        if at is None:
+            raise ValueError(f"no endpoint serves {planned.kind}; state one or drop its streams")
+        endpoint = at[0]
+        headers: dict[str, str] = {}
+        if self._dialect.names_classes:
+            headers[HEADER_SERVICE_CLASS] = planned.service_class
+        if (key := self._dialect.tenant_keys.get(planned.tenant, endpoint.api_key)) is not None:
+            headers["authorization"] = f"Bearer {key}"
+        if planned.kind is Kind.EMBED:
+            body: dict[str, Any] = {
+                "model": endpoint.model,
+                "input": [_prompt(length, draw, is_text=endpoint.text) for length in planned.lengths],
+                "encoding_format": "base64",
+            }
+            path = _EMBEDDINGS
+        else:
+            body, path = _generation(planned, endpoint, draw), _PATHS[endpoint.api]
+            if self._dialect.written is not None and isinstance(body.get("prompt"), list):
+                body["prompt"] = self._dialect.written(body["prompt"])
+            if self._dialect.priorities is not None:
+                body["priority"] = self._dialect.priorities.get(planned.service_class, 0)
+        return request_bytes(Address.of(endpoint.url), "POST", path, orjson.dumps(body), headers)
+
+
+@asynccontextmanager
+async def http_target(
+    chat: Endpoint | None,
+    embeddings: Endpoint | None,
+    dialect: Dialect,
+    *,
+    limit: int,
+) -> AsyncIterator[HttpTarget]:
+    """At most `limit` connections to each address."""
+
+    @asynccontextmanager
+    async def opened(endpoint: Endpoint | None) -> AsyncIterator[tuple[Endpoint, Connections] | None]:
+        if endpoint is None:
+            yield None
+            return
+        async with connections(Address.of(endpoint.url), limit) as pool:
+            yield endpoint, pool
+
+    async with opened(chat) as first, opened(embeddings) as second:
+        yield HttpTarget(first, second, dialect)
+
+
+def _generation(planned: Planned, endpoint: Endpoint, draw: random.Random) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": endpoint.model,
+        "max_tokens": planned.output_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if endpoint.api == "chat":
+        text = _prompt(planned.prompt_tokens, draw, is_text=True)
+        return body | {"messages": [{"role": "user", "content": text}]}
+    return body | {"prompt": _prompt(planned.prompt_tokens, draw, is_text=endpoint.text)}
+
+
+def _prompt(count: int, draw: random.Random, *, is_text: bool) -> list[int] | str:
+    if is_text:
+        return " ".join(draw.choices(_WORDS, k=count))
+    return draw.choices(range(_LEAST_ID, _MOST_ID), k=count)
+
+
+def _close(answer: Answer, head: Head, stream: _Stream, now: float, asked: int) -> None:
+    answer.status = head.status
+    answer.decision = head.headers.get(HEADER_DECISION)
+    if head.status >= 400:
+        _lose(answer, head.status, stream.rest or stream.failure or b"", head.headers.get(_DROPPED))
+    elif stream.failure is not None:
+        _lose(answer, head.status, stream.failure, None)
+    elif stream.is_stream and not (stream.is_done and answer.tokens):
+        answer.loss, answer.error = Outcome.FAILED, "the stream ended without [DONE] or without a token"
+    elif stream.is_stream and answer.output_tokens is not None and answer.output_tokens < asked:
+        short = f"{answer.output_tokens} of {asked} tokens came; the server has to know ignore_eos"
+        answer.loss, answer.error = Outcome.FAILED, short
+    else:
+        answer.ended = now
+
+
+def _lose(answer: Answer, status: int, body: bytes, dropped: str | None) -> None:
+    message, code = body[:200].decode("utf-8", "replace"), None
+    try:
+        error = orjson.loads(body)["error"]
+        message, code = str(error["message"]), error.get("code")
+    except (ValueError, KeyError, TypeError):
+        # Not OpenAI's error object: then its text is the message.
+        pass
+    answer.loss = loss_of(status, code if isinstance(code, str) else None, dropped)
+    answer.error = message

@@ -1,0 +1,151 @@
+"""What is asked of the live gate on a simulated device, as if over HTTP? A target in virtual time.
+
+Without the gate a request goes straight to the simulated engines: what vLLM and an embedding server do
+beside each other on one device.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from backends.cost_models.step_time import affine, embedding_line, in_turn, llm_only
+from backends.simulated.embedder import SimulatedEmbedder
+from backends.simulated.generator import SimulatedGenerator
+from benchmark_control_plane.judge.experiment_schema import SimulatedDevice
+from benchmark_control_plane.judge.memory import Sample
+from benchmark_control_plane.judge.records import Answer
+from benchmark_control_plane.judge.workload import Planned
+from benchmark_control_plane.simulator.simulation import Machine, config_of, divided, engines, started
+from controlplane.core.decision import Outcome
+from controlplane.core.geometry import KvGeometry
+from controlplane.core.ports import Delta, Sampling
+from controlplane.core.request import Kind, Request
+from controlplane.service.gate.intake import Caller, EmbedJob, GenerateJob, Hints
+from controlplane.service.service import Service
+from controlplane.service.ticket import Rejected
+
+_BLOCK_TOKENS = 16
+_BYTES_PER_ELEMENT = 2
+
+
+class SimulatedTarget:
+    """`has_gate` False leaves the gate out."""
+
+    def __init__(
+        self,
+        service: Service,
+        generator: SimulatedGenerator,
+        embedder: SimulatedEmbedder,
+        output_tokens: dict[str, int],
+        *,
+        has_gate: bool,
+    ) -> None:
+        self._service = service
+        self._generator = generator
+        self._embedder = embedder
+        self._output_tokens = output_tokens
+        self._has_gate = has_gate
+
+    async def send(self, planned: Planned, answer: Answer) -> None:
+        loop = asyncio.get_running_loop()
+        answer.sent = loop.time()
+        self._output_tokens[planned.id] = planned.output_tokens
+        caller, hints = Caller(planned.tenant), Hints(service_class=planned.service_class)
+        try:
+            if planned.kind is Kind.EMBED:
+                inputs = [range(length) for length in planned.lengths]
+                job = await self._service.intake.embeddings(
+                    planned.id, caller, self._embedder.model, inputs, hints
+                )
+                answer.decision = await self._embed(job)
+            else:
+                answer.decision = await self._generate(await self._generation(planned, caller, hints), answer)
+        except Rejected as rejected:
+            answer.status, answer.loss = 429, Outcome.REJECTED
+            answer.decision, answer.error = "REJECT", str(rejected.reject.reason)
+            return
+        answer.status, answer.ended = 200, loop.time()
+
+    async def _generation(self, planned: Planned, caller: Caller, hints: Hints) -> GenerateJob:
+        limit = planned.max_tokens or planned.output_tokens
+        return await self._service.intake.completion(
+            planned.id, caller, self._generator.model, range(planned.prompt_tokens),
+            max_tokens=limit, sampling=Sampling(max_tokens=limit), hints=hints,
+        )  # fmt: skip
+
+    async def _generate(self, job: GenerateJob, answer: Answer) -> str | None:
+        loop = asyncio.get_running_loop()
+        deltas: AsyncIterator[Delta]
+        decision = None
+        if self._has_gate:
+            deltas = served = await self._service.dispatcher.generate(job)
+            decision = served.ticket.decision
+        else:
+            deltas = self._generator.generate(job.request, job.prompt, job.sampling)
+        async for delta in deltas:
+            if delta.token_ids:
+                answer.tokens.append(loop.time())
+        answer.output_tokens = len(answer.tokens)
+        return decision
+
+    async def sample(self) -> Sample:
+        """What the gate has leased; without it, what the engines use."""
+        engine = self._generator.state()
+        sample = {
+            "preemptions": float(engine.preemptions),
+            "recompute_tokens": float(engine.recompute_tokens or 0),
+        }
+        if not self._has_gate:
+            used = {"held:llm": engine.used_bytes, "held:embedding": self._embedder.pass_bytes}
+            return sample | {"quota:llm": float(engine.total_bytes)} | {k: float(v) for k, v in used.items()}
+        owners: Any = self._service.state()["owners"]
+        for owner, state in owners.items():
+            sample[f"held:{owner}"] = float(state["held_bytes"])
+            sample[f"quota:{owner}"] = float(state["quota_bytes"])
+        return sample
+
+    async def _embed(self, job: EmbedJob) -> str | None:
+        if self._has_gate:
+            return (await self._service.dispatcher.embed(job)).ticket.decision
+        await self._embedder.embed(job.request, job.inputs, deadline=None)
+        return None
+
+
+@asynccontextmanager
+async def simulated_target(
+    device: SimulatedDevice, sections: Mapping[str, Any], *, has_gate: bool
+) -> AsyncIterator[SimulatedTarget]:
+    output_tokens: dict[str, int] = {}
+
+    def length(request: Request) -> int:
+        return output_tokens[request.id.rpartition("-")[0]]
+
+    machine = _machine(device)
+    if machine.pool_bytes is not None and "quota" in sections:
+        quota = config_of(sections).quota
+        if not quota.moves:
+            machine = divided(machine, quota.llm.nominal)
+    generator, embedder = engines(machine, length)
+    async with started(generator, embedder, machine, sections) as service:
+        yield SimulatedTarget(service, generator, embedder, output_tokens, has_gate=has_gate)
+
+
+def _machine(device: SimulatedDevice) -> Machine:
+    step = in_turn(llm_only(affine(*device.step)), embedding_line(*device.embedding))
+    elements = device.kv_bytes_per_token // _BYTES_PER_ELEMENT
+    return Machine(
+        batch_time=step,
+        geometry=KvGeometry(
+            elements_per_token=elements, bytes_per_element=_BYTES_PER_ELEMENT, block_tokens=_BLOCK_TOKENS
+        ),
+        kv_bytes=device.kv_memory or device.pool,
+        max_model_tokens=device.max_model_tokens,
+        max_running=device.max_running,
+        step_tokens=device.step_tokens,
+        embed_batch_tokens=device.embed_batch_tokens,
+        workspace_batches=device.workspace_batches,
+        embed_bytes_per_token=device.embed_bytes_per_token,
+        embed_input_tokens=device.embed_input_tokens,
+        pool_bytes=device.pool,
+    )

@@ -1,0 +1,96 @@
+"""Who held the pool when? What each owner held, stacked; a line where its quota ends.
+
+Quotas are stacked like the memory: the area of an owner that kept within its quota, above owners that used
+all of theirs, ends at the line. An owner without a quota counts there with what it held.
+"""
+
+from collections.abc import Sequence
+
+from benchmark_control_plane.report import formats, svg_axes
+from benchmark_control_plane.report.html import Markup, el, join
+from benchmark_control_plane.report.schema import Memory
+
+_WIDTH, _HEIGHT = 440, 250
+
+
+def memory_chart(memory: Memory, what: str) -> Markup:
+    unit = memory.get("unit", "blocks")
+    times = memory["times_s"]
+    owners = list(memory["by_owner"])
+    stacked = _stacked([memory["by_owner"][owner] for owner in owners])
+    quotas = _stacked([_quota(memory, owner) for owner in owners])
+    high = max([*map(max, stacked), *map(max, quotas), 1e-9])
+    frame = svg_axes.Frame(
+        _WIDTH,
+        _HEIGHT,
+        svg_axes.Scale(times[0], max(times[-1], times[0] + 1e-9), 54, _WIDTH - 12),
+        svg_axes.Scale(0.0, high * 1.05, _HEIGHT - 46, 14),
+    )
+    grid = svg_axes.axes(
+        frame,
+        x_ticks=frame.x.ticks(8),
+        y_ticks=frame.y.ticks(5),
+        x_text=lambda at: f"{at:g} s",
+        y_text=formats.figure,
+        x_title=f"time from the start of the measured window; memory in {unit}",
+    )
+    layers, lines = [], []
+    below = [0.0] * len(times)
+    for number, owner in enumerate(owners):
+        held = memory["by_owner"][owner]
+        said = f"{owner}: at most {formats.figure(max(held))} {unit}"
+        shape = svg_axes.area(
+            _corners(frame, times, stacked[number]),
+            _corners(frame, times, below),
+            class_="layer",
+            data_tip=said,
+        )
+        layers.append(el("g", shape, class_=f"o{number}"))
+        if memory["quota_by_owner"].get(owner) is not None:
+            path = svg_axes.line(
+                _corners(frame, times, quotas[number]), class_="quota", data_tip=f"quota of {owner}"
+            )
+            lines.append(el("g", path, class_=f"o{number}"))
+        below = stacked[number]
+    title = f"Memory by owner over time, {what}"
+    return svg_axes.figure("memory", frame, title, grid, join(*layers), join(*lines))
+
+
+def readable(memory: Memory) -> Memory:
+    """Bytes as MiB; other units as they are."""
+    if memory.get("unit") != "bytes":
+        return memory
+    return {
+        "unit": "MiB",
+        "times_s": memory["times_s"],
+        "by_owner": {owner: _mib(held) for owner, held in memory["by_owner"].items()},
+        "quota_by_owner": {
+            owner: _mib(quota) if isinstance(quota, list) else quota / 2**20
+            for owner, quota in memory["quota_by_owner"].items()
+        },
+    }
+
+
+def _mib(values: Sequence[float]) -> list[float]:
+    return [value / 2**20 for value in values]
+
+
+def _stacked(series: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Each on top of all before it."""
+    total = [0.0] * len(series[0]) if series else []
+    stacked = []
+    for values in series:
+        total = [low + value for low, value in zip(total, values, strict=True)]
+        stacked.append(total)
+    return stacked
+
+
+def _quota(memory: Memory, owner: str) -> list[float]:
+    held = memory["by_owner"][owner]
+    quota = memory["quota_by_owner"].get(owner, held)
+    return quota if isinstance(quota, list) else [quota] * len(held)
+
+
+def _corners(frame: svg_axes.Frame, times: Sequence[float], values: Sequence[float]) -> list[svg_axes.Point]:
+    points = [(frame.x(at), frame.y(value)) for at, value in zip(times, values, strict=True)]
+    return svg_axes.steps(points, frame.right)

@@ -1,0 +1,93 @@
+"""As many calls in time as any order could bring, and nobody waits for ever."""
+
+from dataclasses import dataclass
+from itertools import permutations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.embedding.deadline_order import Drain, Key, in_time_first, key_of
+from controlplane.core.clock import Instant, seconds
+
+
+@dataclass(eq=False)
+class Call:
+    name: int
+    tokens: int
+    key: Key
+
+
+def calls(*tokens_and_deadlines: tuple[int, int | None]) -> list[Call]:
+    made = [
+        Call(name, tokens, key_of(None if deadline is None else Instant(deadline), name))
+        for name, (tokens, deadline) in enumerate(tokens_and_deadlines)
+    ]
+    return sorted(made, key=lambda call: call.key)
+
+
+def names(waiting: list[Call], now: int = 0, per_token: float = 1.0) -> list[int]:
+    return [call.name for call in in_time_first(waiting, Instant(now), per_token)]
+
+
+def in_time(order: list[Call], per_token: float) -> int:
+    end, count = 0.0, 0
+    for call in order:
+        end += per_token * call.tokens
+        count += not call.key[0] and end <= call.key[1]
+    return count
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20)), max_size=6), st.sampled_from((0.0, 0.5, 1.0))
+)
+def test_no_order_brings_more_in_time(asked, per_token):
+    waiting = calls(*asked)
+    chosen = list(in_time_first(waiting, Instant(0), per_token))
+    best = max(in_time(list(order), per_token) for order in permutations(waiting))
+    assert in_time(chosen, per_token) == best
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.none() | st.integers(0, 30)), max_size=12), st.integers(0, 40)
+)
+def test_everybody_is_named_once_and_who_was_promised_nothing_last(asked, now):
+    order = names(calls(*asked), now)
+    assert sorted(order) == list(range(len(asked)))
+    promised = [asked[name][1] is not None for name in order]
+    assert promised == sorted(promised, reverse=True)
+
+
+def test_the_largest_gives_way_where_not_all_can_be_in_time():
+    waiting = calls((3, 9), (6, 10), (2, 10), (5, None))
+    assert names(waiting) == [0, 2, 1, 3]
+    assert names(waiting, per_token=0.5) == [0, 1, 2, 3]
+
+
+def test_what_is_nearly_done_is_finished():
+    """It has little left, so it is not the one that gives way."""
+    assert names(calls((1, 10), (9, 10))) == [0, 1]
+    assert names(calls((1, 10), (10, 10))) == [0, 1]
+    assert names(calls((10, 10), (1, 10))) == [1, 0]
+
+
+def test_who_is_late_by_a_minute_goes_first():
+    minute = seconds(60)
+    waiting = calls((1, 5), (1, minute), (1, 3 * minute))
+    assert names(waiting, 6) == [1, 2, 0]
+    assert names(waiting, minute + 4, 0.0) == [2, 0, 1]
+    assert names(waiting, minute + 6, 0.0) == [0, 2, 1]
+
+
+def test_a_rate_is_from_end_to_end_and_not_over_rests():
+    drain = Drain()
+    assert drain.per_token == 0.0
+    drain.begins(Instant(1_000))
+    drain.begins(Instant(1_500))
+    drain.ends(Instant(2_000), 10)
+    assert drain.per_token == 100.0
+    drain.ends(Instant(3_000), 10)
+    assert drain.per_token == 100.0
+    drain.rests()
+    drain.begins(Instant(90_000))
+    drain.ends(Instant(90_010), 10)
+    assert 50.0 < drain.per_token < 70.0

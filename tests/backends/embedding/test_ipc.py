@@ -1,0 +1,41 @@
+"""What is packed on one side is unpacked on the other."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.embedding.ipc import (
+    HEAD,
+    Computed,
+    Frame,
+    FrameKind,
+    pack_inputs,
+    unpack_head,
+    unpack_inputs,
+)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=20), min_size=1, max_size=20))
+def test_inputs_survive_the_wire(inputs):
+    lengths, ids = unpack_inputs(pack_inputs([np.array(i, dtype=np.uint32) for i in inputs]))
+    assert lengths.tolist() == [len(i) for i in inputs]
+    assert ids.tolist() == [token for i in inputs for token in i]
+
+
+def test_rows_survive_the_wire():
+    rows = np.array([[1.5, -2.0], [0.0, 3e-8]], dtype=np.float32)
+    found = Computed.unpack(Computed(rows, 5, 7, 9).pack(), 2)
+    assert (found.rows == rows).all()
+    assert (found.elapsed_ns, found.peak_bytes, found.kept_bytes) == (5, 7, 9)
+
+
+def test_head_names_kind_batch_and_size():
+    packed = Frame(FrameKind.VECTORS, 7, b"abc").pack()
+    assert unpack_head(packed[: HEAD.size]) == (FrameKind.VECTORS, 7, 3)
+    assert packed[HEAD.size :] == b"abc"
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="99"):
+        unpack_head(HEAD.pack(99, 0, 0))

@@ -1,0 +1,213 @@
+"""The double keeps to its script, to the port, and to the record."""
+
+import asyncio
+from itertools import count
+
+import numpy as np
+import pytest
+
+from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerator
+from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.core.clock import Instant
+from controlplane.core.ports import (
+    BackendDown,
+    BackendFailed,
+    ChatPrompt,
+    Embedder,
+    Generator,
+    Refused,
+    Sampling,
+)
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+
+_numbers = count()
+
+
+def a_request(*, kind=Kind.GENERATE, sequences=1) -> Request:
+    return Request(
+        id=f"r{next(_numbers)}",
+        kind=kind,
+        model="scripted",
+        tenant="t",
+        service_class=ServiceClass("standard", Slo(), priority=0, sheddable=False),
+        slo=Slo(),
+        arrival=Instant(0),
+        prompt_tokens=3,
+        max_output_tokens=8,
+        sequences=sequences,
+    )
+
+
+async def deltas_of(generator: Generator, sampling: Sampling, request: Request | None = None):
+    return [d async for d in generator.generate(request or a_request(), [1, 2, 3], sampling)]
+
+
+async def started(engine):
+    await engine.start()
+    return engine
+
+
+async def test_an_answer_follows_its_script():
+    generator = await started(ScriptedGenerator(default=Script(tokens=3, words=("a ", "b "))))
+    deltas = await deltas_of(generator, Sampling(max_tokens=8))
+    assert "".join(d.text for d in deltas) == "a b a "
+    assert [d.finish_reason for d in deltas] == [None, None, "stop"]
+    [seen] = generator.runs
+    assert (seen.done, seen.end, seen.prompt) == (3, "finished", (1, 2, 3))
+
+
+async def test_max_tokens_cuts_and_says_so():
+    generator = await started(ScriptedGenerator(default=Script(tokens=9)))
+    deltas = await deltas_of(generator, Sampling(max_tokens=2))
+    assert [d.finish_reason for d in deltas] == [None, "length"]
+    [only] = await deltas_of(generator, Sampling(max_tokens=0))
+    assert (only.text, only.finish_reason) == ("", "length")
+
+
+async def test_samples_logprobs_and_tool_calls():
+    calls = ({"index": 0, "function": {"name": "f", "arguments": "{}"}},)
+    generator = await started(ScriptedGenerator())
+    generator.upcoming.append(Script(tokens=1, tool_calls=calls, cached_tokens=2))
+    first, second = await deltas_of(generator, Sampling(max_tokens=8, n=2, logprobs=2, prompt_logprobs=0))
+    assert (first.index, second.index) == (0, 1)
+    assert (first.finish_reason, first.tool_calls, first.cached_tokens) == ("tool_calls", calls, 2)
+    assert len(first.logprobs[0].top) == 2
+    assert len(first.prompt_logprobs) == 3
+    assert first.prompt_logprobs[0] is None
+
+
+def test_tokens_take_their_time():
+    async def main():
+        generator = await started(
+            ScriptedGenerator(prefill_seconds=1.0, prompt_token_seconds=0.1, token_seconds=0.5)
+        )
+        loop = asyncio.get_running_loop()
+        return [loop.time() async for _ in generator.generate(a_request(), [1, 2, 3], Sampling(max_tokens=3))]
+
+    assert run(main()) == pytest.approx([1.3, 1.8, 2.3])
+
+
+async def test_a_stepped_engine_moves_when_let():
+    generator = await started(ScriptedGenerator(is_stepped=True))
+    answer = generator.generate(a_request(), [1], Sampling(max_tokens=3))
+    first = asyncio.ensure_future(anext(answer))
+    await generator.until_runs(1)
+    assert generator.runs[0].done == 0
+    generator.allow(3)
+    await first
+    assert [d.finish_reason async for d in answer] == [None, "length"]
+    with pytest.raises(RuntimeError, match="is_stepped=True"):
+        ScriptedGenerator().allow()
+
+
+async def test_closing_an_answer_aborts_it():
+    generator = await started(ScriptedGenerator())
+    request = a_request()
+    answer = generator.generate(request, [1], Sampling(max_tokens=8))
+    await anext(answer)
+    assert generator.state().running == 1
+    await answer.aclose()
+    assert generator.aborted == [request.id]
+    assert generator.state().running == 0
+
+
+async def test_failing_dying_and_refusing():
+    generator = await started(ScriptedGenerator())
+    generator.upcoming.extend([Script(refuses="no"), Script(fails_at=1), Script(dies_at=2)])
+    with pytest.raises(Refused, match="no"):
+        await deltas_of(generator, Sampling(max_tokens=8))
+    with pytest.raises(BackendFailed, match="after 1 tokens"):
+        await deltas_of(generator, Sampling(max_tokens=8))
+    with pytest.raises(BackendDown, match="died"):
+        await deltas_of(generator, Sampling(max_tokens=8))
+    assert [seen.end for seen in generator.runs] == ["failed", "died"]
+    with pytest.raises(BackendDown):
+        generator.state()
+    await generator.start()
+    assert len(await deltas_of(generator, Sampling(max_tokens=8))) == 8
+
+
+async def test_the_engines_death_ends_all_that_runs():
+    generator = await started(ScriptedGenerator(is_stepped=True, max_running=1))
+    answers = [asyncio.create_task(deltas_of(generator, Sampling(max_tokens=8))) for _ in range(2)]
+    await generator.until_runs(2)
+    assert (generator.state().running, generator.state().waiting) == (1, 1)
+    generator.die()
+    results = await asyncio.gather(*answers, return_exceptions=True)
+    assert [type(result) for result in results] == [BackendDown, BackendDown]
+
+
+async def test_a_preempted_request_ends_with_what_it_has():
+    generator = await started(ScriptedGenerator(is_stepped=True))
+    request = a_request()
+    answer = asyncio.create_task(deltas_of(generator, Sampling(max_tokens=8), request))
+    await generator.until_runs(1)
+    generator.allow(2)
+    await generator.preempt(request.id)
+    assert (await answer)[-1].finish_reason == "preempted"
+    assert generator.runs[0].end == "preempted"
+    assert generator.state().preemptions == 1
+
+
+async def test_more_than_the_model_holds_is_refused():
+    generator = await started(ScriptedGenerator(max_model_tokens=10))
+    with pytest.raises(Refused, match="the model holds 10"):
+        await deltas_of(generator, Sampling(max_tokens=8))
+
+
+async def test_chat_is_its_contents_one_after_the_other():
+    generator = await started(ScriptedGenerator())
+    messages = [
+        {"role": "system", "content": "é"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}]},
+    ]
+    assert bytes(await generator.render_chat(ChatPrompt(messages))).decode() == "éb"
+    with pytest.raises(Refused, match="text only"):
+        await generator.render_chat(ChatPrompt([{"role": "user", "content": [{"type": "image_url"}]}]))
+
+
+async def test_vectors_follow_from_the_ids_alone():
+    embedder = await started(ScriptedEmbedder(dimension=16))
+    inputs = await embedder.tokenize(["one", "two", "one"])
+    request = a_request(kind=Kind.EMBED)
+    found = await embedder.embed(request, inputs, deadline=Instant(5))
+    assert found.shape == (3, 16)
+    assert found.dtype == np.float32
+    assert np.allclose(np.linalg.norm(found, axis=1), 1)
+    assert (found[0] == found[2]).all()
+    assert not np.allclose(found[0], found[1])
+    [seen] = embedder.runs
+    assert (seen.deadline, seen.end) == (Instant(5), "finished")
+
+
+async def test_an_embedding_call_can_be_left_and_can_fail():
+    embedder = await started(ScriptedEmbedder(is_stepped=True))
+    request = a_request(kind=Kind.EMBED)
+    leaving = asyncio.create_task(embedder.embed(request, [[1]], deadline=None))
+    await embedder.until_runs(1)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert embedder.aborted == [request.id]
+    embedder.upcoming.append(Script(fails_at=0))
+    failing = asyncio.create_task(embedder.embed(request, [[1]], deadline=None))
+    await embedder.until_runs(2)
+    embedder.allow()
+    with pytest.raises(BackendFailed):
+        await failing
+
+
+def test_embedding_takes_its_time():
+    async def main():
+        embedder = await started(ScriptedEmbedder(call_seconds=1.0, token_seconds=0.5))
+        await embedder.embed(a_request(kind=Kind.EMBED), [[1, 2], [3]], deadline=None)
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == pytest.approx(2.5)
+
+
+def test_both_are_what_the_ports_ask_for():
+    generator: Generator = ScriptedGenerator()
+    embedder: Embedder = ScriptedEmbedder()
+    assert embedder.batch_bytes([512] * 100) <= embedder.workspace_bytes
+    assert generator.kv_bytes % generator.geometry.bytes_per_block == 0

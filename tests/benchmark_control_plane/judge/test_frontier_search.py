@@ -1,0 +1,41 @@
+import pytest
+
+from benchmark_control_plane.judge.frontier_search import highest_load
+
+CURVE = {0.5: 1.0, 1.0: 0.95, 1.5: 0.75, 2.0: 0.95}
+
+
+def falling(load):
+    return min(1.0, max(0.0, 1.6 - 0.5 * load))
+
+
+def test_between_two_loads_attainment_is_linear():
+    assert highest_load(CURVE, 0.9) == pytest.approx(1.125)
+
+
+def test_attainment_that_comes_back_does_not_count():
+    assert highest_load(CURVE, 0.8) == pytest.approx(1.375)
+
+
+def test_bisection_finds_the_rate_where_the_curve_bends():
+    asked = []
+
+    def attainment_at(load):
+        asked.append(load)
+        return falling(load)
+
+    measured = {0.5: falling(0.5), 4.0: falling(4.0)}
+    assert highest_load(measured, 0.9, steps=8, attainment_at=attainment_at) == pytest.approx(1.4, abs=0.01)
+    assert len(asked) == 8
+
+
+def test_below_the_lowest_load_only_measuring_helps():
+    measured = {2.0: falling(2.0)}
+    assert highest_load(measured, 0.9) is None
+    assert highest_load(measured, 0.9, steps=6, attainment_at=falling) == pytest.approx(1.4, abs=0.02)
+    assert highest_load(measured, 0.9, steps=6, attainment_at=lambda load: 0.0) is None
+    assert highest_load(measured, 0.9, steps=6, attainment_at=lambda load: None) is None
+
+
+def test_where_all_keep_it_the_highest_measured_is_a_lower_bound():
+    assert highest_load({0.5: 1.0, 1.0: 0.92}, 0.9, steps=3, attainment_at=falling) == 1.0

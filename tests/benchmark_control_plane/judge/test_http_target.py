@@ -1,0 +1,199 @@
+"""Over a real socket, against a server in this process whose own stamps are the truth."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from statistics import median
+from time import perf_counter
+
+import pytest
+import uvloop
+
+from benchmark_control_plane.judge.experiment_schema import Endpoint
+from benchmark_control_plane.judge.http_target import Dialect, http_target
+from benchmark_control_plane.judge.records import Answer
+from benchmark_control_plane.judge.workload import Planned
+from controlplane.core.decision import Outcome
+from controlplane.core.request import Kind
+
+CHAT = Planned("r0", 0.0, Kind.GENERATE, "interactive", "acme", prompt_tokens=12, output_tokens=4)
+DOCUMENT = Planned("d0", 0.0, Kind.EMBED, "documents", lengths=(7, 9))
+DONE = b"data: [DONE]\n\n"
+
+
+def chunk(text="w ", **more):
+    return b"data: " + json.dumps({"choices": [{"text": text}], **more}).encode() + b"\n\n"
+
+
+def usage(count):
+    return b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % count
+
+
+@asynccontextmanager
+async def scripted(events, *, status=b"200 OK", headers=b"", delay=0.0, gap=0.0, closes=False):
+    """Answers each request with these pieces of a chunked body. Yields its URL, what it was asked as
+    (head, body), and its stamps as (received, [sent])."""
+    asked, stamps, writers = [], [], []
+
+    async def serve(reader, writer):
+        writers.append(writer)
+        while head := await read_head(reader):
+            body = await reader.readexactly(int(head.get("content-length", 0)))
+            received, sent = perf_counter(), []
+            asked.append((head, json.loads(body)))
+            await asyncio.sleep(delay)
+            writer.write(b"HTTP/1.1 " + status + b"\r\ntransfer-encoding: chunked\r\n" + headers + b"\r\n")
+            for number, event in enumerate(events):
+                if number and gap:
+                    await asyncio.sleep(gap)
+                writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+                sent.append(perf_counter())
+            if closes:
+                writer.close()
+                return
+            writer.write(b"0\r\n\r\n")
+            stamps.append((received, sent))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}", asked, stamps
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+
+
+async def read_head(reader):
+    try:
+        text = (await reader.readuntil(b"\r\n\r\n")).decode()
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = text.rstrip().split("\r\n")
+    return {"": first} | {line.partition(": ")[0]: line.partition(": ")[2] for line in lines}
+
+
+@asynccontextmanager
+async def target_at(url, dialect=None, api="completions", limit=8):
+    endpoint = Endpoint(url, "some-model", api, "secret")
+    async with http_target(endpoint, endpoint, dialect or Dialect(), limit=limit) as target:
+        yield target
+
+
+async def answer_to(planned, events, **script):
+    async with scripted(events, **script) as (url, asked, _), target_at(url) as target:
+        answer = Answer()
+        await target.send(planned, answer)
+        return answer, asked[0]
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_known_delay_is_measured_within_a_millisecond(loop_factory):
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        first, spread = runner.run(measured_delays())
+    assert median(first) < 0.001 and median(spread) < 0.001
+
+
+async def measured_delays():
+    """How far the client's first token, and the time from it to the last, are from the server's."""
+    events = [chunk(), chunk(), chunk(), chunk(), usage(4), DONE]
+    first, spread = [], []
+    async with scripted(events, delay=0.02, gap=0.005) as (url, _, stamps), target_at(url) as target:
+        for _ in range(25):
+            answer = Answer()
+            await target.send(CHAT, answer)
+            received, sent = stamps[-1]
+            first.append(abs((answer.tokens[0] - answer.sent) - (sent[0] - received)))
+            spread.append(abs((answer.tokens[-1] - answer.tokens[0]) - (sent[3] - sent[0])))
+    return first, spread
+
+
+async def test_a_stream_is_counted_chunk_by_chunk_and_its_usage_believed():
+    answer, (head, body) = await answer_to(CHAT, [b": ping\n\n", chunk() + chunk(""), usage(7) + DONE])
+    assert len(answer.tokens) == 2 and answer.output_tokens == 7
+    assert answer.loss is None and answer.status == 200 and answer.ended >= answer.tokens[-1]
+    assert head[""] == "POST /v1/completions HTTP/1.1" and head["authorization"] == "Bearer secret"
+    assert len(body["prompt"]) == 12 and body["max_tokens"] == 4 and body["ignore_eos"]
+
+
+async def test_events_may_be_cut_anywhere():
+    whole = chunk("a") + chunk("b") + usage(4) + DONE
+    answer, _ = await answer_to(CHAT, [whole[i : i + 7] for i in range(0, len(whole), 7)])
+    assert len(answer.tokens) == 2 and answer.loss is None
+
+
+async def test_an_embedding_is_answered_when_its_body_is_whole():
+    answer, (head, body) = await answer_to(DOCUMENT, [b'{"data":', b"[]}"], gap=0.01)
+    assert head[""] == "POST /v1/embeddings HTTP/1.1"
+    assert [len(ids) for ids in body["input"]] == [7, 9]
+    assert answer.tokens == [] and answer.ended is not None and answer.loss is None
+
+
+@pytest.mark.parametrize(
+    ("events", "script", "loss", "error"),
+    [
+        ([b'{"error":{"message":"full","code":"queue_full"}}'], {"status": b"429 No"}, Outcome.REJECTED,
+         "full"),
+        ([b"boom"], {"status": b"500 No"}, Outcome.FAILED, "boom"),
+        ([chunk(), b'event: error\ndata: {"error":{"message":"gone","code":"preempted"}}\n\n'], {},
+         Outcome.EVICTED, "gone"),
+        ([chunk()], {}, Outcome.FAILED, "without"),
+        ([DONE], {}, Outcome.FAILED, "without"),
+        ([chunk(), usage(3), DONE], {}, Outcome.FAILED, "3 of 4 tokens came"),
+        ([chunk()], {"closes": True}, Outcome.FAILED, "connection lost"),
+    ],
+)  # fmt: skip
+async def test_every_loss_is_told_apart(events, script, loss, error):
+    answer, _ = await answer_to(CHAT, events, **script)
+    assert answer.loss is loss and error in answer.error and answer.ended is None
+
+
+async def test_a_server_that_is_not_there_is_a_failure():
+    async with scripted([]) as (url, _, _):
+        pass
+    async with target_at(url) as target:
+        answer = Answer()
+        await target.send(CHAT, answer)
+    assert answer.loss is Outcome.FAILED and answer.error
+
+
+@pytest.mark.parametrize(
+    ("dialect", "header", "field"),
+    [
+        (Dialect(), None, None),
+        (Dialect(names_classes=True), "interactive", None),
+        (Dialect(priorities={"interactive": 3}), None, 3),
+    ],
+)
+async def test_each_server_is_told_the_class_in_its_own_words(dialect, header, field):
+    async with scripted([chunk(), DONE]) as (url, asked, _), target_at(url, dialect) as target:
+        await target.send(CHAT, Answer())
+    head, body = asked[0]
+    assert head.get("x-service-class") == header and body.get("priority") == field
+
+
+async def test_a_server_that_takes_no_ids_gets_words():
+    async with scripted([chunk(), DONE]) as (url, asked, _):
+        endpoint = Endpoint(url, "some-model", text=True)
+        async with http_target(endpoint, endpoint, Dialect(), limit=8) as target:
+            await target.send(CHAT, Answer())
+            await target.send(DOCUMENT, Answer())
+    (_, chat), (_, document) = asked
+    assert len(chat["prompt"].split()) == 12
+    assert [len(text.split()) for text in document["input"]] == [7, 9]
+
+
+async def test_a_tenant_has_its_own_key():
+    dialect = Dialect(tenant_keys={"acme": "theirs"})
+    async with scripted([chunk(), DONE]) as (url, asked, _), target_at(url, dialect) as target:
+        await target.send(CHAT, Answer())
+        await target.send(DOCUMENT, Answer())
+    assert [head["authorization"] for head, _ in asked] == ["Bearer theirs", "Bearer secret"]
+
+
+async def test_who_finds_no_connection_free_is_sent_later():
+    async with scripted([chunk(), DONE], delay=0.05) as (url, _, stamps), target_at(url, limit=1) as target:
+        answers = [Answer(), Answer()]
+        await asyncio.gather(*(target.send(CHAT, answer) for answer in answers))
+    assert answers[1].sent >= answers[0].tokens[0]
+    assert len(stamps) == 2

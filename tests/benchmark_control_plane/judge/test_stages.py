@@ -1,0 +1,96 @@
+"""A run leaves nothing behind that the next system on the same machine would pay for."""
+
+import asyncio
+from contextlib import closing
+from dataclasses import dataclass
+
+import pytest
+import yaml
+
+from benchmark_control_plane.judge.experiment import read_experiment
+from benchmark_control_plane.judge.stages import Bench, saturation
+from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop
+
+EXPERIMENT = {
+    "name": "overloaded",
+    "question": "Who pays for what is left?",
+    "loads": [1.0],
+    "capacity": {"rps": 4},
+    "reference": "deaf",
+    "window": {"warmup_s": 0, "measured_s": 5, "drain_s": 1},
+    "device": {"kv_memory": "512MiB"},
+    "classes": {"documents": {"priority": 1, "e2e_ms": 2_000}},
+    "streams": {
+        "documents": {"kind": "embed", "service_class": "documents", "share": 1,
+                      "prompt_tokens": {"fixed": 8}, "batch": {"fixed": 1}},
+    },
+    "systems": [{"name": "deaf", "kind": "baseline", "ungated": True}],
+}  # fmt: skip
+
+
+class Deaf:
+    """Half as fast as it is asked, one at a time, and it does not hear that nobody waits any more."""
+
+    def __init__(self):
+        self.turn, self.undone = asyncio.Lock(), 0
+
+    async def send(self, planned, answer):
+        answer.sent = asyncio.get_running_loop().time()
+        self.undone += 1
+        await asyncio.shield(asyncio.create_task(self.work(answer)))
+
+    async def work(self, answer):
+        async with self.turn:
+            await asyncio.sleep(0.5)
+        self.undone -= 1
+        answer.ended = asyncio.get_running_loop().time()
+
+
+@dataclass
+class Stage:
+    """The target's own time goes on from act to act."""
+
+    target: Deaf
+    shares_machine: bool
+    loop: VirtualTimeLoop
+
+    def act(self, act):
+        return self.loop.run_until_complete(act(self.target, self.loop.time, None))
+
+
+@pytest.mark.parametrize("shares_machine", [True, False])
+def test_what_a_run_leaves_is_waited_for_where_others_come_next(tmp_path, shares_machine):
+    path = tmp_path / "overloaded.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT), encoding="utf-8")
+    experiment = read_experiment(path, tmp_path)
+    system, target, bench = experiment.plan.systems[0], Deaf(), Bench(experiment, {}, capacity=4.0)
+    with closing(VirtualTimeLoop()) as loop:
+        stage = Stage(target, shares_machine, loop)
+        entry, _ = bench.run(stage, system, 1.0, 0, lambda answered, planned: None)
+        assert entry["attainment"]["overall"] < 0.9
+        assert target.undone > 0
+        bench.settle(stage, system, 1.0, 0)
+        assert (target.undone == 0) is shares_machine
+        while left := asyncio.all_tasks(loop):
+            loop.run_until_complete(asyncio.wait(left))
+
+
+class Fast:
+    """Answers any number at once, each in 20 ms."""
+
+    async def send(self, planned, answer):
+        loop = asyncio.get_running_loop()
+        answer.sent = loop.time()
+        await asyncio.sleep(0.02)
+        answer.ended = loop.time()
+
+
+def test_a_fast_server_is_not_measured_by_what_there_was_to_ask(tmp_path):
+    """On a GPU a small model answers more in a second than were drawn."""
+    path = tmp_path / "fast.yaml"
+    content = EXPERIMENT | {"capacity": {"clients": 48, "probe_s": 0.5}}
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    experiment = read_experiment(path, tmp_path)
+    with closing(VirtualTimeLoop()) as loop:
+        rate = saturation(experiment, Stage(Fast(), True, loop), experiment.plan.systems[0])
+    assert rate == pytest.approx(48 / 0.02, rel=0.06)
