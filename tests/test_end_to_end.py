@@ -72,7 +72,7 @@ def test_chat_is_the_same_whole_and_streamed(client):
 def test_embeddings_are_those_of_the_model(client):
     from sentence_transformers import SentenceTransformer
 
-    from backends.embedding.bundled import MINILM, resolve
+    from backends.bundled_models import MINILM, resolve
 
     model = SentenceTransformer(resolve(MINILM), device="cpu")
     answer = client.embeddings.create(model="minilm", input=TEXTS)

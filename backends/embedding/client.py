@@ -18,14 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from tokenizers import Tokenizer
 
+from backends.bundled_models import resolve
 from backends.embedding.batch_dispatch import Caller, Deliveries
 from backends.embedding.budget import PassBudget
-from backends.embedding.bundled import resolve
 from backends.embedding.handshake import EncoderFacts, EncoderOptions
-from backends.embedding.inputs import checked, prompt_text
 from backends.embedding.ipc import Computed, Frame, FrameKind, pack_inputs
 from backends.embedding.time_model import ObservedTime
-from backends.embedding.tokenization import TextsUnderWay, token_ids
+from backends.embedding.tokenization import TextsUnderWay, checked, prompt_text, token_ids
 from backends.embedding.worker_link import Signs, WorkerLink
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
 from controlplane.core.ports import BackendDown, EmbeddingPass, TruncationSide, Vectors

@@ -16,7 +16,6 @@ from vllm.outputs import RequestOutput
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from backends.vllm.alive import while_alive
 from backends.vllm.arguments import engine_args, scheduled
 from backends.vllm.compat import (
     CALLER_MISTAKES,
@@ -30,7 +29,7 @@ from backends.vllm.output_parsing import Reading, Turn, check_parsers
 from backends.vllm.plugin.request_metadata import KEY
 from backends.vllm.plugin.rpc_client import Orders
 from backends.vllm.plugin.shared_state import named_board
-from backends.vllm.process import leashed
+from backends.vllm.process import leashed, while_alive
 from backends.vllm.sampling import delta, sampling_params, structured_outputs
 from backends.vllm.stats import StatBoard
 from backends.vllm.step_cost_prior import expected_step

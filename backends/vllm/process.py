@@ -5,13 +5,15 @@ Rule: what vLLM runs in that process is run by a function of ours, which first s
 ends with its parent. From the very start: loading a model takes minutes.
 """
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.v1.engine.core import EngineCoreProc
 
-from backends.leash import end_with_parent
+from backends.supervision import end_with_parent
+from backends.vllm.compat import EngineDeadError
 
 _run = EngineCoreProc.run_engine_core
 
@@ -30,3 +32,23 @@ def leashed() -> Iterator[None]:
         yield
     finally:
         EngineCoreProc.run_engine_core = staticmethod(_run)
+
+
+# FOLDED alive.py:
+# Does an answer still come? When an engine dies, vLLM ends every stream, but no utility call that waits.
+
+Answer = TypeVar("Answer")
+
+
+async def while_alive(llm: Any, call: Awaitable[Answer]) -> Answer:
+    """What the call to vLLM's AsyncLLM returns. Raises EngineDeadError as soon as the engine is gone."""
+    answer = asyncio.ensure_future(call)
+    # This task reads all that the engine says, so it ends with the engine. The first request starts it.
+    reader: asyncio.Task[None] | None = llm.output_handler
+    try:
+        await asyncio.wait({answer, reader} if reader else {answer}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise EngineDeadError
+        return answer.result()
+    finally:
+        answer.cancel()

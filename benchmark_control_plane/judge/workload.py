@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.distributions import Lognormal
 from benchmark_control_plane.judge.arrivals import bursts, times, wave
 from benchmark_control_plane.judge.experiment_schema import Arrivals, Lengths, Stream, Trace
 from benchmark_control_plane.judge.traces import NAMED, Arrival, Columns, read_trace
-from benchmark_control_plane.round_model.lengths import Lognormal
 from controlplane.core.request import Kind
 
 _PRESETS = {

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from benchmark_control_plane.report import aggregates, blocks, formats, tables
-from benchmark_control_plane.report.html import Markup, el, join
+from benchmark_control_plane.report import aggregates, formats, tables
+from benchmark_control_plane.report.html import Markup, as_table, el, figure, join, key, section
 from benchmark_control_plane.report.latency_chart import distribution_charts
 from benchmark_control_plane.report.memory_chart import memory_chart, readable
 from benchmark_control_plane.report.outcome_chart import (
@@ -25,7 +25,7 @@ def by_load(results: Results, samples: Mapping[Key, Sample]) -> Markup:
         el("button", formats.load(load), type="button", data_load=number, aria_pressed="false")
         for number, load in enumerate(loads)
     )
-    return blocks.section(
+    return section(
         "loads",
         "Side by side, at one load",
         "Everything in this part belongs to the load chosen here.",
@@ -57,9 +57,9 @@ def _panel(results: Results, samples: Mapping[Key, Sample], load: float, number:
 def _bars(name: str, title: str, bars: Bars, names: Mapping[str, str]) -> Markup | None:
     if not bars:
         return None
-    key = blocks.key({part_class(part): text for part, text in names.items()})
+    legend = key({part_class(part): text for part, text in names.items()})
     chart = share_chart(name, f"{title}, by system", bars, names)
-    return blocks.figure(title, key, chart, listed=tables.shares_table(title, bars, names))
+    return figure(title, legend, chart, listed=tables.shares_table(title, bars, names))
 
 
 def _distributions(results: Results, samples: Mapping[Key, Sample], load: float, name: str) -> Markup | None:
@@ -68,8 +68,8 @@ def _distributions(results: Results, samples: Mapping[Key, Sample], load: float,
         return None
     if not (charts := distribution_charts(results, samples, load, name)):
         return join(heading, listed)
-    drawn = el("div", *(blocks.figure(title, chart) for title, chart in charts), class_="grid")
-    return join(heading, drawn, blocks.as_table(listed))
+    drawn = el("div", *(figure(title, chart) for title, chart in charts), class_="grid")
+    return join(heading, drawn, as_table(listed))
 
 
 def _memory(results: Results, load: float) -> Markup | None:
@@ -88,5 +88,5 @@ def _memory(results: Results, load: float) -> Markup | None:
 def _memory_figure(recorded: Memory, what: str) -> Markup:
     memory = readable(recorded)
     owners = {f"o{number}": owner for number, owner in enumerate(memory["by_owner"])}
-    key = blocks.key({**owners, "dashed": "where a quota ends"})
-    return blocks.figure(what, key, memory_chart(memory, what), listed=tables.memory_table(memory, what))
+    legend = key({**owners, "dashed": "where a quota ends"})
+    return figure(what, legend, memory_chart(memory, what), listed=tables.memory_table(memory, what))

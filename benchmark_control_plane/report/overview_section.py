@@ -1,9 +1,9 @@
 """What did the experiment find? The sentence, what must be known to quote it, and its curves."""
 
-from benchmark_control_plane.report import aggregates, blocks, formats, headline, tables
+from benchmark_control_plane.report import aggregates, formats, headline, tables
 from benchmark_control_plane.report.attainment_chart import attainment_chart
 from benchmark_control_plane.report.frontier_chart import frontier_chart
-from benchmark_control_plane.report.html import Markup, el, join
+from benchmark_control_plane.report.html import Markup, as_table, el, figure, join, section
 from benchmark_control_plane.report.schema import Results, Run
 from benchmark_control_plane.report.series_style import marker, sign
 
@@ -59,7 +59,7 @@ def attainment(results: Results) -> Markup:
         attainment_chart(results, aggregates.OVERALL, width=340, height=270, has_labels=False),
     )
     by_class = (
-        blocks.figure(
+        figure(
             name,
             attainment_chart(results, name, width=340, height=230, has_labels=False),
             listed=tables.attainment_table(results, name),
@@ -67,11 +67,11 @@ def attainment(results: Results) -> Markup:
         for name in aggregates.classes(results)
     )
     listed = tables.attainment_table(results, aggregates.OVERALL)
-    return blocks.section(
+    return section(
         "attainment",
         "Attainment against load",
         lead,
-        el("div", blocks.figure("all classes", *hero, listed=listed), class_="hero"),
+        el("div", figure("all classes", *hero, listed=listed), class_="hero"),
         el("div", *by_class, class_="grid"),
         _frontier(results),
     )
@@ -81,13 +81,13 @@ def _frontier(results: Results) -> Markup | None:
     if not results["max_goodput_rate"]:
         return None
     charts = (
-        blocks.figure(f"{formats.share(goal)} of objectives met", frontier_chart(results, goal))
+        figure(f"{formats.share(goal)} of objectives met", frontier_chart(results, goal))
         for goal in aggregates.targets(results)
     )
     return join(
         el("h3", "Highest rate that keeps the promise"),
         el("div", *charts, class_="grid broad"),
-        blocks.as_table(tables.frontier_table(results)),
+        as_table(tables.frontier_table(results)),
     )
 
 

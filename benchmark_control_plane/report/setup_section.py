@@ -1,7 +1,7 @@
 """Under what conditions does the finding hold? Objectives, systems, machine, versions, seeds."""
 
-from benchmark_control_plane.report import aggregates, blocks, formats, tables
-from benchmark_control_plane.report.html import Markup, el, join
+from benchmark_control_plane.report import aggregates, formats, tables
+from benchmark_control_plane.report.html import Markup, el, join, section
 from benchmark_control_plane.report.schema import Results
 
 _OBJECTIVES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "e2e"}
@@ -23,7 +23,7 @@ def set_up(results: Results) -> Markup:
         [tables.named(number, system["name"]), system["kind"], system["description"]]
         for number, system in enumerate(results["systems"])
     ]
-    return blocks.section(
+    return section(
         "set-up",
         "Set-up",
         None,
@@ -83,4 +83,4 @@ def _conditions(results: Results) -> list[list[str]]:
 
 def words() -> Markup:
     listed = (join(el("dt", name), el("dd", meaning)) for name, meaning in _WORDS.items())
-    return blocks.section("words", "How to read this", None, el("dl", *listed, class_="words"))
+    return section("words", "How to read this", None, el("dl", *listed, class_="words"))

@@ -3,8 +3,8 @@
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from benchmark_control_plane.report import aggregates, blocks, formats
-from benchmark_control_plane.report.html import Child, Markup, el, join
+from benchmark_control_plane.report import aggregates, formats
+from benchmark_control_plane.report.html import Child, Markup, el, join, swatch
 from benchmark_control_plane.report.outcome_chart import Bars
 from benchmark_control_plane.report.schema import METRICS, Figure, Memory, Results, Run
 from benchmark_control_plane.report.series_style import sign
@@ -142,7 +142,7 @@ def runs_table(results: Results) -> Markup:
 
 
 def named(number: int, system: str) -> Markup:
-    return el("span", blocks.swatch(), system, class_=f"name {sign(number)}")
+    return el("span", swatch(), system, class_=f"name {sign(number)}")
 
 
 def _attainment_columns(names: Sequence[str]) -> list[_Column]:

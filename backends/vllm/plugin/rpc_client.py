@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any
 
-from backends.vllm.alive import while_alive
 from backends.vllm.plugin.rpc import METHOD
 from backends.vllm.plugin.shared_state import Board, Reading, key_of
+from backends.vllm.process import while_alive
 from controlplane.core.clock import Duration
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import EngineState, Refused, StepCost

@@ -30,7 +30,7 @@ from typing import Any, Literal
 import numpy as np
 import uvloop
 
-from backends.embedding.bundled import MINILM, resolve
+from backends.bundled_models import MINILM, resolve
 from benchmark_control_plane.common.http_client import Address, connections
 from benchmark_control_plane.common.machine_load import look, others_cores
 from benchmark_control_plane.common.servers import (

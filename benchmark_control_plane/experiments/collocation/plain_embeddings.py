@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from backends.embedding.bundled import resolve
+from backends.bundled_models import resolve
 
 
 def app_for(

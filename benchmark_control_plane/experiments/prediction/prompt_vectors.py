@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from backends.bundled_models import cache_folder
-from backends.embedding.bundled import MINILM, resolve
+from backends.bundled_models import MINILM, cache_folder, resolve
 from benchmark_control_plane.experiments.prediction.prompt_sets import Sample
 
 

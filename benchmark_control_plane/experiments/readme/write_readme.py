@@ -20,7 +20,7 @@ from benchmark_control_plane.common.arguments import BadInput, read_object
 from benchmark_control_plane.common.results_file import put
 from benchmark_control_plane.experiments.engine.frontier import points_at
 from benchmark_control_plane.experiments.readme import quotes
-from benchmark_control_plane.report import aggregates, formats, hybrid_quotes
+from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.headline import headline
 from benchmark_control_plane.report.page import picture
 from benchmark_control_plane.report.results_folder import committed, read_results
@@ -364,8 +364,8 @@ FIGURES: Mapping[str, Callable[[Mapping[str, Any]], Quotes]] = {
     "retry-after.json": quotes.retry_after,
     "collocated-mix.json": _collocated_mix,
     "engine-frontier.json": _engine_frontier,
-    "hybrid-cost-*.json": hybrid_quotes.cost,
-    "hybrid-attainment.json": hybrid_quotes.attainment,
+    "hybrid-cost-*.json": quotes.cost,
+    "hybrid-attainment.json": quotes.attainment,
     "mcsf-table.json": _mcsf_table,
     "mcsf-synthetic.json": _mcsf_synthetic,
 }

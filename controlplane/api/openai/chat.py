@@ -10,9 +10,8 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from controlplane.api.endpoint import Ask, Reception
-from controlplane.api.openai.answers import Tally
 from controlplane.api.openai.logprobs import chat_logprobs
-from controlplane.api.openai.responses import Choice, send_whole
+from controlplane.api.openai.responses import Choice, Tally, send_whole
 from controlplane.api.openai.sampling import chat_prompt, chat_sampling
 from controlplane.api.openai.streaming import Envelope, ending, send_stream
 from controlplane.api.protocol.requests import ChatCompletionRequest

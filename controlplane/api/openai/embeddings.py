@@ -9,7 +9,6 @@ import orjson
 from starlette.routing import Route
 from starlette.types import Send
 
-from backends.embedding.dimensions import shortened
 from controlplane.api.endpoint import Ask, Reception, send_json, ticket_headers
 from controlplane.api.errors import Problem
 from controlplane.api.protocol.requests import EmbeddingRequest
@@ -87,3 +86,21 @@ async def _encoded(vectors: Vectors, *, is_base64: bool) -> list[bytes]:
         row = {"object": "embedding", "index": index, "embedding": shown}
         rows.append(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
     return rows
+
+
+# FOLDED dimensions.py:
+# What is a shorter embedding? The first numbers of the whole one, at unit length again if that was.
+#
+# Right only for models trained for it (Matryoshka representation learning, Kusupati et al. 2022).
+
+# Half precision leaves a unit vector so far from unit length at most.
+_TOLERANCE = 1e-2
+
+
+def shortened(vectors: Vectors, dimensions: int) -> Vectors:
+    cut = vectors[:, :dimensions]
+    is_unit = np.abs(np.linalg.norm(vectors, axis=1, keepdims=True) - 1) <= _TOLERANCE
+    lengths = np.linalg.norm(cut, axis=1, keepdims=True)
+    # A row of zeros has no direction to keep.
+    scaled: Vectors = cut / np.where(is_unit & (lengths > 0), lengths, np.float32(1))
+    return scaled

@@ -1,16 +1,104 @@
 """How is an answer sent whole? Gathered to its end, choice by choice, then as one JSON object."""
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import orjson
 from starlette.types import Send
 
 from controlplane.api.endpoint import send_json, ticket_headers
-from controlplane.api.openai.answers import Tally, opened_answers
 from controlplane.core.ports import Delta, TokenLogprob
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.gate.intake import GenerateJob
+from controlplane.service.ticket import Ticket
+
+# FOLDED answers.py:
+# How do the answers to one HTTP request become one stream? One job is passed through; several are merged.
+#
+# Several prompts run side by side, each its own request with its own lease; the first that fails ends
+# the others. Choice `i` of prompt `p` gets the index `p * n + i`.
+
+Opened = tuple[list[Ticket], AsyncIterator[Delta]]
+
+
+@asynccontextmanager
+async def opened_answers(dispatcher: Dispatcher, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
+    """Yields once all jobs are admitted. Leaving the context aborts what still runs."""
+    if len(jobs) > 1:
+        async with _merged(dispatcher, jobs) as merged:
+            yield merged
+        return
+    answer = await dispatcher.generate(jobs[0])
+    async with aclosing(answer):
+        yield [answer.ticket], answer
+
+
+@asynccontextmanager
+async def _merged(dispatcher: Dispatcher, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
+    # Bounded by the jobs' max_tokens; a full queue would keep admitted jobs from giving memory back.
+    deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+    tickets: dict[int, Ticket] = {}
+    all_admitted = asyncio.Event()
+
+    async def follow(at: int, job: GenerateJob) -> None:
+        answer = await dispatcher.generate(job)
+        async with aclosing(answer):
+            tickets[at] = answer.ticket
+            if len(tickets) == len(jobs):
+                all_admitted.set()
+            async for delta in answer:
+                deltas.put_nowait(replace(delta, index=at * job.sampling.n + delta.index))
+        deltas.put_nowait(None)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            followers = [group.create_task(follow(at, job)) for at, job in enumerate(jobs)]
+            try:
+                await all_admitted.wait()
+                yield [tickets[at] for at in range(len(jobs))], _until_all_ended(deltas, len(jobs))
+            finally:
+                for follower in followers:
+                    follower.cancel()
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+
+
+async def _until_all_ended(deltas: "asyncio.Queue[Delta | None]", running: int) -> AsyncIterator[Delta]:
+    while running:
+        delta = await deltas.get()
+        if delta is None:
+            running -= 1
+        else:
+            yield delta
+
+
+class Tally:
+    """Counts what was used. `n` tells which deltas are of one prompt: they share what was cached."""
+
+    def __init__(self, prompt_tokens: int, *, n: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._n = n
+        self._completion_tokens = 0
+        self._cached: dict[int, int] = {}
+
+    def count(self, delta: Delta) -> None:
+        self._completion_tokens += len(delta.token_ids)
+        if delta.cached_tokens:
+            prompt = delta.index // self._n
+            self._cached[prompt] = max(delta.cached_tokens, self._cached.get(prompt, 0))
+
+    def usage(self) -> dict[str, object]:
+        used: dict[str, object] = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": self._prompt_tokens + self._completion_tokens,
+        }
+        if self._cached:
+            used["prompt_tokens_details"] = {"cached_tokens": sum(self._cached.values())}
+        return used
 
 
 class Choice(ABC):

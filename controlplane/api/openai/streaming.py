@@ -12,7 +12,7 @@ from starlette.types import Send
 
 from controlplane.api.endpoint import RawHeaders, ticket_headers
 from controlplane.api.errors import failure_of
-from controlplane.api.openai.answers import Tally, opened_answers
+from controlplane.api.openai.responses import Tally, opened_answers
 from controlplane.core.ports import BackendFailed, Delta
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.gate.intake import GenerateJob

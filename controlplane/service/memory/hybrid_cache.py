@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from backends.vllm.fallback import fallbacks
-from backends.vllm.hybrid.support import HybridSetup, memory_ratio, refusal
+from backends.vllm.hybrid.support import HybridSetup, fallbacks, memory_ratio, refusal
 from controlplane.config import Config, ConfigError
 from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts
 

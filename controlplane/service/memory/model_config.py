@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from backends import bundled_models
-from backends.embedding import bundled
 from controlplane.config import ConfigError
 from controlplane.service.memory.memory_plan import ModelFacts
 
@@ -22,7 +21,7 @@ _WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin")
 def facts_of(name: str) -> ModelFacts:
     """Raises ConfigError naming what is missing."""
     try:
-        path = Path(bundled.resolve(name) if name == bundled.MINILM else bundled_models.resolve(name))
+        path = Path(bundled_models.resolve(name))
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(f"models: {error}") from error
     return _in_folder(path) if path.is_dir() else _on_hub(name)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from backends.embedding.bundled import MINILM, resolve
+from backends.bundled_models import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
 from controlplane.core.clock import Duration
 from controlplane.core.ports import BackendDown, EmbeddingPass, Refused

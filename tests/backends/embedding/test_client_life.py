@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from backends.embedding.bundled import MINILM, resolve
+from backends.bundled_models import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
 from backends.embedding.handshake import EncoderOptions
 from backends.embedding.worker_link import WorkerLink

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 @pytest.fixture(scope="module")
 def encoder():
-    from backends.embedding.bundled import MINILM, resolve
+    from backends.bundled_models import MINILM, resolve
     from backends.embedding.encoder import Encoder
     from backends.embedding.handshake import EncoderOptions
 

@@ -5,11 +5,11 @@ import statistics
 import numpy as np
 import pytest
 
+from benchmark_control_plane.common.distributions import Lognormal
 from benchmark_control_plane.round_model.lengths import (
     CONVERSATION_OUTPUTS,
     CONVERSATION_PROMPTS,
     Line,
-    Lognormal,
     mispredicted,
     model_one,
     model_two,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from backends.embedding.bundled import MINILM
+from backends.bundled_models import MINILM
 from benchmark_control_plane.common.arguments import BadInput
 from benchmark_control_plane.experiments.collocation import embedding_throughput, plain_embeddings
 from benchmark_control_plane.experiments.collocation.server_pairs import models_of

@@ -5,11 +5,11 @@ from typing import Any
 import orjson
 import pytest
 
-from controlplane.api.openai.answers import Tally
 from controlplane.api.openai.chat import ChunkFormat, Message
 from controlplane.api.openai.completions import ChunkFormat as CompletionChunkFormat
 from controlplane.api.openai.completions import Text
 from controlplane.api.openai.logprobs import chat_logprobs, completion_logprobs
+from controlplane.api.openai.responses import Tally
 from controlplane.api.openai.streaming import Envelope, Format
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest
 from controlplane.core.ports import Delta, TokenLogprob

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from backends.embedding.dimensions import shortened
+from controlplane.api.openai.embeddings import shortened
 
 
 def test_rows_are_cut_and_units_are_rescaled():

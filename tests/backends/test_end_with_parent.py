@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from backends.leash import end_with_parent
+from backends.supervision import end_with_parent
 
 PARENT = """
 import multiprocessing, sys, time
-from backends.leash import end_with_parent
+from backends.supervision import end_with_parent
 
 def child(told):
     end_with_parent()

@@ -10,10 +10,10 @@ from controlplane.core.clock import Duration, Instant
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
-from controlplane.policy.engine.aged_share import AgedShare
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import Progress
 from controlplane.policy.engine.running_batch import Crowd
+from controlplane.policy.engine.srmt import AgedShare
 
 QUOTA = 100
 VIEW = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, QUOTA, 0, 0, 64, Crowd())

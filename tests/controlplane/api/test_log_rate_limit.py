@@ -2,7 +2,7 @@
 
 import logging
 
-from controlplane.api.seldom import Seldom
+from controlplane.api.errors import Seldom
 
 
 def test_the_like_of_a_line_is_counted_and_told_with_the_next():

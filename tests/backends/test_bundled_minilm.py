@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from backends.embedding.bundled import MINILM, resolve
+from backends.bundled_models import MINILM, resolve
 
 
 def test_the_bundled_name_is_a_folder_with_the_model():

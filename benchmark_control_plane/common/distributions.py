@@ -1,0 +1,34 @@
+"""New."""
+
+from dataclasses import dataclass
+from math import log, sqrt
+from statistics import NormalDist
+
+import numpy as np
+
+from controlplane.core.memory import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """Whole tokens of at least 1 and at most `cap`, before capping of this mean and median."""
+
+    mean: float
+    median: float
+    cap: int
+
+    @property
+    def deviation(self) -> float:
+        """Of the logarithm."""
+        return sqrt(2 * log(self.mean / self.median))
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        return self._tokens(rng.lognormal(log(self.median), self.deviation, count))
+
+    def quantiles(self, count: int) -> list[int]:
+        """The middles of `count` equally likely parts."""
+        normal = NormalDist(log(self.median), self.deviation)
+        return self._tokens(np.exp([normal.inv_cdf((i + 0.5) / count) for i in range(count)]))
+
+    def _tokens(self, lengths: Floats) -> list[int]:
+        return [int(t) for t in np.clip(np.rint(lengths), 1, self.cap)]
