@@ -105,10 +105,9 @@ def _predictor(options: argparse.Namespace) -> int:
 
 
 def _check(config: Config) -> int:
-    from controlplane.service.memory.hybrid_cache import hybrid_described
-    from controlplane.service.memory.memory_plan import described
+    from controlplane.service.bootstrap import plan_of
+    from controlplane.service.memory.memory_plan import described, hybrid_described
     from controlplane.service.memory.model_config import facts_of
-    from controlplane.service.service import plan_of
 
     plan = plan_of(config)
     print(described(plan))
@@ -149,7 +148,7 @@ def _objectives(config: Config, name: str) -> str:
 def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
     """Raises ConfigError."""
     from controlplane.api.server import check_address, host_forever
-    from controlplane.service.service import assemble
+    from controlplane.service.bootstrap import assemble
 
     _require_engines(config)
     changes = {k: v for k, v in (("host", options.host), ("port", options.port)) if v is not None}

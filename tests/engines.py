@@ -8,7 +8,7 @@ from typing import Any
 from backends.vllm.client import VllmGenerator
 from backends.vllm.hybrid.support import HybridSetup
 from controlplane.core.clock import Instant
-from controlplane.core.ports import ChatPrompt, Delta, Sampling, Standing
+from controlplane.core.generation import ChatPrompt, Delta, Sampling, Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.engine.options import EngineOptions

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
+from controlplane.core.device import LimitConflict
 from controlplane.core.ports import EngineState
 
 SEGMENTS = Path("/dev/shm")
@@ -25,28 +26,6 @@ _NAME_VARIABLE = "KVCACHED_IPC_NAME"
 _FIELDS = struct.Struct("=qqq")
 # A page of CUDA's virtual memory; one is mapped for K and one for V in each layer at once.
 _PAGE_BYTES = 2 * 2**20
-
-
-class DeviceMemory(Protocol):
-    """Set the LLM's limit before its quota is raised, and after it is lowered ask for room."""
-
-    @property
-    def mode(self) -> str: ...
-
-    @property
-    def pool_bytes(self) -> int:
-        """What both owners may take together."""
-        ...
-
-    @property
-    def most_llm_bytes(self) -> int: ...
-
-    def limit_llm(self, quota_bytes: int) -> None:
-        """What the engine may map from now on; what it has mapped stays."""
-
-    def workspace_room(self, engine: EngineState) -> int:
-        """Bytes that the embedding workspace may take now, given what the engine has ceded."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +68,6 @@ class ElasticMemory:
 
     def workspace_room(self, engine: EngineState) -> int:
         return self.pool_bytes - (engine.total_bytes - engine.ceded_bytes)
-
-
-class LimitConflict(RuntimeError):
-    """Somebody else moved the limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
+
+from controlplane.core.device import DeviceProbe, DeviceReading
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
@@ -44,26 +46,6 @@ def gpu_name() -> str | None:
             return None
         nvml, handle = gpu
         return f"{nvml.nvmlDeviceGetName(handle)}, driver {nvml.nvmlSystemGetDriverVersion()}"
-
-
-class DeviceReading(NamedTuple):
-    """Bytes. `ours` are held by this process and those it started, `others` by everybody else."""
-
-    total: int
-    free: int
-    ours: int
-    others: int
-
-
-class DeviceProbe(Protocol):
-    @property
-    def counts_untouched(self) -> bool:
-        """Memory is held from its allocation on, not from its first use."""
-        ...
-
-    def read(self) -> DeviceReading: ...
-
-    def close(self) -> None: ...
 
 
 def open_probe() -> DeviceProbe:

@@ -22,7 +22,8 @@ from backends.embedding.ipc import Computed, Ids, Rows
 from backends.embedding.memory_model import MemoryPoint
 from backends.embedding.time_model import TimePoint
 from controlplane.core.clock import Instant, seconds
-from controlplane.core.ports import BackendDown, BackendFailed, EmbeddingPass, NoMemory
+from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
+from controlplane.core.ports import EmbeddingPass
 
 _log = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ from backends.embedding.time_model import ObservedTime
 from backends.embedding.tokenization import TextsUnderWay, checked, prompt_text, token_ids
 from backends.embedding.worker_link import Signs, WorkerLink
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
-from controlplane.core.ports import BackendDown, EmbeddingPass, TruncationSide, Vectors
+from controlplane.core.errors import BackendDown
+from controlplane.core.ports import EmbeddingPass, TruncationSide, Vectors
 from controlplane.core.request import Request
 
 _log = logging.getLogger(__name__)

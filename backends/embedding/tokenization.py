@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from backends.embedding.handshake import EncoderFacts
 from backends.embedding.ipc import Frame, FrameKind, Ids, unpack_inputs
-from controlplane.core.ports import BackendDown, Refused
+from controlplane.core.errors import BackendDown, Refused
 
 
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from controlplane.core.ports import Refused, TruncationSide
+from controlplane.core.errors import Refused
+from controlplane.core.ports import TruncationSide
 
 _PROBE = "a"
 

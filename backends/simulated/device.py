@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from backends.cost_models.step_time import BatchTime, StepLoad
-from controlplane.core.ports import BackendDown
+from controlplane.core.errors import BackendDown
 
 OnStep = Callable[[float, float, StepLoad], None]
 """(start, duration, load) of every step, when it is over."""

@@ -18,7 +18,8 @@ from backends.embedding.deadline_order import Drain, Key, by_key, in_time_first,
 from backends.embedding.truncation import Truncation
 from backends.simulated.device import SimulatedDevice
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
-from controlplane.core.ports import BackendDown, EmbeddingPass, TruncationSide, Vectors
+from controlplane.core.errors import BackendDown
+from controlplane.core.ports import EmbeddingPass, TruncationSide, Vectors
 from controlplane.core.request import Request
 
 

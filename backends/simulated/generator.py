@@ -15,20 +15,11 @@ from backends.simulated.device import SimulatedDevice
 from backends.simulated.scheduler import Engine
 from backends.simulated.scheduler import Sequence as EngineSequence
 from controlplane.core.clock import seconds
+from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
+from controlplane.core.generation import NEWCOMER, ChatPrompt, Delta, Sampling, Standing
 from controlplane.core.geometry import KvGeometry
-from controlplane.core.ports import (
-    NEWCOMER,
-    BackendDown,
-    ChatPrompt,
-    Delta,
-    EngineState,
-    EngineStep,
-    Refused,
-    Sampling,
-    Standing,
-    StepCost,
-)
+from controlplane.core.ports import EngineState, EngineStep, StepCost
 from controlplane.core.request import Request
 
 _TOKEN = 0

@@ -16,24 +16,11 @@ import numpy as np
 from backends.embedding.truncation import Truncation
 from backends.testing.scripted_engine import ANSWER, Run, Script, ScriptedEngine
 from controlplane.core.clock import Duration, Instant, seconds
+from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
+from controlplane.core.generation import NEWCOMER, ChatPrompt, Delta, Sampling, Standing, TokenLogprob
 from controlplane.core.geometry import KvGeometry
-from controlplane.core.ports import (
-    NEWCOMER,
-    BackendDown,
-    ChatPrompt,
-    Delta,
-    EmbeddingPass,
-    EngineState,
-    EngineStep,
-    Refused,
-    Sampling,
-    Standing,
-    StepCost,
-    TokenLogprob,
-    TruncationSide,
-    Vectors,
-)
+from controlplane.core.ports import EmbeddingPass, EngineState, EngineStep, StepCost, TruncationSide, Vectors
 from controlplane.core.request import Request
 from controlplane.core.view import Pace
 

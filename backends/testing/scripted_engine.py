@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.core.clock import Instant
-from controlplane.core.ports import BackendDown, BackendFailed, ChatPrompt, Sampling, Standing
+from controlplane.core.errors import BackendDown, BackendFailed
+from controlplane.core.generation import ChatPrompt, Sampling, Standing
 from controlplane.core.request import Request
 
 

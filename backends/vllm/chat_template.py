@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from controlplane.core.ports import ChatPrompt, Refused
+from controlplane.core.errors import Refused
+from controlplane.core.generation import ChatPrompt
 
 # Template options that would replace what the server decides.
 _RESERVED = frozenset(

@@ -21,19 +21,11 @@ from backends import bundled_models
 from backends.vllm import chat_template
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.plugin.request_metadata import metadata_of
+from controlplane.core.errors import BackendDown
 from controlplane.core.forecast import LengthForecast
+from controlplane.core.generation import NEWCOMER, ChatPrompt, Delta, Sampling, Standing
 from controlplane.core.geometry import KvGeometry
-from controlplane.core.ports import (
-    NEWCOMER,
-    BackendDown,
-    ChatPrompt,
-    Delta,
-    EngineState,
-    EngineStep,
-    Sampling,
-    Standing,
-    StepCost,
-)
+from controlplane.core.ports import EngineState, EngineStep, StepCost
 from controlplane.core.request import Request
 from controlplane.policy.engine.options import EngineOptions
 

@@ -34,16 +34,10 @@ from backends.vllm.sampling import delta, sampling_params, structured_outputs
 from backends.vllm.stats import StatBoard
 from backends.vllm.step_cost_prior import expected_step
 from backends.vllm.step_watchdog import StepWatch, longest_step
+from controlplane.core.errors import BackendDown, BackendFailed, Refused
+from controlplane.core.generation import ChatPrompt, Delta, Sampling
 from controlplane.core.geometry import KvGeometry, kv_geometry
-from controlplane.core.ports import (
-    BackendDown,
-    BackendFailed,
-    ChatPrompt,
-    Delta,
-    EngineState,
-    Refused,
-    Sampling,
-)
+from controlplane.core.ports import EngineState
 from controlplane.policy.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParserManager
 
 from backends.vllm.compat import CALLER_MISTAKES
-from controlplane.core.ports import ChatPrompt, Delta, Refused
+from controlplane.core.errors import Refused
+from controlplane.core.generation import ChatPrompt, Delta
 
 _TOOL_KEY = "models.chat.tool_parser"
 _REASONING_KEY = "models.chat.reasoning_parser"

@@ -10,7 +10,8 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from controlplane.core.ports import Delta, Refused, Sampling, TokenLogprob
+from controlplane.core.errors import Refused
+from controlplane.core.generation import Delta, Sampling, TokenLogprob
 
 _STATED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "logit_bias")
 _ALWAYS = (

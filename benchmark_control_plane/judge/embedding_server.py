@@ -27,7 +27,8 @@ from backends.embedding.client import WorkerEmbedder
 from controlplane.config.loader import parse_as
 from controlplane.config.models import EmbeddingModel
 from controlplane.core.clock import Instant
-from controlplane.core.ports import Refused, Vectors
+from controlplane.core.errors import Refused
+from controlplane.core.ports import Vectors
 from controlplane.core.request import Kind
 from controlplane.core.request import Request as Asked
 from controlplane.core.slo import ServiceClass, Slo

@@ -18,10 +18,10 @@ from benchmark_control_plane.judge.records import Answer
 from benchmark_control_plane.judge.workload import Planned
 from benchmark_control_plane.simulator.simulation import Machine, config_of, divided, engines, started
 from controlplane.core.decision import Outcome
+from controlplane.core.generation import Delta, Sampling
 from controlplane.core.geometry import KvGeometry
-from controlplane.core.ports import Delta, Sampling
 from controlplane.core.request import Kind, Request
-from controlplane.service.gate.intake import Caller, EmbedJob, GenerateJob, Hints
+from controlplane.service.jobs import Caller, EmbedJob, GenerateJob, Hints
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 

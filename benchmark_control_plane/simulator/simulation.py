@@ -21,11 +21,12 @@ from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import Config, parse
+from controlplane.core.generation import Sampling
 from controlplane.core.geometry import KvGeometry
-from controlplane.core.ports import LengthPredictor, Sampling
+from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Request
-from controlplane.service.gate.intake import Caller, Hints
-from controlplane.service.runtime.clocks import LoopClock
+from controlplane.service.jobs import Caller, Hints
+from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket
 

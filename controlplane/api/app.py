@@ -23,7 +23,7 @@ from controlplane.api.operations.explain import explain_routes
 from controlplane.api.operations.health import status_routes
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from controlplane.api.settings import ApiSettings
-from controlplane.core.ports import BackendDown, BackendFailed, Refused
+from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 

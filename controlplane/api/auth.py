@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 
 from controlplane.api.errors import Problem
 from controlplane.api.settings import OPEN_DOOR, ApiKey, ApiSettings
-from controlplane.service.gate.intake import Caller
+from controlplane.service.jobs import Caller
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
 

@@ -27,7 +27,7 @@ from controlplane.api.protocol.requests import (
 )
 from controlplane.api.settings import ApiSettings
 from controlplane.api.slo_headers import hints_of
-from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.jobs import Caller, Hints
 from controlplane.service.ticket import Ticket
 
 log = logging.getLogger(__name__)

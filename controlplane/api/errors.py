@@ -25,7 +25,7 @@ from controlplane.api.protocol.requests import (
 )
 from controlplane.core.clock import to_milliseconds
 from controlplane.core.decision import Reason
-from controlplane.core.ports import BackendDown, BackendFailed, NoMemory, Refused
+from controlplane.core.errors import BackendDown, BackendFailed, NoMemory, Refused
 from controlplane.service.ticket import Rejected, Undecided
 
 _SECONDS = 10.0

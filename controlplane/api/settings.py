@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from controlplane.service.gate.intake import Caller
+from controlplane.service.jobs import Caller
 
 OPEN_DOOR = Caller(tenant="default", allowed_classes=None)
 

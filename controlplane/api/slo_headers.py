@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from controlplane.api.errors import Problem
 from controlplane.api.protocol.requests import HEADER_SERVICE_CLASS, MAX_OBJECTIVE_MS, Objectives
-from controlplane.service.gate.intake import Hints
+from controlplane.service.jobs import Hints
 
 _PARTS = {
     b"x-slo-ttft-ms": "ttft_ms",

@@ -1,13 +1,23 @@
 """Which engines does a configuration ask for? Made here, started by the service."""
 
+import logging
+from collections.abc import Callable
+
+from backends.device import probe as device_probe
+from backends.device.kv_memory import KvcachedMemory, kvcached_segment, kvcached_unit
 from backends.embedding.client import WorkerEmbedder
 from backends.vllm.client import VllmGenerator
-from controlplane.config import Config
+from controlplane.config import Config, ConfigError
 from controlplane.config.models import EmbeddingModel
+from controlplane.core.device import DeviceMemory
 from controlplane.core.ports import Generator
-from controlplane.service.memory.hybrid_cache import hybrid_setup
-from controlplane.service.memory.memory_plan import MemoryPlan
+from controlplane.service.memory.memory_plan import MemoryPlan, described, hybrid_setup, memory_plan
 from controlplane.service.memory.model_config import facts_of
+from controlplane.service.memory.monitor import MemoryMonitor
+from controlplane.service.prediction.length_training import require_place
+from controlplane.service.service import Service
+
+log = logging.getLogger(__name__)
 
 
 def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
@@ -63,4 +73,66 @@ def embedder_of(
         trust_remote_code=model.trust_remote_code,
         stall_seconds=model.stall_ms / 1_000,
         returns_memory=returns_memory,
+    )
+
+
+# FOLDED sharing_setup.py:
+# How do a configuration's shares become quotas that move, and who watches the device? Built at the start.
+
+
+def warn_if_taken(plan: MemoryPlan) -> None:
+    """Before anything is loaded. Raises ValueError as `device.memory_bytes`."""
+    free, needed = device_probe.free_gpu_bytes(), plan.memory_bytes - plan.margin_bytes
+    if free is not None and free < needed:
+        log.warning(
+            "the plan takes up to %s bytes of the device and %s are free now; end what else holds it, or set "
+            "pool.memory to what may be used",
+            *(f"{needed:,}", f"{free:,}"),
+        )
+
+
+def kvcached_memory(plan: MemoryPlan) -> DeviceMemory:
+    """Once the engine runs. Raises ConfigError."""
+    try:
+        segment = kvcached_segment()
+        return KvcachedMemory(segment, pool_bytes=plan.pool_bytes, unit_bytes=kvcached_unit(plan.chat_layers))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def monitor_of(plan: MemoryPlan, *, is_static: bool) -> Callable[[Callable[[int], None]], MemoryMonitor]:
+    """Given whom to tell what is withheld. Our processes may come to hold the pool and one forward pass more
+    than at the start, less a cache that counts since then; half the margin is what nobody minds."""
+
+    def build(withhold: Callable[[int], None]) -> MemoryMonitor:
+        probe = device_probe.open_probe()
+        has_cache = is_static and probe.counts_untouched
+        granted = plan.pool_bytes + plan.activation_bytes - (plan.kv_bytes if has_cache else 0)
+        return MemoryMonitor(probe, lambda: granted, withhold, plan.margin_bytes // 2)
+
+    return build
+
+
+def plan_of(config: Config) -> MemoryPlan:
+    """Raises ConfigError."""
+    try:
+        plan = memory_plan(config, facts_of, device_probe.memory_bytes)
+        warn_if_taken(plan)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return plan
+
+
+def assemble(config: Config) -> Service:
+    """The service of a configuration, not started. Raises ConfigError."""
+    require_place(config)
+    plan, is_static = plan_of(config), config.pool.device_memory == "static"
+    log.info("the memory plan:\n%s", described(plan))
+    return Service(
+        config,
+        generators_of(config, plan),
+        embedders_of(config),
+        workspace_bytes=plan.workspace_bytes,
+        device_memory=None if is_static else lambda: kvcached_memory(plan),
+        monitor=monitor_of(plan, is_static=is_static) if config.pool.monitor_ms else None,
     )

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from backends.device import probe
-from backends.device.kv_memory import DeviceMemory
 from controlplane.config import Config, ConfigError
 from controlplane.config.reconfigure import changeable, changed
 from controlplane.core.clock import NO_TIME, Clock, Duration
+from controlplane.core.device import DeviceMemory
+from controlplane.core.errors import BackendDown
 from controlplane.core.memory import MemoryLedger, Quota
 from controlplane.core.ports import (
-    BackendDown,
     Embedder,
     EmbeddingPass,
     EngineState,
@@ -25,30 +24,24 @@ from controlplane.core.ports import (
 from controlplane.core.request import Kind, Owner
 from controlplane.metrics import Metrics
 from controlplane.policy.registry import goes_before
-from controlplane.service.bootstrap import embedders_of, generators_of
 from controlplane.service.gate.backpressure import Rates, TenantLimits
 from controlplane.service.gate.dispatcher import Dispatcher, Policies
 from controlplane.service.gate.fair_queueing import Tenants
 from controlplane.service.gate.intake import Intake
-from controlplane.service.memory.embedding_bytes import longest_input_bytes, share_out
-from controlplane.service.memory.memory_plan import MemoryPlan, described, memory_plan
-from controlplane.service.memory.model_config import facts_of
 from controlplane.service.memory.monitor import MemoryMonitor
-from controlplane.service.memory.quota_controller import Quotas
+from controlplane.service.memory.pool import longest_input_bytes, pool_of, share_out
+from controlplane.service.memory.quota_controller import Quotas, quotas_in
 from controlplane.service.prediction.fail_open import Lengths, Lessons, Subject
 from controlplane.service.prediction.length_training import (
     Learning,
     calibration_readings,
     lengths_of,
-    require_place,
 )
 from controlplane.service.prediction.prompt_vector_cache import SeenVectors
-from controlplane.service.runtime.clocks import MonotonicClock
 from controlplane.service.runtime.engine_control import EngineRules
 from controlplane.service.runtime.health import Fault
 from controlplane.service.runtime.shutdown import Stage, stop_all
-from controlplane.service.runtime.timers import ScheduledTicks, Ticks
-from controlplane.service.sharing_setup import kvcached_memory, monitor_of, pool_of, quotas_in, warn_if_taken
+from controlplane.service.runtime.timers import MonotonicClock, ScheduledTicks, Ticks
 from predictors.output_length.learned import LearnedLengths
 from predictors.timing.step_time import StepWork
 
@@ -61,31 +54,6 @@ class ModelCard:
     kind: str
     max_model_len: int
     root: str
-
-
-def plan_of(config: Config) -> MemoryPlan:
-    """Raises ConfigError."""
-    try:
-        plan = memory_plan(config, facts_of, probe.memory_bytes)
-        warn_if_taken(plan)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return plan
-
-
-def assemble(config: Config) -> "Service":
-    """The service of a configuration, not started. Raises ConfigError."""
-    require_place(config)
-    plan, is_static = plan_of(config), config.pool.device_memory == "static"
-    log.info("the memory plan:\n%s", described(plan))
-    return Service(
-        config,
-        generators_of(config, plan),
-        embedders_of(config),
-        workspace_bytes=plan.workspace_bytes,
-        device_memory=None if is_static else lambda: kvcached_memory(plan),
-        monitor=monitor_of(plan, is_static=is_static) if config.pool.monitor_ms else None,
-    )
 
 
 class Service:

@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmark_control_plane.judge.memory import TOTALS
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Outcome, Reason
-from controlplane.core.ports import Refused
+from controlplane.core.errors import Refused
 from controlplane.core.request import Kind
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.metrics import Metrics

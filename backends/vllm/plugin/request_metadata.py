@@ -19,7 +19,7 @@ from typing import Any
 from backends.vllm.plugin.shared_state import key_of
 from controlplane.core.clock import Duration, Instant, milliseconds, to_milliseconds
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.ports import Standing
+from controlplane.core.generation import Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.engine.request_state import Progress

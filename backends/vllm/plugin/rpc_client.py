@@ -16,8 +16,9 @@ from backends.vllm.plugin.rpc import METHOD
 from backends.vllm.plugin.shared_state import Board, Reading, key_of
 from backends.vllm.process import while_alive
 from controlplane.core.clock import Duration
+from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.ports import EngineState, Refused, StepCost
+from controlplane.core.ports import EngineState, StepCost
 from controlplane.core.view import Pace
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy

@@ -24,7 +24,7 @@ from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
 from benchmark_control_plane.common.results_file import add_results, keep_or_print
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.ports import Standing
+from controlplane.core.generation import Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.registry import ORDERINGS

@@ -22,9 +22,9 @@ from benchmark_control_plane.common.results_file import add_results, keep_or_pri
 from benchmark_control_plane.simulator.simulation import Ask, Machine, arrival_times, engines, started
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import to_seconds
-from controlplane.core.ports import Sampling
+from controlplane.core.generation import Sampling
 from controlplane.core.request import Request
-from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.jobs import Caller, Hints
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 

@@ -24,9 +24,10 @@ from typing import Any
 from benchmark_control_plane.common.results_file import add_results, keep_or_print
 from controlplane.config import parse
 from controlplane.core.clock import Duration, between
-from controlplane.core.ports import Sampling
-from controlplane.service.gate.intake import Caller, Hints
-from controlplane.service.service import Service, assemble
+from controlplane.core.generation import Sampling
+from controlplane.service.bootstrap import assemble
+from controlplane.service.jobs import Caller, Hints
+from controlplane.service.service import Service
 
 MODEL = "tiny-llama"
 _CONFIG = {

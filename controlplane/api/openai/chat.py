@@ -15,7 +15,7 @@ from controlplane.api.openai.responses import Choice, Tally, send_whole
 from controlplane.api.openai.sampling import chat_prompt, chat_sampling
 from controlplane.api.openai.streaming import Envelope, ending, send_stream
 from controlplane.api.protocol.requests import ChatCompletionRequest
-from controlplane.core.ports import Delta
+from controlplane.core.generation import Delta
 from controlplane.service.service import Service
 
 ChatAsk = Ask[ChatCompletionRequest]

@@ -12,8 +12,8 @@ from controlplane.api.openai.responses import Choice, Tally, send_whole
 from controlplane.api.openai.sampling import completion_sampling
 from controlplane.api.openai.streaming import Envelope, ending, send_stream
 from controlplane.api.protocol.requests import CompletionRequest
-from controlplane.core.ports import Delta
-from controlplane.service.gate.intake import GenerateJob
+from controlplane.core.generation import Delta
+from controlplane.service.jobs import GenerateJob
 from controlplane.service.service import Service
 
 DEFAULT_MAX_TOKENS = 16

@@ -13,7 +13,7 @@ from controlplane.api.endpoint import Ask, Reception, send_json, ticket_headers
 from controlplane.api.errors import Problem
 from controlplane.api.protocol.requests import EmbeddingRequest
 from controlplane.core.ports import Vectors
-from controlplane.service.gate.intake import Cut
+from controlplane.service.jobs import Cut
 from controlplane.service.prediction.fail_open import Subject
 from controlplane.service.service import Service
 

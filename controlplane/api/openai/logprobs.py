@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from controlplane.core.ports import TokenLogprob
+from controlplane.core.generation import TokenLogprob
 
 # Log probability of what the engine calls impossible; JSON has no infinity.
 _FLOOR = -9999.0

@@ -10,9 +10,9 @@ import orjson
 from starlette.types import Send
 
 from controlplane.api.endpoint import send_json, ticket_headers
-from controlplane.core.ports import Delta, TokenLogprob
+from controlplane.core.generation import Delta, TokenLogprob
 from controlplane.service.gate.dispatcher import Dispatcher
-from controlplane.service.gate.intake import GenerateJob
+from controlplane.service.jobs import GenerateJob
 from controlplane.service.ticket import Ticket
 
 # FOLDED answers.py:

@@ -8,7 +8,7 @@ import orjson
 from controlplane.api.errors import Problem
 from controlplane.api.protocol.json_schema import endless_reference
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, Generation
-from controlplane.core.ports import ChatPrompt, Sampling
+from controlplane.core.generation import ChatPrompt, Sampling
 
 _TEMPLATE_FIELDS = ("reasoning_effort", "add_generation_prompt", "continue_final_message")
 _PLACEHOLDER = 1

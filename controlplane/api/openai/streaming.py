@@ -13,9 +13,10 @@ from starlette.types import Send
 from controlplane.api.endpoint import RawHeaders, ticket_headers
 from controlplane.api.errors import failure_of
 from controlplane.api.openai.responses import Tally, opened_answers
-from controlplane.core.ports import BackendFailed, Delta
+from controlplane.core.errors import BackendFailed
+from controlplane.core.generation import Delta
 from controlplane.service.gate.dispatcher import Dispatcher
-from controlplane.service.gate.intake import GenerateJob
+from controlplane.service.jobs import GenerateJob
 
 _FIXED: RawHeaders = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -10,7 +10,7 @@ from controlplane.api.errors import Problem
 from controlplane.api.operations.health import json_response
 from controlplane.api.settings import ApiSettings
 from controlplane.config import ConfigError
-from controlplane.core.ports import BackendDown, BackendFailed
+from controlplane.core.errors import BackendDown, BackendFailed
 from controlplane.service.service import Service
 
 

@@ -14,10 +14,10 @@ from controlplane.api.operations.health import json_response
 from controlplane.api.protocol.requests import MAX_INPUTS, Objectives
 from controlplane.api.settings import OPEN_DOOR, ApiSettings
 from controlplane.api.slo_headers import hints_of
-from controlplane.core.ports import Sampling
+from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.gate.explain import explained
-from controlplane.service.gate.intake import EmbedJob, GenerateJob, Hints
+from controlplane.service.jobs import EmbedJob, GenerateJob, Hints
 from controlplane.service.service import Service
 
 # More than any model takes.

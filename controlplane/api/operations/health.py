@@ -10,7 +10,7 @@ from starlette.responses import Response
 from controlplane.api.auth import caller_of
 from controlplane.api.errors import Problem
 from controlplane.api.settings import ApiSettings
-from controlplane.core.ports import BackendDown
+from controlplane.core.errors import BackendDown
 from controlplane.service.service import ModelCard, Service
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"

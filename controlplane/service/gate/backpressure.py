@@ -4,9 +4,11 @@ Output tokens are known only at the end, so a tenant may run into debt; the debt
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from controlplane.core.clock import Duration, Instant, between, seconds, to_seconds
+from controlplane.core.clock import Duration, Instant, after, between, scaled, seconds, to_seconds
+from controlplane.core.decision import Reject
+from controlplane.core.request import Owner
 
 _MINUTE = 60.0
 
@@ -67,3 +69,30 @@ class Rates:
     def charge(self, tenant: str, now: Instant, tokens: int) -> None:
         if (bucket := self._tokens.get(tenant)) is not None:
             bucket.charge(now, tokens)
+
+
+# FOLDED returns.py:
+# When may each of those turned away come back, so that they do not all come at once?
+#
+# Rule: nobody is told a time before the predicted drain, nor one at which somebody told earlier would still
+# be served: each takes as long as its part of the whole share does. Without this a burst turned away would
+# come back as the same burst.
+
+# Those who come back find newcomers, and a drain that took longer than was thought.
+_MARGIN = 3.0
+_LATEST = seconds(2)
+
+
+class Returns:
+    def __init__(self) -> None:
+        self._taken_until: dict[Owner, Instant] = {}
+
+    def spaced(self, reject: Reject, owner: Owner, work: Duration | None, now: Instant) -> Reject:
+        """For a request that the owner would be busy with for so long, if that is known."""
+        if reject.retry_after is None or work is None:
+            return reject
+        late = min(_LATEST, scaled(reject.retry_after, _MARGIN - 1))
+        at = after(now, Duration(reject.retry_after + late))
+        at = max(at, self._taken_until.get(owner, at))
+        self._taken_until[owner] = after(at, scaled(work, _MARGIN))
+        return replace(reject, retry_after=between(now, at))

@@ -2,10 +2,12 @@
 those of lower priority than the embeddings that are let in: who matters less holds nobody up.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from controlplane.core.clock import Duration, Instant, after, between
 from controlplane.core.memory import MemoryLedger
+from controlplane.core.ports import Generator
 from controlplane.core.request import Kind
 from controlplane.core.view import Pace
 from controlplane.policy.sharing.decode_slack import Decoding, Pledge, decode_slack
@@ -59,3 +61,30 @@ def _steps_to_first_token(ticket: Ticket, pace: Pace | None, now: Instant) -> in
     if starting is None or pace is None or pace.step <= 0:
         return 1
     return max(1, (starting.said.median - between(starting.at, now)) // pace.step)
+
+
+# FOLDED shared_device.py:
+# Does embedding work want the device that answers are computed on? Engines are told when that changes.
+
+
+class SharedDevice:
+    def __init__(self, generators: Collection[Generator]) -> None:
+        self._generators = generators
+        self._wanting = 0
+
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """By one request, for as long as the block lasts."""
+        self._wanting += 1
+        if self._wanting == 1:
+            self._tell(is_shared=True)
+        try:
+            yield
+        finally:
+            self._wanting -= 1
+            if self._wanting == 0:
+                self._tell(is_shared=False)
+
+    def _tell(self, *, is_shared: bool) -> None:
+        for generator in self._generators:
+            generator.share_device(is_shared=is_shared)

@@ -24,18 +24,16 @@ from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.gate.ordering import Ordering
 from controlplane.policy.gate.preemption import choose_victims
 from controlplane.service.gate.accounting import Accounting
-from controlplane.service.gate.backpressure import Rates
-from controlplane.service.gate.device_time import slack_beside
-from controlplane.service.gate.drafting import drafted
+from controlplane.service.gate.backpressure import Rates, Returns
+from controlplane.service.gate.device_time import SharedDevice, slack_beside
 from controlplane.service.gate.engine_leases import GoesBefore, Inside
 from controlplane.service.gate.explain import DryRun
 from controlplane.service.gate.fair_queueing import Tenants
-from controlplane.service.gate.intake import EmbedJob, GenerateJob
-from controlplane.service.gate.returns import Returns
-from controlplane.service.gate.shared_device import SharedDevice
+from controlplane.service.gate.intake import drafted
 from controlplane.service.gate.snapshot import Sight
 from controlplane.service.gate.token_stream import Answer, ended_by
 from controlplane.service.gate.waiting_queue import WaitingRoom
+from controlplane.service.jobs import EmbedJob, GenerateJob
 from controlplane.service.prediction.fail_open import Lengths
 from controlplane.service.prediction.ttft import FirstTokens
 from controlplane.service.runtime.health import Trouble

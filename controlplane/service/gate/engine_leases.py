@@ -6,8 +6,9 @@ really holds: nothing before it starts and after it preempts.
 
 from collections.abc import Callable, Mapping
 
+from controlplane.core.errors import BackendDown
 from controlplane.core.memory import MemoryLedger
-from controlplane.core.ports import BackendDown, EngineState, Generator
+from controlplane.core.ports import EngineState, Generator
 from controlplane.core.request import Kind
 from controlplane.core.view import Waiting
 from controlplane.service.ticket import Ticket

@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controlplane.core.clock import Duration, Instant, scaled
-from controlplane.core.memory import Footprint
-from controlplane.core.request import Kind, Owner, Request
-from controlplane.core.view import Pace
+from controlplane.core.request import Owner
 from controlplane.service.ticket import Ticket
 
 
@@ -83,13 +81,3 @@ class Tenants:
     def give_back(self, ticket: Ticket) -> None:
         """It never ran."""
         self._turns[ticket.request.kind.owner].give_back(ticket.request.tenant, ticket.work)
-
-
-def alone(request: Request, footprint: Footprint, pace: Pace, quota_bytes: int, slots: int) -> Duration:
-    """How long its owner would be busy with it: by tokens where they are worked off one after another, else
-    by its part of the memory or of the `slots` over its steps, whichever is more, and by its prompt."""
-    reading = scaled(pace.per_prompt_token, request.prompt_tokens)
-    if request.kind is Kind.EMBED:
-        return reading
-    steps = max(footprint.area / max(1, quota_bytes), footprint.steps * request.sequences / max(1, slots))
-    return Duration(scaled(pace.step, steps) + reading)

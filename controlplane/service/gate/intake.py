@@ -6,66 +6,18 @@ from itertools import count
 from typing import TypeVar
 
 from controlplane.core.clock import Clock, Instant, milliseconds
-from controlplane.core.ports import (
-    ChatPrompt,
-    Embedder,
-    Generator,
-    Refused,
-    Sampling,
-    TruncationSide,
-    Vectors,
-)
-from controlplane.core.request import Gist, Kind, Request
+from controlplane.core.errors import Refused
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.generation import ChatPrompt, Sampling
+from controlplane.core.memory import Footprint, generate_footprint
+from controlplane.core.ports import Embedder, Generator, Vectors
+from controlplane.core.request import Gist, Kind, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
+from controlplane.service.jobs import _AS_THE_MODEL, Caller, Cut, EmbedJob, GenerateJob, Hints
+from controlplane.service.prediction.fail_open import Lengths
 from controlplane.service.prediction.prompt_vector_cache import SeenVectors
+from controlplane.service.ticket import Ticket
 from predictors.output_length.features import asked_text, gist_of, gist_of_chat
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks. `allowed_classes` is None where every class may be named."""
-
-    tenant: str
-    allowed_classes: frozenset[str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """What the caller says of its objective, range-checked at the edge."""
-
-    service_class: str | None = None
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateJob:
-    request: Request
-    prompt: Sequence[int]
-    sampling: Sampling
-    chat: ChatPrompt | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """What has more than `tokens` (None: than the model takes) loses the rest at that `side` (None: where
-    the model's tokenizer cuts)."""
-
-    tokens: int | None = None
-    side: TruncationSide | None = None
-
-
-_AS_THE_MODEL = Cut()
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedJob:
-    """`texts` are the inputs as they came, empty unless their vectors are those of the plain texts."""
-
-    request: Request
-    inputs: Sequence[Sequence[int]]
-    texts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,3 +271,32 @@ def _named(
         param="model",
         code="model_not_found",
     )
+
+
+# FOLDED drafting.py:
+# What will a job take? Its ticket, as it stands before anybody has decided about it.
+
+
+def drafted(
+    job: GenerateJob | EmbedJob,
+    generators: Mapping[str, Generator],
+    embedders: Mapping[str, Embedder],
+    lengths: Lengths,
+) -> Ticket:
+    request = job.request
+    forecast: LengthForecast | None = None
+    if isinstance(job, EmbedJob):
+        size = embedders[request.model].batch_bytes([len(ids) for ids in job.inputs])
+        # Two batches' worth are sent: one is computed while the next is made up, and takes no memory yet.
+        footprint = Footprint(base=-(-size // 2), steps=max(1, request.prompt_tokens), worst=size)
+    else:
+        forecast = lengths.forecast(request)
+        footprint = generate_footprint(
+            generators[request.model].geometry,
+            prompt_tokens=request.prompt_tokens,
+            max_output_tokens=request.max_output_tokens,
+            expected_tokens=forecast.mean,
+            deviation_tokens=forecast.deviation,
+            sequences=request.sequences,
+        )
+    return Ticket(request, footprint, forecast, Timeline(request.arrival))

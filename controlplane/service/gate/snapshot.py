@@ -1,19 +1,18 @@
 """What do the policies get to see? Leases, tickets and engines as one immutable view, made for each cycle."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from controlplane.core.clock import Duration, Instant
-from controlplane.core.memory import MemoryLedger
+import numpy as np
+
+from controlplane.core.clock import Duration, Instant, scaled
+from controlplane.core.memory import Footprint, MemoryLedger
 from controlplane.core.ports import Embedder, Generator
-from controlplane.core.request import Owner, Phase
-from controlplane.core.view import Pace, PoolView, Queue, Reserve, Running, Share
+from controlplane.core.request import Kind, Owner, Phase, Request
+from controlplane.core.view import Pace, PoolView, Queue, Reserve, Running, Share, Tempo
 from controlplane.service.gate.engine_leases import Inside
-from controlplane.service.gate.fair_queueing import alone
-from controlplane.service.gate.in_turn import calls_inside
-from controlplane.service.gate.tempo import tempo_of
 from controlplane.service.ticket import Ticket
-from predictors.timing.step_time import ObservedPace, ReportedPace
+from predictors.timing.step_time import ObservedPace, ReportedPace, StepReports, StepWork
 
 Paces = dict[Owner, ObservedPace | ReportedPace]
 
@@ -92,3 +91,87 @@ class Sight:
         if self.inside is not None:
             return replace(share, preemptible=tuple, inside=self.inside.work_before)
         return share
+
+
+# FOLDED in_turn.py:
+# What does an embedding engine hold, and how much of it is still to be computed?
+
+
+def calls_inside(
+    tickets: Iterable[Ticket], embedders: Mapping[str, Embedder]
+) -> Iterator[tuple[Request, float]]:
+    """Those that were let in, each with its tokens less what is computed."""
+    for ticket in tickets:
+        request = ticket.request
+        if ticket.lease is not None and request.kind is Kind.EMBED:
+            left = embedders[request.model].tokens_left(request.id)
+            # One that was let in just now is on its way.
+            yield request, request.prompt_tokens if left is None else left
+
+
+# FOLDED tempo.py:
+# How fast must the engine go on? What its steps carry now, and what is left of each promised pace.
+#
+# Where the engine itself holds back, those that hold nothing count as far as there is room for them: they
+# start
+# in the very next step. The others wait for memory, and make no step longer.
+
+
+def tempo_of(tickets: Iterable[Ticket], share: Share, paces: StepReports, now: Instant) -> Tempo | None:
+    """Of an LLM's share. None until enough steps were reported: what is only thought of an engine holds
+    nobody back."""
+    if not paces.reports_steps:
+        return None
+    sequences = cells = unread = 0
+    room = share.ceiling - share.held
+    left: list[float] = []
+    tokens: list[float] = []
+    promised: list[Duration] = []
+    priority: list[int] = []
+    leases = share.leases
+    # For each cycle: to ask the ledger of one lease after the other takes five times as long.
+    columns = zip(leases.base.tolist(), leases.steps.tolist(), strict=True)
+    standing = dict(zip(leases.ids, columns, strict=True))
+    for ticket in tickets:
+        if ticket.lease is None or (request := ticket.request).kind is not Kind.GENERATE:
+            continue
+        held, to_go = standing[request.id]
+        if not held:
+            room -= ticket.footprint.base
+            if room < 0:
+                continue
+        done, first = ticket.timeline.output_tokens, ticket.timeline.first_token
+        sequences += request.sequences
+        cells += request.sequences * (request.prompt_tokens + done)
+        if first is None:
+            unread += request.prompt_tokens
+        if (tpot := request.slo.tpot) is not None:
+            # `Ticket.slack`, and as much for each token to come but the next; 0 before the first.
+            left.append(tpot * (done + to_go - 1) + (0 if first is None else first - now))
+            tokens.append(to_go)
+            promised.append(tpot)
+            priority.append(request.service_class.priority)
+    steps = paces.steps
+    return Tempo(
+        step=lambda sequences, cells: steps.predict(StepWork(0, sequences, cells)) * 1e9,
+        per_prompt_token=steps.per_prompt_token * 1e9,
+        lost_share=paces.lost_share,
+        lost_deviation=paces.lost_deviation * 1e9,
+        sequences=sequences,
+        cells=cells,
+        unread=unread,
+        left=np.array(left, dtype=np.float64),
+        tokens=np.array(tokens, dtype=np.float64),
+        promised=np.array(promised, dtype=np.float64),
+        priority=np.array(priority, dtype=np.float64),
+    )
+
+
+def alone(request: Request, footprint: Footprint, pace: Pace, quota_bytes: int, slots: int) -> Duration:
+    """How long its owner would be busy with it: by tokens where they are worked off one after another, else
+    by its part of the memory or of the `slots` over its steps, whichever is more, and by its prompt."""
+    reading = scaled(pace.per_prompt_token, request.prompt_tokens)
+    if request.kind is Kind.EMBED:
+        return reading
+    steps = max(footprint.area / max(1, quota_bytes), footprint.steps * request.sequences / max(1, slots))
+    return Duration(scaled(pace.step, steps) + reading)

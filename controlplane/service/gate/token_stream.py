@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from controlplane.core.decision import Outcome
-from controlplane.core.ports import Delta, Generator, Refused, Sampling, Standing
-from controlplane.service.gate.intake import GenerateJob
+from controlplane.core.errors import Refused
+from controlplane.core.generation import Delta, Sampling, Standing
+from controlplane.core.ports import Generator
+from controlplane.service.jobs import GenerateJob
 from controlplane.service.ticket import Ticket
 
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from backends.device.probe import DeviceProbe, DeviceReading
+from controlplane.core.device import DeviceProbe, DeviceReading
 from controlplane.metrics import Metrics, Readings
 from controlplane.service.runtime.health import Trouble
 

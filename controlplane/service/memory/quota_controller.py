@@ -9,28 +9,22 @@ what it had changed, and the next ones try again.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from backends.device.kv_memory import DeviceMemory
+from controlplane.config import Config
 from controlplane.core.clock import Clock, Duration, Instant, between, milliseconds
 from controlplane.core.decision import Defer, Reason, Reject
+from controlplane.core.errors import BackendFailed, Refused
 from controlplane.core.memory import Footprint, Quota
-from controlplane.core.ports import (
-    BackendFailed,
-    Embedder,
-    EngineState,
-    Generator,
-    Refused,
-)
+from controlplane.core.ports import EngineState
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.metrics import Metrics, Readings
-from controlplane.policy.sharing.lending import Sharing, lent, target_next
+from controlplane.policy.sharing.lending import lent, target_next
 from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals
 from controlplane.service.gate.dispatcher import Dispatcher
-from controlplane.service.memory.demand import Lately, urgencies
-from controlplane.service.memory.embedding_bytes import longest_input_bytes, share_out
-from controlplane.service.memory.foresight import Foresight
+from controlplane.service.memory.demand import Foresight, Lately, urgencies
+from controlplane.service.memory.pool import Pool, longest_input_bytes, share_out
 from controlplane.service.runtime.engine_control import taken
 from controlplane.service.runtime.health import Fault, Trouble
 from controlplane.service.ticket import Ticket
@@ -40,38 +34,6 @@ from predictors.load.series import LEVELS
 _SHORTEST_GAP = milliseconds(5)
 
 _TROUBLE = ("quotas stand still", "quotas move again")
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Who shares what. Raises ValueError where the minimums are below what a single request can need."""
-
-    generator: Generator
-    embedders: Sequence[Embedder]
-    memory: DeviceMemory
-    sharing: Sharing
-
-    def __post_init__(self) -> None:
-        least = self.sharing.options.minimum
-        generator = self.generator
-        one_answer = generator.geometry.bytes(generator.max_model_tokens)
-        if self.sharing.options.lowest < one_answer:
-            raise ValueError(
-                f"quota.llm.min gives {self.sharing.options.lowest} bytes and one request of "
-                f"{generator.max_model_tokens} tokens takes {one_answer}: it would stall; raise "
-                "quota.llm.min or lower engine.max_model_len"
-            )
-        one_input = sum(map(longest_input_bytes, self.embedders))
-        if least[Owner.EMBEDDING] < one_input:
-            raise ValueError(
-                f"quota.embedding.min gives {least[Owner.EMBEDDING]} bytes and the longest input takes "
-                f"{one_input}; raise quota.embedding.min or lower max_input_tokens"
-            )
-        if not generator.orders:
-            raise ValueError(
-                "quota: the engine's own scheduler keeps to no quota, so quotas cannot move; set "
-                "scheduling.engine, or quota.policy: static without borrow"
-            )
 
 
 @dataclass(eq=False, slots=True)
@@ -355,3 +317,14 @@ class Quotas:
             metrics.forecast_tokens: dict(zip(levels, forecast.tokens, strict=True)) if forecast else {},
             metrics.forecast_coverage: dict(zip(levels, load.tokens.coverage, strict=True)),
         }
+
+
+def quotas_in(pool: Pool, config: Config, clock: Clock, dispatcher: Dispatcher) -> Quotas:
+    forecast = config.quota.forecast
+    priorities = {one.priority for one in config.classes.values()}
+    highest = max(priorities) if len(priorities) > 1 else None
+    promised = [one.ttft_ms for one in config.classes.values() if one.priority == highest and one.ttft_ms]
+    # Half of what was promised is plenty to spend on waiting; the rest is for the work.
+    patience = milliseconds(min(promised, default=0.0) / 2)
+    foresight = Foresight(milliseconds(forecast.window_ms), forecast.level, highest, patience)
+    return Quotas(clock, dispatcher, pool, foresight)

@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Awaitable, Collection
 from dataclasses import asdict, dataclass, field
 
-from controlplane.core.ports import BackendDown, BackendFailed, Generator
+from controlplane.core.errors import BackendDown, BackendFailed
+from controlplane.core.ports import Generator
 from controlplane.policy.engine.options import EngineOptions
 
 # A step over a long prompt may take seconds.

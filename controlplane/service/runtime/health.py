@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from backends.device.kv_memory import LimitConflict
-from controlplane.core.ports import BackendDown, BackendFailed, Refused
+from controlplane.core.device import LimitConflict
+from controlplane.core.errors import BackendDown, BackendFailed, Refused
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from backends.device.kv_memory import (
     ElasticMemory,
     KvcachedMemory,
     KvLimit,
-    LimitConflict,
     StaticMemory,
     kvcached_segment,
     kvcached_unit,
 )
+from controlplane.core.device import LimitConflict
 from controlplane.core.ports import EngineState
 
 MIB = 2**20

@@ -11,7 +11,7 @@ from backends.embedding.ipc import Computed
 from backends.embedding.memory_model import EmbeddingMemory
 from backends.embedding.time_model import ObservedTime, PassTime
 from controlplane.core.clock import Instant
-from controlplane.core.ports import BackendDown, BackendFailed, NoMemory
+from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
 
 
 def budget(tokens: int, lanes: int = 1) -> PassBudget:

@@ -11,7 +11,8 @@ import pytest_asyncio
 from backends.bundled_models import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
 from controlplane.core.clock import Duration
-from controlplane.core.ports import BackendDown, EmbeddingPass, Refused
+from controlplane.core.errors import BackendDown, Refused
+from controlplane.core.ports import EmbeddingPass
 from tests.backends.embedding.real_worker import (
     BOUND_SECONDS,
     BUDGET,

@@ -14,7 +14,7 @@ from backends.bundled_models import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
 from backends.embedding.handshake import EncoderOptions
 from backends.embedding.worker_link import WorkerLink
-from controlplane.core.ports import BackendDown, BackendFailed, Refused
+from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from tests.backends.embedding.real_worker import (
     BOUND_SECONDS,
     BUDGET,

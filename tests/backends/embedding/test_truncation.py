@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from backends.embedding.truncation import Truncation
-from controlplane.core.ports import Refused
+from controlplane.core.errors import Refused
 
 WORDS = ["a", "b", "c", "d", "e"]
 VOCABULARY = {word: number for number, word in enumerate([*WORDS, "<s>", "</s>", "<q>"])}

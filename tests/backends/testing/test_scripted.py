@@ -9,15 +9,9 @@ import pytest
 from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerator
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import Instant
-from controlplane.core.ports import (
-    BackendDown,
-    BackendFailed,
-    ChatPrompt,
-    Embedder,
-    Generator,
-    Refused,
-    Sampling,
-)
+from controlplane.core.errors import BackendDown, BackendFailed, Refused
+from controlplane.core.generation import ChatPrompt, Sampling
+from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 

@@ -9,7 +9,7 @@ import pytest
 
 from backends.vllm import client
 from backends.vllm.client import VllmGenerator
-from controlplane.core.ports import BackendDown
+from controlplane.core.errors import BackendDown
 
 
 async def test_a_start_is_given_up_at_once_while_vllm_loads(monkeypatch):

@@ -3,7 +3,8 @@
 import pytest
 
 from backends import bundled_models
-from controlplane.core.ports import ChatPrompt, Refused
+from controlplane.core.errors import Refused
+from controlplane.core.generation import ChatPrompt
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 

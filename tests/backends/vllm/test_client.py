@@ -9,7 +9,8 @@ from multiprocessing.process import BaseProcess
 import pytest
 
 from backends.vllm.client import VllmGenerator
-from controlplane.core.ports import BackendDown, ChatPrompt, Refused, Sampling
+from controlplane.core.errors import BackendDown, Refused
+from controlplane.core.generation import ChatPrompt, Sampling
 from controlplane.policy.engine.options import EngineOptions
 from tests.engines import (
     BLOCK_TOKENS,

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from backends import bundled_models
-from controlplane.core.ports import ChatPrompt, Delta, Refused, Sampling
+from controlplane.core.errors import Refused
+from controlplane.core.generation import ChatPrompt, Delta, Sampling
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 

@@ -3,7 +3,8 @@
 import pytest
 
 from backends.vllm.client import VllmGenerator
-from controlplane.core.ports import Delta, Refused, Sampling
+from controlplane.core.errors import Refused
+from controlplane.core.generation import Delta, Sampling
 from tests.engines import a_request, complete, text_of, tokens_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]

@@ -7,7 +7,8 @@ import pytest
 import pytest_asyncio
 
 from backends import bundled_models
-from controlplane.core.ports import BackendDown, ChatPrompt, Sampling
+from controlplane.core.errors import BackendDown
+from controlplane.core.generation import ChatPrompt, Sampling
 from tests.engines import complete, running_vllm, text_of
 
 pytestmark = [

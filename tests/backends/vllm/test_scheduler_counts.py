@@ -16,13 +16,14 @@ from benchmark_control_plane.experiments.engine.starvation import (
     step,
 )
 from controlplane.core.clock import Duration, Instant, seconds
+from controlplane.core.generation import Standing
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.memory import generate_footprint
-from controlplane.core.ports import Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.registry import ORDERINGS
-from controlplane.service.gate.fair_queueing import Turns, alone
+from controlplane.service.gate.fair_queueing import Turns
+from controlplane.service.gate.snapshot import alone
 from predictors.timing.step_time import StepWork
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]

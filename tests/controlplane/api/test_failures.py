@@ -13,7 +13,7 @@ from controlplane.api.errors import failure_of
 from controlplane.api.settings import ApiSettings
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.decision import Reason, Reject
-from controlplane.core.ports import BackendDown, BackendFailed, NoMemory
+from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.ticket import Rejected

@@ -15,7 +15,7 @@ import uvicorn
 from backends.testing.scripted import ScriptedEmbedder
 from controlplane.api.server import _host, _options, _Server
 from controlplane.config import parse
-from controlplane.core.ports import BackendDown
+from controlplane.core.errors import BackendDown
 from controlplane.service.service import Service
 from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, staged, until
 

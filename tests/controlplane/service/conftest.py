@@ -6,11 +6,11 @@ import pytest
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
-from controlplane.core.ports import Sampling
+from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
-from controlplane.service.gate.intake import Caller, GenerateJob, Hints
 from controlplane.service.gate.token_stream import Answer
-from controlplane.service.runtime.clocks import LoopClock
+from controlplane.service.jobs import Caller, GenerateJob, Hints
+from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Ticket
 

@@ -7,17 +7,17 @@ from inspect import signature
 import pytest
 
 from backends.device import probe
-from backends.device.probe import DeviceReading
 from backends.embedding.client import WorkerEmbedder
 from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import ConfigError, parse
 from controlplane.config.models import EmbeddingModel
-from controlplane.core.ports import BackendDown
-from controlplane.service.bootstrap import embedders_of
+from controlplane.core.device import DeviceReading
+from controlplane.core.errors import BackendDown
+from controlplane.service.bootstrap import assemble, embedders_of, plan_of
 from controlplane.service.memory.monitor import MemoryMonitor
-from controlplane.service.runtime.clocks import LoopClock
-from controlplane.service.service import Service, assemble, plan_of
+from controlplane.service.runtime.timers import LoopClock
+from controlplane.service.service import Service
 
 GIB = 2**30
 TWO = {"models": {"embeddings": [{"model": "one"}, {"model": "two"}]}}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.core.ports import Sampling
+from controlplane.core.generation import Sampling
 from tests.engines import complete, running_vllm, tokens_of
 
 _BYTES = 1 << 20

@@ -7,7 +7,7 @@ import pytest
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.plugin.shared_state import Board, named_board
 from backends.vllm.simulation.stepped_engine import HiddenStates, Setup, SteppedEngine
-from controlplane.core.ports import Sampling
+from controlplane.core.generation import Sampling
 from controlplane.core.view import HiddenPrice
 from controlplane.policy.cache_tiers.selection import FormChoice
 from controlplane.policy.engine.options import EngineOptions

@@ -4,7 +4,7 @@ import pytest
 
 from backends.vllm.plugin.request_metadata import Defaults, metadata_of, progress_of
 from controlplane.core.clock import Instant
-from controlplane.core.ports import NEWCOMER, Standing
+from controlplane.core.generation import NEWCOMER, Standing
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 

@@ -7,7 +7,8 @@ import signal
 import pytest
 import pytest_asyncio
 
-from controlplane.core.ports import BackendDown, Sampling
+from controlplane.core.errors import BackendDown
+from controlplane.core.generation import Sampling
 from tests.engines import complete, running_vllm, tokens_of
 
 pytestmark = pytest.mark.engine

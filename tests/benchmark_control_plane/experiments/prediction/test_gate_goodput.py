@@ -9,7 +9,7 @@ from benchmark_control_plane.experiments.engine.replay import Window
 from benchmark_control_plane.experiments.engine.workload import Offer, Promise
 from benchmark_control_plane.experiments.prediction.gate_goodput import Foretold, through_the_gate
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.ports import Sampling
+from controlplane.core.generation import Sampling
 from tests.engines import a_request
 
 SETUP = Setup(blocks=200, batch_time="opt-13b-a100-40g")

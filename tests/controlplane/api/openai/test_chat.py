@@ -10,7 +10,7 @@ import pytest
 from backends.testing.scripted import Script, ScriptedGenerator
 from controlplane.config import parse
 from controlplane.core.clock import milliseconds
-from controlplane.core.ports import Sampling
+from controlplane.core.generation import Sampling
 from controlplane.service.service import Service
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,

@@ -12,7 +12,7 @@ from controlplane.api.openai.logprobs import chat_logprobs, completion_logprobs
 from controlplane.api.openai.responses import Tally
 from controlplane.api.openai.streaming import Envelope, Format
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest
-from controlplane.core.ports import Delta, TokenLogprob
+from controlplane.core.generation import Delta, TokenLogprob
 
 _CALLS = [
     Delta(0, "", (1,), tool_calls=({"index": 0, "id": "c1", "type": "function", "function": {"name": "f"}},)),

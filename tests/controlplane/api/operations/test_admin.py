@@ -6,7 +6,7 @@ from hashlib import sha256
 import pytest
 
 from controlplane.api.settings import ApiSettings
-from controlplane.core.ports import Refused
+from controlplane.core.errors import Refused
 from controlplane.core.request import Owner
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, staged, until
 

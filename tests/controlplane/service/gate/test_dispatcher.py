@@ -7,11 +7,11 @@ import pytest
 from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Reason
+from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.memory import Quota
-from controlplane.core.ports import BackendDown, BackendFailed, Refused
 from controlplane.core.request import Owner
-from controlplane.service.gate.intake import Caller, Cut, Hints
 from controlplane.service.gate.token_stream import Answer
+from controlplane.service.jobs import Caller, Cut, Hints
 from controlplane.service.ticket import Rejected
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.decision import Reason
-from controlplane.service.gate.intake import Caller, Hints
 from controlplane.service.gate.token_stream import Answer
+from controlplane.service.jobs import Caller, Hints
 from controlplane.service.ticket import Rejected
 
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerator
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
-from controlplane.core.ports import BackendDown, BackendFailed, Sampling
+from controlplane.core.errors import BackendDown, BackendFailed
+from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
-from controlplane.service.gate.intake import Caller, Hints
-from controlplane.service.runtime.clocks import LoopClock
+from controlplane.service.jobs import Caller, Hints
+from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 

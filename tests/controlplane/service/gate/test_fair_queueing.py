@@ -11,7 +11,8 @@ from controlplane.core.memory import Footprint
 from controlplane.core.request import Kind, Owner, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
-from controlplane.service.gate.fair_queueing import Tenants, Turns, alone
+from controlplane.service.gate.fair_queueing import Tenants, Turns
+from controlplane.service.gate.snapshot import alone
 from controlplane.service.ticket import Ticket
 
 WORK = seconds(0.1)

@@ -11,7 +11,7 @@ from controlplane.core.memory import MemoryLedger
 from controlplane.core.request import Owner
 from controlplane.policy.gate.admission import Admission
 from controlplane.policy.gate.ordering import Ordering
-from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.jobs import Caller, Hints
 from controlplane.service.runtime.health import Fault
 from controlplane.service.ticket import Rejected, Undecided
 

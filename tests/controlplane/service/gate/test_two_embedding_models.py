@@ -6,8 +6,8 @@ from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.decision import Reason
-from controlplane.service.gate.intake import Caller, Hints
-from controlplane.service.runtime.clocks import LoopClock
+from controlplane.service.jobs import Caller, Hints
+from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 

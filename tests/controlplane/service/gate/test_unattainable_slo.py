@@ -8,7 +8,7 @@ from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Reason
 from controlplane.core.view import Pace
-from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.jobs import Caller, Hints
 from controlplane.service.ticket import Rejected
 
 GATE = {"admission": {"engine_queue": 0, "lengths": "max-tokens"}}

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from backends.device import probe as device_probe
-from backends.device.probe import DeviceReading, HostProbe
+from backends.device.probe import HostProbe
 from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.core.device import DeviceReading
 from controlplane.metrics import Metrics
-from controlplane.service import sharing_setup
+from controlplane.service.bootstrap import monitor_of
 from controlplane.service.memory.memory_plan import MemoryPlan
 from controlplane.service.memory.monitor import MemoryMonitor
 
@@ -172,7 +173,7 @@ def test_a_cache_that_counted_from_the_start_is_not_granted_again(
     )  # fmt: skip
     probe = Readings(counts_untouched=counts_untouched)
     monkeypatch.setattr(device_probe, "open_probe", lambda: probe)
-    monitor = sharing_setup.monitor_of(plan, is_static=is_static)(lambda kept: None)
+    monitor = monitor_of(plan, is_static=is_static)(lambda kept: None)
     monitor.sample()
     probe.ours += more + 1
     monitor.sample()

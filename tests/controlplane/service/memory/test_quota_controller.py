@@ -12,12 +12,12 @@ from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from benchmark_control_plane.simulator.simulation import Ask, Embed, Machine, simulate
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import ConfigError, parse
+from controlplane.core.generation import Sampling
 from controlplane.core.memory import Quota
-from controlplane.core.ports import Sampling
 from controlplane.core.request import Owner
-from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.jobs import Caller, Hints
 from controlplane.service.memory.quota_controller import Quotas
-from controlplane.service.runtime.clocks import LoopClock
+from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 
 CLASSES = {

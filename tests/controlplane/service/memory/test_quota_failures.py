@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from backends.device.kv_memory import KvcachedMemory
-from controlplane.core.ports import BackendFailed, Refused
+from controlplane.core.errors import BackendFailed, Refused
 from controlplane.core.request import Owner
 from controlplane.core.view import Reserve
 from tests.controlplane.service.memory.test_quota_controller import KIB, play

@@ -14,9 +14,10 @@ from backends.device.kv_memory import ElasticMemory
 from backends.embedding.client import WorkerEmbedder
 from backends.vllm.client import VllmGenerator
 from controlplane.config import parse
-from controlplane.core.ports import BackendDown, Sampling
+from controlplane.core.errors import BackendDown
+from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
-from controlplane.service.gate.intake import Caller, Hints
+from controlplane.service.jobs import Caller, Hints
 from controlplane.service.runtime.timers import ScheduledTicks
 from controlplane.service.service import Service
 from tests.engines import TINY_ARGUMENTS

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from backends.testing.scripted import ScriptedGenerator
-from controlplane.core.ports import BackendDown, BackendFailed, Refused
+from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.policy.engine.options import EngineOptions
 
 EDF = {"scheduling": {"engine": {"ordering": "edf"}}}

@@ -8,9 +8,9 @@ import pytest
 from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
-from controlplane.core.ports import BackendDown
-from controlplane.service.runtime.clocks import LoopClock
+from controlplane.core.errors import BackendDown
 from controlplane.service.runtime.shutdown import stop_all
+from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.config import ConfigError, load
-from controlplane.service.memory.hybrid_cache import hybrid_described, hybrid_setup
-from controlplane.service.memory.memory_plan import ModelFacts, memory_plan
+from controlplane.service.memory.memory_plan import ModelFacts, hybrid_described, hybrid_setup, memory_plan
 
 OPT = {
     "architectures": ["OPTForCausalLM"], "hidden_size": 1024, "num_attention_heads": 16,

@@ -5,7 +5,7 @@ from controlplane.core.memory import Footprint
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Reserve
-from controlplane.service.memory.foresight import Foresight
+from controlplane.service.memory.demand import Foresight
 
 
 def request(kind=Kind.GENERATE, *, priority=2, tokens=10) -> Request:

@@ -3,7 +3,7 @@
 from controlplane.core.clock import milliseconds
 from controlplane.core.ports import EngineStep
 from controlplane.core.request import Owner
-from controlplane.service.gate.tempo import tempo_of
+from controlplane.service.gate.snapshot import tempo_of
 
 
 def test_of_each_promised_pace_the_time_and_the_tokens_left(bench):

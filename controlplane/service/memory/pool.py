@@ -1,0 +1,85 @@
+"""New."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from backends.device.kv_memory import StaticMemory
+from controlplane.config import Config, ConfigError
+from controlplane.core.device import DeviceMemory
+from controlplane.core.ports import Embedder, Generator
+from controlplane.core.request import Owner
+from controlplane.policy.sharing.lending import Sharing, parts
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Who shares what. Raises ValueError where the minimums are below what a single request can need."""
+
+    generator: Generator
+    embedders: Sequence[Embedder]
+    memory: DeviceMemory
+    sharing: Sharing
+
+    def __post_init__(self) -> None:
+        least = self.sharing.options.minimum
+        generator = self.generator
+        one_answer = generator.geometry.bytes(generator.max_model_tokens)
+        if self.sharing.options.lowest < one_answer:
+            raise ValueError(
+                f"quota.llm.min gives {self.sharing.options.lowest} bytes and one request of "
+                f"{generator.max_model_tokens} tokens takes {one_answer}: it would stall; raise "
+                "quota.llm.min or lower engine.max_model_len"
+            )
+        one_input = sum(map(longest_input_bytes, self.embedders))
+        if least[Owner.EMBEDDING] < one_input:
+            raise ValueError(
+                f"quota.embedding.min gives {least[Owner.EMBEDDING]} bytes and the longest input takes "
+                f"{one_input}; raise quota.embedding.min or lower max_input_tokens"
+            )
+        if not generator.orders:
+            raise ValueError(
+                "quota: the engine's own scheduler keeps to no quota, so quotas cannot move; set "
+                "scheduling.engine, or quota.policy: static without borrow"
+            )
+
+
+def pool_of(
+    config: Config,
+    generators: Mapping[str, Generator],
+    embedders: Mapping[str, Embedder],
+    workspace_bytes: int,
+    device_memory: Callable[[], DeviceMemory] | None,
+) -> Pool | None:
+    """What the quotas move in; None where they stay as they are. Raises ConfigError."""
+    section = config.quota
+    if not section.moves or not generators or not embedders:
+        return None
+    generator = next(iter(generators.values()))
+    memory = StaticMemory(generator.kv_bytes, workspace_bytes) if device_memory is None else device_memory()
+    try:
+        sharing = section.sharing(
+            pool_bytes=memory.pool_bytes,
+            most_llm_bytes=min(generator.kv_bytes, memory.most_llm_bytes),
+            most_embedding_bytes=sum(embedder.workspace_bytes for embedder in embedders.values()),
+            block_bytes=generator.geometry.bytes_per_block,
+        )
+        return Pool(generator, tuple(embedders.values()), memory, sharing)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+# FOLDED embedding_bytes.py:
+# How many of the embeddings' bytes may each model's batches take? What its longest input takes, where that
+# goes round, and of the rest its part of what all could use.
+
+
+def longest_input_bytes(embedder: Embedder) -> int:
+    """As its passes have shown until now."""
+    return embedder.batch_bytes([embedder.max_input_tokens])
+
+
+def share_out(budget: int, embedders: Collection[Embedder]) -> None:
+    least = [longest_input_bytes(embedder) for embedder in embedders]
+    full = [embedder.workspace_bytes for embedder in embedders]
+    for embedder, part in zip(embedders, parts(budget, least, full), strict=True):
+        embedder.set_budget_bytes(part)
