@@ -22,7 +22,7 @@ _PROC = Path("/proc")
 
 
 @dataclass(eq=False, slots=True)
-class Patience:
+class Watchdog:
     """`lost` is called once, when something owed is overdue by `stall_seconds`, or by more where more was
     granted. `spared` says how many seconds do not count since it was last asked."""
 
@@ -34,14 +34,14 @@ class Patience:
     _due: dict[Hashable, float] = field(init=False, default_factory=dict)
     _timer: asyncio.TimerHandle | None = field(init=False, default=None)
 
-    def owe(self, what: Hashable, within: float = 0.0) -> None:
+    def arm(self, what: Hashable, within: float = 0.0) -> None:
         """Asking again for what is still owed gives no more time."""
         self._due.setdefault(what, self.counted + max(self.stall_seconds, within))
         if self._timer is None:
             self.spared()
             self._wait()
 
-    def settle(self, what: Hashable) -> None:
+    def disarm(self, what: Hashable) -> None:
         self._due.pop(what, None)
 
     def end(self) -> None:
@@ -67,7 +67,7 @@ class Patience:
         self._wait()
 
 
-class Hindered:
+class SchedulingDelay:
     """Asked again and again: for how many seconds could the process `pid` do nothing since the last time?"""
 
     def __init__(self, pid: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmark_control_plane.common.arguments import BadInput, exit_code, read_object
-from benchmark_control_plane.round_model.instance import Instance, read_instance
+from benchmark_control_plane.round_model.instance import HindsightInstance, read_instance
 from benchmark_control_plane.round_model.optimum_bound import fluid_bound, linear_bound, tightened
 from benchmark_control_plane.round_model.optimum_proof import prove
 from benchmark_control_plane.round_model.optimum_search import first_orders, search
@@ -25,7 +25,7 @@ _FIRST_SEARCH_SECONDS = 0.05
 """A request, before a proof."""
 
 
-def best_schedule(instance: Instance, *, seconds: float, seed: int = 0) -> dict[str, Any]:
+def best_schedule(instance: HindsightInstance, *, seconds: float, seed: int = 0) -> dict[str, Any]:
     if not instance.jobs:
         return {"total_latency": 0.0, "start": [], "proof": "optimal", "lower_bound": 0.0}
     begun = time.monotonic()
@@ -50,7 +50,7 @@ def best_schedule(instance: Instance, *, seconds: float, seed: int = 0) -> dict[
     return {"total_latency": total, "start": start, "proof": proof_word, "lower_bound": bound}
 
 
-def _searched(instance: Instance, seconds: float, seed: int) -> list[int]:
+def _searched(instance: HindsightInstance, seconds: float, seed: int) -> list[int]:
     deadline = time.monotonic() + seconds
     return search(instance, first_orders(instance), seed=seed, stop=_passed(deadline))
 

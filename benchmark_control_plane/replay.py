@@ -20,8 +20,8 @@ from benchmark_control_plane.common.arguments import (
     whole,
 )
 from benchmark_control_plane.round_model.instance import read_instance
-from benchmark_control_plane.round_model.lengths import Instance, Line
-from benchmark_control_plane.round_model.schedules import Setting, scheduled
+from benchmark_control_plane.round_model.lengths import RoundInstance, RoundRequest
+from benchmark_control_plane.round_model.schedules import PolicySetting, scheduled
 from benchmark_control_plane.round_model.simulator import NeverEnds
 
 
@@ -30,15 +30,15 @@ class _OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def read_lines(source: Mapping[str, Any]) -> Instance:
+def read_lines(source: Mapping[str, Any]) -> RoundInstance:
     """Raises BadInput."""
     checked = read_instance(source)
     lines = []
     for i, (job, one) in enumerate(zip(checked.jobs, items(source, "requests"), strict=True)):
         predicted = whole(one["pred"], f"requests[{i}].pred", least=1) if "pred" in one else job.output
         due = finite(one["d"], f"requests[{i}].d") if "d" in one else None
-        lines.append(Line(job.arrival, job.prompt, job.output, predicted, due))
-    return Instance(checked.memory, tuple(lines))
+        lines.append(RoundRequest(job.arrival, job.prompt, job.output, predicted, due))
+    return RoundInstance(checked.memory, tuple(lines))
 
 
 def read_time(text: str) -> StepTime | None:
@@ -59,7 +59,7 @@ def read_time(text: str) -> StepTime | None:
     return MODELS[name](*values)
 
 
-def replayed(instance: Instance, setting: Setting) -> dict[str, Any]:
+def replayed(instance: RoundInstance, setting: PolicySetting) -> dict[str, Any]:
     """Raises BadInput."""
     try:
         schedule = scheduled(instance.lines, instance.memory, setting)
@@ -88,7 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def command() -> dict[str, Any]:
-        setting = Setting(options.policy, options.alpha, options.beta, options.seed, read_time(options.time))
+        setting = PolicySetting(
+            options.policy, options.alpha, options.beta, options.seed, read_time(options.time)
+        )
         return replayed(read_lines(read_object(options.instance)), setting)
 
     return exit_code(command)

@@ -74,7 +74,7 @@ def _add_predictor(parser: argparse.ArgumentParser) -> None:
 
 
 def _predictor(options: argparse.Namespace) -> int:
-    from predictors.output_length.checkpoint import Kept, require_place, save
+    from predictors.output_length.checkpoint import Checkpoint, require_place, save
     from predictors.output_length.learned import LearnedLengths
     from predictors.output_length.log_replay import learned_from, logged, replayed, report
     from predictors.output_length.model import ENOUGH
@@ -89,7 +89,7 @@ def _predictor(options: argparse.Namespace) -> int:
         with options.log.open(encoding="utf-8") as lines:
             if options.action == "train":
                 lengths = learned_from(logged(lines), remember=options.remember)
-                save(options.to, Kept(lengths.examples.table(), lengths.model, lengths.standing()))
+                save(options.to, Checkpoint(lengths.examples.table(), lengths.model, lengths.standing()))
                 print(f"{options.to}: learned from {len(lengths.examples):,} requests")
             else:
                 lengths = LearnedLengths(remember=options.remember)
@@ -106,12 +106,12 @@ def _predictor(options: argparse.Namespace) -> int:
 
 def _check(config: Config) -> int:
     from controlplane.service.bootstrap import plan_of
-    from controlplane.service.memory.memory_plan import described, hybrid_described
-    from controlplane.service.memory.model_config import facts_of
+    from controlplane.service.memory.memory_plan import hybrid_described, plan_text
+    from controlplane.service.memory.model_config import model_facts
 
     plan = plan_of(config)
-    print(described(plan))
-    if (told := hybrid_described(config, facts_of, plan)) is not None:
+    print(plan_text(plan))
+    if (told := hybrid_described(config, model_facts, plan)) is not None:
         print(told)
     print("classes:")
     for name, service_class in config.service_classes().items():

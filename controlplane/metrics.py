@@ -153,7 +153,7 @@ class Metrics:
             "Tokens whose cache was lost to them, where the engine says",
             "owner",
         )
-        self.stalls = self._total(
+        self.stall_count = self._total(
             "engine_stalls_total", "Times an engine was taken for dead: it left its work undone", "owner"
         )
         self.restarts = self._total(

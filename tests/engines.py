@@ -8,7 +8,7 @@ from typing import Any
 from backends.vllm.client import VllmGenerator
 from backends.vllm.hybrid.support import HybridSetup
 from controlplane.core.clock import Instant
-from controlplane.core.generation import ChatPrompt, Delta, Sampling, Standing
+from controlplane.core.generation import ChatPrompt, Delta, Handoff, Sampling
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.engine.options import EngineOptions
@@ -83,7 +83,7 @@ async def complete(
     done: int = 0,
 ) -> list[Delta]:
     tokens = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
-    request, standing = a_request(tokens, sampling), Standing(done=done)
+    request, standing = a_request(tokens, sampling), Handoff(done=done)
     return [d async for d in generator.generate(request, tokens, sampling, chat, standing=standing)]
 
 

@@ -11,13 +11,13 @@ import os
 
 from vllm.v1.engine.core import EngineCore
 
-from backends.vllm.cpu_executor import OneProcess
+from backends.vllm.cpu_executor import InProcessExecutor
 from backends.vllm.plugin.shared_state import ENVIRONMENT
 from backends.vllm.scheduler import make
 from backends.vllm.simulation.stepped_engine import begin_anew
 
 
-class Overlapping(OneProcess):
+class Overlapping(InProcessExecutor):
     """Where it runs, this module is loaded, so that the engine can be told."""
 
 

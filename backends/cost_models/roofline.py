@@ -92,7 +92,7 @@ def _seconds(work: Any) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ModelCosts:
     """One model on one device: numbers multiplied per token, bytes of those weights, attention width over
     all layers, bytes of a token's keys and values."""
 
@@ -104,7 +104,7 @@ class Figures:
 
 def figures(
     config: Mapping[str, Any], cell_bytes: int, *, bytes_per_weight: float = 2, tensor_parallel: int = 1
-) -> Figures:
+) -> ModelCosts:
     """From a model's Hugging Face config. `cell_bytes` is `KvGeometry.bytes_per_token`; 0 marks an encoder.
     Of experts those that one token takes are counted. Raises GeometryError."""
     text: Mapping[str, Any] = config.get("text_config") or config
@@ -121,10 +121,12 @@ def figures(
     layer = 2 * hidden * head * (heads + kv_heads) + experts * matrices * hidden * inner
     vocabulary = (stated(text, "vocab_size") or 0) * hidden if cell_bytes else 0
     weights = (layers * layer + vocabulary) // tensor_parallel
-    return Figures(weights, weights * bytes_per_weight, layers * heads * head // tensor_parallel, cell_bytes)
+    return ModelCosts(
+        weights, weights * bytes_per_weight, layers * heads * head // tensor_parallel, cell_bytes
+    )
 
 
-def roofline(device: Device, llm: Figures, embedder: Figures | None = None) -> BatchTime:
+def roofline(device: Device, llm: ModelCosts, embedder: ModelCosts | None = None) -> BatchTime:
     """max(all arithmetic, all traffic) + overhead: a decode's traffic hides an embedding's arithmetic."""
 
     def batch_time(load: StepLoad) -> float:

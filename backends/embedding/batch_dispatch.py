@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from backends.embedding.batcher import Batch, BatchQueue, Call
+from backends.embedding.batcher import Batch, BatchQueue, QueuedCall
 from backends.embedding.budget import PassBudget
 from backends.embedding.deadline_order import Drain
 from backends.embedding.ipc import Computed, Ids, Rows
@@ -32,7 +32,7 @@ _WINDOW_PASSES = 4
 
 
 @dataclass(eq=False, slots=True)
-class Caller:
+class PendingCall:
     """Who waits for `rows`. `missing` counts those not yet there, `tokens` their tokens; `settle` is called
     once."""
 
@@ -52,21 +52,21 @@ class Caller:
 class _UnderWay:
     """`is_last_try` of an input that found no memory before: nothing is sent beside it."""
 
-    batch: Batch[Caller]
+    batch: Batch[PendingCall]
     bytes: int
     is_last_try: bool = False
 
 
 @dataclass(slots=True)
-class Deliveries:
+class BatchDispatcher:
     budget: PassBudget | None = None
     out_of_memory: int = 0
     """How often a pass found none."""
     back_in: float | None = None
     """Seconds that replacing a worker takes, where that is known."""
-    _queue: BatchQueue[Caller] = field(default_factory=lambda: BatchQueue(1))
+    _queue: BatchQueue[PendingCall] = field(default_factory=lambda: BatchQueue(1))
     _under_way: dict[int, _UnderWay] = field(default_factory=dict)
-    _last_tries: deque[Batch[Caller]] = field(default_factory=deque)
+    _last_tries: deque[Batch[PendingCall]] = field(default_factory=deque)
     _drain: Drain = field(default_factory=Drain)
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
 
@@ -92,10 +92,10 @@ class Deliveries:
         self._queue.pass_tokens = budget.time.model.start_tokens
         self._queue.lanes = budget.lanes
 
-    def put(self, caller: Caller, *, deadline: Instant | None) -> Call[Caller]:
+    def put(self, caller: PendingCall, *, deadline: Instant | None) -> QueuedCall[PendingCall]:
         return self._queue.put(caller, [len(ids) for ids in caller.inputs], deadline=deadline)
 
-    def leave(self, call: Call[Caller]) -> None:
+    def leave(self, call: QueuedCall[PendingCall]) -> None:
         """What has not gone out never will. Twice is as good as once."""
         self._queue.discard(call)
 
@@ -204,12 +204,12 @@ class Deliveries:
         self.out_of_memory += 1
         self.budget.ran_out(padded_tokens)
 
-    def _settle(self, call: Call[Caller], error: Exception | None) -> None:
+    def _settle(self, call: QueuedCall[PendingCall], error: Exception | None) -> None:
         self._queue.discard(call)
         if not call.caller.is_settled:
             call.caller.is_settled = True
             call.caller.settle(error)
 
 
-def _calls_of(batches: Sequence[Batch[Caller]]) -> list[Call[Caller]]:
+def _calls_of(batches: Sequence[Batch[PendingCall]]) -> list[QueuedCall[PendingCall]]:
     return list({id(item.call): item.call for batch in batches for item in batch.items}.values())

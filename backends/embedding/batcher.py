@@ -35,7 +35,7 @@ def _any_number(_longest: int) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class Call(Generic[Caller]):
+class QueuedCall(Generic[Caller]):
     """One request's inputs. `pending` holds the positions not yet given out, longest input first; `tokens` is
     their sum."""
 
@@ -51,7 +51,7 @@ class Call(Generic[Caller]):
 class Item(Generic[Caller]):
     """Input `position` of one call."""
 
-    call: Call[Caller]
+    call: QueuedCall[Caller]
     position: int
 
     @property
@@ -84,7 +84,7 @@ class BatchQueue(Generic[Caller]):
     budget_tokens: int
     pass_tokens: int = 0
     lanes: int = 1
-    _calls: list[Call[Caller]] = field(default_factory=list)
+    _calls: list[QueuedCall[Caller]] = field(default_factory=list)
     _first: deque[Batch[Caller]] = field(default_factory=deque)
     _arrivals: "count[int]" = field(default_factory=count)
     _tokens: int = 0
@@ -100,15 +100,15 @@ class BatchQueue(Generic[Caller]):
         """With inputs not yet given out, halves of failed passes aside."""
         return bool(self._calls)
 
-    def put(self, caller: Caller, lengths: Sequence[int], *, deadline: Instant | None) -> Call[Caller]:
+    def put(self, caller: Caller, lengths: Sequence[int], *, deadline: Instant | None) -> QueuedCall[Caller]:
         key = key_of(deadline, next(self._arrivals))
         longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-        call = Call(caller, lengths, key, longest_first, sum(lengths))
+        call = QueuedCall(caller, lengths, key, longest_first, sum(lengths))
         insort(self._calls, call, key=by_key)
         self._tokens += call.tokens
         return call
 
-    def discard(self, call: Call[Caller]) -> None:
+    def discard(self, call: QueuedCall[Caller]) -> None:
         """Its client left: what was not given out never will be. Twice is as good as once."""
         call.is_gone = True
         if call.pending:
@@ -139,7 +139,7 @@ class BatchQueue(Generic[Caller]):
         self._take(chosen)
         return Batch(tuple(chosen))
 
-    def drain(self) -> list[Call[Caller]]:
+    def drain(self) -> list[QueuedCall[Caller]]:
         """Every call with inputs still here, each once; the queue is empty afterwards."""
         left = {id(c): c for c in self._calls}
         left |= {id(i.call): i.call for b in self._first for i in b.items if not i.call.is_gone}
@@ -175,7 +175,7 @@ class BatchQueue(Generic[Caller]):
         return passes
 
     def _take(self, items: list[Item[Caller]]) -> None:
-        taken: dict[int, tuple[Call[Caller], set[int]]] = {}
+        taken: dict[int, tuple[QueuedCall[Caller], set[int]]] = {}
         self._tokens -= sum(item.tokens for item in items)
         for item in items:
             taken.setdefault(id(item.call), (item.call, set()))[1].add(item.position)
@@ -185,5 +185,5 @@ class BatchQueue(Generic[Caller]):
             if not call.pending:
                 self._drop(call)
 
-    def _drop(self, call: Call[Caller]) -> None:
+    def _drop(self, call: QueuedCall[Caller]) -> None:
         del self._calls[bisect_left(self._calls, call.key, key=by_key)]

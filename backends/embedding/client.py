@@ -19,13 +19,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from backends.bundled_models import resolve
-from backends.embedding.batch_dispatch import Caller, Deliveries
+from backends.embedding.batch_dispatch import BatchDispatcher, PendingCall
 from backends.embedding.budget import PassBudget
 from backends.embedding.handshake import EncoderFacts, EncoderOptions
 from backends.embedding.ipc import Computed, Frame, FrameKind, pack_inputs
 from backends.embedding.time_model import ObservedTime
-from backends.embedding.tokenization import TextsUnderWay, checked, prompt_text, token_ids
-from backends.embedding.worker_link import Signs, WorkerLink
+from backends.embedding.tokenization import PendingTokenizations, checked, prompt_text, token_ids
+from backends.embedding.worker_link import Heartbeat, WorkerLink
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import EmbeddingPass, TruncationSide, Vectors
@@ -91,10 +91,10 @@ class WorkerEmbedder:
         self._load_seconds: float | None = None
         self._returns_memory = returns_memory
         self.allocator_bytes = 0
-        self._deliveries = Deliveries()
-        self._held: dict[str, Caller] = {}
-        self._texts = TextsUnderWay()
-        self._signs = Signs()
+        self._deliveries = BatchDispatcher()
+        self._held: dict[str, PendingCall] = {}
+        self._texts = PendingTokenizations()
+        self._signs = Heartbeat()
         self._facts: EncoderFacts | None = None
         self._tokenizer: Tokenizer | None = None
         self._link: WorkerLink | None = None
@@ -103,7 +103,7 @@ class WorkerEmbedder:
         self._down = f"embedding model {self.model!r} is not started"
         self.ready = asyncio.Event()
         self.restarts = 0
-        self.stalls = 0
+        self.stall_count = 0
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
         self.batch_limit: Callable[[], Duration | None] | None = None
 
@@ -200,8 +200,10 @@ class WorkerEmbedder:
             self._ask(self._link, Frame(FrameKind.RELEASE, 0, b""))
         self._feed_soon()
 
-    def cut(self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
-        return self.facts.truncation.cut(token_ids, limit, side)
+    def truncate(
+        self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None
+    ) -> Sequence[int]:
+        return self.facts.truncation.truncate(token_ids, limit, side)
 
     def batch_time(self, token_counts: Sequence[int]) -> Duration:
         return seconds(self._budget().seconds(token_counts))
@@ -250,7 +252,7 @@ class WorkerEmbedder:
             else:
                 answer.set_exception(error)
 
-        caller = self._held[request.id] = Caller(ids, rows, settle)
+        caller = self._held[request.id] = PendingCall(ids, rows, settle)
         call = self._deliveries.put(caller, deadline=deadline)
         self._feed_soon()
         try:
@@ -286,7 +288,7 @@ class WorkerEmbedder:
             await link.close()
             raise
         status = await link.close()
-        self.stalls += link.is_stalled
+        self.stall_count += link.is_stalled
         told = status if first is None else first.payload.decode()
         self._down = f"embedding model {self.model!r} does not load: {told}"
         raise BackendDown(self._down)
@@ -319,7 +321,7 @@ class WorkerEmbedder:
             how = "stalled and was killed" if link.is_stalled else "died"
             self._down = f"embedding worker {link.pid} {how}; another is starting"
             self._signs.saw_one()
-            self.stalls += link.is_stalled
+            self.stall_count += link.is_stalled
             _log.error("%s (%s)", self._down, await link.close())
             self._deliveries.worker_died(self._down, was_killed=link.was_killed, has_told=has_told)
             self._texts.lost(self._down)

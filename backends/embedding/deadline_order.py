@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from controlplane.core.clock import Instant, between, seconds
-from controlplane.policy.gate.moore_hodgson import Turn, giving_way
+from controlplane.policy.gate.moore_hodgson import DeadlineJob, late_jobs
 
 Key = tuple[bool, int, int]
 _LONGEST_LATE = seconds(60)
@@ -44,8 +44,8 @@ def in_time_first(calls: Sequence[Entry], now: Instant, per_token: float) -> Ite
     promised = calls[long_late:unpromised]
     first = sum(call.tokens for call in calls[:long_late])
     named = {str(call.key[2]): call for call in promised}
-    turns = [Turn(Instant(one.key[1]), one.key[2], name, one.tokens) for name, one in named.items()]
-    behind = giving_way(turns, now + per_token * first, per_token)
+    turns = [DeadlineJob(Instant(one.key[1]), one.key[2], name, one.tokens) for name, one in named.items()]
+    behind = late_jobs(turns, now + per_token * first, per_token)
     return chain(
         calls[:long_late],
         (call for name, call in named.items() if name not in behind),

@@ -253,7 +253,7 @@ class Encoder:
     def _compare(self, probes: dict[str, list[int]], limit: int) -> int:
         self._model.max_seq_length = limit
         expected = np.asarray(self._model.encode([*probes], prompt="", show_progress_bar=False))
-        inputs = [np.array(self._truncation.cut(ids, limit), dtype=np.uint32) for ids in probes.values()]
+        inputs = [np.array(self._truncation.truncate(ids, limit), dtype=np.uint32) for ids in probes.values()]
         found = self.vectors(np.array([len(ids) for ids in inputs], dtype=np.uint32), np.concatenate(inputs))
         tolerance = _TOLERANCE.get(next(self._model.parameters()).dtype, _LOOSE_TOLERANCE)
         gap = float(np.abs(found - expected).max() / max(1.0, float(np.abs(expected).max())))

@@ -18,7 +18,7 @@ def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [found.ids for found in tokenizer.encode_batch_fast(list(texts))]
 
 
-class TextsUnderWay:
+class PendingTokenizations:
     def __init__(self) -> None:
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = count(1)

@@ -38,7 +38,7 @@ class Truncation:
     def special_tokens(self) -> int:
         return len(self.opening) + len(self.closing)
 
-    def cut(self, ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
+    def truncate(self, ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
         """At most `limit` ids. Raises Refused when none of the text would be left."""
         if len(ids) <= limit:
             return ids

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 from backends.embedding.handshake import EncoderOptions
 from backends.embedding.ipc import ANSWERS, HEAD, Frame, FrameKind, unpack_head
-from backends.supervision import Hindered, Patience
+from backends.supervision import SchedulingDelay, Watchdog
 
 _GRACE_SECONDS = 5.0
 
 
 @dataclass(eq=False, slots=True)
-class Signs:
+class Heartbeat:
     """Wakes whoever waits for a sign of life."""
 
     event: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,7 +46,7 @@ class WorkerLink:
         self._worker = worker
         self._reader = reader
         self._writer = writer
-        self._patience = Patience(stall_seconds, self._lost_patience, Hindered(worker.pid))
+        self._watchdog = Watchdog(stall_seconds, self._lost_patience, SchedulingDelay(worker.pid))
         self._opened = asyncio.get_running_loop().time()
         self.is_stalled = False
         self._is_killed_by_us = False
@@ -71,7 +71,7 @@ class WorkerLink:
                 raise
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         link = cls(worker, reader, writer, stall_seconds)
-        link._patience.owe((FrameKind.READY, 0), load_seconds)
+        link._watchdog.arm((FrameKind.READY, 0), load_seconds)
         return link
 
     @property
@@ -85,7 +85,7 @@ class WorkerLink:
     @property
     def waited_seconds(self) -> float:
         """How long anything was asked of it. When it has loaded: what that took."""
-        return self._patience.counted
+        return self._watchdog.counted
 
     async def receive(self) -> Frame | None:
         """The next frame, or None when the worker is gone."""
@@ -95,14 +95,14 @@ class WorkerLink:
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
         if kind in ANSWERS:
-            self._patience.settle((ANSWERS[kind], batch))
+            self._watchdog.disarm((ANSWERS[kind], batch))
         return frame
 
     def send(self, frame: Frame, *, within: float = 0.0) -> None:
         """Never waits: the caller bounds what is under way. Its answer may take `within` seconds, if that
         is more than anything may."""
         self._writer.write(frame.pack())
-        self._patience.owe(_question(frame), within)
+        self._watchdog.arm(_question(frame), within)
 
     @property
     def was_killed(self) -> bool:
@@ -111,7 +111,7 @@ class WorkerLink:
 
     async def close(self) -> str:
         """How the worker ended. May be called again."""
-        self._patience.end()
+        self._watchdog.end()
         # Aborted, because a plain close would first flush to a worker that may have stopped reading.
         self._writer.transport.abort()
         status = await self._status()

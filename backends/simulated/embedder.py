@@ -66,7 +66,7 @@ class SimulatedEmbedder:
         self.batch_limit: Callable[[], Duration | None] | None = None
         self.prompts: Mapping[str, str] = {}
         self.budget_bytes = batch_tokens * bytes_per_token
-        self.allocator_bytes = self.stalls = self.restarts = self.out_of_memory = 0
+        self.allocator_bytes = self.stall_count = self.restarts = self.out_of_memory = 0
         self._device = device
         self._batch_tokens = batch_tokens
         self._bytes_per_token = bytes_per_token
@@ -118,8 +118,10 @@ class SimulatedEmbedder:
         await self.check()
         return [list(text.encode()) for text in texts]
 
-    def cut(self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
-        return Truncation().cut(token_ids, limit, side)
+    def truncate(
+        self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None
+    ) -> Sequence[int]:
+        return Truncation().truncate(token_ids, limit, side)
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
         longest = max(token_counts, default=0)

@@ -12,12 +12,12 @@ from typing import Any
 
 from backends.cost_models.step_time import StepLoad
 from backends.simulated.device import SimulatedDevice
-from backends.simulated.scheduler import Engine
 from backends.simulated.scheduler import Sequence as EngineSequence
+from backends.simulated.scheduler import SimulatedScheduler
 from controlplane.core.clock import seconds
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.generation import NEWCOMER, ChatPrompt, Delta, Sampling, Standing
+from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import EngineState, EngineStep, StepCost
 from controlplane.core.request import Request
@@ -34,11 +34,11 @@ class _Sample(EngineSequence):
 
     index: int = 0
     is_capped: bool = False
-    answer: "_Answer" = field(init=False)
+    answer: "_Generation" = field(init=False)
 
 
 @dataclass(eq=False, slots=True)
-class _Answer:
+class _Generation:
     samples: list[_Sample]
     deltas: deque[Delta] = field(default_factory=deque)
     waiter: asyncio.Future[None] | None = None
@@ -89,7 +89,7 @@ class SimulatedGenerator:
             )
         ample = geometry.bytes(max_model_tokens) * 2 * (max_running + _QUEUED_AHEAD)
         self.model = model
-        self.stalls = 0
+        self.stall_count = 0
         self.orders = orders
         self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None
@@ -100,13 +100,13 @@ class SimulatedGenerator:
         self._device = device
         self._lengths = lengths
         self._blocks = blocks
-        self._engine: Engine[_Sample] = Engine(
+        self._engine: SimulatedScheduler[_Sample] = SimulatedScheduler(
             blocks=blocks,
             block_tokens=geometry.block_tokens,
             max_running=max_running,
             step_tokens=step_tokens,
         )
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, _Generation] = {}
         self._tokens: dict[int, Delta] = {}
         self._work = (0, 0, 0)
         self._gate_preemptions = 0
@@ -137,7 +137,7 @@ class SimulatedGenerator:
         sampling: Sampling,
         chat: ChatPrompt | None = None,
         *,
-        standing: Standing = NEWCOMER,
+        standing: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
         self._device.require_up()
         if sampling.max_tokens < 1 or len(prompt) + sampling.max_tokens > self.max_model_tokens:
@@ -150,7 +150,7 @@ class SimulatedGenerator:
         left = self._lengths(request) - (len(prompt) - request.prompt_tokens)
         output = max(1, min(left, sampling.max_tokens))
         is_capped = left >= sampling.max_tokens
-        answer = _Answer(
+        answer = _Generation(
             [_Sample(len(prompt), output, index=i, is_capped=is_capped) for i in range(sampling.n)]
         )
         for sample in answer.samples:
@@ -193,7 +193,7 @@ class SimulatedGenerator:
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
         pass
 
-    def share_device(self, *, is_shared: bool) -> None:
+    def set_device_contention(self, *, is_shared: bool) -> None:
         pass
 
     def state(self) -> EngineState:
@@ -239,7 +239,7 @@ class SimulatedGenerator:
             answer.lost = reason
             answer.wake()
 
-    def _drop(self, answer: _Answer) -> list[_Sample]:
+    def _drop(self, answer: _Generation) -> list[_Sample]:
         """Takes what has not ended out of the engine."""
         left = [sample for sample in answer.samples if not sample.is_gone]
         for sample in left:

@@ -35,7 +35,7 @@ class Sequence:
 S = TypeVar("S", bound=Sequence)
 
 
-class Engine(Generic[S]):
+class SimulatedScheduler(Generic[S]):
     """`running` and `waiting` may be reordered between steps: the last of `running` is preempted first, the
     first of `waiting` joins first. `blocks` is None without a memory limit."""
 

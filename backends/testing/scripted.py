@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from backends.embedding.truncation import Truncation
-from backends.testing.scripted_engine import ANSWER, Run, Script, ScriptedEngine
+from backends.testing.scripted_engine import ANSWER, Script, ScriptedEngine, ScriptedRun
 from controlplane.core.clock import Duration, Instant, seconds
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.generation import NEWCOMER, ChatPrompt, Delta, Sampling, Standing, TokenLogprob
+from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling, TokenLogprob
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import EmbeddingPass, EngineState, EngineStep, StepCost, TruncationSide, Vectors
 from controlplane.core.request import Request
 from controlplane.core.view import Pace
 
-__all__ = ["Run", "Script", "ScriptedEmbedder", "ScriptedGenerator"]
+__all__ = ["Script", "ScriptedEmbedder", "ScriptedGenerator", "ScriptedRun"]
 
 _GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens=16)
 
@@ -87,9 +87,9 @@ class ScriptedGenerator(ScriptedEngine):
         sampling: Sampling,
         chat: ChatPrompt | None = None,
         *,
-        standing: Standing = NEWCOMER,
+        standing: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
-        run = Run(request, self._next_script(), sampling, tuple(prompt), chat, standing)
+        run = ScriptedRun(request, self._next_script(), sampling, tuple(prompt), chat, standing)
         if run.script.refuses is not None:
             raise Refused(run.script.refuses)
         if len(prompt) + sampling.max_tokens > self.max_model_tokens:
@@ -127,7 +127,7 @@ class ScriptedGenerator(ScriptedEngine):
         if self.orders:
             self.forecasts[request_id] = forecast
 
-    def share_device(self, *, is_shared: bool) -> None:
+    def set_device_contention(self, *, is_shared: bool) -> None:
         self.is_sharing = is_shared
 
     async def _hear(self) -> None:
@@ -158,7 +158,7 @@ class ScriptedGenerator(ScriptedEngine):
             pace=self.pace,
         )
 
-    async def _deltas(self, run: Run, sampling: Sampling) -> AsyncGenerator[Delta]:
+    async def _deltas(self, run: ScriptedRun, sampling: Sampling) -> AsyncGenerator[Delta]:
         length = sampling.max_tokens if run.script.tokens is None else run.script.tokens
         last = min(length, sampling.max_tokens)
         natural_end = "tool_calls" if run.script.tool_calls else "stop"
@@ -179,7 +179,7 @@ class ScriptedGenerator(ScriptedEngine):
                 yield Delta(index, "", (), finish_reason=end)
 
 
-def _delta(run: Run, sampling: Sampling, index: int, finish_reason: str | None) -> Delta:
+def _delta(run: ScriptedRun, sampling: Sampling, index: int, finish_reason: str | None) -> Delta:
     said = run.done - 1 - len(run.script.thoughts)
     word = run.script.words[said % len(run.script.words)] if said >= 0 else ""
     thought = run.script.thoughts[said] if said < 0 else ""
@@ -200,7 +200,7 @@ def _delta(run: Run, sampling: Sampling, index: int, finish_reason: str | None) 
     )
 
 
-def _prompt_logprobs(run: Run, sampling: Sampling) -> tuple[TokenLogprob | None, ...]:
+def _prompt_logprobs(run: ScriptedRun, sampling: Sampling) -> tuple[TokenLogprob | None, ...]:
     if sampling.prompt_logprobs is None:
         return ()
     return (None, *(TokenLogprob(f"byte{token}", -0.25) for token in run.prompt[1:]))
@@ -266,8 +266,10 @@ class ScriptedEmbedder(ScriptedEngine):
     def set_budget_bytes(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
 
-    def cut(self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
-        return Truncation().cut(token_ids, limit, side)
+    def truncate(
+        self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None
+    ) -> Sequence[int]:
+        return Truncation().truncate(token_ids, limit, side)
 
     def batch_time(self, token_counts: Sequence[int]) -> Duration:
         return seconds(self._call_seconds + self._token_seconds * sum(token_counts))
@@ -286,7 +288,7 @@ class ScriptedEmbedder(ScriptedEngine):
     async def embed(
         self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
     ) -> Vectors:
-        run = Run(request, self._next_script(), inputs=tuple(map(tuple, inputs)), deadline=deadline)
+        run = ScriptedRun(request, self._next_script(), inputs=tuple(map(tuple, inputs)), deadline=deadline)
         if run.script.refuses is not None:
             raise Refused(run.script.refuses)
         await self._begin(run)

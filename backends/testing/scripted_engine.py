@@ -9,7 +9,7 @@ from typing import Any
 
 from controlplane.core.clock import Instant
 from controlplane.core.errors import BackendDown, BackendFailed
-from controlplane.core.generation import ChatPrompt, Sampling, Standing
+from controlplane.core.generation import ChatPrompt, Handoff, Sampling
 from controlplane.core.request import Request
 
 
@@ -33,7 +33,7 @@ ANSWER = Script()
 
 
 @dataclass(eq=False, slots=True)
-class Run:
+class ScriptedRun:
     """One request as the engine saw it. `end` is "finished", "aborted", "preempted", "failed", "died"
     or, while it runs, None."""
 
@@ -42,7 +42,7 @@ class Run:
     sampling: Sampling | None = None
     prompt: tuple[int, ...] = ()
     chat: ChatPrompt | None = None
-    standing: Standing | None = None
+    standing: Handoff | None = None
     inputs: tuple[tuple[int, ...], ...] = ()
     deadline: Instant | None = None
     done: int = 0
@@ -61,8 +61,8 @@ class ScriptedEngine:
         self.max_running = max_running
         self.default = default
         self.upcoming: deque[Script] = deque()
-        self.runs: list[Run] = []
-        self.stalls = 0
+        self.runs: list[ScriptedRun] = []
+        self.stall_count = 0
         self._is_stepped = is_stepped
         self._down: str | None = "not started"
         self._slots = asyncio.Semaphore(max_running)
@@ -103,7 +103,7 @@ class ScriptedEngine:
             await self._arrived.wait_for(lambda: len(self.runs) >= count)
 
     @property
-    def live(self) -> list[Run]:
+    def live(self) -> list[ScriptedRun]:
         return [run for run in self.runs if run.end is None]
 
     @property
@@ -111,7 +111,7 @@ class ScriptedEngine:
         """Ids of requests whose client left."""
         return [run.request.id for run in self.runs if run.end == "aborted"]
 
-    async def _begin(self, run: Run) -> None:
+    async def _begin(self, run: ScriptedRun) -> None:
         await self.check()
         async with self._arrived:
             self.runs.append(run)
@@ -120,7 +120,7 @@ class ScriptedEngine:
     def _next_script(self) -> Script:
         return self.upcoming.popleft() if self.upcoming else self.default
 
-    async def _advance(self, run: Run, duration: float) -> None:
+    async def _advance(self, run: ScriptedRun, duration: float) -> None:
         """Returns when one step is over, or at once when the run is preempted."""
         if self._is_stepped:
             while not (run.allowed or run.is_preempted or self._down):
@@ -144,7 +144,7 @@ class ScriptedEngine:
 
     @staticmethod
     @contextlib.contextmanager
-    def _ending(run: Run) -> Iterator[None]:
+    def _ending(run: ScriptedRun) -> Iterator[None]:
         """How it is left is how the run ended."""
         end = "aborted"
         try:

@@ -23,14 +23,14 @@ from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.plugin.request_metadata import metadata_of
 from controlplane.core.errors import BackendDown
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.generation import NEWCOMER, ChatPrompt, Delta, Sampling, Standing
+from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import EngineState, EngineStep, StepCost
 from controlplane.core.request import Request
 from controlplane.policy.engine.options import EngineOptions
 
 if TYPE_CHECKING:
-    from backends.vllm.engine import Engine
+    from backends.vllm.engine import VllmEngine
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,8 @@ class VllmGenerator:
         self._scheduling = scheduling
         self._hybrid = hybrid
         self._stall_seconds = stall_seconds
-        self._engine: Engine | None = None
-        self._construction: asyncio.Future[Engine] | None = None
+        self._engine: VllmEngine | None = None
+        self._construction: asyncio.Future[VllmEngine] | None = None
         self._others: set[int | None] = set()
         self._is_given_up = False
 
@@ -131,7 +131,7 @@ class VllmGenerator:
             await asyncio.to_thread(engine.shutdown)
 
     @property
-    def stalls(self) -> int:
+    def stall_count(self) -> int:
         return int(self._engine is not None and self._engine.is_stalled)
 
     async def check(self) -> None:
@@ -161,7 +161,7 @@ class VllmGenerator:
         sampling: Sampling,
         chat: ChatPrompt | None = None,
         *,
-        standing: Standing = NEWCOMER,
+        standing: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
         said = metadata_of(request, standing) if self.orders else None
         engine = self._running()
@@ -182,9 +182,9 @@ class VllmGenerator:
         if self._engine is not None and self._engine.orders is not None:
             self._engine.orders.set_forecast(request_id, forecast)
 
-    def share_device(self, *, is_shared: bool) -> None:
+    def set_device_contention(self, *, is_shared: bool) -> None:
         if self._engine is not None and self._engine.orders is not None:
-            self._engine.orders.share_device(is_shared=is_shared)
+            self._engine.orders.set_device_contention(is_shared=is_shared)
 
     def state(self) -> EngineState:
         return self._running().state()
@@ -193,12 +193,12 @@ class VllmGenerator:
         if self.on_step is not None:
             self.on_step(step)
 
-    def _running(self) -> "Engine":
+    def _running(self) -> "VllmEngine":
         if self._engine is None:
             raise BackendDown(f"the engine of {self.model} is not up")
         return self._engine
 
-    def _construct(self, engine_class: "type[Engine]") -> "Engine":
+    def _construct(self, engine_class: "type[VllmEngine]") -> "VllmEngine":
         if self._is_given_up:
             raise BackendDown(f"the start of {self.model} was given up")
         model = bundled_models.resolve(self._source)
@@ -211,7 +211,7 @@ class VllmGenerator:
             model, self.model, self._arguments, *self._parsers, self._scheduling, self._hybrid
         )
 
-    async def _answer_once(self, engine: "Engine") -> None:
+    async def _answer_once(self, engine: "VllmEngine") -> None:
         first = await self.tokenize("Hello")
         sampling = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
         async with aclosing(engine.generate(f"start-{self.model}", first, sampling, None)) as deltas:
@@ -240,16 +240,16 @@ class VllmGenerator:
         return [process for process in _engine_processes() if process.pid not in self._others]
 
 
-def _load_engine() -> "type[Engine]":
+def _load_engine() -> "type[VllmEngine]":
     """Takes seconds."""
     # An operator's prompts and models are nobody else's business unless they say so.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # On a GPU vLLM would fork: from a process of many threads, whose locks, sockets and signals the engine
     # would share.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    from backends.vllm.engine import Engine
+    from backends.vllm.engine import VllmEngine
 
-    return Engine
+    return VllmEngine
 
 
 async def _in_own_thread(work: Callable[[], Result]) -> Result:

@@ -18,7 +18,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 _SWITCH_SECONDS = 0.0002
 
 
-class OneProcess(UniProcExecutor):  # type: ignore[misc]
+class InProcessExecutor(UniProcExecutor):  # type: ignore[misc]
     def _init_executor(self) -> None:
         # Before the worker starts: afterwards vLLM refuses to change the number.
         if "OMP_NUM_THREADS" not in os.environ:

@@ -1,6 +1,6 @@
 """How does one request run in a vLLM engine that is up? Prompt in, deltas out, errors in our words.
 
-Importing this module imports vLLM, which takes seconds; constructing `Engine` takes half a minute or
+Importing this module imports vLLM, which takes seconds; constructing `VllmEngine` takes half a minute or
 more and blocks. Both belong off the event loop.
 """
 
@@ -25,15 +25,15 @@ from backends.vllm.compat import (
     most_running,
 )
 from backends.vllm.hybrid.support import HybridSetup
-from backends.vllm.output_parsing import Reading, Turn, check_parsers
+from backends.vllm.output_parsing import OutputParser, ParsedConversation, check_parsers
 from backends.vllm.plugin.request_metadata import KEY
-from backends.vllm.plugin.rpc_client import Orders
-from backends.vllm.plugin.shared_state import named_board
+from backends.vllm.plugin.rpc_client import SchedulerClient
+from backends.vllm.plugin.shared_state import open_shared_state
 from backends.vllm.process import leashed, while_alive
 from backends.vllm.sampling import delta, sampling_params, structured_outputs
-from backends.vllm.stats import StatBoard
+from backends.vllm.stats import EngineStats
 from backends.vllm.step_cost_prior import expected_step
-from backends.vllm.step_watchdog import StepWatch, longest_step
+from backends.vllm.step_watchdog import StepWatchdog, longest_step
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.generation import ChatPrompt, Delta, Sampling
 from controlplane.core.geometry import KvGeometry, kv_geometry
@@ -52,16 +52,16 @@ _PATIENCE = 10
 CONTEXT = UsageContext.OPENAI_API_SERVER
 
 
-class Engine:
+class VllmEngine:
     """`orders` is None for vLLM's own scheduler.
 
     Raises ValueError for engine arguments that vLLM does not take, RuntimeError when it cannot start.
     """
 
-    orders: Orders | None = None
+    orders: SchedulerClient | None = None
     is_stalled = False
     """It was taken for dead, and killed."""
-    _steps: StepWatch | None = None
+    _steps: StepWatchdog | None = None
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class Engine:
             models.register()
         given = engine_args(model, served_name, arguments, reasoning_parser=reasoning_parser)
         config = given.create_engine_config(CONTEXT)
-        self.reported = StatBoard()
-        with leashed(), named_board() if options is not None else nullcontext() as board:
+        self.reported = EngineStats()
+        with leashed(), open_shared_state() if options is not None else nullcontext() as board:
             self._llm = AsyncLLM.from_vllm_config(
                 config,
                 usage_context=CONTEXT,
@@ -107,10 +107,10 @@ class Engine:
         self.reported.cells = blocks * self.geometry.block_tokens
         if options is not None and board is not None:
             size = self.geometry.bytes_per_block
-            self.orders = Orders(self._llm, board, options, total=blocks, block_bytes=size)
+            self.orders = SchedulerClient(self._llm, board, options, total=blocks, block_bytes=size)
             self.reported.waited = self.orders.waited
         try:
-            self._reading = Reading(tool_parser, reasoning_parser, self.tokenizer, config.model_config)
+            self._reading = OutputParser(tool_parser, reasoning_parser, self.tokenizer, config.model_config)
         except Exception:
             self._llm.shutdown()
             raise
@@ -123,7 +123,7 @@ class Engine:
             sequences=self.max_running,
             cells=self.reported.cells,
         )
-        self._steps = StepWatch(
+        self._steps = StepWatchdog(
             processes,
             stall_seconds=stall_seconds,
             longest_seconds=_PATIENCE * longest,
@@ -191,9 +191,9 @@ class Engine:
         try:
             yield
         finally:
-            self.orders.left(request_id)
+            self.orders.forget(request_id)
 
-    async def order(self, given: Callable[[Orders], Awaitable[None]]) -> None:
+    async def order(self, given: Callable[[SchedulerClient], Awaitable[None]]) -> None:
         """Raises Refused, also for an engine with vLLM's own scheduler."""
         if self.orders is None:
             raise Refused("the engine runs vLLM's own scheduler; set scheduling.engine and restart")
@@ -276,7 +276,7 @@ def _geometry(config: Any) -> KvGeometry:
     )
 
 
-def _deltas(output: RequestOutput, sampling: Sampling, turn: Turn | None) -> Iterator[Delta]:
+def _deltas(output: RequestOutput, sampling: Sampling, turn: ParsedConversation | None) -> Iterator[Delta]:
     for completion in output.outputs:
         step = delta(output, completion, sampling.logprobs)
         yield step if turn is None else turn.read(step)

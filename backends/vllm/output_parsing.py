@@ -1,7 +1,8 @@
 """What of an answer is thought, what is said, and which function is called? vLLM's own parsers read it out
 of the stream.
 
-A conversation in which there is something to read becomes a `Turn`: what to ask of the sampler, and one
+A conversation in which there is something to read becomes a `ParsedConversation`: what to ask of the
+sampler, and one
 reader per sample that splits its text into reasoning, content and OpenAI's tool-call deltas, in this order.
 Forced calls (`required`, or one function by name) are constrained by a grammar, exactly as `vllm serve`
 does it; a grammar waits for the end of the thoughts.
@@ -36,7 +37,7 @@ def check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None
             raise ValueError(f"{key}={name}: vLLM has {', '.join(known)}")
 
 
-class Reading:
+class OutputParser:
     """The parsers of one model."""
 
     def __init__(
@@ -64,7 +65,7 @@ class Reading:
         prompt: Sequence[int],
         *,
         done: int = 0,
-    ) -> "Turn | None":
+    ) -> "ParsedConversation | None":
         """The last `done` tokens of the prompt are the answer's so far. `None` when nothing is to be read.
         Raises Refused."""
         if chat is None:
@@ -81,7 +82,7 @@ class Reading:
         if not (offers or self._reads_thoughts):
             return None
         request = _vllm_request(chat, structure)
-        turn = Turn(request, prompt[: len(prompt) - done], self._parser)
+        turn = ParsedConversation(request, prompt[: len(prompt) - done], self._parser)
         if done:
             told = prompt[len(prompt) - done :]
             text = self._tokenizer.decode(told, skip_special_tokens=turn.skip_special_tokens)
@@ -98,7 +99,7 @@ class Reading:
         )
 
 
-class Turn:
+class ParsedConversation:
     """One request. Samples are read apart from each other."""
 
     def __init__(

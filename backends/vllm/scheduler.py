@@ -27,16 +27,16 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from backends.vllm.compat import most_running
 from backends.vllm.plugin import rpc
 from backends.vllm.plugin.balloon import balloon_of
-from backends.vllm.plugin.batch_view import Runners, stamp
+from backends.vllm.plugin.batch_view import BatchTracker, stamp
 from backends.vllm.plugin.input_wait import wait_for_input
 from backends.vllm.plugin.offer_queue import OfferQueue
-from backends.vllm.plugin.request_metadata import Defaults, Served, defaults_of, progress_of, stated
-from backends.vllm.plugin.shared_state import Board, EngineFacts
+from backends.vllm.plugin.request_metadata import Defaults, EngineRequest, defaults_of, progress_of, stated
+from backends.vllm.plugin.shared_state import EngineFacts, SharedState
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import StepCost
 from controlplane.core.view import Pace
-from controlplane.policy.engine.decode_pacing import next_step
+from controlplane.policy.engine.decode_pacing import next_step_start
 from controlplane.policy.engine.interface import RANKED, EnginePolicy, EngineView
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy
@@ -76,15 +76,15 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.expect(None)
         self.inputs: Queue[Any] | None = None
         self.take_in: Callable[[], None] = _nothing
-        self._board = Board.from_environment()
+        self._board = SharedState.from_environment()
         has_drafts = self.num_spec_tokens > 0
-        self._runners = Runners(
+        self._runners = BatchTracker(
             self.block_size,
             has_packed=self.has_packed,
             runs_ahead=has_drafts or isinstance(self, AsyncScheduler),
             takes_back=has_drafts or self.connector is not None,
         )
-        self._named: dict[str, list[Served]] = {}
+        self._named: dict[str, list[EngineRequest]] = {}
         self._looked: Instant | None = None
         self._last_step: Instant | None = None
         self._in_flight: deque[StepWork] = deque()
@@ -134,7 +134,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._stamp(now)
         # What arrives is taken in here: a newcomer is in the step that it ended the wait for.
         while not len(self.waiting):
-            begin = next_step(self._runners.crowd, last, now, self.options.decode_pace)
+            begin = next_step_start(self._runners.batch, last, now, self.options.decode_pace)
             if begin <= now:
                 break
             wait_for_input(self.inputs, between(now, begin))
@@ -177,7 +177,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             used=self.balloon.used,
             growth=self._runners.growth(self.max_num_scheduled_tokens),
             free_slots=most_running(self.scheduler_config) - len(self.running),
-            running=self._runners.crowd,
+            running=self._runners.batch,
             has_packed=self.has_packed,
         )
 
@@ -208,7 +208,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.preempted += 1
         self.recompute_tokens += request.num_computed_tokens
         request.tandem.preemptions += 1
-        self._runners.left(request.tandem)
+        self._runners.remove(request.tandem)
         super()._preempt_request(request, *args, **kwargs)
 
     # --- who is there ------------------------------------------------------------------------
@@ -221,12 +221,12 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             # What the client asked for is in its progress.
             request.priority = 0
         stamp(request, now)
-        self.engine_policy.joined(request.tandem, now)
+        self.engine_policy.enqueue(request.tandem, now)
 
     def _left(self, request: Any) -> None:
-        self.engine_policy.left(request.tandem)
+        self.engine_policy.dequeue(request.tandem)
 
-    def _progress(self, request: Any, now: Instant) -> Served:
+    def _progress(self, request: Any, now: Instant) -> EngineRequest:
         facts = {"request_id": request.request_id, "prompt_tokens": request.num_prompt_tokens}
         params = request.sampling_params or request.pooling_params
         limit = request.max_tokens or 1
@@ -243,12 +243,12 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         # The last of a request; all ways out of vLLM's scheduler lead here, some before it left the queue.
         self.waiting.remove_requests([request])
         if hasattr(request, "tandem"):
-            self._runners.left(request.tandem)
+            self._runners.remove(request.tandem)
             self._forget(request.tandem)
             del request.tandem
         return super()._free_request(request, *args, **kwargs)
 
-    def _forget(self, progress: Served) -> None:
+    def _forget(self, progress: EngineRequest) -> None:
         siblings = self._named[progress.name]
         siblings.remove(progress)
         if not siblings:
@@ -290,7 +290,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.engine_policy, self.options = engine_policy(options), options
         now = Instant(self.clock())
         for request in self.waiting:
-            self.engine_policy.joined(request.tandem, now)
+            self.engine_policy.enqueue(request.tandem, now)
 
     def set_forecast(self, name: str, forecast: LengthForecast) -> None:
         """A better prediction of the whole answer, for all samples of the request that its caller calls
@@ -298,11 +298,11 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         for progress in self._named.get(name, ()):
             is_waiting = self.waiting.holds(progress.request.id)
             if is_waiting:
-                self.engine_policy.left(progress)
-            progress.foretell(forecast)
-            self._runners.foretold(progress)
+                self.engine_policy.dequeue(progress)
+            progress.set_forecast(forecast)
+            self._runners.set_forecast(progress)
             if is_waiting:
-                self.engine_policy.joined(progress, Instant(self.clock()))
+                self.engine_policy.enqueue(progress, Instant(self.clock()))
 
     def facts(self, now: Instant) -> EngineFacts:
         used = self.balloon.used

@@ -15,7 +15,7 @@ from controlplane.core.ports import EngineStep
 
 
 @dataclass(slots=True)
-class StatBoard:
+class EngineStats:
     """`kv_usage` is the used share of the KV blocks, which hold `cells` tokens; `preemptions` counts since
     the start. `on_step` hears of each step that came right after another: else the engine may have rested.
     `on_report` hears of every step that reports anything. `waited` says how long the engine has

@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 
-from backends.supervision import Hindered, Patience
+from backends.supervision import SchedulingDelay, Watchdog
 from controlplane.core.ports import StepCost
 
 
-class StepWatch:
+class StepWatchdog:
     """Over the engine's `processes`; a step is due while it is not idle. It may take `stall_seconds`, or
     `longest_seconds` if that is more; `lost` is called once, when they have been killed."""
 
@@ -29,16 +29,16 @@ class StepWatch:
         self._longest_seconds = longest_seconds
         self._is_idle = is_idle
         self._lost = lost
-        self._hindered = [Hindered(process.pid) for process in processes if process.pid is not None]
-        self._patience = Patience(stall_seconds, self._kill, self._spared)
+        self._hindered = [SchedulingDelay(process.pid) for process in processes if process.pid is not None]
+        self._watchdog = Watchdog(stall_seconds, self._kill, self._spared)
         self.took_one()
 
     def took_one(self) -> None:
-        self._patience.settle(self)
-        self._patience.owe(self, self._longest_seconds)
+        self._watchdog.disarm(self)
+        self._watchdog.arm(self, self._longest_seconds)
 
     def end(self) -> None:
-        self._patience.end()
+        self._watchdog.end()
 
     def _spared(self) -> float:
         if self._is_idle():

@@ -17,7 +17,7 @@ import httptools
 OnBody = Callable[[bytes], None]
 
 
-class ConnectionLost(OSError):
+class IncompleteResponse(OSError):
     """The server closed before its answer was complete."""
 
 
@@ -78,10 +78,10 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(ConnectionLost(f"not HTTP: {error}"))
+            self._fail(IncompleteResponse(f"not HTTP: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(ConnectionLost(f"connection lost: {exc or 'closed by the server'}"))
+        self._fail(IncompleteResponse(f"connection lost: {exc or 'closed by the server'}"))
 
     def _fail(self, error: Exception) -> None:
         self.is_usable = False
@@ -130,7 +130,7 @@ class Connections:
                 on_send()
             try:
                 head = await connection.exchange(request, on_body)
-            except ConnectionLost:
+            except IncompleteResponse:
                 if kept is None or kept.has_begun:
                     raise
                 connection = await self._opened()

@@ -14,7 +14,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class CpuSnapshot:
     """Seconds of CPU since the machine started, and the clock."""
 
     clock: float
@@ -22,14 +22,14 @@ class Moment:
     ours: float
 
 
-def look() -> Moment:
+def cpu_snapshot() -> CpuSnapshot:
     fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
     # user, nice, system, idle, iowait, irq, softirq, steal
     busy = sum(int(fields[i]) for i in (0, 1, 2, 5, 6, 7)) / _TICKS
-    return Moment(time.monotonic(), busy, _seconds_of_descendants())
+    return CpuSnapshot(time.monotonic(), busy, _seconds_of_descendants())
 
 
-def others_cores(before: Moment, after: Moment) -> float:
+def others_cores(before: CpuSnapshot, after: CpuSnapshot) -> float:
     """What else ran, in whole cores on average."""
     others = (after.busy - before.busy) - (after.ours - before.ours)
     return max(0.0, others) / (after.clock - before.clock)

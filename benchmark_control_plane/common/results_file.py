@@ -17,7 +17,7 @@ def add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, metavar="FILE", help="where to keep what is found")
 
 
-def kept_before(file: Path | None) -> dict[str, Any]:
+def read_previous(file: Path | None) -> dict[str, Any]:
     """What a study that grows goes on from."""
     if file is None or not file.exists():
         return {}
@@ -25,19 +25,19 @@ def kept_before(file: Path | None) -> dict[str, Any]:
     return known
 
 
-def keep_or_print(file: Path | None, found: object) -> None:
+def write_or_print(file: Path | None, found: object) -> None:
     if file is None:
         print(json.dumps(found))
     else:
-        keep(file, found)
+        write_json(file, found)
 
 
-def keep(file: Path, found: object) -> None:
+def write_json(file: Path, found: object) -> None:
     """As JSON."""
-    put(file, json.dumps(found, indent=1) + "\n")
+    write_atomic(file, json.dumps(found, indent=1) + "\n")
 
 
-def put(file: Path, text: str) -> None:
+def write_atomic(file: Path, text: str) -> None:
     scratch = file.with_name(f".{file.name}")
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(file)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmark_control_plane.judge.records import Record
+from benchmark_control_plane.judge.records import RequestRecord
 from controlplane.core.decision import Outcome
 from controlplane.core.memory import Floats
 
@@ -32,25 +32,27 @@ _LOSSES = {
 }
 
 
-def attainment(records: Sequence[Record]) -> float | None:
+def attainment(records: Sequence[RequestRecord]) -> float | None:
     """The share that kept every objective; None of no requests."""
     return fmean(r.outcome is Outcome.MET for r in records) if records else None
 
 
-def by(records: Iterable[Record], key: Callable[[Record], str]) -> dict[str, list[Record]]:
-    groups: dict[str, list[Record]] = {}
+def by(
+    records: Iterable[RequestRecord], key: Callable[[RequestRecord], str]
+) -> dict[str, list[RequestRecord]]:
+    groups: dict[str, list[RequestRecord]] = {}
     for record in records:
         groups.setdefault(key(record), []).append(record)
     return {name: groups[name] for name in sorted(groups)}
 
 
-def attainments(records: Sequence[Record]) -> dict[str, float | None]:
+def attainments(records: Sequence[RequestRecord]) -> dict[str, float | None]:
     """Of all together as `overall`, and of each class."""
     classes = by(records, lambda r: r.planned.service_class)
     return {"overall": attainment(records)} | {name: attainment(group) for name, group in classes.items()}
 
 
-def percentiles(records: Sequence[Record], seed: int) -> dict[str, dict[str, dict[str, list[float]]]]:
+def percentiles(records: Sequence[RequestRecord], seed: int) -> dict[str, dict[str, dict[str, list[float]]]]:
     """By class and metric, each [value, low, high]; of requests that were answered."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for name, group in by(records, lambda r: r.planned.service_class).items():
@@ -68,7 +70,7 @@ def _known(value: float | None) -> list[float]:
     return [] if value is None else [value]
 
 
-def gaps_ms(record: Record) -> list[float]:
+def gaps_ms(record: RequestRecord) -> list[float]:
     return [1e3 * (after - at) for at, after in zip(record.tokens, record.tokens[1:], strict=False)]
 
 
@@ -94,7 +96,7 @@ def _with_intervals(each: Sequence[Sequence[float]], seed: int) -> dict[str, lis
     }
 
 
-def losses(records: Sequence[Record]) -> dict[str, float]:
+def losses(records: Sequence[RequestRecord]) -> dict[str, float]:
     count = max(1, len(records))
     return {name: sum(r.outcome is outcome for r in records) / count for name, outcome in _LOSSES.items()}
 
@@ -105,7 +107,7 @@ def jain(values: Sequence[float]) -> float | None:
     return sum(values) ** 2 / (len(values) * squares) if squares else None
 
 
-def fairness(records: Sequence[Record], priorities: Mapping[str, int]) -> dict[str, float | None]:
+def fairness(records: Sequence[RequestRecord], priorities: Mapping[str, int]) -> dict[str, float | None]:
     """Jain's index over the attainment of tenants, of classes where all are one tenant's; the gap is the
     highest priority's attainment less the lowest's."""
     groups = by(records, lambda r: r.planned.tenant)
@@ -117,7 +119,7 @@ def fairness(records: Sequence[Record], priorities: Mapping[str, int]) -> dict[s
     return {"jain": jain(shares), "priority_gap": kept[-1] - kept[0] if len(kept) > 1 else None}
 
 
-def decisions(records: Sequence[Record]) -> dict[str, int] | None:
+def decisions(records: Sequence[RequestRecord]) -> dict[str, int] | None:
     """As the server named them; None of a server that does not."""
     named = [_DECISIONS[r.decision] for r in records if r.decision in _DECISIONS]
     return {name: named.count(name) for name in _DECISIONS.values()} if named else None
@@ -131,7 +133,7 @@ def lateness(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def summary(
-    records: Sequence[Record], *, measured: float, seed: int, priorities: Mapping[str, int]
+    records: Sequence[RequestRecord], *, measured: float, seed: int, priorities: Mapping[str, int]
 ) -> dict[str, Any]:
     """What results.json says of the requests of one run."""
     return {

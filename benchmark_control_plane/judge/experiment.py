@@ -14,16 +14,16 @@ from pydantic.dataclasses import dataclass as section
 
 from benchmark_control_plane.common.arguments import BadInput
 from benchmark_control_plane.judge.experiment_schema import (
-    Capacity,
+    CapacitySection,
+    ClassSection,
     Endpoints,
     Live,
     Positive,
-    Promise,
-    SimulatedDevice,
-    Stream,
-    System,
+    SimulatedDeviceSection,
+    StreamSection,
+    SystemSection,
     Times,
-    Window,
+    WindowSection,
 )
 from controlplane.config import ConfigError, parse
 from controlplane.config.fields import STRICT, Fraction, Name
@@ -34,7 +34,7 @@ _QUICK_LOADS, _QUICK_MEASURED_S = 2, 6.0
 
 
 @section(frozen=True, config=STRICT)
-class Frontier:
+class FrontierTargets:
     """`steps` more runs a seed halve the interval in which attainment crosses each target."""
 
     targets: tuple[Fraction, ...] = (0.9, 0.6)
@@ -42,41 +42,41 @@ class Frontier:
 
 
 @section(frozen=True, config=STRICT)
-class Plan:
+class ExperimentPlan:
     """`reference` names the system on which unloaded latencies and capacity are measured, by default the
     first; `together` systems are up at once and take turns; `slo_scale` multiplies every objective."""
 
     name: Name
     question: Name
-    classes: Mapping[Name, Promise]
-    streams: Mapping[Name, Stream]
-    systems: tuple[System, ...]
+    classes: Mapping[Name, ClassSection]
+    streams: Mapping[Name, StreamSection]
+    systems: tuple[SystemSection, ...]
     loads: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.5, 1.0, 1.5)
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
-    window: Window = Window()
-    capacity: Capacity = Capacity()
-    frontier: Frontier = Frontier()
+    window: WindowSection = WindowSection()
+    capacity: CapacitySection = CapacitySection()
+    frontier: FrontierTargets = FrontierTargets()
     reference: Name | None = None
     slo_scale: Times = 1.0
     together: Annotated[int, Field(ge=1, le=8)] = 2
     live: Live | None = None
-    device: SimulatedDevice | None = None
+    device: SimulatedDeviceSection | None = None
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
             raise ValueError(problem)
 
     @property
-    def reference_system(self) -> System:
+    def reference_system(self) -> SystemSection:
         return next((s for s in self.systems if s.name == self.reference), self.systems[0])
 
-    def device_of(self, system: System) -> SimulatedDevice:
-        return system.device or self.device or SimulatedDevice()
+    def device_of(self, system: SystemSection) -> SimulatedDeviceSection:
+        return system.device or self.device or SimulatedDeviceSection()
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    plan: Plan
+    plan: ExperimentPlan
     text: str
     data: Path = field(default_factory=lambda: Path("..") / "shared" / "data")
 
@@ -85,7 +85,7 @@ def read_experiment(path: Path, data: Path) -> Experiment:
     """Raises BadInput with one line for each mistake in the file."""
     try:
         content, text = _extended(path)
-        plan = parse_as(Plan, content, source=str(path))
+        plan = parse_as(ExperimentPlan, content, source=str(path))
     except ConfigError as error:
         raise BadInput(str(error)) from error
     return Experiment(plan, text, data)
@@ -123,7 +123,7 @@ def _looked_up(base: Mapping[str, Any], system: object, path: Path) -> object:
     return known[system]
 
 
-def quick(plan: Plan) -> Plan:
+def quick(plan: ExperimentPlan) -> ExperimentPlan:
     """The same question in about a minute: one seed, the outermost loads, short windows, the first tandem
     and the first baseline, no variants."""
     kept = [next((s for s in plan.systems if s.kind == kind), None) for kind in ("tandem", "baseline")]
@@ -142,7 +142,7 @@ def quick(plan: Plan) -> Plan:
     )
 
 
-def single(system: System) -> System:
+def single(system: SystemSection) -> SystemSection:
     if system.variants:
         return replace(
             system, split=next(iter(system.variants.values())), variants={}, loads=None, seeds=None
@@ -150,7 +150,7 @@ def single(system: System) -> System:
     return replace(system, loads=None, seeds=None)
 
 
-def classes_section(plan: Plan, objectives: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def classes_section(plan: ExperimentPlan, objectives: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """The classes as the server's YAML has them. `objectives` holds, by class, ttft_ms, tpot_ms, e2e_ms."""
     has_default = any(promise.default for promise in plan.classes.values())
     return {
@@ -176,7 +176,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _problems(plan: Plan) -> Iterator[str]:
+def _problems(plan: ExperimentPlan) -> Iterator[str]:
     classes = ", ".join(sorted(plan.classes))
     for name, stream in plan.streams.items():
         for one in (stream.service_class, stream.embed_class):
@@ -193,7 +193,7 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield from _system_problems(plan, system)
 
 
-def _missing_endpoints(plan: Plan, system: str, endpoints: Endpoints) -> Iterator[str]:
+def _missing_endpoints(plan: ExperimentPlan, system: str, endpoints: Endpoints) -> Iterator[str]:
     asked = {"chat": ("generate", "retrieval"), "embeddings": ("embed", "retrieval")}
     for name, kinds in asked.items():
         if getattr(endpoints, name) is not None:
@@ -203,7 +203,7 @@ def _missing_endpoints(plan: Plan, system: str, endpoints: Endpoints) -> Iterato
                 yield f"system {system!r}: endpoints.{name}: missing; stream {stream!r} needs it"
 
 
-def _system_problems(plan: Plan, system: System) -> Iterator[str]:
+def _system_problems(plan: ExperimentPlan, system: SystemSection) -> Iterator[str]:
     for stream in system.arrivals:
         if stream not in plan.streams:
             yield f"system {system.name!r}: arrivals of {stream!r}, which is not in streams"

@@ -44,7 +44,7 @@ class Arrivals:
 
 
 @section(frozen=True, config=STRICT)
-class Lengths:
+class LengthsSection:
     """One of them. A lognormal is stated by its mean and median before it is cut at `cap`."""
 
     fixed: Tokens | None = None
@@ -74,7 +74,7 @@ class ColumnNames:
 
 
 @section(frozen=True, config=STRICT)
-class Trace:
+class TraceSection:
     """`name` of a known trace, or `file` with its `columns`; either below the data folder or a full path.
 
     Lengths are multiplied by their scale and then cut, so that long prompts fit a small model.
@@ -111,7 +111,7 @@ _TAKEN: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
 
 
 @section(frozen=True, config=STRICT)
-class Stream:
+class StreamSection:
     """`share` of what arrives. A retrieval is an embedding and, when that has answered, a generation: two
     requests, of which `embed_class` names the first one's class.
 
@@ -126,12 +126,12 @@ class Stream:
     embed_class: Name | None = None
     tenant: Name = "default"
     arrivals: Arrivals | None = None
-    trace: Trace | None = None
-    prompt_tokens: Lengths | None = None
-    output_tokens: Lengths | None = None
-    query_tokens: Lengths | None = None
+    trace: TraceSection | None = None
+    prompt_tokens: LengthsSection | None = None
+    output_tokens: LengthsSection | None = None
+    query_tokens: LengthsSection | None = None
     max_tokens: Tokens | None = None
-    batch: Lengths | None = None
+    batch: LengthsSection | None = None
 
     def __post_init__(self) -> None:
         lengths, others = _TAKEN[self.kind]
@@ -158,7 +158,7 @@ class Multiples:
 
 
 @section(frozen=True, config=STRICT)
-class Promise:
+class ClassSection:
     """A class. Each objective is stated in milliseconds or as a multiple of the unloaded latency."""
 
     priority: Annotated[int, Field(ge=0, le=100)] = 0
@@ -176,7 +176,7 @@ class Promise:
 
 
 @section(frozen=True, config=STRICT)
-class Window:
+class WindowSection:
     """Seconds: sent but not counted, counted, and given to what is unfinished after the last was sent."""
 
     warmup_s: Annotated[float, Field(ge=0)] = 2.0
@@ -187,7 +187,7 @@ class Window:
 
 
 @section(frozen=True, config=STRICT)
-class Capacity:
+class CapacitySection:
     """What 100 % load is: stated, or the rate at which `clients` that never pause are served."""
 
     rps: Positive | None = None
@@ -241,7 +241,7 @@ class Endpoints:
 
 
 @section(frozen=True, config=STRICT)
-class SimulatedDevice:
+class SimulatedDeviceSection:
     """Seconds of a step: base, and for each prompt token, decoding request, KV cell read; of an embedding
     pass: base and per padded token. With `pool` KV cache and embedding workspace share it, divided by the
     `quota` section of each system; else each has its own."""
@@ -270,7 +270,7 @@ class Live:
 
 
 @section(frozen=True, config=STRICT)
-class System:
+class SystemSection:
     """Exactly one of `tandem` (sections of its YAML), `split`, `endpoints`, `simulated` (sections again) and
     `ungated` (the simulated engines without a gate).
 
@@ -286,7 +286,7 @@ class System:
     simulated: Mapping[str, Any] | None = None
     ungated: bool = False
     variants: Mapping[Name, Split] = field(default_factory=dict)
-    device: SimulatedDevice | None = None
+    device: SimulatedDeviceSection | None = None
     arrivals: Mapping[Name, Arrivals] = field(default_factory=dict)
     loads: tuple[Positive, ...] | None = None
     seeds: tuple[int, ...] | None = None

@@ -24,8 +24,8 @@ from benchmark_control_plane.common.http_client import (
     request_bytes,
 )
 from benchmark_control_plane.judge.experiment_schema import Endpoint
-from benchmark_control_plane.judge.records import Answer, loss_of
-from benchmark_control_plane.judge.workload import Planned
+from benchmark_control_plane.judge.records import PartialResponse, loss_of
+from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.api.protocol.requests import HEADER_DECISION, HEADER_SERVICE_CLASS
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
@@ -55,7 +55,7 @@ class Dialect:
 class _Stream:
     """Bytes of an answer as they come."""
 
-    answer: Answer
+    answer: PartialResponse
     clock: Callable[[], float]
     is_stream: bool
     rest: bytes = b""
@@ -96,12 +96,12 @@ class HttpTarget:
         self._clock = clock
         self._prepared: dict[str, bytes] = {}
 
-    def prepare(self, plan: Sequence[Planned], seed: int) -> None:
+    def prepare(self, plan: Sequence[PlannedRequest], seed: int) -> None:
         """Makes the bodies now, so that nothing but sending is left to do in the run."""
         draw = random.Random(seed)
         self._prepared = {one.id: self._request(one, draw) for one in plan}
 
-    async def send(self, planned: Planned, answer: Answer) -> None:
+    async def send(self, planned: PlannedRequest, answer: PartialResponse) -> None:
         at = self._at[planned.kind]
         if at is None:
             raise ValueError(f"no endpoint serves {planned.kind}; state one or drop its streams")
@@ -118,7 +118,7 @@ class HttpTarget:
             return
         _close(answer, head, stream, self._clock(), planned.output_tokens)
 
-    def _request(self, planned: Planned, draw: random.Random) -> bytes:
+    def _request(self, planned: PlannedRequest, draw: random.Random) -> bytes:
         at = self._at[planned.kind]
         if at is None:
             raise ValueError(f"no endpoint serves {planned.kind}; state one or drop its streams")
@@ -166,7 +166,7 @@ async def http_target(
         yield HttpTarget(first, second, dialect)
 
 
-def _generation(planned: Planned, endpoint: Endpoint, draw: random.Random) -> dict[str, Any]:
+def _generation(planned: PlannedRequest, endpoint: Endpoint, draw: random.Random) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": endpoint.model,
         "max_tokens": planned.output_tokens,
@@ -186,7 +186,7 @@ def _prompt(count: int, draw: random.Random, *, is_text: bool) -> list[int] | st
     return draw.choices(range(_LEAST_ID, _MOST_ID), k=count)
 
 
-def _close(answer: Answer, head: Head, stream: _Stream, now: float, asked: int) -> None:
+def _close(answer: PartialResponse, head: Head, stream: _Stream, now: float, asked: int) -> None:
     answer.status = head.status
     answer.decision = head.headers.get(HEADER_DECISION)
     if head.status >= 400:
@@ -202,7 +202,7 @@ def _close(answer: Answer, head: Head, stream: _Stream, now: float, asked: int) 
         answer.ended = now
 
 
-def _lose(answer: Answer, status: int, body: bytes, dropped: str | None) -> None:
+def _lose(answer: PartialResponse, status: int, body: bytes, dropped: str | None) -> None:
     message, code = body[:200].decode("utf-8", "replace"), None
     try:
         error = orjson.loads(body)["error"]

@@ -6,7 +6,7 @@ from typing import Any, TextIO
 _WIDTH = 24
 
 
-class Progress:
+class ProgressDisplay:
     """`runs` are planned; bisection adds some, so it is a guess that is never overtaken."""
 
     def __init__(self, stream: TextIO, runs: int) -> None:
@@ -51,7 +51,7 @@ class Progress:
 
 
 class Ticker:
-    def __init__(self, progress: Progress, title: str) -> None:
+    def __init__(self, progress: ProgressDisplay, title: str) -> None:
         self._progress = progress
         self._title = title
 

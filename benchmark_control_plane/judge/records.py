@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmark_control_plane.judge.workload import Planned
+from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
 
@@ -18,7 +18,7 @@ _CUT_OFF = "given up when the drain ended"
 
 
 @dataclass(slots=True)
-class Answer:
+class PartialResponse:
     """What has come back so far, on the runner's clock. `loss` is set when it ended badly."""
 
     sent: float | None = None
@@ -32,7 +32,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class SloTargets:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
@@ -43,8 +43,8 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    planned: Planned
+class RequestRecord:
+    planned: PlannedRequest
     scheduled: float
     sent: float | None
     first: float | None
@@ -75,7 +75,9 @@ class Record:
         }  # fmt: skip
 
 
-def judged(planned: Planned, scheduled: float, answer: Answer, origin: float, objective: Objective) -> Record:
+def judged(
+    planned: PlannedRequest, scheduled: float, answer: PartialResponse, origin: float, objective: SloTargets
+) -> RequestRecord:
     """`scheduled` and the answer's times are on the runner's clock; the window starts at `origin`."""
     first = answer.tokens[0] if answer.tokens else None
     last = answer.tokens[-1] if answer.tokens else None
@@ -95,7 +97,7 @@ def judged(planned: Planned, scheduled: float, answer: Answer, origin: float, ob
     def relative(at: float | None) -> float | None:
         return None if at is None else at - origin
 
-    return Record(
+    return RequestRecord(
         planned=planned, scheduled=scheduled - origin, sent=relative(answer.sent), first=relative(first),
         last=relative(ended), tokens=[at - origin for at in answer.tokens],
         output_tokens=count if planned.kind is Kind.GENERATE else 0, outcome=outcome,
@@ -106,15 +108,22 @@ def judged(planned: Planned, scheduled: float, answer: Answer, origin: float, ob
 
 
 def cut_off(
-    planned: Planned, scheduled: float, answer: Answer, origin: float, now: float, objective: Objective
-) -> Record:
+    planned: PlannedRequest,
+    scheduled: float,
+    answer: PartialResponse,
+    origin: float,
+    now: float,
+    objective: SloTargets,
+) -> RequestRecord:
     """Given up at `now`: late if its promise was broken by then, else the client left too early to tell."""
     answer.loss = Outcome.LATE if _is_broken(planned, scheduled, answer, now, objective) else Outcome.ABORTED
     answer.error = _CUT_OFF
     return judged(planned, scheduled, answer, origin, objective)
 
 
-def _is_broken(planned: Planned, scheduled: float, answer: Answer, now: float, objective: Objective) -> bool:
+def _is_broken(
+    planned: PlannedRequest, scheduled: float, answer: PartialResponse, now: float, objective: SloTargets
+) -> bool:
     if objective.e2e_ms is not None and 1e3 * (now - scheduled) > objective.e2e_ms:
         return True
     if planned.kind is Kind.EMBED or not answer.tokens:
@@ -135,11 +144,11 @@ def loss_of(status: int, code: str | None, dropped: str | None) -> Outcome:
     return Outcome.FAILED
 
 
-def objectives_of(classes: Mapping[str, Mapping[str, float]]) -> dict[str, Objective]:
-    return {name: Objective(**stated) for name, stated in classes.items()}
+def objectives_of(classes: Mapping[str, Mapping[str, float]]) -> dict[str, SloTargets]:
+    return {name: SloTargets(**stated) for name, stated in classes.items()}
 
 
-def _is_kept(took: Mapping[str, float | None], objective: Objective) -> bool:
+def _is_kept(took: Mapping[str, float | None], objective: SloTargets) -> bool:
     """An answer of one token has no gaps, so it keeps any TPOT; an embedding's TTFT is its end."""
     return all((value := took[name]) is None or value <= limit for name, limit in objective.stated().items())
 
@@ -148,5 +157,5 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
-def counted(records: Iterable[Record]) -> list[Record]:
+def counted(records: Iterable[RequestRecord]) -> list[RequestRecord]:
     return [record for record in records if not record.planned.is_warmup]

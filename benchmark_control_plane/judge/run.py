@@ -17,11 +17,11 @@ from typing import Any
 
 from benchmark_control_plane.common.arguments import BadInput, stated_data
 from benchmark_control_plane.judge.experiment import Experiment, quick, read_experiment, single
-from benchmark_control_plane.judge.experiment_schema import System
+from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.frontier_search import highest_load
-from benchmark_control_plane.judge.progress import Progress
-from benchmark_control_plane.judge.records import Record
-from benchmark_control_plane.judge.results import Results
+from benchmark_control_plane.judge.progress import ProgressDisplay
+from benchmark_control_plane.judge.records import RequestRecord
+from benchmark_control_plane.judge.results import ResultsWriter
 from benchmark_control_plane.judge.stages import (
     Bench,
     Stage,
@@ -34,28 +34,28 @@ from benchmark_control_plane.judge.stages import (
 _SWEEP_LOAD = 1.0
 _TRIES = 2
 
-Keep = Callable[[Mapping[str, Any], Iterable[Record]], None]
+Keep = Callable[[Mapping[str, Any], Iterable[RequestRecord]], None]
 """Of a run: its entry in the results, and the records behind it."""
 
 
 @dataclass(slots=True)
-class _Course:
+class _ExperimentRun:
     bench: Bench
-    results: Results
+    results: ResultsWriter
     folder: Path
-    progress: Progress
+    progress: ProgressDisplay
 
     @property
     def seeds(self) -> Sequence[int]:
         return self.bench.experiment.plan.seeds
 
-    def measure(self, stage: Stage, system: System, load: float, seed: int) -> float | None:
+    def measure(self, stage: Stage, system: SystemSection, load: float, seed: int) -> float | None:
         """Attainment overall, None if no run was valid; each is kept."""
         title = f"{system.name}, {load:.0%}, seed {seed}"
         return self._attained(stage, system, load, seed, title, self.results.add)
 
     def _attained(
-        self, stage: Stage, system: System, load: float, seed: int, title: str, keep: Keep
+        self, stage: Stage, system: SystemSection, load: float, seed: int, title: str, keep: Keep
     ) -> float | None:
         for _ in range(1 if system.is_simulated else _TRIES):
             entry, records = self.bench.run(stage, system, load, seed, self.progress.ticker(title))
@@ -66,7 +66,7 @@ class _Course:
                 return entry["attainment"]["overall"] or 0.0
         return None
 
-    def chosen(self, system: System) -> System:
+    def chosen(self, system: SystemSection) -> SystemSection:
         """With the best of its variants; seeds of their own, so that luck is not carried over."""
         if not system.variants:
             return system
@@ -85,7 +85,7 @@ class _Course:
         )
         return replace(system, split=system.variants[best], variants={})
 
-    def together(self, systems: Sequence[System]) -> None:
+    def together(self, systems: Sequence[SystemSection]) -> None:
         plan = self.bench.experiment.plan
         with ExitStack() as stack:
             stages = {
@@ -105,7 +105,7 @@ class _Course:
                     self._frontiers(stages[system.name], system, found)
 
     def _frontiers(
-        self, stage: Stage, system: System, found: dict[tuple[str, int], dict[float, float]]
+        self, stage: Stage, system: SystemSection, found: dict[tuple[str, int], dict[float, float]]
     ) -> None:
         frontier = self.bench.experiment.plan.frontier
         for target in frontier.targets:
@@ -133,11 +133,11 @@ def middle(per_seed: Sequence[float | None]) -> float | None:
     return median(rising) if rising[(len(rising) - 1) // 2] else None
 
 
-def _forget(entry: Mapping[str, Any], records: Iterable[Record]) -> None:
+def _forget(entry: Mapping[str, Any], records: Iterable[RequestRecord]) -> None:
     """What only chooses among variants is no result."""
 
 
-def run(experiment: Experiment, results: Results, folder: Path, progress: Progress) -> None:
+def run(experiment: Experiment, results: ResultsWriter, folder: Path, progress: ProgressDisplay) -> None:
     """Raises BadInput, RuntimeError for a server that does not come up, KeyboardInterrupt."""
     plan = experiment.plan
     reference = single(plan.reference_system)
@@ -149,7 +149,7 @@ def run(experiment: Experiment, results: Results, folder: Path, progress: Progre
         capacity = plan.capacity.rps or saturation(experiment, stage, reference)
     results.measure(alone, objectives, capacity)
     progress.say(f"100 % load is {capacity:.2f} requests a second")
-    course = _Course(Bench(experiment, objectives, capacity), results, folder, progress)
+    course = _ExperimentRun(Bench(experiment, objectives, capacity), results, folder, progress)
     systems = [course.chosen(system) for system in plan.systems]
     for first in range(0, len(systems), plan.together):
         course.together(systems[first : first + plan.together])
@@ -180,8 +180,8 @@ def run_experiment(
         systems = tuple(replace(system, seeds=None) for system in experiment.plan.systems)
         plan = replace(experiment.plan, seeds=tuple(seeds), systems=systems)
         experiment = replace(experiment, plan=plan)
-    results = Results(experiment, out)
-    progress = Progress(sys.stderr, planned_runs(experiment))
+    results = ResultsWriter(experiment, out)
+    progress = ProgressDisplay(sys.stderr, planned_runs(experiment))
     with tempfile.TemporaryDirectory() as folder:
         try:
             run(experiment, results, Path(folder), progress)

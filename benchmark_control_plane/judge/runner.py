@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from benchmark_control_plane.judge.records import Answer, Objective, Record, cut_off, judged
-from benchmark_control_plane.judge.workload import Planned
+from benchmark_control_plane.judge.records import PartialResponse, RequestRecord, SloTargets, cut_off, judged
+from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.core.decision import Outcome
 
 Clock = Callable[[], float]
@@ -20,58 +20,58 @@ Clock = Callable[[], float]
 Tick = Callable[[int, int], None]
 """(answered, planned)."""
 
-_NO_OBJECTIVE = Objective()
+_NO_OBJECTIVE = SloTargets()
 _LOST_BEFORE = (Outcome.REJECTED, Outcome.EVICTED, Outcome.ABORTED, Outcome.FAILED)
 
 
 class Target(Protocol):
     """Where requests go. `send` fills the answer as it comes; whatever goes wrong becomes its loss."""
 
-    async def send(self, planned: Planned, answer: Answer) -> None: ...
+    async def send(self, planned: PlannedRequest, answer: PartialResponse) -> None: ...
 
 
 @dataclass(slots=True)
 class Played:
     """`lateness` in seconds, of every request that was due, sent or not."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
     lateness: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Course:
     target: Target
-    objectives: Mapping[str, Objective]
+    objectives: Mapping[str, SloTargets]
     clock: Clock
     origin: float
     on_end: Callable[[], None]
-    follow: Mapping[str, Sequence[Planned]]
-    open: dict[str, tuple[Planned, float, Answer]] = field(default_factory=dict)
+    follow: Mapping[str, Sequence[PlannedRequest]]
+    open: dict[str, tuple[PlannedRequest, float, PartialResponse]] = field(default_factory=dict)
     played: Played = field(default_factory=Played)
 
-    async def ask(self, planned: Planned, scheduled: float) -> None:
-        answer = Answer()
+    async def ask(self, planned: PlannedRequest, scheduled: float) -> None:
+        answer = PartialResponse()
         self.open[planned.id] = (planned, scheduled, answer)
         await self.target.send(planned, answer)
         self.close(planned, scheduled, answer)
         for next_one in self.follow.get(planned.id, ()):
             if answer.loss in _LOST_BEFORE:
-                lost = Answer(loss=answer.loss, error=f"{planned.id} was not answered")
+                lost = PartialResponse(loss=answer.loss, error=f"{planned.id} was not answered")
                 self.close(next_one, self.clock(), lost)
             else:
                 await self.ask(next_one, self.clock())
 
-    def close(self, planned: Planned, scheduled: float, answer: Answer) -> None:
+    def close(self, planned: PlannedRequest, scheduled: float, answer: PartialResponse) -> None:
         self.open.pop(planned.id, None)
         self.keep(judged(planned, scheduled, answer, self.origin, self.objective(planned)))
         if answer.sent is not None:
             self.played.lateness.append(max(0.0, answer.sent - scheduled))
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: RequestRecord) -> None:
         self.played.records.append(record)
         self.on_end()
 
-    def objective(self, planned: Planned) -> Objective:
+    def objective(self, planned: PlannedRequest) -> SloTargets:
         return self.objectives.get(planned.service_class, _NO_OBJECTIVE)
 
     def give_up(self) -> None:
@@ -82,15 +82,15 @@ class _Course:
             self.played.lateness.append(max(0.0, sent - scheduled))
             self.keep(cut_off(planned, scheduled, answer, self.origin, now, self.objective(planned)))
             for next_one in self.follow.get(planned.id, ()):
-                never = Answer()
+                never = PartialResponse()
                 self.keep(cut_off(next_one, now, never, self.origin, now, self.objective(next_one)))
         self.open.clear()
 
 
 async def play(
     target: Target,
-    plan: Sequence[Planned],
-    objectives: Mapping[str, Objective],
+    plan: Sequence[PlannedRequest],
+    objectives: Mapping[str, SloTargets],
     *,
     warmup: float,
     drain: float,
@@ -98,7 +98,7 @@ async def play(
     tick: Tick = lambda answered, planned: None,
 ) -> Played:
     """Records in the order in which the requests ended."""
-    follow: dict[str, list[Planned]] = {}
+    follow: dict[str, list[PlannedRequest]] = {}
     for one in plan:
         if one.after is not None:
             follow.setdefault(one.after, []).append(one)
@@ -131,7 +131,7 @@ async def play(
 
 async def in_turn(
     target: Target,
-    plan: Sequence[Planned],
+    plan: Sequence[PlannedRequest],
     *,
     clients: int,
     seconds: float,
@@ -140,7 +140,7 @@ async def in_turn(
     """Closed loop: `clients` take the requests one after the other, none new after `seconds`."""
     start = clock()
     course = _Course(target, {}, clock, start, lambda: None, {})
-    waiting: Iterator[Planned] = iter(plan)
+    waiting: Iterator[PlannedRequest] = iter(plan)
 
     async def client() -> None:
         for one in waiting:

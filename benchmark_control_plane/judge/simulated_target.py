@@ -12,16 +12,16 @@ from typing import Any
 from backends.cost_models.step_time import affine, embedding_line, in_turn, llm_only
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
-from benchmark_control_plane.judge.experiment_schema import SimulatedDevice
+from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.memory import Sample
-from benchmark_control_plane.judge.records import Answer
-from benchmark_control_plane.judge.workload import Planned
+from benchmark_control_plane.judge.records import PartialResponse
+from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator.simulation import Machine, config_of, divided, engines, started
 from controlplane.core.decision import Outcome
 from controlplane.core.generation import Delta, Sampling
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.request import Kind, Request
-from controlplane.service.jobs import Caller, EmbedJob, GenerateJob, Hints
+from controlplane.service.jobs import Caller, EmbedJob, GenerateJob, RequestHints
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
@@ -47,11 +47,11 @@ class SimulatedTarget:
         self._output_tokens = output_tokens
         self._has_gate = has_gate
 
-    async def send(self, planned: Planned, answer: Answer) -> None:
+    async def send(self, planned: PlannedRequest, answer: PartialResponse) -> None:
         loop = asyncio.get_running_loop()
         answer.sent = loop.time()
         self._output_tokens[planned.id] = planned.output_tokens
-        caller, hints = Caller(planned.tenant), Hints(service_class=planned.service_class)
+        caller, hints = Caller(planned.tenant), RequestHints(service_class=planned.service_class)
         try:
             if planned.kind is Kind.EMBED:
                 inputs = [range(length) for length in planned.lengths]
@@ -67,14 +67,14 @@ class SimulatedTarget:
             return
         answer.status, answer.ended = 200, loop.time()
 
-    async def _generation(self, planned: Planned, caller: Caller, hints: Hints) -> GenerateJob:
+    async def _generation(self, planned: PlannedRequest, caller: Caller, hints: RequestHints) -> GenerateJob:
         limit = planned.max_tokens or planned.output_tokens
         return await self._service.intake.completion(
             planned.id, caller, self._generator.model, range(planned.prompt_tokens),
             max_tokens=limit, sampling=Sampling(max_tokens=limit), hints=hints,
         )  # fmt: skip
 
-    async def _generate(self, job: GenerateJob, answer: Answer) -> str | None:
+    async def _generate(self, job: GenerateJob, answer: PartialResponse) -> str | None:
         loop = asyncio.get_running_loop()
         deltas: AsyncIterator[Delta]
         decision = None
@@ -114,7 +114,7 @@ class SimulatedTarget:
 
 @asynccontextmanager
 async def simulated_target(
-    device: SimulatedDevice, sections: Mapping[str, Any], *, has_gate: bool
+    device: SimulatedDeviceSection, sections: Mapping[str, Any], *, has_gate: bool
 ) -> AsyncIterator[SimulatedTarget]:
     output_tokens: dict[str, int] = {}
 
@@ -131,7 +131,7 @@ async def simulated_target(
         yield SimulatedTarget(service, generator, embedder, output_tokens, has_gate=has_gate)
 
 
-def _machine(device: SimulatedDevice) -> Machine:
+def _machine(device: SimulatedDeviceSection) -> Machine:
     step = in_turn(llm_only(affine(*device.step)), embedding_line(*device.embedding))
     elements = device.kv_bytes_per_token // _BYTES_PER_ELEMENT
     return Machine(

@@ -21,14 +21,14 @@ import uvloop
 from benchmark_control_plane.common.arguments import BadInput
 from benchmark_control_plane.common.http_client import connections
 from benchmark_control_plane.judge import analysis
-from benchmark_control_plane.judge.experiment import Experiment, Plan, classes_section, merged
-from benchmark_control_plane.judge.experiment_schema import System
+from benchmark_control_plane.judge.experiment import Experiment, ExperimentPlan, classes_section, merged
+from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.memory import Read, Watch, from_metrics
-from benchmark_control_plane.judge.records import Record, counted, objectives_of
+from benchmark_control_plane.judge.records import RequestRecord, counted, objectives_of
 from benchmark_control_plane.judge.runner import Clock, Played, Target, Tick, in_turn, play
 from benchmark_control_plane.judge.simulated_target import simulated_target
 from benchmark_control_plane.judge.systems import Objectives, Up, up
-from benchmark_control_plane.judge.workload import Planned, planned
+from benchmark_control_plane.judge.workload import PlannedRequest, planned
 from benchmark_control_plane.simulator import virtual_time
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
@@ -99,8 +99,8 @@ def _first_in_line() -> Iterator[None]:
 class SimulatedStage:
     """Each act begins with a new service at time 0."""
 
-    plan: Plan
-    system: System
+    plan: ExperimentPlan
+    system: SystemSection
     objectives: Objectives
     shares_machine = False
 
@@ -118,7 +118,9 @@ class SimulatedStage:
 
 
 @contextmanager
-def staged(plan: Plan, system: System, objectives: Objectives, folder: Path) -> Iterator[Stage]:
+def staged(
+    plan: ExperimentPlan, system: SystemSection, objectives: Objectives, folder: Path
+) -> Iterator[Stage]:
     """Raises RuntimeError if a server does not come up."""
     opened: AbstractContextManager[Up | None] = (
         nullcontext(None) if system.is_simulated else up(plan, system, objectives, folder)
@@ -139,8 +141,8 @@ class Bench:
     capacity: float
 
     def run(
-        self, stage: Stage, system: System, load: float, seed: int, tick: Tick
-    ) -> tuple[dict[str, Any], list[Record]]:
+        self, stage: Stage, system: SystemSection, load: float, seed: int, tick: Tick
+    ) -> tuple[dict[str, Any], list[RequestRecord]]:
         """One entry of results.json's runs, and the records behind it. Raises BadInput if nobody answers."""
         plan = self.experiment.plan
         requests = self.requests(system, load * self.capacity, seed)
@@ -164,7 +166,7 @@ class Bench:
         }  # fmt: skip
         return entry, played.records
 
-    def settle(self, stage: Stage, system: System, load: float, seed: int) -> None:
+    def settle(self, stage: Stage, system: SystemSection, load: float, seed: int) -> None:
         """Returns when nothing of a run is left for the next system to pay for. Raises BadInput if nobody
         answers; the run before was measured all the same."""
         requests = self.requests(system, load * self.capacity, seed)
@@ -175,13 +177,13 @@ class Bench:
         if stage.shares_machine:
             stage.act(act)
 
-    def requests(self, system: System, rate: float, seed: int) -> list[Planned]:
+    def requests(self, system: SystemSection, rate: float, seed: int) -> list[PlannedRequest]:
         return requests_of(self.experiment, system, rate, seed)
 
 
 def requests_of(
-    experiment: Experiment, system: System, rate: float, seed: int, measured: float | None = None
-) -> list[Planned]:
+    experiment: Experiment, system: SystemSection, rate: float, seed: int, measured: float | None = None
+) -> list[PlannedRequest]:
     plan = experiment.plan
     streams = {
         name: replace(stream, arrivals=system.arrivals[name]) if name in system.arrivals else stream
@@ -196,7 +198,7 @@ def requests_of(
 async def _watched(
     bench: Bench,
     target: Target,
-    requests: Sequence[Planned],
+    requests: Sequence[PlannedRequest],
     clock: Clock,
     read: Read | None,
     watch: Watch,
@@ -222,7 +224,7 @@ async def _watched(
             await asyncio.gather(following, return_exceptions=True)
 
 
-async def probe(target: Target, requests: Sequence[Planned], clock: Clock, name: str) -> None:
+async def probe(target: Target, requests: Sequence[PlannedRequest], clock: Clock, name: str) -> None:
     """Each kind answers, if only to say no. Raises BadInput."""
     kinds = {one.kind: one for one in reversed(requests)}
     asked = [
@@ -241,7 +243,9 @@ async def probe(target: Target, requests: Sequence[Planned], clock: Clock, name:
             raise BadInput(f"system {name!r} does not answer a request to {kind}: {record.error}")
 
 
-def _why_invalid(records: Sequence[Record], late: Mapping[str, float | None], limit_ms: float) -> str | None:
+def _why_invalid(
+    records: Sequence[RequestRecord], late: Mapping[str, float | None], limit_ms: float
+) -> str | None:
     if not records:
         return "no request fell into the window; lengthen it or raise the load"
     if (p99 := late["p99"]) is not None and p99 > limit_ms:
@@ -255,7 +259,7 @@ def _why_invalid(records: Sequence[Record], late: Mapping[str, float | None], li
 # --- the measure -----------------------------------------------------------------------------
 
 
-def unloaded(experiment: Experiment, stage: Stage, system: System) -> dict[str, dict[str, float]]:
+def unloaded(experiment: Experiment, stage: Stage, system: SystemSection) -> dict[str, dict[str, float]]:
     """Median milliseconds by class of requests that are alone."""
     drawn = requests_of(experiment, system, 50.0, seed=0, measured=60.0)
     chosen = [
@@ -283,7 +287,7 @@ def unloaded(experiment: Experiment, stage: Stage, system: System) -> dict[str, 
     return found
 
 
-def objectives_from(plan: Plan, alone: Objectives) -> dict[str, dict[str, float]]:
+def objectives_from(plan: ExperimentPlan, alone: Objectives) -> dict[str, dict[str, float]]:
     """What each class is promised, in milliseconds. Raises BadInput for a multiple of nothing."""
     found: dict[str, dict[str, float]] = {}
     for name, promise in plan.classes.items():
@@ -302,7 +306,7 @@ def objectives_from(plan: Plan, alone: Objectives) -> dict[str, dict[str, float]
     return found
 
 
-def saturation(experiment: Experiment, stage: Stage, system: System) -> float:
+def saturation(experiment: Experiment, stage: Stage, system: SystemSection) -> float:
     """Requests a second answered when so many clients never pause. Raises BadInput if there are none."""
     for rate in _SATURATING_RPS:
         played, is_whole = _saturated(experiment, stage, system, rate)
@@ -321,7 +325,9 @@ def saturation(experiment: Experiment, stage: Stage, system: System) -> float:
     return len(answered) / (end - start)
 
 
-def _saturated(experiment: Experiment, stage: Stage, system: System, rate: float) -> tuple[Played, bool]:
+def _saturated(
+    experiment: Experiment, stage: Stage, system: SystemSection, rate: float
+) -> tuple[Played, bool]:
     """With whether there was always somebody left to ask."""
     capacity = experiment.plan.capacity
     drawn = requests_of(experiment, system, rate, seed=1, measured=capacity.probe_s)

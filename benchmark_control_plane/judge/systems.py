@@ -22,8 +22,8 @@ from benchmark_control_plane.common.servers import (
     tandem_server,
     vllm_server,
 )
-from benchmark_control_plane.judge.experiment import Plan, classes_section, merged
-from benchmark_control_plane.judge.experiment_schema import Endpoint, Live, Pinned, Split, System
+from benchmark_control_plane.judge.experiment import ExperimentPlan, classes_section, merged
+from benchmark_control_plane.judge.experiment_schema import Endpoint, Live, Pinned, Split, SystemSection
 from benchmark_control_plane.judge.http_target import Dialect, HttpTarget, http_target
 
 Objectives = Mapping[str, Mapping[str, float]]
@@ -44,7 +44,7 @@ class Up:
 
 
 @contextmanager
-def up(plan: Plan, system: System, objectives: Objectives, folder: Path) -> Iterator[Up]:
+def up(plan: ExperimentPlan, system: SystemSection, objectives: Objectives, folder: Path) -> Iterator[Up]:
     """Logs and configurations go into `folder`. Raises RuntimeError with a log's end if a server does not
     come up."""
     if system.endpoints is not None:
@@ -62,7 +62,12 @@ def up(plan: Plan, system: System, objectives: Objectives, folder: Path) -> Iter
 
 
 def _tandem(
-    stack: ExitStack, plan: Plan, live: Live, system: System, objectives: Objectives, folder: Path
+    stack: ExitStack,
+    plan: ExperimentPlan,
+    live: Live,
+    system: SystemSection,
+    objectives: Objectives,
+    folder: Path,
 ) -> Up:
     keys = {stream.tenant: f"key-{stream.tenant}" for stream in plan.streams.values()}
     keys = keys if set(keys) != {"default"} else {}
@@ -78,7 +83,7 @@ def _tandem(
 
 
 def tandem_config(
-    plan: Plan, live: Live, system: System, objectives: Objectives, keys: Mapping[str, str]
+    plan: ExperimentPlan, live: Live, system: SystemSection, objectives: Objectives, keys: Mapping[str, str]
 ) -> dict[str, Any]:
     base: dict[str, Any] = {
         "models": {"chat": stated(live.chat), "embeddings": [stated(live.embedding)]},
@@ -93,7 +98,7 @@ def tandem_config(
     return merged(base, system.tandem or {})
 
 
-def _split(stack: ExitStack, plan: Plan, live: Live, split: Split, log: Path) -> Up:
+def _split(stack: ExitStack, plan: ExperimentPlan, live: Live, split: Split, log: Path) -> Up:
     arguments = vllm_arguments(live, split)
     model = live.chat
     vllm = vllm_server(model.model, model.served_name, arguments, prefix=_pinned(split.llm))

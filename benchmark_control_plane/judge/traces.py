@@ -17,7 +17,7 @@ from benchmark_control_plane.common.row_files import column, rows
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class TraceColumns:
     """Names in the file. Without `output` an answer is one token; `query` only where a query's embedding
     comes first."""
 
@@ -28,7 +28,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TracedRequest:
     """`at` in seconds since the first; lengths in tokens."""
 
     at: float
@@ -37,14 +37,14 @@ class Arrival:
     query: int | None = None
 
 
-_AZURE = Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_SERVEGEN = Columns("arrival_s", "input_tokens", "output_tokens")
-NAMED: Mapping[str, tuple[str, Columns]] = {
+_AZURE = TraceColumns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_SERVEGEN = TraceColumns("arrival_s", "input_tokens", "output_tokens")
+NAMED: Mapping[str, tuple[str, TraceColumns]] = {
     "azure-conversation": ("traces/azure2023_conv.csv.gz", _AZURE),
     "azure-code": ("traces/azure2023_code.csv.gz", _AZURE),
     "ragpulse": (
         "traces/ragpulse_two_stage.csv.gz",
-        Columns("arrival_s", "llm_input_tokens", "llm_output_tokens", "embed_query_tokens"),
+        TraceColumns("arrival_s", "llm_input_tokens", "llm_output_tokens", "embed_query_tokens"),
     ),
     "servegen-steady": ("traces/servegen_msmall_client12_1tok_1h.csv.gz", _SERVEGEN),
     "servegen-bursty": ("traces/servegen_msmall_client14_bursty_1h.csv.gz", _SERVEGEN),
@@ -52,19 +52,19 @@ NAMED: Mapping[str, tuple[str, Columns]] = {
 
 
 @lru_cache(maxsize=8)
-def read_trace(path: Path, columns: Columns) -> Sequence[Arrival]:
+def read_trace(path: Path, columns: TraceColumns) -> Sequence[TracedRequest]:
     """In order of time. Raises BadInput for a file without the columns, or with fewer than two rows."""
     found = sorted(_arrivals(path, columns), key=lambda one: one.at)
     if len(found) < 2:
         raise BadInput(f"{path}: {len(found)} rows; a trace has at least two")
     first = found[0].at
-    return [Arrival(one.at - first, one.prompt, one.output, one.query) for one in found]
+    return [TracedRequest(one.at - first, one.prompt, one.output, one.query) for one in found]
 
 
-def _arrivals(path: Path, columns: Columns) -> Iterator[Arrival]:
+def _arrivals(path: Path, columns: TraceColumns) -> Iterator[TracedRequest]:
     for number, row in enumerate(rows(path), start=1):
         try:
-            yield Arrival(
+            yield TracedRequest(
                 _seconds(column(row, columns.at, path)),
                 _tokens(column(row, columns.prompt, path)),
                 1 if columns.output is None else _tokens(column(row, columns.output, path)),

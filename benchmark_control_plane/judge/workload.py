@@ -14,8 +14,13 @@ import numpy as np
 from benchmark_control_plane.common.arguments import BadInput
 from benchmark_control_plane.common.distributions import Lognormal
 from benchmark_control_plane.judge.arrivals import bursts, times, wave
-from benchmark_control_plane.judge.experiment_schema import Arrivals, Lengths, Stream, Trace
-from benchmark_control_plane.judge.traces import NAMED, Arrival, Columns, read_trace
+from benchmark_control_plane.judge.experiment_schema import (
+    Arrivals,
+    LengthsSection,
+    StreamSection,
+    TraceSection,
+)
+from benchmark_control_plane.judge.traces import NAMED, TraceColumns, TracedRequest, read_trace
 from controlplane.core.request import Kind
 
 _PRESETS = {
@@ -26,7 +31,7 @@ _PRESETS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRequest:
     """`at` in seconds from the start of the measured window; of a request that waits for the answer of
     another, `after` names that one and `at` is the other's. `lengths` are tokens of each embedding input."""
 
@@ -47,8 +52,14 @@ class Planned:
 
 
 def planned(
-    streams: Mapping[str, Stream], *, rate: float, seed: int, warmup: float, measured: float, data: Path
-) -> list[Planned]:
+    streams: Mapping[str, StreamSection],
+    *,
+    rate: float,
+    seed: int,
+    warmup: float,
+    measured: float,
+    data: Path,
+) -> list[PlannedRequest]:
     """In order of time, then of id; `rate` counts every request, both of a retrieval's too. Raises BadInput
     for a trace that cannot be read."""
     # A retrieval is one arrival and two requests.
@@ -63,8 +74,8 @@ def planned(
 
 
 def _drawn(
-    name: str, stream: Stream, rate: float, seed: int, warmup: float, measured: float, data: Path
-) -> Iterator[Planned]:
+    name: str, stream: StreamSection, rate: float, seed: int, warmup: float, measured: float, data: Path
+) -> Iterator[PlannedRequest]:
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     duration = warmup + measured
     for number, row in enumerate(_rows(stream, rng, rate, duration, data)):
@@ -72,8 +83,8 @@ def _drawn(
 
 
 def _rows(
-    stream: Stream, rng: np.random.Generator, rate: float, duration: float, data: Path
-) -> Iterator[Arrival]:
+    stream: StreamSection, rng: np.random.Generator, rate: float, duration: float, data: Path
+) -> Iterator[TracedRequest]:
     """Times in seconds from the start of the warm-up."""
     if stream.trace is not None and stream.arrivals is None:
         return _replayed(stream.trace, rng, rate, duration, data)
@@ -92,19 +103,19 @@ def _times(arrivals: Arrivals, rng: np.random.Generator, rate: float, duration: 
     return times(rng, rate, duration, variation=arrivals.cv, shape=shape)
 
 
-def _one(stream: Stream, at: float, rng: np.random.Generator, data: Path) -> Arrival:
+def _one(stream: StreamSection, at: float, rng: np.random.Generator, data: Path) -> TracedRequest:
     if stream.trace is not None:
         rows = read_trace(*_source(stream.trace, data))
         row = rows[int(rng.integers(len(rows)))]
-        return _cut(stream.trace, Arrival(at, row.prompt, row.output, row.query))
+        return _cut(stream.trace, TracedRequest(at, row.prompt, row.output, row.query))
     prompt, output = draw(stream.prompt_tokens, rng), draw(stream.output_tokens, rng)
     query = None if stream.query_tokens is None else draw(stream.query_tokens, rng)
-    return Arrival(at, prompt, output, query)
+    return TracedRequest(at, prompt, output, query)
 
 
 def _replayed(
-    trace: Trace, rng: np.random.Generator, rate: float, duration: float, data: Path
-) -> Iterator[Arrival]:
+    trace: TraceSection, rng: np.random.Generator, rate: float, duration: float, data: Path
+) -> Iterator[TracedRequest]:
     """From a random row on, round and round, the whole trace's mean rate scaled to `rate`."""
     rows = read_trace(*_source(trace, data))
     start = int(rng.integers(len(rows)))
@@ -118,29 +129,29 @@ def _replayed(
         at = (row.at + turns * span - rows[start].at) * scale
         if at >= duration:
             return
-        yield _cut(trace, Arrival(at, row.prompt, row.output, row.query))
+        yield _cut(trace, TracedRequest(at, row.prompt, row.output, row.query))
 
 
-def _cut(trace: Trace, row: Arrival) -> Arrival:
+def _cut(trace: TraceSection, row: TracedRequest) -> TracedRequest:
     prompt = min(trace.prompt_cap, max(1, round(row.prompt * trace.prompt_scale)))
     output = min(trace.output_cap, max(1, round(row.output * trace.output_scale)))
-    return Arrival(row.at, prompt, output, row.query)
+    return TracedRequest(row.at, prompt, output, row.query)
 
 
-def _source(trace: Trace, data: Path) -> tuple[Path, Columns]:
+def _source(trace: TraceSection, data: Path) -> tuple[Path, TraceColumns]:
     if trace.name is not None:
         file, columns = NAMED[trace.name]
         return data / file, columns
     assert trace.file is not None and trace.columns is not None
     given = trace.columns
     # A full path stays one: joining drops what stands before it.
-    return data / trace.file, Columns(given.at, given.prompt, given.output, given.query)
+    return data / trace.file, TraceColumns(given.at, given.prompt, given.output, given.query)
 
 
 def _requests(
-    name: str, stream: Stream, row: Arrival, at: float, rng: np.random.Generator
-) -> Iterator[Planned]:
-    generate = Planned(
+    name: str, stream: StreamSection, row: TracedRequest, at: float, rng: np.random.Generator
+) -> Iterator[PlannedRequest]:
+    generate = PlannedRequest(
         name, at, Kind.GENERATE, stream.service_class, stream.tenant,
         prompt_tokens=row.prompt, output_tokens=row.output, max_tokens=stream.max_tokens,
     )  # fmt: skip
@@ -148,20 +159,22 @@ def _requests(
         yield generate
     elif stream.kind == "embed":
         lengths = (row.prompt,) * draw(stream.batch, rng)
-        yield Planned(
+        yield PlannedRequest(
             name, at, Kind.EMBED, stream.service_class, stream.tenant, sum(lengths), lengths=lengths
         )
     else:
         query = row.query or draw(stream.query_tokens, rng)
         embed_class = stream.embed_class or stream.service_class
-        yield Planned(f"{name}-query", at, Kind.EMBED, embed_class, stream.tenant, query, lengths=(query,))
-        yield Planned(
+        yield PlannedRequest(
+            f"{name}-query", at, Kind.EMBED, embed_class, stream.tenant, query, lengths=(query,)
+        )
+        yield PlannedRequest(
             f"{name}-~answer", at, Kind.GENERATE, stream.service_class, stream.tenant,
             row.prompt, row.output, stream.max_tokens, after=f"{name}-query",
         )  # fmt: skip
 
 
-def draw(lengths: Lengths | None, rng: np.random.Generator) -> int:
+def draw(lengths: LengthsSection | None, rng: np.random.Generator) -> int:
     """1 where none are stated."""
     if lengths is None:
         return 1

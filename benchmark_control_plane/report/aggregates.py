@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmark_control_plane.report.schema import Frontier, Results, Run, System
+from benchmark_control_plane.report.schema import FrontierRow, Results, RunFigures, SystemInfo
 
 OVERALL = "overall"
 
@@ -57,25 +57,25 @@ def classes(results: Results) -> list[str]:
     return [*(name for name in named if name in measured), *sorted(measured - set(named))]
 
 
-def runs_of(results: Results, system: str, load: float) -> list[Run]:
+def runs_of(results: Results, system: str, load: float) -> list[RunFigures]:
     """The valid ones, by seed."""
     runs = (r for r in results["runs"] if r["system"] == system and r["load"] == load and r["valid"])
     return sorted(runs, key=lambda run: run["seed"])
 
 
-def over_seeds(runs: Sequence[Run], value: Callable[[Run], float | None]) -> Spread | None:
+def over_seeds(runs: Sequence[RunFigures], value: Callable[[RunFigures], float | None]) -> Spread | None:
     return spread(value(run) for run in runs)
 
 
-def attained(runs: Sequence[Run], name: str) -> Spread | None:
+def attained(runs: Sequence[RunFigures], name: str) -> Spread | None:
     return over_seeds(runs, lambda run: run["attainment"].get(name))
 
 
-def invalid(results: Results) -> list[Run]:
+def invalid(results: Results) -> list[RunFigures]:
     return [run for run in results["runs"] if not run["valid"]]
 
 
-def ours(results: Results) -> System | None:
+def ours(results: Results) -> SystemInfo | None:
     return next((system for system in results["systems"] if system["kind"] == "tandem"), None)
 
 
@@ -83,17 +83,17 @@ def targets(results: Results) -> list[float]:
     return sorted({frontier["target"] for frontier in results["max_goodput_rate"]}, reverse=True)
 
 
-def frontier(results: Results, system: str, target: float) -> Frontier | None:
+def frontier(results: Results, system: str, target: float) -> FrontierRow | None:
     rows = results["max_goodput_rate"]
     return next((row for row in rows if row["system"] == system and row["target"] == target), None)
 
 
-def rates(row: Frontier) -> Spread | None:
+def rates(row: FrontierRow) -> Spread | None:
     """Over the seeds, of which one that kept the target at no rate counts as 0; None where none kept it."""
     return spread(rate or 0.0 for rate in row["per_seed"]) if any(row["per_seed"]) else None
 
 
-def is_limit(results: Results, row: Frontier) -> bool:
+def is_limit(results: Results, row: FrontierRow) -> bool:
     """Did the target hold under every load that was offered? The true rate may be higher then."""
     capacity = results.get("capacity_rps")
     loads = [run["load"] for run in results["runs"] if run["system"] == row["system"] and run["valid"]]
@@ -102,7 +102,7 @@ def is_limit(results: Results, row: Frontier) -> bool:
     )
 
 
-def best_baseline(results: Results, target: float) -> Frontier | None:
+def best_baseline(results: Results, target: float) -> FrontierRow | None:
     """The baseline with the highest rate at this target; None where no baseline reached it."""
     names = {system["name"] for system in results["systems"] if system["kind"] == "baseline"}
     rows = [row for row in results["max_goodput_rate"] if row["system"] in names and row["target"] == target]

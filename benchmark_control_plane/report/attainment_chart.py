@@ -25,7 +25,7 @@ def attainment_chart(
     longest = max((len(system["name"]) for system in results["systems"]), default=0)
     right = width - (min(20 + _LETTER * longest, width / 3) if has_labels else 14)
     edge = 0.04 * (loads[-1] - loads[0])
-    frame = svg_axes.Frame(
+    frame = svg_axes.ChartFrame(
         width,
         height,
         svg_axes.Scale(loads[0] - edge, loads[-1] + edge, _LEFT, right),
@@ -62,7 +62,7 @@ def _load_title(results: Results) -> str:
     return f"offered load; 100 % is {formats.rate(capacity)}" if capacity else "offered load"
 
 
-def _system_line(results: Results, name: str, number: int, frame: svg_axes.Frame) -> Markup:
+def _system_line(results: Results, name: str, number: int, frame: svg_axes.ChartFrame) -> Markup:
     system = results["systems"][number]["name"]
     upper, lower, middle, marks, dots = [], [], [], [], []
     at_load = {load: aggregates.runs_of(results, system, load) for load in aggregates.loads(results)}
@@ -97,7 +97,7 @@ def _system_line(results: Results, name: str, number: int, frame: svg_axes.Frame
 
 
 def _refused(
-    results: Results, system: str, name: str, frame: svg_axes.Frame
+    results: Results, system: str, name: str, frame: svg_axes.ChartFrame
 ) -> list[tuple[float, float, str]]:
     return [
         (frame.x(run["load"]), frame.y(value), run["why_invalid"] or "no reason given")
@@ -106,7 +106,7 @@ def _refused(
     ]
 
 
-def _targets(results: Results, frame: svg_axes.Frame) -> Markup:
+def _targets(results: Results, frame: svg_axes.ChartFrame) -> Markup:
     return join(
         *(
             el("line", class_="target", x1=frame.left, x2=frame.right, y1=frame.y(goal), y2=frame.y(goal))
@@ -115,7 +115,7 @@ def _targets(results: Results, frame: svg_axes.Frame) -> Markup:
     )
 
 
-def _labels(results: Results, name: str, frame: svg_axes.Frame) -> Markup:
+def _labels(results: Results, name: str, frame: svg_axes.ChartFrame) -> Markup:
     ends: list[tuple[int, str, float]] = []
     for number, system in enumerate(results["systems"]):
         for load in reversed(aggregates.loads(results)):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from benchmark_control_plane.common.arguments import BadInput
 from benchmark_control_plane.report import aggregates, formats
-from benchmark_control_plane.report.schema import METRICS, Results, Run
+from benchmark_control_plane.report.schema import METRICS, Results, RunFigures
 
 CONFIDENCE = 0.95
 _PERCENTILES = ("p50", "p99")
@@ -47,7 +47,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ResultsComparison:
     """`partial` names the sides whose experiment was interrupted."""
 
     changes: tuple[Change, ...]
@@ -77,7 +77,7 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compared(a: Results, b: Results, *, tolerance: float = 0.0) -> Comparison:
+def compared(a: Results, b: Results, *, tolerance: float = 0.0) -> ResultsComparison:
     """Raises BadInput where no run of A has a partner in B."""
     before, after = _by_key(a), _by_key(b)
     shared = [key for key in before if key in after]
@@ -86,7 +86,7 @@ def compared(a: Results, b: Results, *, tolerance: float = 0.0) -> Comparison:
             "A and B share no valid run of the same system, load and seed; "
             "compare two results of the same experiment"
         )
-    pairs: dict[Place, list[tuple[Run, Run]]] = defaultdict(list)
+    pairs: dict[Place, list[tuple[RunFigures, RunFigures]]] = defaultdict(list)
     for key in sorted(shared):
         pairs[key[:2]].append((before[key], after[key]))
     names = [name for name in aggregates.classes(a) if name in aggregates.classes(b)]
@@ -98,14 +98,16 @@ def compared(a: Results, b: Results, *, tolerance: float = 0.0) -> Comparison:
     ]
     unpaired = len(before) + len(after) - 2 * len(shared)
     partial = tuple(side for side, results in (("A", a), ("B", b)) if results["partial"])
-    return Comparison(tuple(changes), unpaired, tolerance, partial)
+    return ResultsComparison(tuple(changes), unpaired, tolerance, partial)
 
 
-def _by_key(results: Results) -> dict[tuple[str, float, int], Run]:
+def _by_key(results: Results) -> dict[tuple[str, float, int], RunFigures]:
     return {(run["system"], run["load"], run["seed"]): run for run in results["runs"] if run["valid"]}
 
 
-def _metrics(classes: Sequence[str]) -> Iterator[tuple[str, Callable[[Run], float | None], bool, bool]]:
+def _metrics(
+    classes: Sequence[str],
+) -> Iterator[tuple[str, Callable[[RunFigures], float | None], bool, bool]]:
     """(name, value, is it compared as a ratio, does it decide whether B is worse)."""
     for name in (aggregates.OVERALL, *classes):
         yield f"attainment.{name}", _attained(name), False, True
@@ -118,12 +120,12 @@ def _metrics(classes: Sequence[str]) -> Iterator[tuple[str, Callable[[Run], floa
                 yield f"{name}.{metric}.{rank}", _percentile(name, metric, rank), True, False
 
 
-def _attained(name: str) -> Callable[[Run], float | None]:
+def _attained(name: str) -> Callable[[RunFigures], float | None]:
     return lambda run: run["attainment"].get(name)
 
 
-def _percentile(name: str, metric: str, rank: str) -> Callable[[Run], float | None]:
-    def value(run: Run) -> float | None:
+def _percentile(name: str, metric: str, rank: str) -> Callable[[RunFigures], float | None]:
+    def value(run: RunFigures) -> float | None:
         figure = run["percentiles"].get(name, {}).get(metric, {}).get(rank)
         return figure[0] if figure else None
 
@@ -133,8 +135,8 @@ def _percentile(name: str, metric: str, rank: str) -> Callable[[Run], float | No
 def _change(
     place: Place,
     metric: str,
-    value: Callable[[Run], float | None],
-    couples: Sequence[tuple[Run, Run]],
+    value: Callable[[RunFigures], float | None],
+    couples: Sequence[tuple[RunFigures, RunFigures]],
     *,
     is_ratio: bool,
     is_judged: bool,

@@ -2,7 +2,7 @@
 
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.html import Markup, el
-from benchmark_control_plane.report.schema import Frontier, Results
+from benchmark_control_plane.report.schema import FrontierRow, Results
 from benchmark_control_plane.report.series_style import sign
 
 
@@ -18,7 +18,7 @@ def frontier_chart(results: Results, target: float) -> Markup:
     return el("div", *bars, class_="bars", data_chart="frontier", role="img", aria_label=title)
 
 
-def _bar(results: Results, number: int, row: Frontier, longest: float) -> Markup:
+def _bar(results: Results, number: int, row: FrontierRow, longest: float) -> Markup:
     seeds = aggregates.rates(row)
     text = formats.reached(row["rps"], is_limit=aggregates.is_limit(results, row))
     said = f"{row['system']}: {text if row['rps'] else 'at no rate that was offered'}"

@@ -14,7 +14,7 @@ import yaml
 
 from benchmark_control_plane.common.arguments import BadInput, finite
 from benchmark_control_plane.report import aggregates, formats
-from benchmark_control_plane.report.schema import Results, Run
+from benchmark_control_plane.report.schema import Results, RunFigures
 
 FRONTIER = "max_goodput_rate"
 _SEEDS = ("median", "worst")
@@ -101,7 +101,7 @@ def _broken_runs(results: Results, bound: Bound) -> Iterator[str]:
             yield line
 
 
-def value_at(run: Run, path: str) -> float | None:
+def value_at(run: RunFigures, path: str) -> float | None:
     """The number under a path such as `percentiles.chat.ttft_ms.p99`; its interval is left out."""
     value: Any = run
     for key in path.split("."):

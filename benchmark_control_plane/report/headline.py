@@ -1,7 +1,7 @@
 """What is the finding, in one sentence? Our rate against the best baseline's, or else the attainment."""
 
 from benchmark_control_plane.report import aggregates, formats
-from benchmark_control_plane.report.schema import Frontier, Results
+from benchmark_control_plane.report.schema import FrontierRow, Results
 
 
 def headline(results: Results) -> str:
@@ -34,11 +34,11 @@ def _by_rate(results: Results) -> str | None:
     return f"{said}: {ratio_text(results, mine, best)} {beside}."
 
 
-def _rate(results: Results, row: Frontier) -> str:
+def _rate(results: Results, row: FrontierRow) -> str:
     return formats.reached(row["rps"], is_limit=aggregates.is_limit(results, row))
 
 
-def ratio_text(results: Results, mine: Frontier, best: Frontier) -> str:
+def ratio_text(results: Results, mine: FrontierRow, best: FrontierRow) -> str:
     """The ratio of the rates, with its range over the seeds where there are several."""
     ratios = seed_ratios(mine, best)
     least = "at least " if aggregates.is_limit(results, mine) else ""
@@ -49,7 +49,7 @@ def ratio_text(results: Results, mine: Frontier, best: Frontier) -> str:
     return f"{overall} ({'the same' if low == high else f'{low} to {high}'} over {len(ratios)} seeds)"
 
 
-def seed_ratios(mine: Frontier, best: Frontier) -> list[float]:
+def seed_ratios(mine: FrontierRow, best: FrontierRow) -> list[float]:
     """Of the seeds on which theirs kept the target at some rate; where ours kept it at none, 0."""
     pairs = zip(mine["per_seed"], best["per_seed"], strict=False)
     return [(ours or 0.0) / theirs for ours, theirs in pairs if theirs]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from benchmark_control_plane.report import formats, svg_axes
 from benchmark_control_plane.report.html import Markup, el
-from benchmark_control_plane.report.samples import LATENCIES, Key, Sample
+from benchmark_control_plane.report.samples import LATENCIES, Key, PooledSample
 from benchmark_control_plane.report.schema import Results
 from benchmark_control_plane.report.series_style import sign
 
@@ -12,7 +12,7 @@ _WIDTH, _HEIGHT = 340, 226
 
 
 def distribution_charts(
-    results: Results, samples: Mapping[Key, Sample], load: float, service_class: str
+    results: Results, samples: Mapping[Key, PooledSample], load: float, service_class: str
 ) -> list[tuple[str, Markup]]:
     """(title, chart) for every latency that this class has."""
     charts = []
@@ -42,7 +42,7 @@ def _chart(
     ends = [value for curve in curves.values() for value in (curve[0][0], curve[-1][0])]
     low = max(min([*ends, bound or ends[0]]), 0.01)
     high = max([*ends, bound or ends[0], low * 2])
-    frame = svg_axes.Frame(
+    frame = svg_axes.ChartFrame(
         _WIDTH,
         _HEIGHT,
         svg_axes.Scale(low * 0.9, high * 1.1, 42, _WIDTH - 14, is_log=True),
@@ -75,7 +75,7 @@ def _chart(
     )
 
 
-def _objective(frame: svg_axes.Frame, bound: float | None) -> Markup | None:
+def _objective(frame: svg_axes.ChartFrame, bound: float | None) -> Markup | None:
     if bound is None:
         return None
     x = frame.x(bound)

@@ -13,11 +13,11 @@ from benchmark_control_plane.report.outcome_chart import (
     part_class,
     share_chart,
 )
-from benchmark_control_plane.report.samples import Key, Sample
+from benchmark_control_plane.report.samples import Key, PooledSample
 from benchmark_control_plane.report.schema import Memory, Results
 
 
-def by_load(results: Results, samples: Mapping[Key, Sample]) -> Markup:
+def by_load(results: Results, samples: Mapping[Key, PooledSample]) -> Markup:
     loads = aggregates.common_loads(results)
     if not loads:
         return join()
@@ -34,7 +34,7 @@ def by_load(results: Results, samples: Mapping[Key, Sample]) -> Markup:
     )
 
 
-def _panel(results: Results, samples: Mapping[Key, Sample], load: float, number: int) -> Markup:
+def _panel(results: Results, samples: Mapping[Key, PooledSample], load: float, number: int) -> Markup:
     became = "What became of the requests"
     decided = "What was decided"
     return el(
@@ -62,7 +62,9 @@ def _bars(name: str, title: str, bars: Bars, names: Mapping[str, str]) -> Markup
     return figure(title, legend, chart, listed=tables.shares_table(title, bars, names))
 
 
-def _distributions(results: Results, samples: Mapping[Key, Sample], load: float, name: str) -> Markup | None:
+def _distributions(
+    results: Results, samples: Mapping[Key, PooledSample], load: float, name: str
+) -> Markup | None:
     heading = el("h4", el("b", name), ": how fast")
     if (listed := tables.percentile_table(results, load, name)) is None:
         return None

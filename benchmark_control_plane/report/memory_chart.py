@@ -20,7 +20,7 @@ def memory_chart(memory: Memory, what: str) -> Markup:
     stacked = _stacked([memory["by_owner"][owner] for owner in owners])
     quotas = _stacked([_quota(memory, owner) for owner in owners])
     high = max([*map(max, stacked), *map(max, quotas), 1e-9])
-    frame = svg_axes.Frame(
+    frame = svg_axes.ChartFrame(
         _WIDTH,
         _HEIGHT,
         svg_axes.Scale(times[0], max(times[-1], times[0] + 1e-9), 54, _WIDTH - 12),
@@ -91,6 +91,8 @@ def _quota(memory: Memory, owner: str) -> list[float]:
     return quota if isinstance(quota, list) else [quota] * len(held)
 
 
-def _corners(frame: svg_axes.Frame, times: Sequence[float], values: Sequence[float]) -> list[svg_axes.Point]:
+def _corners(
+    frame: svg_axes.ChartFrame, times: Sequence[float], values: Sequence[float]
+) -> list[svg_axes.Point]:
     points = [(frame.x(at), frame.y(value)) for at, value in zip(times, values, strict=True)]
     return svg_axes.steps(points, frame.right)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.html import Markup, el
-from benchmark_control_plane.report.samples import Key, Sample
+from benchmark_control_plane.report.samples import Key, PooledSample
 from benchmark_control_plane.report.schema import OUTCOMES, Results
 
 Bars = Sequence[tuple[str, Mapping[str, float]]]
@@ -14,7 +14,7 @@ Bars = Sequence[tuple[str, Mapping[str, float]]]
 _LEAST_FOR_TEXT = 0.12
 
 
-def outcome_bars(results: Results, samples: Mapping[Key, Sample], load: float) -> Bars:
+def outcome_bars(results: Results, samples: Mapping[Key, PooledSample], load: float) -> Bars:
     """Over all classes and seeds."""
     bars = []
     for system in results["systems"]:

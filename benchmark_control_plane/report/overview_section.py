@@ -4,7 +4,7 @@ from benchmark_control_plane.report import aggregates, formats, headline, tables
 from benchmark_control_plane.report.attainment_chart import attainment_chart
 from benchmark_control_plane.report.frontier_chart import frontier_chart
 from benchmark_control_plane.report.html import Markup, as_table, el, figure, join, section
-from benchmark_control_plane.report.schema import Results, Run
+from benchmark_control_plane.report.schema import Results, RunFigures
 from benchmark_control_plane.report.series_style import marker, sign
 
 _UNBROKEN = "\N{NO-BREAK SPACE}%"
@@ -106,11 +106,11 @@ def _warning(title: str, what: str) -> Markup:
     return el("div", el("strong", title), " ", what, class_="warning", role="alert")
 
 
-def _place(run: Run) -> str:
+def _place(run: RunFigures) -> str:
     return f"{run['system']}, {formats.load(run['load'])} load, seed {run['seed']}"
 
 
-def _why(run: Run) -> str:
+def _why(run: RunFigures) -> str:
     return run["why_invalid"] or "no reason given"
 
 

@@ -21,7 +21,7 @@ Key = tuple[str, float, str]
 
 
 @dataclass
-class Sample:
+class PooledSample:
     outcomes: Counter[str] = field(default_factory=Counter)
     latencies: dict[str, list[float]] = field(default_factory=lambda: {metric: [] for metric in LATENCIES})
     lost: Counter[str] = field(default_factory=Counter)
@@ -34,9 +34,9 @@ class Sample:
         return [(values[rank], (rank + 1) / offered) for rank in ranks if values]
 
 
-def pooled(results: Results, requests: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
+def pooled(results: Results, requests: Iterable[Mapping[str, Any]]) -> dict[Key, PooledSample]:
     """Raises BadInput for a record that lacks a field, or is of a run that is not in the results."""
-    samples: dict[Key, Sample] = defaultdict(Sample)
+    samples: dict[Key, PooledSample] = defaultdict(PooledSample)
     for number, record in enumerate(requests, start=1):
         try:
             _count(results, record, samples)
@@ -47,7 +47,7 @@ def pooled(results: Results, requests: Iterable[Mapping[str, Any]]) -> dict[Key,
     return dict(samples)
 
 
-def _count(results: Results, record: Mapping[str, Any], samples: dict[Key, Sample]) -> None:
+def _count(results: Results, record: Mapping[str, Any], samples: dict[Key, PooledSample]) -> None:
     index, outcome, runs = record["run"], record["outcome"], results["runs"]
     if not isinstance(index, int) or not 0 <= index < len(runs):
         raise BadInput(f"run={index!r}: results.json has {len(runs)} runs, counted from 0")

@@ -29,7 +29,7 @@ Figure = list[float | None]
 """`[value, low, high]`; the bounds are null where there was too little for an interval."""
 
 
-class Experiment(TypedDict):
+class ExperimentInfo(TypedDict):
     name: str
     question: str
     yaml: str
@@ -45,7 +45,7 @@ class Environment(TypedDict):
     commit: str | None
 
 
-class System(TypedDict):
+class SystemInfo(TypedDict):
     """`kind` is tandem, ablation or baseline."""
 
     name: str
@@ -59,7 +59,7 @@ class Lateness(TypedDict):
     max: float | None
 
 
-class Rates(TypedDict):
+class LossRates(TypedDict):
     reject: float
     evict: float
     abort: float
@@ -80,14 +80,14 @@ class Memory(TypedDict):
     quota_by_owner: dict[str, float | list[float]]
 
 
-class Engine(TypedDict):
+class EngineCounters(TypedDict):
     preemptions: float | None
     recompute_tokens: float | None
     overflow: float | None
     cache_hit: float | None
 
 
-class Run(TypedDict):
+class RunFigures(TypedDict):
     """One system under one load with one seed."""
 
     system: str
@@ -101,14 +101,14 @@ class Run(TypedDict):
     attainment: dict[str, float | None]
     percentiles: dict[str, dict[str, dict[str, Figure | None]]]
     goodput_rps: float
-    rates: Rates
+    rates: LossRates
     fairness: Fairness
     memory: Memory | None
-    engine: Engine | None
+    engine: EngineCounters | None
     decisions: dict[str, int] | None
 
 
-class Frontier(TypedDict):
+class FrontierRow(TypedDict):
     """The highest offered rate whose attainment reaches `target`; null where none did."""
 
     system: str
@@ -130,13 +130,13 @@ class Results(TypedDict):
     """`capacity_rps` is the rate that is 100 % load; `unloaded_ms`, medians of requests that were alone."""
 
     format: int
-    experiment: Experiment
+    experiment: ExperimentInfo
     partial: bool
     started: str
     environment: Environment
-    systems: list[System]
-    runs: list[Run]
-    max_goodput_rate: list[Frontier]
+    systems: list[SystemInfo]
+    runs: list[RunFigures]
+    max_goodput_rate: list[FrontierRow]
     slos: dict[str, dict[str, float | None]]
     unloaded_ms: NotRequired[dict[str, dict[str, float | None]]]
     capacity_rps: NotRequired[float | None]

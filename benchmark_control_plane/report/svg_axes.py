@@ -30,7 +30,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Frame:
+class ChartFrame:
     """The plane of one chart: its size, and where its axes lie in it."""
 
     width: int
@@ -56,7 +56,7 @@ class Frame:
 
 
 def axes(
-    frame: Frame,
+    frame: ChartFrame,
     *,
     x_ticks: Sequence[float],
     y_ticks: Sequence[float],
@@ -124,7 +124,7 @@ def steps(points: Sequence[Point], end_x: float) -> list[Point]:
     return [corner for (x, y), next_x in zip(points, xs, strict=True) for corner in ((x, y), (next_x, y))]
 
 
-def figure(name: str, frame: Frame, title: str, *content: str | None, class_: str = "") -> Markup:
+def figure(name: str, frame: ChartFrame, title: str, *content: str | None, class_: str = "") -> Markup:
     """`title` is what a screen reader says instead of the picture."""
     return el(
         "svg",

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.html import Child, Markup, el, join, swatch
 from benchmark_control_plane.report.outcome_chart import Bars
-from benchmark_control_plane.report.schema import METRICS, Figure, Memory, Results, Run
+from benchmark_control_plane.report.schema import METRICS, Figure, Memory, Results, RunFigures
 from benchmark_control_plane.report.series_style import sign
 
 Row = Sequence[Child]
 
-_Column = tuple[str, Callable[[Run], float | None], Callable[[float | None], str]]
+_Column = tuple[str, Callable[[RunFigures], float | None], Callable[[float | None], str]]
 
 
 def table(
@@ -146,14 +146,14 @@ def named(number: int, system: str) -> Markup:
 
 
 def _attainment_columns(names: Sequence[str]) -> list[_Column]:
-    def of(name: str) -> Callable[[Run], float | None]:
+    def of(name: str) -> Callable[[RunFigures], float | None]:
         return lambda run: run["attainment"].get(name)
 
     return [(f"{name} met", of(name), formats.share) for name in (aggregates.OVERALL, *names)]
 
 
-def _from(section: str, key: str) -> Callable[[Run], float | None]:
-    def value(run: Run) -> float | None:
+def _from(section: str, key: str) -> Callable[[RunFigures], float | None]:
+    def value(run: RunFigures) -> float | None:
         part = run.get(section)
         return part.get(key) if isinstance(part, dict) else None
 
@@ -177,11 +177,11 @@ _ALWAYS = ("goodput", "rejected", "evicted", "aborted", "failed")
 _SHORT = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "tbt_ms": "gap", "e2e_ms": "e2e"}
 
 
-def _has(column: _Column, run: Run) -> bool:
+def _has(column: _Column, run: RunFigures) -> bool:
     return column[1](run) is not None
 
 
-def _figure(run: Run, service_class: str, metric: str, rank: str) -> Figure | None:
+def _figure(run: RunFigures, service_class: str, metric: str, rank: str) -> Figure | None:
     return run["percentiles"].get(service_class, {}).get(metric, {}).get(rank)
 
 

@@ -1,6 +1,7 @@
 """How do the contenders order an engine's steps? First come, random, the step policies, Apt-Serve's greedy.
 
-`Planned` lets a policy of the round model (mc-sf, tandem) say who starts; where its predictions were too low
+`PlannedRule` lets a policy of the round model (mc-sf, tandem) say who starts; where its predictions were too
+low
 the engine preempts the newest, which the policy takes for running on. `AptGreedy` offers those that wait by
 Apt-Serve's value with SLO fallback, keys and values only, into the memory that those which run leave free;
 chunked prefill makes its choice of iteration type void. Where memory runs out, its order says who stays.
@@ -10,9 +11,9 @@ from random import Random
 
 import numpy as np
 
-from backends.simulated.scheduler import Engine
+from backends.simulated.scheduler import SimulatedScheduler
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepPolicy
-from benchmark_control_plane.round_model.step_simulator import Objective, Served
+from benchmark_control_plane.round_model.step_simulator import StepObjective, SteppedRequest
 from controlplane.core.memory import Floats
 from controlplane.policy.cache_tiers.allocation import HybridOptions, TierOffers, plan_tiers
 
@@ -24,16 +25,16 @@ class FirstCome:
     """As stock vLLM."""
 
     def __init__(self) -> None:
-        self._new: list[Served] = []
+        self._new: list[SteppedRequest] = []
 
-    def arrive(self, one: Served) -> None:
+    def arrive(self, one: SteppedRequest) -> None:
         self._new.append(one)
 
-    def arrange(self, engine: Engine[Served], now: float) -> None:
+    def arrange(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:
         engine.waiting.extend(self._new)
         self._new.clear()
 
-    def finish(self, one: Served) -> None:
+    def finish(self, one: SteppedRequest) -> None:
         pass
 
 
@@ -44,7 +45,7 @@ class RandomOrder(FirstCome):
         super().__init__()
         self._random = Random(seed)
 
-    def arrange(self, engine: Engine[Served], now: float) -> None:
+    def arrange(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:
         super().arrange(engine, now)
         waiting = engine.waiting
         for place in range(min(_DRAWN_AHEAD, len(waiting) - 1)):
@@ -52,27 +53,27 @@ class RandomOrder(FirstCome):
             waiting[place], waiting[drawn] = waiting[drawn], waiting[place]
 
 
-class Planned:
+class PlannedRule:
     """`due` of a candidate is its first-token deadline."""
 
-    def __init__(self, policy: StepPolicy, objective: Objective) -> None:
+    def __init__(self, policy: StepPolicy, objective: StepObjective) -> None:
         self._policy = policy
         self._objective = objective
-        self._known: dict[int, tuple[Served, Candidate]] = {}
+        self._known: dict[int, tuple[SteppedRequest, Candidate]] = {}
         self._step = 0
 
-    def arrive(self, one: Served) -> None:
+    def arrive(self, one: SteppedRequest) -> None:
         due = one.arrival + self._objective.ttft
         candidate = Candidate(one.number, one.arrival, one.prompt, one.predicted, due)
         self._known[one.number] = (one, candidate)
         self._policy.arrive(candidate)
 
-    def arrange(self, engine: Engine[Served], now: float) -> None:
+    def arrange(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:
         self._step += 1
         for candidate in self._policy.start(self._step):
             engine.waiting.append(self._known[candidate.id][0])
 
-    def finish(self, one: Served) -> None:
+    def finish(self, one: SteppedRequest) -> None:
         _, candidate = self._known.pop(one.number)
         self._policy.finish(candidate, self._step + 1)
 
@@ -80,23 +81,23 @@ class Planned:
 class AptGreedy:
     """Candidates are kept as columns: since when they wait, the deadline of their next token, their size."""
 
-    def __init__(self, objective: Objective, options: HybridOptions) -> None:
+    def __init__(self, objective: StepObjective, options: HybridOptions) -> None:
         self._objective = objective
         self._options = options
-        self._waiting: list[Served] = []
+        self._waiting: list[SteppedRequest] = []
         self._columns: Floats = np.zeros((3, _FIRST_ROWS))
 
-    def arrive(self, one: Served) -> None:
+    def arrive(self, one: SteppedRequest) -> None:
         self._wait(one, one.arrival, one.arrival + self._objective.ttft, one.total + 1)
 
-    def _wait(self, one: Served, since: float, deadline: float, tokens: int) -> None:
+    def _wait(self, one: SteppedRequest, since: float, deadline: float, tokens: int) -> None:
         count = len(self._waiting)
         if count == self._columns.shape[1]:
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
         self._columns[:, count] = (since, deadline, tokens)
         self._waiting.append(one)
 
-    def arrange(self, engine: Engine[Served], now: float) -> None:
+    def arrange(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:
         self._take_back(engine, now)
         block = engine.block_tokens
         growth = sum(-(-one.total // block) - one.blocks for one in engine.running if one.blocks)
@@ -110,7 +111,7 @@ class AptGreedy:
         for at in self._chosen(now, float(free), block):
             engine.waiting.append(self._waiting[at])
 
-    def _take_back(self, engine: Engine[Served], now: float) -> None:
+    def _take_back(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:
         """Who joined is no candidate any more; who was preempted is one again."""
         joined = [at for at, one in enumerate(self._waiting) if one.blocks or one.is_gone]
         if joined:
@@ -144,5 +145,5 @@ class AptGreedy:
         gains = offers.values()[0, held] / blocks[held]
         return [int(at) for at in held[np.argsort(-gains, kind="stable")]]
 
-    def finish(self, one: Served) -> None:
+    def finish(self, one: SteppedRequest) -> None:
         pass

@@ -12,7 +12,7 @@ from benchmark_control_plane.common.arguments import BadInput, finite, items, wh
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class HindsightJob:
     """`release` is the first round that it may start in."""
 
     arrival: float
@@ -34,15 +34,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class HindsightInstance:
     memory: int
-    jobs: tuple[Job, ...]
+    jobs: tuple[HindsightJob, ...]
 
     def total_latency(self, start: Sequence[int]) -> float:
         return sum(p + job.output - job.arrival for p, job in zip(start, self.jobs, strict=True))
 
 
-def read_instance(source: Mapping[str, Any]) -> Instance:
+def read_instance(source: Mapping[str, Any]) -> HindsightInstance:
     """Raises BadInput."""
     memory = whole(source.get("M"), "M", least=1)
     jobs = []
@@ -59,11 +59,11 @@ def read_instance(source: Mapping[str, Any]) -> Instance:
                 f"requests[{i}]: s + o = {prompt + output} exceeds M={memory}, so it can never run; "
                 "raise M or drop the request"
             )
-        jobs.append(Job(arrival, prompt, output))
-    return Instance(memory, tuple(jobs))
+        jobs.append(HindsightJob(arrival, prompt, output))
+    return HindsightInstance(memory, tuple(jobs))
 
 
-def broken_rule(instance: Instance, start: Sequence[int]) -> str | None:
+def broken_rule(instance: HindsightInstance, start: Sequence[int]) -> str | None:
     """The first rule of the round model that the schedule breaks; None if it is feasible."""
     used: dict[int, int] = {}
     for i, (job, p) in enumerate(zip(instance.jobs, start, strict=True)):

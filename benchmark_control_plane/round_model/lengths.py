@@ -19,7 +19,7 @@ CONVERSATION_OUTPUTS = Lognormal(mean=85.32, median=45, cap=700)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RoundRequest:
     """One request of an instance: arrival, prompt tokens, output tokens, and what was predicted."""
 
     arrival: float
@@ -30,32 +30,32 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class RoundInstance:
     memory: int
-    lines: tuple[Line, ...]
+    lines: tuple[RoundRequest, ...]
 
 
-def model_one(rng: np.random.Generator) -> Instance:
+def model_one(rng: np.random.Generator) -> RoundInstance:
     """All at once: 40 to 60 requests at time 0."""
     memory = int(rng.integers(30, 51))
     count = int(rng.integers(40, 61))
-    return Instance(memory, tuple(_small_line(rng, memory, 0) for _ in range(count)))
+    return RoundInstance(memory, tuple(_small_line(rng, memory, 0) for _ in range(count)))
 
 
-def model_two(rng: np.random.Generator) -> Instance:
+def model_two(rng: np.random.Generator) -> RoundInstance:
     """Poisson arrivals in each of T rounds."""
     memory = int(rng.integers(30, 51))
     last = int(rng.integers(40, 61))
     rate = float(rng.uniform(0.5, 1.5))
     counts = rng.poisson(rate, last)
     arrivals = [at + 1 for at, count in enumerate(counts) for _ in range(count)]
-    return Instance(memory, tuple(_small_line(rng, memory, at) for at in arrivals))
+    return RoundInstance(memory, tuple(_small_line(rng, memory, at) for at in arrivals))
 
 
-def _small_line(rng: np.random.Generator, memory: int, arrival: int) -> Line:
+def _small_line(rng: np.random.Generator, memory: int, arrival: int) -> RoundRequest:
     prompt = int(rng.integers(1, 6))
     output = int(rng.integers(1, memory - prompt + 1))
-    return Line(arrival, prompt, output, output)
+    return RoundRequest(arrival, prompt, output, output)
 
 
 def conversation_lengths(rng: np.random.Generator, count: int) -> list[tuple[int, int]]:
@@ -72,14 +72,18 @@ def typical_lengths(rng: np.random.Generator, count: int) -> list[tuple[int, int
     return [(int(s), int(o)) for s, o in zip(prompts, outputs, strict=True)]
 
 
-def poisson_arrivals(rng: np.random.Generator, lengths: list[tuple[int, int]], rate: float) -> list[Line]:
+def poisson_arrivals(
+    rng: np.random.Generator, lengths: list[tuple[int, int]], rate: float
+) -> list[RoundRequest]:
     """`rate` requests a second."""
     times = np.cumsum(rng.exponential(1 / rate, len(lengths)))
-    return [Line(float(at), s, o, o) for at, (s, o) in zip(times, lengths, strict=True)]
+    return [RoundRequest(float(at), s, o, o) for at, (s, o) in zip(times, lengths, strict=True)]
 
 
-def mispredicted(rng: np.random.Generator, lines: list[Line], epsilon: float) -> Iterator[Line]:
+def mispredicted(
+    rng: np.random.Generator, lines: list[RoundRequest], epsilon: float
+) -> Iterator[RoundRequest]:
     """Predictions uniform within a relative error of `epsilon`."""
     for line in lines:
         drawn = rng.uniform((1 - epsilon) * line.output, (1 + epsilon) * line.output)
-        yield Line(line.arrival, line.prompt, line.output, max(1, round(float(drawn))), line.due)
+        yield RoundRequest(line.arrival, line.prompt, line.output, max(1, round(float(drawn))), line.due)

@@ -11,7 +11,7 @@ from math import floor
 
 from ortools.sat.python import cp_model
 
-from benchmark_control_plane.round_model.instance import Instance
+from benchmark_control_plane.round_model.instance import HindsightInstance
 
 _PIECES = 4
 
@@ -27,7 +27,7 @@ class Proof:
 
 @dataclass(slots=True)
 class _Model:
-    instance: Instance
+    instance: HindsightInstance
     known: Sequence[int]
     model: cp_model.CpModel = field(default_factory=cp_model.CpModel)
     completion: list[cp_model.IntVar] = field(default_factory=list)
@@ -91,7 +91,9 @@ class _Model:
         return cells
 
 
-def prove(instance: Instance, known: Sequence[int], *, seconds: float, seed: int, workers: int) -> Proof:
+def prove(
+    instance: HindsightInstance, known: Sequence[int], *, seconds: float, seed: int, workers: int
+) -> Proof:
     """Starts at least as good as `known`, and what is proven about them within the time."""
     building = _Model(instance, known)
     building.build()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from benchmark_control_plane.round_model.instance import Instance, Job
+from benchmark_control_plane.round_model.instance import HindsightInstance, HindsightJob
 
 Stop = Callable[[], bool]
 
@@ -24,7 +24,7 @@ _WARMTHS = (0.5, 1.0, 4.0)
 class _ListScheduler:
     """`line[t]` is the use of round t, plus t: with it one maximum answers whether a start fits."""
 
-    instance: Instance
+    instance: HindsightInstance
     order: list[int]
     horizon: int = field(init=False)
     lines: list[list[int]] = field(init=False)
@@ -67,7 +67,7 @@ class _ListScheduler:
             starts[i] = self.sums[at + 1] - self.sums[at] - jobs[i].output
         return starts
 
-    def _place(self, line: list[int], job: Job) -> int:
+    def _place(self, line: list[int], job: HindsightJob) -> int:
         """Adds the job at its first fitting start; its completion."""
         output, start = job.output, job.release
         room = self.instance.memory - job.prompt
@@ -83,7 +83,9 @@ class _ListScheduler:
         return start + output
 
 
-def search(instance: Instance, orders: Sequence[Sequence[int]], *, seed: int, stop: Stop) -> list[int]:
+def search(
+    instance: HindsightInstance, orders: Sequence[Sequence[int]], *, seed: int, stop: Stop
+) -> list[int]:
     """Best starts found from the given first orders, restarted from the best until `stop`."""
     random = Random(seed)
     candidates = [_ListScheduler(instance, list(order)) for order in orders]
@@ -125,7 +127,7 @@ def _anneal(current: _ListScheduler, random: Random, stop: Stop, *, warmth: floa
     return best_order, best_total
 
 
-def first_orders(instance: Instance) -> list[list[int]]:
+def first_orders(instance: HindsightInstance) -> list[list[int]]:
     """By output, memory volume, volume a cell of peak, earliest completion, and arrival."""
     jobs = instance.jobs
     everyone = range(len(jobs))

@@ -1,27 +1,27 @@
 """How would the policies of the engine plug-in order the simulated engine's steps? Same code, another host.
 
-The host keeps a `Progress` for each request, stamps it with the step's time, and applies the plan: who
+The host keeps a `RequestState` for each request, stamps it with the step's time, and applies the plan: who
 leaves, who may join in order, and who gives way first if memory runs short after all.
 """
 
 from collections import deque
 
-from backends.simulated.scheduler import Engine
-from benchmark_control_plane.round_model.step_simulator import Objective, Served
+from backends.simulated.scheduler import SimulatedScheduler
+from benchmark_control_plane.round_model.step_simulator import StepObjective, SteppedRequest
 from controlplane.core.clock import Instant, seconds
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
 from controlplane.policy.engine.interface import EnginePolicy, EngineView
-from controlplane.policy.engine.request_state import Progress
-from controlplane.policy.engine.running_batch import Crowd
+from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.running_batch import RunningBatch
 
 
 class EngineRule:
     """`blocks` are the engine's; `pace` is what a step and a prompt token usually take."""
 
     def __init__(
-        self, policy: EnginePolicy, objective: Objective, *, blocks: int, context: int, pace: Pace
+        self, policy: EnginePolicy, objective: StepObjective, *, blocks: int, context: int, pace: Pace
     ) -> None:
         self._policy = policy
         self._class = ServiceClass("all", Slo(ttft=seconds(objective.ttft)), 0, sheddable=False)
@@ -29,11 +29,11 @@ class EngineRule:
         self._blocks = blocks
         self._context = context
         self._pace = pace
-        self._new: list[Served] = []
-        self._waiting: dict[str, Served] = {}
-        self._progress: dict[int, Progress] = {}
+        self._new: list[SteppedRequest] = []
+        self._waiting: dict[str, SteppedRequest] = {}
+        self._progress: dict[int, RequestState] = {}
 
-    def arrive(self, one: Served) -> None:
+    def arrive(self, one: SteppedRequest) -> None:
         request = Request(
             id=f"{one.number:09d}",
             kind=Kind.GENERATE,
@@ -45,10 +45,10 @@ class EngineRule:
             prompt_tokens=one.prompt,
             max_output_tokens=self._context - one.prompt,
         )
-        self._progress[one.number] = Progress(request, one.predicted, name=request.id, gap=self._gap)
+        self._progress[one.number] = RequestState(request, one.predicted, name=request.id, gap=self._gap)
         self._new.append(one)
 
-    def arrange(self, engine: Engine[Served], now: float) -> None:
+    def arrange(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:
         at = Instant(seconds(now))
         self._note_moves(engine, at)
         view = self._view(engine, at)
@@ -64,14 +64,14 @@ class EngineRule:
         engine.running.sort(key=lambda one: places.get(self._progress[one.number].request.id, -1))
         engine.waiting = deque(offered)
 
-    def _note_moves(self, engine: Engine[Served], at: Instant) -> None:
+    def _note_moves(self, engine: SimulatedScheduler[SteppedRequest], at: Instant) -> None:
         """What the last step did: tokens, starts, preemptions by the engine itself."""
         for one in engine.running:
             progress = self._progress[one.number]
             # First it leaves the queue, then it grows: the policy finds it there by its size.
             if progress.request.id in self._waiting:
                 del self._waiting[progress.request.id]
-                self._policy.left(progress)
+                self._policy.dequeue(progress)
             if one.produced > progress.done and one.last is not None:
                 progress.stamp(Instant(seconds(one.last)), one.produced - progress.done)
         for one in engine.waiting:
@@ -82,13 +82,13 @@ class EngineRule:
             self._joins_queue(one, at)
         self._new.clear()
 
-    def _joins_queue(self, one: Served, at: Instant) -> None:
+    def _joins_queue(self, one: SteppedRequest, at: Instant) -> None:
         progress = self._progress[one.number]
         progress.preemptions = one.preemptions
         self._waiting[progress.request.id] = one
-        self._policy.joined(progress, at)
+        self._policy.enqueue(progress, at)
 
-    def _view(self, engine: Engine[Served], at: Instant) -> EngineView:
+    def _view(self, engine: SimulatedScheduler[SteppedRequest], at: Instant) -> EngineView:
         running = engine.running
         listed = [self._progress[one.number] for one in running]
         for one, progress in zip(running, listed, strict=True):
@@ -102,11 +102,11 @@ class EngineRule:
             used=sum(one.blocks for one in running),
             growth=sum(-(-one.total // block) - one.blocks for one in running),
             free_slots=engine.max_running - len(running),
-            running=Crowd(listed),
+            running=RunningBatch(listed),
         )
 
-    def finish(self, one: Served) -> None:
+    def finish(self, one: SteppedRequest) -> None:
         progress = self._progress.pop(one.number)
         if progress.request.id in self._waiting:
             del self._waiting[progress.request.id]
-            self._policy.left(progress)
+            self._policy.dequeue(progress)

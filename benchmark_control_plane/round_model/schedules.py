@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from random import Random
 
 from backends.cost_models.step_time import StepTime, pace
-from benchmark_control_plane.round_model.lengths import Line
+from benchmark_control_plane.round_model.lengths import RoundRequest
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions, StepPolicy
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
-from benchmark_control_plane.round_model.simulator import Arrival, Totals, simulate
-from controlplane.policy.registry import chosen
+from benchmark_control_plane.round_model.simulator import RoundArrival, Totals, simulate
+from controlplane.policy.registry import lookup
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class PolicySetting:
     """`step_time` None counts in rounds."""
 
     policy: str
@@ -41,7 +41,7 @@ class Schedule:
         return self.total_latency / len(self.latency) if self.latency else 0.0
 
 
-def built(setting: Setting, memory: int) -> StepPolicy:
+def built(setting: PolicySetting, memory: int) -> StepPolicy:
     """Raises ValueError on an unknown policy or an impossible option."""
     step_seconds, prompt_steps = 1.0, 0.0
     if setting.step_time is not None:
@@ -55,24 +55,24 @@ def built(setting: Setting, memory: int) -> StepPolicy:
         step_time=step_seconds,
         prompt_steps=prompt_steps,
     )
-    return chosen("policy", STEP_POLICIES, setting.policy)(options)
+    return lookup("policy", STEP_POLICIES, setting.policy)(options)
 
 
-def arrivals(lines: Sequence[Line]) -> list[Arrival]:
+def arrivals(lines: Sequence[RoundRequest]) -> list[RoundArrival]:
     """In order of time; the id is the index, so ties never depend on hashing."""
     listed = [
-        Arrival(Candidate(i, line.arrival, line.prompt, line.predicted, line.due), line.output)
+        RoundArrival(Candidate(i, line.arrival, line.prompt, line.predicted, line.due), line.output)
         for i, line in enumerate(lines)
     ]
     return sorted(listed, key=lambda one: (one.candidate.arrival, one.candidate.id))
 
 
-def scheduled(lines: Sequence[Line], memory: int, setting: Setting) -> Schedule:
+def scheduled(lines: Sequence[RoundRequest], memory: int, setting: PolicySetting) -> Schedule:
     """Raises ValueError on bad settings, NeverEnds where the policy repeats itself."""
     start = [0.0] * len(lines)
     finish = [0.0] * len(lines)
 
-    def note(arrival: Arrival, started: float, ended: float) -> None:
+    def note(arrival: RoundArrival, started: float, ended: float) -> None:
         start[arrival.candidate.id] = started
         finish[arrival.candidate.id] = ended
 

@@ -22,8 +22,8 @@ from benchmark_control_plane.round_model.lengths import (
     poisson_arrivals,
 )
 from benchmark_control_plane.round_model.policies.interface import Candidate
-from benchmark_control_plane.round_model.schedules import Setting, arrivals, built, scheduled
-from benchmark_control_plane.round_model.simulator import Arrival, simulate
+from benchmark_control_plane.round_model.schedules import PolicySetting, arrivals, built, scheduled
+from benchmark_control_plane.round_model.simulator import RoundArrival, simulate
 
 _DECIDING = ("mc-sf", "mc-sf-skip", "mc-benchmark", "fcfs", "tandem")
 _RUNNING = 256
@@ -38,7 +38,7 @@ def whole_run(policy: str, count: int) -> float:
     """CPU seconds for `count` requests at 50 a second."""
     rng = np.random.default_rng(1)
     lines = poisson_arrivals(rng, conversation_lengths(rng, count), 50)
-    setting = Setting(policy, step_time=tile(*LLAMA2_70B_TP1))
+    setting = PolicySetting(policy, step_time=tile(*LLAMA2_70B_TP1))
     begun = time.thread_time()
     scheduled(lines, CONVERSATION_MEMORY, setting)
     return time.thread_time() - begun
@@ -48,7 +48,7 @@ def decision_times(policy: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Milliseconds of `start` in steps with about 256 running and 1,000 waiting; whoever ends is replaced."""
     rng = np.random.default_rng(2)
     memory = 40_000
-    chosen = built(Setting(policy, step_time=tile(*LLAMA2_70B_TP1)), memory)
+    chosen = built(PolicySetting(policy, step_time=tile(*LLAMA2_70B_TP1)), memory)
     lengths = iter(conversation_lengths(rng, 200_000))
     ending: dict[int, list[Candidate]] = {}
     output: dict[int, int] = {}
@@ -85,7 +85,7 @@ def decision_times(policy: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array(taken[1:])
 
 
-def streamed(count: int) -> Iterator[Arrival]:
+def streamed(count: int) -> Iterator[RoundArrival]:
     rng = np.random.default_rng(3)
     offset = 0.0
     for first in range(0, count, _CHUNK):
@@ -97,14 +97,14 @@ def streamed(count: int) -> Iterator[Arrival]:
                 one.candidate.prompt,
                 one.candidate.predicted,
             )
-            yield Arrival(candidate, one.output_tokens)
+            yield RoundArrival(candidate, one.output_tokens)
         offset += lines[-1].arrival
 
 
 def stream_run(count: int) -> dict[str, float]:
     """In this process, whose peak memory is read afterwards."""
     step_time = tile(*LLAMA2_70B_TP1)
-    policy = built(Setting("mc-sf", step_time=step_time), CONVERSATION_MEMORY)
+    policy = built(PolicySetting("mc-sf", step_time=step_time), CONVERSATION_MEMORY)
     begun = time.thread_time()
     totals = simulate(
         streamed(count),

@@ -24,14 +24,14 @@ class NeverEnds(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class RoundArrival:
     """`output_tokens` is the true length, which no policy sees."""
 
     candidate: Candidate
     output_tokens: int
 
 
-OnFinish = Callable[[Arrival, float, float], None]
+OnFinish = Callable[[RoundArrival, float, float], None]
 """(request, start of its last run, completion)."""
 
 
@@ -50,7 +50,7 @@ class Totals:
 
 @dataclass(slots=True)
 class _Run:
-    arrival: Arrival
+    arrival: RoundArrival
     started: int
     start: float
 
@@ -62,7 +62,7 @@ class _Engine:
     step_time: StepTime | None
     on_finish: OnFinish
     totals: Totals = field(default_factory=Totals)
-    present: dict[int, Arrival] = field(default_factory=dict)
+    present: dict[int, RoundArrival] = field(default_factory=dict)
     running: dict[int, _Run] = field(default_factory=dict)
     ending: dict[int, list[_Run]] = field(default_factory=dict)
     step: int = 0
@@ -70,7 +70,7 @@ class _Engine:
     used: int = 0
     fruitless: int = 0
 
-    def join(self, arrival: Arrival) -> None:
+    def join(self, arrival: RoundArrival) -> None:
         self.present[arrival.candidate.id] = arrival
         self.policy.arrive(arrival.candidate)
         self.fruitless = 0
@@ -141,7 +141,7 @@ class _Engine:
 
 
 def simulate(
-    arrivals: Iterable[Arrival],
+    arrivals: Iterable[RoundArrival],
     *,
     memory: int,
     policy: StepPolicy,
@@ -153,7 +153,7 @@ def simulate(
     Raises NeverEnds.
     """
     engine = _Engine(memory, policy, step_time, on_finish)
-    coming: Iterator[Arrival] = iter(arrivals)
+    coming: Iterator[RoundArrival] = iter(arrivals)
     upcoming = next(coming, None)
     while upcoming is not None or engine.present:
         if not engine.present and upcoming is not None and upcoming.candidate.arrival > engine.now:

@@ -13,15 +13,15 @@ from typing import Protocol
 import numpy as np
 
 from backends.cost_models.step_time import BatchTime, StepLoad
-from backends.simulated.scheduler import Engine
 from backends.simulated.scheduler import Sequence as EngineSequence
+from backends.simulated.scheduler import SimulatedScheduler
 
 _EMPTY_STEPS = 100
 """A rule may look at some of those that wait only now and then; an engine asks again at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class StepObjective:
     """Seconds to the first token and between tokens."""
 
     ttft: float
@@ -29,7 +29,7 @@ class Objective:
 
 
 @dataclass(eq=False, slots=True)
-class Served(EngineSequence):
+class SteppedRequest(EngineSequence):
     """`predicted` output tokens are all that a rule may know of `output`."""
 
     number: int = 0
@@ -51,14 +51,14 @@ class Served(EngineSequence):
                 self.longest_gap = gap
         self.last = now
 
-    def has_missed(self, now: float, objective: Objective) -> bool:
+    def has_missed(self, now: float, objective: StepObjective) -> bool:
         """Whether the strict objective is broken by now."""
         if self.first is None or self.last is None:
             return now > self.arrival + objective.ttft
         is_late = self.first - self.arrival > objective.ttft or self.longest_gap > objective.gap
         return is_late or now - self.last > objective.gap
 
-    def meets(self, objective: Objective, *, strictly: bool) -> bool:
+    def meets(self, objective: StepObjective, *, strictly: bool) -> bool:
         if not self.is_finished or self.first is None or self.first - self.arrival > objective.ttft:
             return False
         if strictly or self.longest_gap <= objective.gap:
@@ -69,16 +69,16 @@ class Served(EngineSequence):
 class StepRule(Protocol):
     """Offers requests by putting them into `engine.waiting`, and may take back what has not joined."""
 
-    def arrive(self, one: Served) -> None: ...
+    def arrive(self, one: SteppedRequest) -> None: ...
 
-    def arrange(self, engine: Engine[Served], now: float) -> None:
+    def arrange(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:
         """Before each step."""
 
-    def finish(self, one: Served) -> None: ...
+    def finish(self, one: SteppedRequest) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class EnginePool:
     """An engine's sizes and speed."""
 
     blocks: int
@@ -87,8 +87,8 @@ class Pool:
     max_running: int = 256
     step_tokens: int = 2_048
 
-    def engine(self) -> Engine[Served]:
-        return Engine(
+    def engine(self) -> SimulatedScheduler[SteppedRequest]:
+        return SimulatedScheduler(
             blocks=self.blocks,
             block_tokens=self.block_tokens,
             max_running=self.max_running,
@@ -106,7 +106,7 @@ class Attainment:
     preemptions: float
 
 
-def serve(requests: Iterable[Served], rule: StepRule, pool: Pool) -> None:
+def serve(requests: Iterable[SteppedRequest], rule: StepRule, pool: EnginePool) -> None:
     """Runs until all have finished; stamps them. Requests come in order of arrival."""
     engine = pool.engine()
     coming = iter(requests)
@@ -137,7 +137,7 @@ def serve(requests: Iterable[Served], rule: StepRule, pool: Pool) -> None:
                 rule.finish(one)
 
 
-def attained(counted: Sequence[Served], objective: Objective) -> Attainment:
+def attained(counted: Sequence[SteppedRequest], objective: StepObjective) -> Attainment:
     count = len(counted)
     on_time = sum(one.first is not None and one.first - one.arrival <= objective.ttft for one in counted)
     return Attainment(

@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.cost_models.step_time import affine, llm_only
-from benchmark_control_plane.simulator.simulation import Ask, Course, Machine, arrival_times, simulate
+from benchmark_control_plane.simulator.simulation import (
+    Machine,
+    SimulatedRequest,
+    SimulationResult,
+    arrival_times,
+    simulate,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,7 +62,7 @@ def exact_waits(gaps: Floats, services: Floats, servers: int) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class QueueingComparison:
     """Mean waits in mean services. `present` is the mean number in the system as sampled, `little` the
     arrival rate times the mean time in it."""
 
@@ -79,7 +85,7 @@ class Comparison:
 
 def compared(
     servers: int, load: float, customers: int, *, seed: int, steps_per_service: int | None = None
-) -> Comparison:
+) -> QueueingComparison:
     """M/D/1 without `steps_per_service` (an answer is one step); else M/M/c with exponential services
     rounded to whole steps, so many in a mean service."""
     rng = np.random.default_rng(seed)
@@ -97,7 +103,7 @@ def compared(
     # From empty to empty, so that nobody's time in the system is cut off.
     span = max(r.finished or 0 for r in course.records) * _NANO
     present = [count for _, count in course.presence]
-    return Comparison(
+    return QueueingComparison(
         model="M/D/1" if steps_per_service is None else f"M/M/{servers}",
         formula=md1_wait(load) if steps_per_service is None else mmc_wait(servers, load),
         simulated=float(waits.mean()),
@@ -107,9 +113,10 @@ def compared(
     )
 
 
-def _simulated(at: Sequence[float], tokens: Sequence[int], step: float, servers: int) -> Course:
+def _simulated(at: Sequence[float], tokens: Sequence[int], step: float, servers: int) -> SimulationResult:
     offered = [
-        Ask(time, prompt_tokens=1, output_tokens=count) for time, count in zip(at, tokens, strict=True)
+        SimulatedRequest(time, prompt_tokens=1, output_tokens=count)
+        for time, count in zip(at, tokens, strict=True)
     ]
     machine = Machine(llm_only(affine(step, 0, 0, 0)), max_running=servers)
     return simulate(offered, machine, _PATIENT, sample_every=0.2)

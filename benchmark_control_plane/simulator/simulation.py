@@ -25,7 +25,7 @@ from controlplane.core.generation import Sampling
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Request
-from controlplane.service.jobs import Caller, Hints
+from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket
@@ -35,7 +35,7 @@ _GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SimulatedRequest:
     """A generation: the client asks for at most `max_tokens`, the answer would be `output_tokens` long."""
 
     at: float
@@ -52,7 +52,7 @@ class Embed:
     service_class: str | None = None
 
 
-Offered = Ask | Embed
+Offered = SimulatedRequest | Embed
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def divided(machine: Machine, llm_share: float) -> Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SimulatedRecord:
     """Stamps in nanoseconds; of a rejected request only the arrival is known."""
 
     number: int
@@ -112,10 +112,10 @@ class MemoryUse:
 
 
 @dataclass(slots=True)
-class Course:
+class SimulationResult:
     """`records` in the order of the requests; `presence` is (time, requests present) at each sample."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[SimulatedRecord] = field(default_factory=list)
     presence: list[tuple[float, int]] = field(default_factory=list)
     steps: int = 0
     busy_seconds: float = 0.0
@@ -141,7 +141,7 @@ def simulate(
     *,
     sample_every: float | None = None,
     lengths: LengthPredictor | None = None,
-) -> Course:
+) -> SimulationResult:
     """Runs until every client has its answer. `sections` are those of the server's YAML besides models;
     `lengths` stands in for the predictor that they name. Ids of requests begin with their number and "-"."""
     return run(_play(offered, machine, sections or {}, sample_every, lengths))
@@ -153,8 +153,8 @@ async def _play(
     sections: Mapping[str, Any],
     sample_every: float | None,
     lengths: LengthPredictor | None,
-) -> Course:
-    course = Course()
+) -> SimulationResult:
+    course = SimulationResult()
     digest = hashlib.sha256()
 
     def on_step(start: float, duration: float, load: StepLoad) -> None:
@@ -168,7 +168,7 @@ async def _play(
 
     def length(request: Request) -> int:
         one = offered[int(request.id.partition("-")[0])]
-        assert isinstance(one, Ask)
+        assert isinstance(one, SimulatedRequest)
         return one.output_tokens
 
     generator, embedder = engines(machine, length, on_step)
@@ -181,8 +181,8 @@ async def _play(
             sampler.cancel()
         course.engine_preemptions = generator.state().preemptions
         course.memory.failed_batches = embedder.out_of_memory
-        if service.quotas is not None:
-            course.reclaimed_bytes = service.quotas.reclaimed_bytes
+        if service.quota_controller is not None:
+            course.reclaimed_bytes = service.quota_controller.reclaimed_bytes
     for record in course.records:
         digest.update(repr(record).encode())
     course.trace_hash = digest.hexdigest()
@@ -278,10 +278,10 @@ async def started(
         await service.stop()
 
 
-async def _all_clients(service: Service, offered: Sequence[Offered]) -> list[Record]:
+async def _all_clients(service: Service, offered: Sequence[Offered]) -> list[SimulatedRecord]:
     """Sets out each client at its time; those of one instant in the order given."""
     loop = asyncio.get_running_loop()
-    clients: dict[int, asyncio.Task[Record]] = {}
+    clients: dict[int, asyncio.Task[SimulatedRecord]] = {}
     for number in sorted(range(len(offered)), key=lambda n: (offered[n].at, n)):
         one = offered[number]
         if one.at > loop.time():
@@ -291,10 +291,10 @@ async def _all_clients(service: Service, offered: Sequence[Offered]) -> list[Rec
     return [clients[number].result() for number in range(len(offered))]
 
 
-async def _client(service: Service, number: int, one: Offered) -> Record:
-    hints = Hints(service_class=one.service_class)
+async def _client(service: Service, number: int, one: Offered) -> SimulatedRecord:
+    hints = RequestHints(service_class=one.service_class)
     try:
-        if isinstance(one, Ask):
+        if isinstance(one, SimulatedRequest):
             ticket = await _generated(service, number, one, hints)
         else:
             inputs = [range(length) for length in one.lengths]
@@ -303,9 +303,9 @@ async def _client(service: Service, number: int, one: Offered) -> Record:
             )
             ticket = (await service.dispatcher.embed(embed_job)).ticket
     except Rejected as rejected:
-        return Record(number, f"rejected: {rejected.reject.reason}", rejected.request.arrival)
+        return SimulatedRecord(number, f"rejected: {rejected.reject.reason}", rejected.request.arrival)
     seen = ticket.timeline
-    return Record(
+    return SimulatedRecord(
         number,
         str(ticket.outcome),
         seen.arrival,
@@ -318,7 +318,7 @@ async def _client(service: Service, number: int, one: Offered) -> Record:
     )
 
 
-async def _generated(service: Service, number: int, one: Ask, hints: Hints) -> Ticket:
+async def _generated(service: Service, number: int, one: SimulatedRequest, hints: RequestHints) -> Ticket:
     limit = one.max_tokens or one.output_tokens
     job = await service.intake.completion(
         str(number),
@@ -335,7 +335,7 @@ async def _generated(service: Service, number: int, one: Ask, hints: Hints) -> T
     return answer.ticket
 
 
-async def _sample(service: Service, course: Course, every: float) -> None:
+async def _sample(service: Service, course: SimulationResult, every: float) -> None:
     loop = asyncio.get_running_loop()
     while True:
         course.presence.append((loop.time(), len(service.dispatcher.tickets())))

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane import __version__
-from controlplane.api.endpoint import Reception
+from controlplane.api.endpoint import EndpointFactory
 from controlplane.api.errors import Problem, error_response, failure_of
-from controlplane.api.middleware import Door
+from controlplane.api.middleware import RequestMiddleware
 from controlplane.api.openai.chat import chat_route
 from controlplane.api.openai.completions import completion_route
 from controlplane.api.openai.embeddings import embedding_route
@@ -55,9 +55,9 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
         docs_url=None,
         redoc_url=None,
     )
-    app.add_middleware(Door, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(RequestMiddleware, max_body_bytes=settings.max_body_bytes)
     _tell_failures(app, overload_status=settings.overload_status)
-    reception = Reception(settings)
+    reception = EndpointFactory(settings)
     app.router.routes += [
         made(service, reception) for made in (chat_route, completion_route, embedding_route)
     ]

@@ -10,7 +10,7 @@ from hmac import compare_digest
 from starlette.datastructures import Headers
 
 from controlplane.api.errors import Problem
-from controlplane.api.settings import OPEN_DOOR, ApiKey, ApiSettings
+from controlplane.api.settings import ANONYMOUS, ApiKey, ApiSettings
 from controlplane.service.jobs import Caller
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
@@ -20,7 +20,7 @@ def caller_of(headers: Headers, keys: Iterable[ApiKey]) -> Caller:
     """Raises Problem 401 unless the bearer key is known or no key is configured."""
     keys = tuple(keys)
     if not keys:
-        return OPEN_DOOR
+        return ANONYMOUS
     digest = _bearer_digest(headers)
     found = [key.caller for key in keys if compare_digest(key.sha256, digest)]
     if not found:

@@ -27,7 +27,7 @@ from controlplane.api.protocol.requests import (
 )
 from controlplane.api.settings import ApiSettings
 from controlplane.api.slo_headers import hints_of
-from controlplane.service.jobs import Caller, Hints
+from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -39,20 +39,20 @@ _SEVEREST_LAST = ("ADMIT", "ADMIT_WITH_PREEMPTION", "DEFER")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask(Generic[Body]):
+class ParsedRequest(Generic[Body]):
     """What one request asks, checked. `request_id` is the caller's or the door's; it may come twice."""
 
     request_id: str
     caller: Caller
     body: Body
-    hints: Hints
+    hints: RequestHints
 
 
-Reply = Callable[[Ask[Body], Send], Awaitable[None]]
+Reply = Callable[[ParsedRequest[Body], Send], Awaitable[None]]
 """Does what is asked, and sends what comes of it."""
 
 
-class Reception:
+class EndpointFactory:
     """Takes requests in."""
 
     def __init__(self, settings: ApiSettings) -> None:
@@ -62,7 +62,7 @@ class Reception:
         """`path` takes such bodies."""
         return Route(path, _Exchange(self, model, reply), methods=["POST"])
 
-    async def ask(self, request: Request, model: type[Body]) -> Ask[Body]:
+    async def ask(self, request: Request, model: type[Body]) -> ParsedRequest[Body]:
         """Raises Problem."""
         caller = caller_of(request.headers, self.settings.api_keys)
         request_id = request_id_of(request)
@@ -72,14 +72,14 @@ class Reception:
             raise invalid_body(error, model) from None
         except ClientDisconnect:
             raise Problem(400, "the body ended early; send all of it", code="incomplete_body") from None
-        return Ask(request_id, caller, body, hints_of(request.scope["headers"], body))
+        return ParsedRequest(request_id, caller, body, hints_of(request.scope["headers"], body))
 
 
 @dataclass(frozen=True, slots=True)
 class _Exchange(Generic[Body]):
     """Replies while the caller is present. Plain ASGI: what a framework puts around a function costs more."""
 
-    reception: Reception
+    reception: EndpointFactory
     model: type[Body]
     reply: Reply[Body]
 
@@ -88,9 +88,9 @@ class _Exchange(Generic[Body]):
         ask = await self.reception.ask(Request(scope, receive), self.model)
         stalled_after_s = self.reception.settings.stalled_client_s
         try:
-            async with Presence(receive, send, stalled_after_s=stalled_after_s) as presence:
+            async with DisconnectWatch(receive, send, stalled_after_s=stalled_after_s) as presence:
                 await self.reply(ask, presence.send)
-        except CallerGone:
+        except ClientDisconnected:
             log.info("request %s: its caller left", ask.request_id)
 
 
@@ -121,11 +121,11 @@ async def send_json(send: Send, body: bytes, headers: RawHeaders) -> None:
 # A caller that takes nothing for `stalled_after_s` counts as gone: what it holds is others' memory.
 
 
-class CallerGone(Exception):
+class ClientDisconnected(Exception):
     """Nobody is left to answer."""
 
 
-class Presence:
+class DisconnectWatch:
     """Cancels the body of its `async with` and turns that into CallerGone when the caller leaves.
 
     The request's body must have been read: from then on `receive` tells only of the disconnect.
@@ -162,7 +162,7 @@ class Presence:
             return
         is_only_ours = self._task.uncancel() <= self._earlier_cancels
         if is_only_ours and kind is asyncio.CancelledError:
-            raise CallerGone from error
+            raise ClientDisconnected from error
 
     async def _watch_caller(self) -> None:
         while not self._is_stalled():

@@ -26,13 +26,13 @@ from controlplane.api.protocol.requests import (
 from controlplane.core.clock import to_milliseconds
 from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory, Refused
-from controlplane.service.ticket import Rejected, Undecided
+from controlplane.service.ticket import DecisionFailed, Rejected
 
 _SECONDS = 10.0
 _MOST_LINES = 100
 
 
-class Seldom(logging.Filter):
+class LogRateLimiter(logging.Filter):
     """A line that was told less than ten seconds ago is counted, and told with the next like it."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Seldom(logging.Filter):
 
 
 log = logging.getLogger(__name__)
-log.addFilter(Seldom())
+log.addFilter(LogRateLimiter())
 
 HEADER_DROPPED = "x-llm-d-request-dropped-reason"
 
@@ -173,7 +173,7 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
             log.error("backend failed: %s", error)
             where = "" if error.position is None else f", at input[{error.position}]"
             return Failure(500, f"the model's engine failed on this request{where}", code="backend_failed")
-        case Undecided():
+        case DecisionFailed():
             return _OURS
         case HTTPException():
             return _http(error)

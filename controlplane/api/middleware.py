@@ -21,7 +21,7 @@ _VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class Door:
+class RequestMiddleware:
     """Puts `request_id` into the scope's state and on the answer; bounds bodies as they are read."""
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:

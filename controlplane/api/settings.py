@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from controlplane.service.jobs import Caller
 
-OPEN_DOOR = Caller(tenant="default", allowed_classes=None)
+ANONYMOUS = Caller(tenant="default", allowed_classes=None)
 
 
 @dataclass(frozen=True, slots=True)

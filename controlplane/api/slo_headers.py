@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from controlplane.api.errors import Problem
 from controlplane.api.protocol.requests import HEADER_SERVICE_CLASS, MAX_OBJECTIVE_MS, Objectives
-from controlplane.service.jobs import Hints
+from controlplane.service.jobs import RequestHints
 
 _PARTS = {
     b"x-slo-ttft-ms": "ttft_ms",
@@ -15,10 +15,10 @@ _PARTS = {
 }
 _CLASS = HEADER_SERVICE_CLASS.encode()
 _LONGEST_NUMBER = 24
-_NO_HINTS = Hints()
+_NO_HINTS = RequestHints()
 
 
-def hints_of(headers: Iterable[tuple[bytes, bytes]], body: Objectives) -> Hints:
+def hints_of(headers: Iterable[tuple[bytes, bytes]], body: Objectives) -> RequestHints:
     """`headers` with lower-case names. Raises Problem naming what is malformed or contradicts another."""
     stated: dict[str, tuple[str, float | str]] = {}
     if body.service_class is not None:
@@ -35,7 +35,7 @@ def hints_of(headers: Iterable[tuple[bytes, bytes]], body: Objectives) -> Hints:
             _state(stated, _PARTS[name], source, _objective(source, raw.decode("latin-1")))
     if not stated:
         return _NO_HINTS
-    return Hints(**{part: value for part, (_, value) in stated.items()})  # type: ignore[arg-type]
+    return RequestHints(**{part: value for part, (_, value) in stated.items()})  # type: ignore[arg-type]
 
 
 def _state(stated: dict[str, tuple[str, float | str]], part: str, source: str, value: float | str) -> None:

@@ -14,7 +14,7 @@ class AdmissionSection:
     """`engine_queue` requests beyond the engine's own limit are sent ahead. With vLLM's own scheduler (64
     unless said) so that those that finish are replaced in the engine's next step; they wait there in the
     gate's order, but can no longer be rejected. With `scheduling.engine` (1,000) because it is the engine
-    that holds them. `keeps_pace` lets one more answer start only if those under way keep their promised time
+    that holds them. `tpot_guard` lets one more answer start only if those under way keep their promised time
     per token."""
 
     policy: str = "look-ahead"
@@ -23,7 +23,7 @@ class AdmissionSection:
     max_waiting: Count = 1_000
     max_wait_ms: Milliseconds = 60_000
     defer_threshold_ms: MillisecondsFromZero = 0
-    keeps_pace: bool = True
+    tpot_guard: bool = True
     engine_queue: Count | None = None
     victim_tau_ms: Milliseconds = 100
     victim_almost_done_steps: Count = 8

@@ -17,8 +17,8 @@ from controlplane.core.slo import ServiceClass
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.gate.admission import Admission, AdmissionOptions
 from controlplane.policy.gate.ordering import Ordering, OrderingOptions
-from controlplane.policy.gate.preemption import EvictionOptions
-from controlplane.policy.registry import ADMISSIONS, chosen, engine_policy, gate_ordering
+from controlplane.policy.gate.preemption import PreemptionOptions
+from controlplane.policy.registry import ADMISSIONS, engine_policy, gate_ordering, lookup
 
 
 def _standard_class() -> dict[str, ClassSection]:
@@ -83,12 +83,12 @@ class Config:
             a.max_waiting,
             milliseconds(a.max_wait_ms),
             milliseconds(a.defer_threshold_ms),
-            keeps_pace=a.keeps_pace,
+            tpot_guard=a.tpot_guard,
         )
-        eviction = EvictionOptions(
+        eviction = PreemptionOptions(
             milliseconds(a.victim_tau_ms), a.victim_almost_done_steps, a.victim_thrash_penalty
         )
-        return Admission(options, eviction, chosen("admission.policy", ADMISSIONS, a.policy))
+        return Admission(options, eviction, lookup("admission.policy", ADMISSIONS, a.policy))
 
     def ordering_policy(self) -> Ordering:
         s = self.scheduling

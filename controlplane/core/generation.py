@@ -77,7 +77,7 @@ class ChatPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Handoff:
     """What the gate knows of a request when it hands it over. `done` tokens of its answer are part of the
     prompt by now: it was preempted and resumes, with its promise as old as it is. Its tenant's `turn` puts it
     back by so much; `rank` tells that already."""
@@ -90,4 +90,4 @@ class Standing:
     last_token: Instant | None = None
 
 
-NEWCOMER = Standing()
+FIRST_HANDOFF = Handoff()

@@ -20,7 +20,7 @@ _COLUMNS = 5
 _FIRST_SLOTS = 64
 
 
-class MemoryRuleBroken(RuntimeError):
+class LedgerInvariantError(RuntimeError):
     """The ledger was asked for something that would lose track of memory."""
 
 
@@ -127,14 +127,14 @@ class Lease:
 
 
 @dataclass(slots=True)
-class _Book:
+class _OwnerAccount:
     """Rows of one owner, kept dense by moving the last row into a gap."""
 
     quota: Quota
     leases: list[Lease] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     rows: Floats = field(default_factory=lambda: np.zeros((_COLUMNS, _FIRST_SLOTS)))
-    wanted: int = 0
+    demanded: int = 0
     held: int = 0
 
     def table(self) -> LeaseTable:
@@ -151,7 +151,7 @@ class MemoryLedger:
     """
 
     def __init__(self, quotas: Mapping[Owner, Quota]) -> None:
-        self._books = {owner: _Book(quota) for owner, quota in quotas.items()}
+        self._books = {owner: _OwnerAccount(quota) for owner, quota in quotas.items()}
         self.capacity = sum(quota.nominal for quota in quotas.values())
 
     def quota(self, owner: Owner) -> Quota:
@@ -169,15 +169,15 @@ class MemoryLedger:
         self._books[owner].quota = quota
         self._settle()
 
-    def wanted(self, owner: Owner) -> int:
+    def demanded(self, owner: Owner) -> int:
         """Bytes that the owner's leases stand at, whether or not the pool has them."""
-        return self._books[owner].wanted
+        return self._books[owner].demanded
 
     def ceiling(self, owner: Owner) -> int:
         """Nominal quota, plus what it may borrow of what the others now leave unused and lend; but no more
         than it and nobody hold."""
         lent = sum(
-            min(book.quota.lend_limit, max(0, book.quota.nominal - book.wanted))
+            min(book.quota.lend_limit, max(0, book.quota.nominal - book.demanded))
             for other, book in self._books.items()
             if other is not owner
         )
@@ -192,12 +192,12 @@ class MemoryLedger:
         return self.capacity - sum(book.held for book in self._books.values())
 
     def deficit(self, owner: Owner) -> int:
-        return self._books[owner].wanted - self._books[owner].held
+        return self._books[owner].demanded - self._books[owner].held
 
     def table(self, owner: Owner) -> LeaseTable:
         return self._books[owner].table()
 
-    def standing(self, lease: Lease) -> tuple[int, int]:
+    def lease_state(self, lease: Lease) -> tuple[int, int]:
         """Bytes that the lease stands at, and its predicted steps to go."""
         book, row = self._live(lease)
         return int(book.rows[0, row]), int(book.rows[2, row])
@@ -205,10 +205,10 @@ class MemoryLedger:
     def open(self, request_id: str, owner: Owner, footprint: Footprint, *, priority: int) -> Lease:
         """Raises MemoryRuleBroken if the footprint's base is not free now."""
         book = self._books[owner]
-        if footprint.base and book.wanted + footprint.base > self.ceiling(owner):
-            raise MemoryRuleBroken(
+        if footprint.base and book.demanded + footprint.base > self.ceiling(owner):
+            raise LedgerInvariantError(
                 f"lease for {request_id}: {footprint.base} bytes wanted, "
-                f"{self.ceiling(owner) - book.wanted} free under the {owner} quota; admit it later"
+                f"{self.ceiling(owner) - book.demanded} free under the {owner} quota; admit it later"
             )
         row = len(book.leases)
         if row == book.rows.shape[1]:
@@ -218,7 +218,7 @@ class MemoryLedger:
         lease = Lease(request_id, owner, row)
         book.leases.append(lease)
         book.ids.append(request_id)
-        book.wanted += footprint.base
+        book.demanded += footprint.base
         self._settle()
         return lease
 
@@ -233,14 +233,14 @@ class MemoryLedger:
         left = max(1, int(rows[2, row]) - steps)
         rows[0, row] += added
         rows[2, row] = left
-        book.wanted += added
+        book.demanded += added
         self._settle()
         return left
 
     def follow(self, lease: Lease, *, held: int, per_step: int) -> None:
         """The holder says what it really stands at, and what a step adds to it."""
         book, row = self._live(lease)
-        book.wanted += held - int(book.rows[0, row])
+        book.demanded += held - int(book.rows[0, row])
         book.rows[:2, row] = (held, per_step)
         self._settle()
 
@@ -251,7 +251,7 @@ class MemoryLedger:
     def close(self, lease: Lease) -> None:
         """Raises MemoryRuleBroken on the second call."""
         book, row = self._live(lease)
-        book.wanted -= int(book.rows[0, row])
+        book.demanded -= int(book.rows[0, row])
         last, last_id = book.leases.pop(), book.ids.pop()
         if last is not lease:
             book.rows[:, row] = book.rows[:, last.row]
@@ -264,24 +264,28 @@ class MemoryLedger:
         """Raises MemoryRuleBroken when rows, leases and totals disagree."""
         for owner, book in self._books.items():
             count = len(book.leases)
-            if book.wanted != int(book.rows[0, :count].sum()):
-                raise MemoryRuleBroken(f"{owner}: total {book.wanted} is not the sum of its leases")
-            if not 0 <= book.held <= book.wanted:
-                raise MemoryRuleBroken(f"{owner}: {book.held} bytes held, its leases want {book.wanted}")
+            if book.demanded != int(book.rows[0, :count].sum()):
+                raise LedgerInvariantError(f"{owner}: total {book.demanded} is not the sum of its leases")
+            if not 0 <= book.held <= book.demanded:
+                raise LedgerInvariantError(
+                    f"{owner}: {book.held} bytes held, its leases want {book.demanded}"
+                )
             if [lease.row for lease in book.leases] != list(range(count)):
-                raise MemoryRuleBroken(f"{owner}: a lease points at another's row")
+                raise LedgerInvariantError(f"{owner}: a lease points at another's row")
         if self.free() < 0:
-            raise MemoryRuleBroken("more memory is held than the pool has")
+            raise LedgerInvariantError("more memory is held than the pool has")
 
     def _settle(self) -> None:
         """What is wanted less is given back; deficits are made good from what is free then."""
         for book in self._books.values():
-            book.held = min(book.held, book.wanted)
+            book.held = min(book.held, book.demanded)
         for owner, book in self._books.items():
-            if book.held < book.wanted:
-                book.held = max(book.held, min(book.wanted, self.ceiling(owner)))
+            if book.held < book.demanded:
+                book.held = max(book.held, min(book.demanded, self.ceiling(owner)))
 
-    def _live(self, lease: Lease) -> tuple[_Book, int]:
+    def _live(self, lease: Lease) -> tuple[_OwnerAccount, int]:
         if lease.row is None:
-            raise MemoryRuleBroken(f"lease for {lease.request_id} is closed; a lease is closed exactly once")
+            raise LedgerInvariantError(
+                f"lease for {lease.request_id} is closed; a lease is closed exactly once"
+            )
         return self._books[lease.owner], lease.row

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from controlplane.core.clock import NO_TIME, Duration, Instant
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.generation import NEWCOMER, ChatPrompt, Delta, Sampling, Standing
+from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.request import Request
 from controlplane.core.view import Pace
@@ -86,7 +86,7 @@ class Generator(Protocol):
     step_cost: StepCost | None
 
     @property
-    def stalls(self) -> int:
+    def stall_count(self) -> int:
         """How often it was taken for dead though it lived, and killed, because it left its work undone."""
         ...
 
@@ -110,7 +110,7 @@ class Generator(Protocol):
         sampling: Sampling,
         chat: ChatPrompt | None = None,
         *,
-        standing: Standing = NEWCOMER,
+        standing: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
         """Deltas in order; closing the generator aborts the request in the engine.
 
@@ -137,7 +137,7 @@ class Generator(Protocol):
         """The whole answer is now thought to be so long. Takes effect soon; for a request that has left,
         or an engine that does not order, not at all."""
 
-    def share_device(self, *, is_shared: bool) -> None:
+    def set_device_contention(self, *, is_shared: bool) -> None:
         """Whether somebody else wants the device now. An engine that `orders` then goes on no faster than
         promised, so that its steps cost less; any other takes no notice."""
 
@@ -169,7 +169,7 @@ class Embedder(Protocol):
     """Device bytes that its allocator had reserved after the last pass; 0 where nobody knows."""
 
     @property
-    def stalls(self) -> int:
+    def stall_count(self) -> int:
         """How often it was taken for dead though it lived, and killed, because it left its work undone."""
         ...
 
@@ -239,7 +239,9 @@ class Embedder(Protocol):
         `prompts`; None is the model's own default. Raises Refused for a name that it lacks."""
         ...
 
-    def cut(self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
+    def truncate(
+        self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None
+    ) -> Sequence[int]:
         """At most `limit` of one text's, the special tokens around it among them. `side` gives way, the left
         being the text's begin; None is the one that the model's tokenizer cuts. Raises Refused when none
         of the text would be left."""

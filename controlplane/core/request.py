@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Gist:
+class PromptFeatures:
     """What is kept of a prompt for forecasts: `numbers` and `words` as `predictors.output_length.features`
     names and
     hashes them. Never the text. `vector` is the prompt's embedding as float16, empty if none was computed."""
@@ -52,7 +52,7 @@ class Request:
     prompt_tokens: int
     max_output_tokens: int
     sequences: int = 1
-    gist: Gist | None = None
+    features: PromptFeatures | None = None
     runs_to_limit: bool = False
     """Nothing ends the answer before `max_output_tokens`."""
 
@@ -76,13 +76,13 @@ LEGAL_MOVES: dict[Phase, frozenset[Phase]] = {
 }
 
 
-class IllegalMove(RuntimeError):
+class IllegalTransition(RuntimeError):
     """A request was moved along an edge that `LEGAL_MOVES` lacks."""
 
 
 def moved(phase: Phase, to: Phase) -> Phase:
     if to not in LEGAL_MOVES[phase]:
-        raise IllegalMove(f"{phase} -> {to}: legal from {phase}: {sorted(LEGAL_MOVES[phase])}")
+        raise IllegalTransition(f"{phase} -> {to}: legal from {phase}: {sorted(LEGAL_MOVES[phase])}")
     return to
 
 

@@ -46,7 +46,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class HiddenPrice:
+class HiddenStateCost:
     """Seconds that hidden states add to an engine step, beside keys and values: each token on them, each
     request, and that there are any."""
 
@@ -59,12 +59,12 @@ class HiddenPrice:
 class Reserve:
     """Bytes kept for requests of at least this priority that are expected soon."""
 
-    held_back: int
+    reserved_bytes: int
     priority: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tempo:
+class DecodeLoad:
     """What an engine's steps carry, and how fast they must go on. `step` is what one takes, in nanoseconds,
     by the sequences in it and the cells that they read; `unread` prompt tokens are to be computed first,
     each for `per_prompt_token`. Decoding loses `lost_share` of all time to prompts and embeddings, with
@@ -88,7 +88,7 @@ class Tempo:
         """The shortest time a token that somebody was promised."""
         return float(self.promised.min()) if len(self.promised) else None
 
-    def to_higher(self, priority: int) -> "Tempo":
+    def to_higher(self, priority: int) -> "DecodeLoad":
         """Only what was promised to classes of a higher priority."""
         is_higher = self.priority > priority
         kept = {name: getattr(self, name)[is_higher] for name in ("left", "tokens", "promised", "priority")}
@@ -99,7 +99,7 @@ class Tempo:
         step = self.step(self.sequences, self.cells)
         return Duration(round(1.5 * step + (self.unread + request.prompt_tokens) * self.per_prompt_token))
 
-    def with_one(self, request: Request, tokens: int) -> "Tempo":
+    def with_one(self, request: Request, tokens: int) -> "DecodeLoad":
         """Had this request started, `tokens` being what it is predicted to answer."""
         tempo = replace(
             self,
@@ -130,7 +130,7 @@ class Share:
     while the device works for the other kind, too. `preemptible` lists possible victims when asked: only a
     request that would preempt pays for the list. `inside` is given where the engine itself holds requests
     back: the work of those that wait in it and go before this one. `calls` are what a serial owner holds,
-    each with the tokens still to be computed. `tempo` is given for answers, once steps
+    each with the tokens still to be computed. `decode_load` is given for answers, once steps
     were observed."""
 
     ceiling: int
@@ -147,7 +147,7 @@ class Share:
     preemptible: Callable[[], tuple[Running, ...]] = _nobody
     inside: Callable[[Waiting], float] | None = None
     calls: tuple[tuple[Request, float], ...] = ()
-    tempo: Tempo | None = None
+    decode_load: DecodeLoad | None = None
 
     def pace_of(self, model: str) -> Pace | None:
         return self.paces.get(model, self.pace)
@@ -180,21 +180,21 @@ class Share:
         kept = self.reserve
         if kept is None or self.is_kept_for(request):
             return self
-        return replace(self, ceiling=max(0, self.ceiling - kept.held_back))
+        return replace(self, ceiling=max(0, self.ceiling - kept.reserved_bytes))
 
     def with_lease(self, waiting: Waiting) -> "Share":
         request, footprint = waiting.request, waiting.footprint
-        tempo = None if self.tempo is None else self.tempo.with_one(request, footprint.steps)
+        tempo = None if self.decode_load is None else self.decode_load.with_one(request, footprint.steps)
         if self.inside is not None:
             # It holds nothing before the engine starts it.
-            return replace(self, free_slots=self.free_slots - 1, tempo=tempo)
+            return replace(self, free_slots=self.free_slots - 1, decode_load=tempo)
         return replace(
             self,
             held=self.held + footprint.base,
             free_slots=self.free_slots - 1,
             leases=self.leases.with_lease(request.id, footprint, request.service_class.priority),
             calls=(*self.calls, (request, request.prompt_tokens)) if self.is_serial else (),
-            tempo=tempo,
+            decode_load=tempo,
         )
 
     def without(self, request_ids: Sequence[str]) -> "Share":

@@ -11,17 +11,17 @@ from typing import TypeVar
 
 from controlplane.core.clock import Duration, milliseconds
 from controlplane.core.view import Waiting
-from controlplane.policy.engine.apt_serve import AptKv
+from controlplane.policy.engine.apt_serve import AptServe
 from controlplane.policy.engine.interface import EnginePolicy
 from controlplane.policy.engine.options import EngineOptions
-from controlplane.policy.engine.srmt import ShortestRemaining
-from controlplane.policy.engine.static_priority import RankedPolicy
+from controlplane.policy.engine.srmt import ShortestRemainingMemoryTime
+from controlplane.policy.engine.static_priority import StaticPriorityPolicy
 from controlplane.policy.gate.admission import (
     Admission,
     AdmissionOptions,
     Fits,
-    anything,
     fits_ahead,
+    fits_always,
     fits_now,
 )
 from controlplane.policy.gate.ordering import (
@@ -40,7 +40,7 @@ ForEngine = Callable[[EngineOptions], EnginePolicy]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OrderingEntry:
     """None where it cannot be used."""
 
     gate: ForGate | None
@@ -50,24 +50,24 @@ class Order:
 def _ranked(ordering: ForGate, *, all_ahead: bool = False) -> ForEngine:
     def build(options: EngineOptions) -> EnginePolicy:
         limits = AdmissionOptions(options.overflow_probability, 0, _NEVER, Duration(0))
-        fits = chosen("policy", ADMISSIONS, options.policy)
-        return RankedPolicy(
+        fits = lookup("policy", ADMISSIONS, options.policy)
+        return StaticPriorityPolicy(
             ordering(options.order()),
             Admission(limits, options.eviction(), fits),
-            Admission(limits, options.eviction(), anything),
+            Admission(limits, options.eviction(), fits_always),
             look_ahead="all" if all_ahead else options.look_ahead,
         )
 
     return build
 
 
-ORDERINGS: Mapping[str, Order] = {
-    "fcfs": Order(Fcfs, _ranked(Fcfs)),
-    "edf": Order(EarliestDeadline, _ranked(EarliestDeadline)),
-    "least-slack": Order(LeastSlack, _ranked(LeastSlack)),
-    "mc-sf": Order(None, _ranked(ShortestAnswer, all_ahead=True)),
-    "srmt": Order(None, lambda options: ShortestRemaining(options.srmt())),
-    "apt": Order(None, lambda options: AptKv(options.missed_decay)),
+ORDERINGS: Mapping[str, OrderingEntry] = {
+    "fcfs": OrderingEntry(Fcfs, _ranked(Fcfs)),
+    "edf": OrderingEntry(EarliestDeadline, _ranked(EarliestDeadline)),
+    "least-slack": OrderingEntry(LeastSlack, _ranked(LeastSlack)),
+    "mc-sf": OrderingEntry(None, _ranked(ShortestAnswer, all_ahead=True)),
+    "srmt": OrderingEntry(None, lambda options: ShortestRemainingMemoryTime(options.srmt())),
+    "apt": OrderingEntry(None, lambda options: AptServe(options.missed_decay)),
 }
 
 ADMISSIONS: Mapping[str, Fits] = {
@@ -78,7 +78,7 @@ ADMISSIONS: Mapping[str, Fits] = {
 Policy = TypeVar("Policy")
 
 
-def chosen(slot: str, table: Mapping[str, Policy], name: str) -> Policy:
+def lookup(slot: str, table: Mapping[str, Policy], name: str) -> Policy:
     """Raises ValueError naming the valid entries."""
     if name not in table:
         raise ValueError(f"{slot}={name!r}: no such policy; choose one of {', '.join(sorted(table))}")
@@ -94,17 +94,17 @@ def gate_ordering(name: str, options: OrderingOptions) -> Ordering:
             f"{slot}={name!r}: it orders an engine's steps, not what waits at the gate; name it in "
             f"scheduling.engine.ordering, or choose one of {', '.join(sorted(usable))}"
         )
-    return chosen(slot, usable, name)(options)
+    return lookup(slot, usable, name)(options)
 
 
 def engine_policy(options: EngineOptions) -> EnginePolicy:
     """Raises ValueError naming the valid entries, or an option that cannot be."""
     # Also where the ordering does not ask it.
-    chosen("policy", ADMISSIONS, options.policy)
-    return chosen("ordering", ORDERINGS, options.ordering).engine(options)
+    lookup("policy", ADMISSIONS, options.policy)
+    return lookup("ordering", ORDERINGS, options.ordering).engine(options)
 
 
-def goes_before(options: EngineOptions) -> Callable[[Waiting, Waiting], bool]:
+def engine_precedence(options: EngineOptions) -> Callable[[Waiting, Waiting], bool]:
     """Which of two that wait inside the engine starts first, as far as the gate can tell: by its own rank,
     or by work where the engine's order is none of the gate's."""
     if ORDERINGS[options.ordering].gate is None:

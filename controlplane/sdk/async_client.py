@@ -8,11 +8,11 @@ from typing import Unpack
 import httpx
 
 from controlplane.sdk.protocol import (
-    Call,
     ChatOptions,
     ChatReply,
     Embeddings,
     EmbedOptions,
+    HttpCall,
     Inputs,
     Messages,
     Reply,
@@ -79,7 +79,7 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
-    async def _whole(self, call: Call[Reply]) -> Reply:
+    async def _whole(self, call: HttpCall[Reply]) -> Reply:
         answer = await self._begun(call)
         try:
             await answer.aread()
@@ -89,7 +89,7 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
             await answer.aclose()
         return call.reply(answer)
 
-    async def _begun(self, call: Call[Reply]) -> httpx.Response:
+    async def _begun(self, call: HttpCall[Reply]) -> httpx.Response:
         """The head of a successful answer, after as many attempts as are due."""
         request = self._http.build_request("POST", call.path, content=call.body)
         attempts = Attempts(self._retries, call.path)

@@ -8,11 +8,11 @@ from typing import Unpack
 import httpx
 
 from controlplane.sdk.protocol import (
-    Call,
     ChatOptions,
     ChatReply,
     Embeddings,
     EmbedOptions,
+    HttpCall,
     Inputs,
     Messages,
     Reply,
@@ -76,7 +76,7 @@ class Tandem(AbstractContextManager["Tandem"]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _whole(self, call: Call[Reply]) -> Reply:
+    def _whole(self, call: HttpCall[Reply]) -> Reply:
         answer = self._begun(call)
         try:
             answer.read()
@@ -86,7 +86,7 @@ class Tandem(AbstractContextManager["Tandem"]):
             answer.close()
         return call.reply(answer)
 
-    def _begun(self, call: Call[Reply]) -> httpx.Response:
+    def _begun(self, call: HttpCall[Reply]) -> httpx.Response:
         """The head of a successful answer, after as many attempts as are due."""
         request = self._http.build_request("POST", call.path, content=call.body)
         attempts = Attempts(self._retries, call.path)

@@ -27,14 +27,14 @@ Reply = TypeVar("Reply")
 _SLO_PARTS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
-class Objective(TypedDict, total=False):
+class SloHints(TypedDict, total=False):
     service_class: str
     ttft_ms: float
     tpot_ms: float
     e2e_ms: float
 
 
-class ChatOptions(Objective, total=False):
+class ChatOptions(SloHints, total=False):
     """`extra` holds any further field of the request body."""
 
     max_tokens: int
@@ -48,7 +48,7 @@ class ChatOptions(Objective, total=False):
     extra: Mapping[str, Any]
 
 
-class EmbedOptions(Objective, total=False):
+class EmbedOptions(SloHints, total=False):
     """`truncate_prompt_tokens` of -1 keeps as many as the model takes; `extra` as in ChatOptions."""
 
     dimensions: int
@@ -92,7 +92,7 @@ class Embeddings:
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[Reply]):
+class HttpCall(Generic[Reply]):
     """What is posted where, and how the whole answer is read."""
 
     path: str
@@ -105,18 +105,18 @@ class Call(Generic[Reply]):
 
 def chat_call(
     model: str, messages: Messages, options: ChatOptions, *, is_streamed: bool = False
-) -> Call[ChatReply]:
+) -> HttpCall[ChatReply]:
     spoken = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
     body = {"model": model, "messages": spoken} | _with_slo(options)
     if is_streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return Call("/v1/chat/completions", orjson.dumps(body), _chat_reply)
+    return HttpCall("/v1/chat/completions", orjson.dumps(body), _chat_reply)
 
 
-def embed_call(model: str, inputs: Inputs, options: EmbedOptions) -> Call[Embeddings]:
+def embed_call(model: str, inputs: Inputs, options: EmbedOptions) -> HttpCall[Embeddings]:
     given = inputs if isinstance(inputs, str) else list(inputs)
     body = {"model": model, "input": given} | _with_slo(options) | {"encoding_format": "base64"}
-    return Call("/v1/embeddings", orjson.dumps(body), _embeddings)
+    return HttpCall("/v1/embeddings", orjson.dumps(body), _embeddings)
 
 
 def _with_slo(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from controlplane.config import Config, ConfigError
 from controlplane.config.models import EmbeddingModel
 from controlplane.core.device import DeviceMemory
 from controlplane.core.ports import Generator
-from controlplane.service.memory.memory_plan import MemoryPlan, described, hybrid_setup, memory_plan
-from controlplane.service.memory.model_config import facts_of
+from controlplane.service.memory.memory_plan import MemoryPlan, hybrid_setup, memory_plan, plan_text
+from controlplane.service.memory.model_config import model_facts
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.prediction.length_training import require_place
 from controlplane.service.service import Service
@@ -35,7 +35,7 @@ def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
             tool_parser=chat.tool_parser,
             reasoning_parser=chat.reasoning_parser,
             scheduling=scheduling,
-            hybrid=hybrid_setup(config, facts_of),
+            hybrid=hybrid_setup(config, model_facts),
             stall_seconds=chat.stall_ms / 1_000,
         )
     ]
@@ -116,7 +116,7 @@ def monitor_of(plan: MemoryPlan, *, is_static: bool) -> Callable[[Callable[[int]
 def plan_of(config: Config) -> MemoryPlan:
     """Raises ConfigError."""
     try:
-        plan = memory_plan(config, facts_of, device_probe.memory_bytes)
+        plan = memory_plan(config, model_facts, device_probe.memory_bytes)
         warn_if_taken(plan)
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -127,7 +127,7 @@ def assemble(config: Config) -> Service:
     """The service of a configuration, not started. Raises ConfigError."""
     require_place(config)
     plan, is_static = plan_of(config), config.pool.device_memory == "static"
-    log.info("the memory plan:\n%s", described(plan))
+    log.info("the memory plan:\n%s", plan_text(plan))
     return Service(
         config,
         generators_of(config, plan),

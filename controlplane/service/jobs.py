@@ -17,7 +17,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
+class RequestHints:
     """What the caller says of its objective, range-checked at the edge."""
 
     service_class: str | None = None
@@ -35,7 +35,7 @@ class GenerateJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TruncationRequest:
     """What has more than `tokens` (None: than the model takes) loses the rest at that `side` (None: where
     the model's tokenizer cuts)."""
 
@@ -43,7 +43,7 @@ class Cut:
     side: TruncationSide | None = None
 
 
-_AS_THE_MODEL = Cut()
+_AS_THE_MODEL = TruncationRequest()
 
 
 @dataclass(frozen=True, slots=True)

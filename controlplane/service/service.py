@@ -23,25 +23,25 @@ from controlplane.core.ports import (
 )
 from controlplane.core.request import Kind, Owner
 from controlplane.metrics import Metrics
-from controlplane.policy.registry import goes_before
-from controlplane.service.gate.backpressure import Rates, TenantLimits
+from controlplane.policy.registry import engine_precedence
+from controlplane.service.gate.backpressure import RateLimiter, TenantLimits
 from controlplane.service.gate.dispatcher import Dispatcher, Policies
-from controlplane.service.gate.fair_queueing import Tenants
+from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.intake import Intake
 from controlplane.service.memory.monitor import MemoryMonitor
-from controlplane.service.memory.pool import longest_input_bytes, pool_of, share_out
-from controlplane.service.memory.quota_controller import Quotas, quotas_in
-from controlplane.service.prediction.fail_open import Lengths, Lessons, Subject
+from controlplane.service.memory.pool import longest_input_bytes, share_out, shared_pool
+from controlplane.service.memory.quota_controller import QuotaController, quota_controller
+from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor, Subject
 from controlplane.service.prediction.length_training import (
-    Learning,
+    LengthTraining,
     calibration_readings,
     lengths_of,
 )
-from controlplane.service.prediction.prompt_vector_cache import SeenVectors
-from controlplane.service.runtime.engine_control import EngineRules
+from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
+from controlplane.service.runtime.engine_control import EngineConfigurator
 from controlplane.service.runtime.health import Fault
 from controlplane.service.runtime.shutdown import Stage, stop_all
-from controlplane.service.runtime.timers import MonotonicClock, ScheduledTicks, Ticks
+from controlplane.service.runtime.timers import MonotonicClock, PeriodicTimer, SchedulerTimer
 from predictors.output_length.learned import LearnedLengths
 from predictors.timing.step_time import StepWork
 
@@ -72,23 +72,23 @@ class Service:
         device_memory: Callable[[], DeviceMemory] | None = None,
         monitor: Callable[[Callable[[int], None]], MemoryMonitor] | None = None,
         clock: Clock | None = None,
-        ticks: Ticks | None = None,
+        ticks: PeriodicTimer | None = None,
         lengths: LengthPredictor | None = None,
     ) -> None:
         """`device_memory` is asked for once the backends run; without it their memory is static. `lengths`
         stands in for the predictor that the configuration names."""
         self.config = config
         self._device_memory = device_memory
-        self._ticks = ticks or ScheduledTicks()
+        self._ticks = ticks or SchedulerTimer()
         self._make_monitor = monitor
         self.monitor: MemoryMonitor | None = None
-        self.quotas: Quotas | None = None
+        self.quota_controller: QuotaController | None = None
         self._clock = clock or MonotonicClock()
         kinds = [kind for kind, served in ((Kind.GENERATE, generators), (Kind.EMBED, embedders)) if served]
         self.metrics = Metrics(config.service_classes().values(), kinds)
-        self.lessons = Lessons(self.metrics)
+        self.fail_open = FailOpen(self.metrics)
         self._generators = {generator.model: generator for generator in generators}
-        self._engine_rules = EngineRules(generators, config.engine_options())
+        self._engine_rules = EngineConfigurator(generators, config.engine_options())
         self._changing = asyncio.Lock()
         self._embedders = {embedder.model: embedder for embedder in embedders}
         self._workspace_bytes = workspace_bytes
@@ -97,7 +97,7 @@ class Service:
         # On another clock than the host's, whoever drives it also says when to learn.
         if clock is None and isinstance(self._lengths, LearnedLengths):
             section = config.predictors
-            self._learning = Learning(
+            self._learning = LengthTraining(
                 self._lengths, every_seconds=section.train_every_ms / 1_000, file=section.file
             )
         # Those that yield the CPU do not ask.
@@ -112,7 +112,7 @@ class Service:
             if errors := [r for r in results if isinstance(r, BaseException)]:
                 raise errors[0]
             self._build()
-            if (quotas := self.quotas) is not None:
+            if (quotas := self.quota_controller) is not None:
                 await quotas.start()
                 self._ticks.every(self.config.quota.tick_ms / 1_000, lambda: quotas.tick(self._clock.now()))
             if self._learning is not None:
@@ -150,7 +150,9 @@ class Service:
 
     def _build(self) -> None:
         config, clock = self.config, self._clock
-        pool = pool_of(config, self._generators, self._embedders, self._workspace_bytes, self._device_memory)
+        pool = shared_pool(
+            config, self._generators, self._embedders, self._workspace_bytes, self._device_memory
+        )
         shares = self._fixed_shares() if pool is None else pool.sharing.nominal
         ledger = MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
         limits = {
@@ -163,16 +165,16 @@ class Service:
             _policies(config),
             self._generators,
             self._embedders,
-            Lengths(self._lengths, self.lessons),
+            GuardedLengthPredictor(self._lengths, self.fail_open),
             self.metrics,
-            Rates(limits),
-            Tenants(_weights(config)),
+            RateLimiter(limits),
+            TenantQueues(_weights(config)),
         )
         for generator in self._generators.values():
             generator.on_step = self._note_step
         for embedder in self._embedders.values():
             embedder.on_pass = partial(self._note_pass, embedder.model)
-            embedder.batch_limit = self._cede
+            embedder.batch_limit = self._batch_time_limit
         self.intake = Intake(
             clock,
             self._generators,
@@ -180,35 +182,35 @@ class Service:
             config.service_classes(),
             config.default_class(),
             keeps_gists=isinstance(self._lengths, LearnedLengths),
-            seen_vectors=SeenVectors(config.predictors.encoder) if config.predictors.encoder else None,
+            seen_vectors=PromptVectorCache(config.predictors.encoder) if config.predictors.encoder else None,
         )
         if pool is not None:
-            self.quotas = quotas_in(pool, config, clock, self.dispatcher)
+            self.quota_controller = quota_controller(pool, config, clock, self.dispatcher)
 
     def _withhold(self, kept: int) -> None:
         """The device has less than was planned: batches give way, the engine's cache cannot."""
-        if self.quotas is not None:
-            self.quotas.withheld = kept
+        if self.quota_controller is not None:
+            self.quota_controller.withheld = kept
             return
         embedders = self._embedders.values()
         whole = sum(embedder.workspace_bytes for embedder in embedders)
         share_out(max(whole - kept, sum(map(longest_input_bytes, embedders))), embedders)
 
-    def _cede(self) -> Duration | None:
+    def _batch_time_limit(self) -> Duration | None:
         """How long an embedding batch may keep the device now."""
         self._ceded = self.dispatcher.decode_slack()
         return self._ceded
 
     def _note_step(self, done: EngineStep) -> None:
         """Called from where the engine's tokens are read: what is raised here would end the engine."""
-        with self.lessons[Subject.PACE]:
+        with self.fail_open[Subject.PACE]:
             work = StepWork(done.prefill_tokens, done.decodes, done.cells)
             is_alone = not any(embedder.is_computing for embedder in self._embedders.values())
             paces = self.dispatcher.paces[Owner.LLM]
             paces.observe_work(work, done.took, waited=done.waited, is_alone=is_alone, ceded=self._ceded)
 
     def _note_pass(self, model: str, done: EmbeddingPass) -> None:
-        with self.lessons[Subject.PACE]:
+        with self.fail_open[Subject.PACE]:
             self.metrics.batch_tokens.observe(done.padded_tokens)
             paces = self.dispatcher.paces[Owner.EMBEDDING]
             paces.observe_prefill(done.tokens, done.elapsed, model=model)
@@ -239,13 +241,17 @@ class Service:
 
     def impaired(self) -> dict[str, str]:
         """What does not go on as it should though requests are served, with the kind of fault."""
-        repeated = {"decisions": self.dispatcher, "quotas": self.quotas, "memory_monitor": self.monitor}
-        found = {
-            name: work.trouble.fault.value
-            for name, work in repeated.items()
-            if work is not None and work.trouble.fault is not None
+        repeated = {
+            "decisions": self.dispatcher,
+            "quotas": self.quota_controller,
+            "memory_monitor": self.monitor,
         }
-        return found | ({"learning": Fault.DEFECT.value} if self.lessons.are_failing else {})
+        found = {
+            name: work.health.fault.value
+            for name, work in repeated.items()
+            if work is not None and work.health.fault is not None
+        }
+        return found | ({"learning": Fault.DEFECT.value} if self.fail_open.are_failing else {})
 
     def changeable(self) -> dict[str, dict[str, Any]]:
         """What `reconfigure` may change, as it is."""
@@ -253,13 +259,13 @@ class Service:
 
     async def reconfigure(self, content: object) -> None:
         """Other policies and parameters from now on, in the engine and then in the gate, one change after the
-        other. Raises ConfigError, and what `EngineRules.become` does."""
+        other. Raises ConfigError, and what `EngineConfigurator.become` does."""
         async with self._changing:
             config = changed(self.config, content)
             policies = _policies(config)
-            await self._engine_rules.become(config.engine_options())
+            await self._engine_rules.apply(config.engine_options())
             self.config = config
-            self.dispatcher.use(policies)
+            self.dispatcher.set_policies(policies)
 
     def models(self) -> list[ModelCard]:
         roots = {model.served_name: model.model for model in self.config.models.all()}
@@ -276,8 +282,8 @@ class Service:
         """What is held and who waits, for a person."""
         return {
             "owners": {owner.value: self._owner_state(owner) for owner in Owner},
-            "device": None if self.monitor is None else self.monitor.shown(),
-            "sharing": None if self.quotas is None else self.quotas.shown(),
+            "device": None if self.monitor is None else self.monitor.to_json(),
+            "sharing": None if self.quota_controller is None else self.quota_controller.to_json(),
             "requests": [
                 {
                     "id": ticket.request.id,
@@ -293,7 +299,7 @@ class Service:
         }
 
     def _owner_state(self, owner: Owner) -> dict[str, int]:
-        self.dispatcher.follow()
+        self.dispatcher.sync_engine_leases()
         ledger = self.dispatcher.ledger
         leases = ledger.table(owner)
         return {
@@ -326,12 +332,12 @@ class Service:
                 m.engine_running: {owner: state.running for owner, state in engine.items()},
                 m.engine_waiting: {owner: state.waiting for owner, state in engine.items()},
                 **calibration_readings(self._lengths, m),
-                **({} if self.quotas is None else self.quotas.readings(m)),
-                **self.dispatcher.first_tokens.readings(m),
+                **({} if self.quota_controller is None else self.quota_controller.readings(m)),
+                **self.dispatcher.ttft.readings(m),
                 **({} if self.monitor is None else self.monitor.readings(m)),
-                m.stalls: {
-                    Owner.LLM: sum(generator.stalls for generator in self._generators.values()),
-                    Owner.EMBEDDING: sum(embedder.stalls for embedder in self._embedders.values()),
+                m.stall_count: {
+                    Owner.LLM: sum(generator.stall_count for generator in self._generators.values()),
+                    Owner.EMBEDDING: sum(embedder.stall_count for embedder in self._embedders.values()),
                 },
                 m.restarts: sum(embedder.restarts for embedder in self._embedders.values()),
                 m.out_of_memory: sum(embedder.out_of_memory for embedder in self._embedders.values()),
@@ -366,5 +372,5 @@ def _policies(config: Config) -> Policies:
         config.admission_policy(),
         config.ordering_policy(),
         config.engine_queue(),
-        None if engine is None else goes_before(engine),
+        None if engine is None else engine_precedence(engine),
     )

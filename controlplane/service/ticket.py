@@ -12,7 +12,7 @@ from controlplane.core.geometry import KvGeometry
 from controlplane.core.memory import Footprint, Lease, generate_footprint
 from controlplane.core.request import Phase, Request, Timeline, moved
 from controlplane.core.view import Pace, Running, Waiting
-from predictors.timing.ttft import Ahead, FirstToken
+from predictors.timing.ttft import Ahead, TtftForecast
 
 _NONE = Duration(0)
 
@@ -27,18 +27,18 @@ class Rejected(Exception):
         self.is_evicted = is_evicted
 
 
-class Undecided(Exception):
+class DecisionFailed(Exception):
     """A defect of ours kept the gate from deciding; the log tells which."""
 
 
 @dataclass(frozen=True, slots=True)
-class Starting:
+class EngineStart:
     """Sent to the engine at `at`, with so much ahead of it, at that pace; and what was said then."""
 
     at: Instant
     ahead: Ahead
     pace: Pace
-    said: FirstToken
+    said: TtftForecast
 
 
 @dataclass(eq=False, slots=True)
@@ -56,7 +56,7 @@ class Ticket:
     lease: Lease | None = None
     decision: str = "ADMIT"
     predicted_ttft: Duration | None = None
-    starting: Starting | None = None
+    starting: EngineStart | None = None
     departures: tuple[asyncio.Task[None], ...] = ()
     """Victims on their way out of the engine; the request starts when they have left."""
     work: Duration = _NONE

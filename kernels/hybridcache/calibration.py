@@ -17,7 +17,7 @@ from hybridcache.layout import BlockLayout, Held, Projection, Rotary
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CalibrationSetup:
     """`contexts` are tokens a request. Rotary keys cannot be absorbed: for them `m2` is left out.
 
     On a GPU, `flushed_bytes` are written before each run: so nothing is found in its cache, and by the time
@@ -50,7 +50,7 @@ Way = Callable[[int], torch.Tensor]
 FORMS = ("kv", "m0", "m1", "m2")
 
 
-def measure(setting: Setting, forms: Collection[str] = FORMS) -> dict[str, Cost]:
+def measure(setting: CalibrationSetup, forms: Collection[str] = FORMS) -> dict[str, Cost]:
     """By form: `kv` is the plain cache; `m0`, `m1`, `m2` restore hidden states, half of them, nothing."""
     ways = {name: way for name, way in decoding_ways(setting).items() if name in forms}
     flushed = torch.empty(setting.flushed_bytes, dtype=torch.uint8, device=setting.device)
@@ -67,7 +67,7 @@ def measure(setting: Setting, forms: Collection[str] = FORMS) -> dict[str, Cost]
     return {name: _line(setting, medians) for name, medians in taken.items()}
 
 
-def added(setting: Setting, form: str, many: int) -> tuple[float, float, float]:
+def added(setting: CalibrationSetup, form: str, many: int) -> tuple[float, float, float]:
     """Seconds that a token, a request and having any add to one layer's step in `form` rather than as keys
     and values. What is paid once a step shows between `setting.requests` and `many`."""
     few = measure(setting, [form])[form]
@@ -82,7 +82,7 @@ def parts(few: int, of_few: Cost, many: int, of_many: Cost, plain: Cost) -> tupl
     return of_many.seconds_per_token - plain.seconds_per_token, request, step
 
 
-def decoding_ways(setting: Setting) -> Mapping[str, Way]:
+def decoding_ways(setting: CalibrationSetup) -> Mapping[str, Way]:
     """One decode step of all requests at a context, over a cache of random contents."""
     layout, longest = setting.layout, max(setting.contexts)
     heads, head_dim, width = layout.kv_heads, layout.head_dim, layout.hidden_size
@@ -145,7 +145,7 @@ def _seconds(run: Callable[[], object], flushed: torch.Tensor) -> float:
     return float(began.elapsed_time(ended)) / 1e3
 
 
-def _line(setting: Setting, medians: Sequence[float]) -> Cost:
+def _line(setting: CalibrationSetup, medians: Sequence[float]) -> Cost:
     """Least squares through (context, seconds of one request)."""
     each = [taken / setting.requests for taken in medians]
     mean_x, mean_y = sum(setting.contexts) / len(each), sum(each) / len(each)

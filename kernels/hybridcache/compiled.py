@@ -37,7 +37,7 @@ _COUNTS = frozenset({"D", "splits", "longest"})
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class KernelResources:
     """Of one thread, but `shared_bytes` of one program. No kernel has arrays, so a thread's stack is what
     did not fit into its registers."""
 
@@ -104,11 +104,11 @@ MODELS: dict[str, dict[str, Variant]] = {
 }
 
 
-def measure(variant: Variant, capability: int) -> Figures:
+def measure(variant: Variant, capability: int) -> KernelResources:
     options = {"num_warps": variant.tile.warps, "enable_fp_fusion": True}
     made = triton.compile(variant.source(), target=GPUTarget("cuda", capability, 32), options=options)
     report = _resources(made.asm["cubin"])
-    return Figures(
+    return KernelResources(
         registers=_number(r"REG:(\d+)", report),
         spilled_bytes=_number(r"STACK:(\d+)", report),
         shared_bytes=made.metadata.shared,

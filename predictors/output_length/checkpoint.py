@@ -36,7 +36,7 @@ _BROKEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Checkpoint:
     """`standing` is what `LearnedLengths.standing` gave."""
 
     table: Table
@@ -54,7 +54,7 @@ def require_place(path: Path) -> None:
     partial.unlink()
 
 
-def save(path: Path, kept: Kept) -> None:
+def save(path: Path, kept: Checkpoint) -> None:
     """Raises OSError; then nothing is left of it, and what was there before stays."""
     arrays: dict[str, Any] = {f"table.{f.name}": getattr(kept.table, f.name) for f in fields(Table)}
     if kept.model is not None:
@@ -75,7 +75,7 @@ def _partial(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
 
 
-def read(path: Path) -> Kept:
+def read(path: Path) -> Checkpoint:
     """Raises OSError if it is not there, ValueError if it is not what `save` wrote."""
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -86,7 +86,7 @@ def read(path: Path) -> Kept:
         model = {n.removeprefix("model."): a for n, a in arrays.items() if n.startswith("model.")}
         standing = json.loads(arrays["standing"].tobytes())
         _check(table, standing)
-        return Kept(table, of_arrays(model) if model else None, standing)
+        return Checkpoint(table, of_arrays(model) if model else None, standing)
     except FileNotFoundError:
         raise
     except _BROKEN as error:
@@ -105,7 +105,7 @@ def _check(table: Table, standing: Mapping[str, Any] | None) -> None:
         )
 
 
-def read_or_set_aside(path: Path) -> Kept | None:
+def read_or_set_aside(path: Path) -> Checkpoint | None:
     """None if there is nothing to go on with."""
     try:
         return read(path)

@@ -45,7 +45,7 @@ class Asked:
 
 def asked(request: Request, recent_mean: float, recent_spread: float) -> Asked:
     """The last two are of the log tokens of recent answers of the request's class and model."""
-    gist = request.gist
+    gist = request.features
     said = (_NO_NUMBERS, ()) if gist is None else (gist.numbers, gist.words)
     numbers = np.array(
         (*said[0], log1p(request.prompt_tokens), log1p(request.max_output_tokens), recent_mean, recent_spread)

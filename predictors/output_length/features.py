@@ -11,7 +11,7 @@ from math import log1p
 from typing import Any
 from zlib import crc32
 
-from controlplane.core.request import Gist
+from controlplane.core.request import PromptFeatures
 
 BUCKETS = 1 << 15
 MOST_WORDS = 192
@@ -51,7 +51,7 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def gist_of(prompt: str, *, system: str = "", before: str = "", turns: int = 1) -> Gist:
+def gist_of(prompt: str, *, system: str = "", before: str = "", turns: int = 1) -> PromptFeatures:
     """`prompt` is the last user turn, `before` what was said earlier without the system prompt."""
     page = prompt if len(prompt) <= _HEAD + _TAIL else f"{prompt[:_HEAD]} {prompt[-_TAIL:]}"
     page = page.lower()
@@ -74,10 +74,10 @@ def gist_of(prompt: str, *, system: str = "", before: str = "", turns: int = 1) 
         log1p(len(page) / count),
         *(float(cue.search(page) is not None) for cue in _CUES),
     )
-    return Gist(numbers, tuple(sorted({bucket(word) for word in _terms(words)})[:MOST_WORDS]))
+    return PromptFeatures(numbers, tuple(sorted({bucket(word) for word in _terms(words)})[:MOST_WORDS]))
 
 
-def gist_of_chat(messages: Sequence[Mapping[str, Any]]) -> Gist:
+def gist_of_chat(messages: Sequence[Mapping[str, Any]]) -> PromptFeatures:
     """Of OpenAI's message objects; parts that are not text are passed over."""
     said = [(str(message.get("role", "")), _text(message.get("content"))) for message in messages]
     asked = next((at for at in reversed(range(len(said))) if said[at][0] == "user"), len(said) - 1)

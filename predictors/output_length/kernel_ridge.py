@@ -28,7 +28,7 @@ Singles = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
+class KernelRidge:
     """`directions` [dimensions, axes] are of vectors around `center`; `points` [rows, axes of a point]."""
 
     center: Singles
@@ -50,7 +50,7 @@ class Likeness:
 
 def fit_likeness(
     ridge: Ridge, rows: Rows, target: Floats, fold: npt.NDArray[np.int64], folds: int
-) -> tuple[Likeness, Floats]:
+) -> tuple[KernelRidge, Floats]:
     """What was learned of all rows, and the guess for each row of what was learned without its fold."""
     vectors = rows.vectors.astype(np.float32)
     center = vectors.mean(0)
@@ -64,7 +64,7 @@ def fit_likeness(
     used = np.concatenate([fold[:, None] != np.arange(folds), np.ones((len(points), 1), bool)], 1)
     weights = _solved(near, used, used * (target - base).astype(np.float32)[:, None])
     guess: Floats = base + (near @ weights)[np.arange(len(points)), fold].astype(float)
-    return Likeness(center, directions, points, weights[:, folds].copy(), base), guess
+    return KernelRidge(center, directions, points, weights[:, folds].copy(), base), guess
 
 
 def _points(center: Singles, directions: Singles, ridge: Ridge, rows: Rows) -> Singles:

@@ -17,7 +17,7 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Floats
 from controlplane.core.request import Request
 from predictors.calibration import Calibration
-from predictors.output_length.checkpoint import Kept
+from predictors.output_length.checkpoint import Checkpoint
 from predictors.output_length.conformal import Conformal
 from predictors.output_length.examples import Asked, Examples, asked
 from predictors.output_length.features import NUMBERS
@@ -101,7 +101,7 @@ class LearnedLengths:
             return self._history.forecast(request)
         recent = self._recent.get((request.service_class.name, request.model)) or _Recent()
         row = asked(request, recent.mean, recent.spread)
-        if request.gist is None and self._model is not None:
+        if request.features is None and self._model is not None:
             # Nothing is known of the prompt but its tokens: it is taken to be like all others.
             row.numbers[: len(NUMBERS)] = self._model.ridge.center[: len(NUMBERS)]
         judged = self._classes.get(request.service_class.name) or _ByClass()
@@ -176,7 +176,7 @@ class LearnedLengths:
             ],
         }
 
-    def restore(self, kept: Kept) -> None:
+    def restore(self, kept: Checkpoint) -> None:
         """Takes up where an earlier life ended."""
         self.examples.extend(kept.table)
         if kept.model is not None:

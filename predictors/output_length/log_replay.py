@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.core.clock import Instant
-from controlplane.core.request import Gist, Kind, Request
+from controlplane.core.request import Kind, PromptFeatures, Request
 from controlplane.core.slo import ServiceClass, Slo
 from predictors.calibration import Calibration
 from predictors.output_length.features import gist_of, gist_of_chat
@@ -59,7 +59,7 @@ def _logged(said: Mapping[str, Any], number: int) -> Logged:
     prompt, tokens = said["prompt"], int(said["output_tokens"])
     if tokens < 0:
         raise ValueError(f"output_tokens={tokens}")
-    gist: Gist = gist_of(prompt) if isinstance(prompt, str) else gist_of_chat(prompt)
+    gist: PromptFeatures = gist_of(prompt) if isinstance(prompt, str) else gist_of_chat(prompt)
     guess = len(prompt if isinstance(prompt, str) else json.dumps(prompt)) // _CHARACTERS_A_TOKEN
     request = Request(
         id=f"line-{number}",
@@ -71,7 +71,7 @@ def _logged(said: Mapping[str, Any], number: int) -> Logged:
         arrival=Instant(0),
         prompt_tokens=int(said.get("prompt_tokens", guess)),
         max_output_tokens=int(said.get("max_tokens", max(_LONGEST, tokens))),
-        gist=gist,
+        features=gist,
     )
     return Logged(request, tokens)
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from controlplane.core.memory import Floats
 from predictors.output_length.examples import ROW, Asked, Table
 from predictors.output_length.features import BUCKETS
-from predictors.output_length.kernel_ridge import Likeness, fit_likeness
+from predictors.output_length.kernel_ridge import KernelRidge, fit_likeness
 from predictors.output_length.ridge import Ridge, fit_ridge
 from predictors.output_length.trees import Trees, fit_trees
 
@@ -39,7 +39,7 @@ class LengthModel:
     ridge: Ridge
     offsets: Floats
     trees: Trees | None
-    likeness: Likeness | None = None
+    likeness: KernelRidge | None = None
 
     def predict(self, row: Asked) -> Floats:
         """Log tokens at LEVELS; they may still cross."""
@@ -75,8 +75,8 @@ def of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> LengthModel:
         trees = Trees(**{f.name: arrays[f"trees.{f.name}"] for f in fields(Trees)})
     likeness = None
     if "likeness.points" in arrays:
-        parts = {f.name: arrays[f"likeness.{f.name}"] for f in fields(Likeness)}
-        likeness = Likeness(**{**parts, "base": float(parts["base"])})
+        parts = {f.name: arrays[f"likeness.{f.name}"] for f in fields(KernelRidge)}
+        likeness = KernelRidge(**{**parts, "base": float(parts["base"])})
     model = LengthModel(ridge, arrays["offsets"], trees, likeness)
     if ridge.slopes.shape != (len(ROW),) or model.offsets.shape != (len(LEVELS),):
         raise ValueError(

@@ -13,14 +13,14 @@ from asyncio.subprocess import DEVNULL, PIPE
 from dataclasses import replace
 from pathlib import Path
 
-from predictors.output_length.checkpoint import Kept, read, save
+from predictors.output_length.checkpoint import Checkpoint, read, save
 from predictors.output_length.model import LengthModel, fit
 
 _NICENESS = 19
 _LONGEST_SECONDS = 900.0
 
 
-async def trained_elsewhere(kept: Kept) -> LengthModel:
+async def trained_elsewhere(kept: Checkpoint) -> LengthModel:
     """Raises RuntimeError with what the process said, TimeoutError. Cancelling it ends the process."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "examples.npz"), Path(folder, "model.npz")
@@ -49,7 +49,7 @@ async def trained_elsewhere(kept: Kept) -> LengthModel:
 def main(source: str, target: str) -> None:
     os.nice(_NICENESS)
     kept = read(Path(source))
-    save(Path(target), Kept(kept.table.head(0), fit(kept.table)))
+    save(Path(target), Checkpoint(kept.table.head(0), fit(kept.table)))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ nothing need not be paid for.
 
 from math import sqrt
 
-from controlplane.core.view import HiddenPrice
-from predictors.timing.online_least_squares import ForgettingSquares, dot
+from controlplane.core.view import HiddenStateCost
+from predictors.timing.online_least_squares import OnlineLeastSquares, dot
 
 _FORGETS = 0.999
 # In these units all costs are of the order of a step.
@@ -24,19 +24,19 @@ _EDGE = 4.0
 _FOLLOWING = 0.05
 
 
-class HiddenCost:
+class HiddenStateCostModel:
     """`price` was measured before the first step."""
 
-    def __init__(self, price: HiddenPrice) -> None:
+    def __init__(self, price: HiddenStateCost) -> None:
         costs = (0.0, 0.0, 0.0, price.token, price.request, price.step)
         scaled = [cost * unit for cost, unit in zip(costs, _UNITS, strict=True)]
-        self._fit = ForgettingSquares(scaled, forgets=_FORGETS)
+        self._fit = OnlineLeastSquares(scaled, forgets=_FORGETS)
         self._usual = _SCATTER
 
     @property
-    def price(self) -> HiddenPrice:
+    def price(self) -> HiddenStateCost:
         costs = [cost / unit for cost, unit in zip(self._fit.costs, _UNITS, strict=True)]
-        return HiddenPrice(*costs[3:])
+        return HiddenStateCost(*costs[3:])
 
     def observe(
         self, *, tokens: int, requests: int, hidden_tokens: int, hidden_requests: int, seconds: float

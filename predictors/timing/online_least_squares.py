@@ -21,7 +21,7 @@ def dot(a: Sequence[float], b: Sequence[float]) -> float:
     return found
 
 
-class ForgettingSquares:
+class OnlineLeastSquares:
     """`forgets` is what still counts of it after one more observation. Beliefs stay at or above `least`.
     `doubts` are their precisions: one over the square of a deviation."""
 

@@ -20,7 +20,7 @@ from controlplane.core.clock import NO_TIME, Duration
 from controlplane.core.ports import Embedder, StepCost
 from controlplane.core.request import Owner
 from controlplane.core.view import Pace
-from predictors.timing.online_least_squares import ForgettingSquares, Row, dot
+from predictors.timing.online_least_squares import OnlineLeastSquares, Row, dot
 
 _CLIP = 4.0
 _FORGETS = 0.998
@@ -66,7 +66,7 @@ class StepTime:
     def __init__(self, prior: StepCost | None = None) -> None:
         known = prior or _ANY
         seconds = (known.step, known.decode, known.cell, known.prompt_token)
-        self._fit = ForgettingSquares(
+        self._fit = OnlineLeastSquares(
             [s * unit for s, unit in zip(seconds, _UNITS, strict=True)],
             forgets=_FORGETS,
             least=_LEAST_COEFFICIENT,

@@ -55,7 +55,7 @@ def steps_until_slot(running: Iterable[float], waiting: Iterable[float], slots: 
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken:
+class TtftForecast:
     """From now on; as likely sooner as later than `median`."""
 
     median: Duration
@@ -76,15 +76,15 @@ class _Ratios:
         return self.at(_UPPER) + self.offset
 
 
-class FirstTokenTime:
+class TtftModel:
     def __init__(self) -> None:
         self._ratios = {False: _Ratios(), True: _Ratios()}
 
-    def predict(self, ahead: Ahead, pace: Pace) -> FirstToken:
+    def predict(self, ahead: Ahead, pace: Pace) -> TtftForecast:
         work, ratios = max(_SHORTEST, ahead.work(pace)), self._ratios[ahead.waits]
-        return FirstToken(_duration(work * exp(ratios.at(0.5))), _duration(work * exp(ratios.upper())))
+        return TtftForecast(_duration(work * exp(ratios.at(0.5))), _duration(work * exp(ratios.upper())))
 
-    def observe(self, ahead: Ahead, pace: Pace, said: FirstToken, took: Duration) -> None:
+    def observe(self, ahead: Ahead, pace: Pace, said: TtftForecast, took: Duration) -> None:
         """`pace` and `said` as they were when the request was sent to the engine."""
         ratios = self._ratios[ahead.waits]
         was_covered = took <= said.upper

@@ -34,8 +34,8 @@ async def page(stage: Stage) -> str:
 
 async def test_what_only_grows_is_a_counter():
     async with staged(**ORDERS) as stage:
-        stage.service.quotas.trouble.met(Refused("no such quota"))
-        stage.service.quotas.moves = 3
+        stage.service.quota_controller.health.failed(Refused("no such quota"))
+        stage.service.quota_controller.moves = 3
         text = await page(stage)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert {families[name].type for name in GROWING} == {"counter"}

@@ -25,7 +25,7 @@ def a_request():
             arrival=Instant(0),
             prompt_tokens=10 if prompt is None else len(prompt) // 4,
             max_output_tokens=max_tokens,
-            gist=None if prompt is None else gist_of(prompt),
+            features=None if prompt is None else gist_of(prompt),
         )
 
     return build

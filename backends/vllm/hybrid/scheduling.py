@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from hybridcache.calibration import Setting, added
+from hybridcache.calibration import CalibrationSetup, added
 from hybridcache.layout import BlockLayout
 from vllm.platforms import current_platform
 
@@ -25,12 +25,12 @@ from backends.vllm.hybrid.step_forms import StepForms
 from backends.vllm.plugin import rpc
 from backends.vllm.scheduler import AsyncTandemScheduler, TandemScheduler
 from controlplane.core.clock import Duration, Instant
-from controlplane.core.view import HiddenPrice
-from controlplane.policy.cache_tiers.selection import FormChoice, choose_forms
+from controlplane.core.view import HiddenStateCost
+from controlplane.policy.cache_tiers.selection import TierChoice, choose_tiers
 from controlplane.policy.engine.interface import EngineView
-from controlplane.policy.engine.request_state import Progress
-from controlplane.policy.registry import chosen
-from predictors.timing.hidden_state_cost import HiddenCost
+from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.registry import lookup
+from predictors.timing.hidden_state_cost import HiddenStateCostModel
 from predictors.timing.step_time import StepWork
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 class Forms(Protocol):
     def choose(
-        self, view: EngineView, waiting: Sequence[Progress], hidden: set[str], price: HiddenPrice
-    ) -> FormChoice:
+        self, view: EngineView, waiting: Sequence[RequestState], hidden: set[str], price: HiddenStateCost
+    ) -> TierChoice:
         """`hidden` are those of `view.running` on hidden states."""
         ...
 
@@ -51,9 +51,9 @@ class AllHidden:
         pass
 
     def choose(
-        self, view: EngineView, waiting: Sequence[Progress], hidden: set[str], price: HiddenPrice
-    ) -> FormChoice:
-        return FormChoice(hidden=frozenset(progress.request.id for progress in waiting))
+        self, view: EngineView, waiting: Sequence[RequestState], hidden: set[str], price: HiddenStateCost
+    ) -> TierChoice:
+        return TierChoice(hidden=frozenset(progress.request.id for progress in waiting))
 
 
 class Greedy:
@@ -61,20 +61,20 @@ class Greedy:
         self._rows_per_block = layout.rows_per_block
 
     def choose(
-        self, view: EngineView, waiting: Sequence[Progress], hidden: set[str], price: HiddenPrice
-    ) -> FormChoice:
-        return choose_forms(view, waiting, hidden, rows_per_block=self._rows_per_block, price=price)
+        self, view: EngineView, waiting: Sequence[RequestState], hidden: set[str], price: HiddenStateCost
+    ) -> TierChoice:
+        return choose_tiers(view, waiting, hidden, rows_per_block=self._rows_per_block, price=price)
 
 
 FORMS: Mapping[str, type[AllHidden] | type[Greedy]] = {"auto": Greedy, "on": AllHidden}
 
 
-def calibrated(layout: BlockLayout, layers: int, dtype: torch.dtype, *, rotary: bool) -> HiddenPrice:
+def calibrated(layout: BlockLayout, layers: int, dtype: torch.dtype, *, rotary: bool) -> HiddenStateCost:
     """About a second of measuring on the device that serves."""
     device = torch.device(current_platform.device_type)
-    setting = Setting(layout, dtype, device, 2, range(64, 513, 64), repeats=5, rotary=rotary)
+    setting = CalibrationSetup(layout, dtype, device, 2, range(64, 513, 64), repeats=5, rotary=rotary)
     layer = added(setting, "m1" if rotary else "m2", many=8)
-    price = HiddenPrice(*(max(0.0, layers * seconds) for seconds in layer))
+    price = HiddenStateCost(*(max(0.0, layers * seconds) for seconds in layer))
     log.info(
         "hidden states add to a step %.3f ms, %.3f for a request and %.3f for 1,000 tokens, measured on %s",
         1e3 * price.step, 1e3 * price.request, 1e6 * price.token, device,
@@ -99,7 +99,7 @@ class HybridScheduling(_Base):
         config = self.vllm_config.additional_config.get("tandem_hybrid", {})
         spec = self.hybrid_cache.kv_cache_spec
         self.layout: BlockLayout = spec.layout
-        self.forms: Forms = chosen("tandem_hybrid.forms", FORMS, config.get("forms", "auto"))(self.layout)
+        self.forms: Forms = lookup("tandem_hybrid.forms", FORMS, config.get("forms", "auto"))(self.layout)
         price = config.get("price")
         if price is None:
             model = self.vllm_config.model_config
@@ -107,8 +107,8 @@ class HybridScheduling(_Base):
             rotary = model.hf_config.model_type != "opt"
             measured = calibrated(self.layout, layers, spec.dtype, rotary=rotary)
         else:
-            measured = HiddenPrice(*price)
-        self.hidden_cost = HiddenCost(measured)
+            measured = HiddenStateCost(*price)
+        self.hidden_cost = HiddenStateCostModel(measured)
         self._leaving: Mapping[str, int] = {}
         self._in_flight_decoding: deque[Mapping[str, int] | None] = deque()
         self._decoded: Mapping[str, int] | None = None

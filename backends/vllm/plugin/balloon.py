@@ -36,7 +36,7 @@ class Balloon:
             self._blocks += self._pool.get_new_blocks(taken)
 
 
-class Unfilled(Balloon):
+class KvcachedBalloon(Balloon):
     """Of kvcached's pool, whose free blocks are no more than its limit and the device leave."""
 
     @property
@@ -50,4 +50,4 @@ class Unfilled(Balloon):
 
 
 def balloon_of(pool: Any) -> Balloon:
-    return Unfilled(pool) if hasattr(pool, "kv_cache_manager") else Balloon(pool)
+    return KvcachedBalloon(pool) if hasattr(pool, "kv_cache_manager") else Balloon(pool)

@@ -12,26 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from backends.vllm.plugin.request_metadata import Served
+from backends.vllm.plugin.request_metadata import EngineRequest
 from backends.vllm.plugin.shared_state import Column
 from controlplane.core.clock import Instant
-from controlplane.policy.engine.column_store import Columns, Ints
-from controlplane.policy.engine.request_state import Progress
-from controlplane.policy.engine.running_batch import Crowd
+from controlplane.policy.engine.column_store import ColumnStore, Ints
+from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.running_batch import RunningBatch
 
 # Of each: its key on the board, and its computed tokens.
 _KEY, _COMPUTED = range(2)
 
 
 def stamp(request: Any, now: Instant) -> None:
-    progress: Progress = request.tandem
+    progress: RequestState = request.tandem
     if new := request.num_tokens - progress.tokens:
         progress.stamp(now, new)
 
 
-class Runners:
+class BatchTracker:
     """Those that run, by column, kept from step to step: nearly all time of a look is waiting for memory, so
-    no object is touched that cannot have changed. `crowd` is what we know of them, in vLLM's order.
+    no object is touched that cannot have changed. `batch` is what we know of them, in vLLM's order.
 
     `runs_ahead` if more is computed than there is (drafts, or a step in flight), `takes_back` if computed
     tokens may be taken back while a request runs (drafts, or a transfer that failed)."""
@@ -42,26 +42,26 @@ class Runners:
         self._runs_ahead = runs_ahead
         self._takes_back = takes_back
         self._came = 0
-        self._numbers: dict[Progress, int] = {}
+        self._numbers: dict[RequestState, int] = {}
         self._requests: list[Any] = []
         self._ids: list[list[int]] = []
         # In the order of the crowd: a number that rises with each that comes.
         self._order: list[int] = []
-        self._theirs = Columns(2, np.int64)
-        self.crowd = Crowd()
+        self._theirs = ColumnStore(2, np.int64)
+        self.batch = RunningBatch()
 
-    def place(self, running: list[Any], progress: Progress) -> int:
+    def place(self, running: list[Any], progress: RequestState) -> int:
         """Of one that runs. Raises KeyError for any other."""
         self.follow(running)
         return bisect_left(self._order, self._numbers[progress])
 
-    def left(self, progress: Progress) -> None:
+    def remove(self, progress: RequestState) -> None:
         """It runs no more."""
         if (number := self._numbers.pop(progress, None)) is not None:
             at = bisect_left(self._order, number)
             del self._order[at], self._requests[at], self._ids[at]
             self._theirs.drop(at)
-            self.crowd.pop(at)
+            self.batch.pop(at)
 
     def follow(self, running: list[Any]) -> int:
         """How many stayed. Newcomers are always last."""
@@ -72,8 +72,8 @@ class Runners:
         if running == self._requests:
             return stayed
         # Somebody left in a way that is unknown here.
-        for progress in list(self.crowd):
-            self.left(progress)
+        for progress in list(self.batch):
+            self.remove(progress)
         self._take(running)
         return 0
 
@@ -88,14 +88,14 @@ class Runners:
             self._numbers[progress] = self._came
             self._came += 1
             progress.held = -(-computed // (progress.per_block or self._block_tokens))
-            self.crowd.add(progress)
+            self.batch.add(progress)
             self._theirs.put(len(self._theirs), (0, computed))
             self._theirs.column(_KEY).view(np.uint64)[-1] = progress.key
 
-    def foretold(self, progress: Served) -> None:
+    def set_forecast(self, progress: EngineRequest) -> None:
         """It has another forecast now."""
         if progress in self._numbers:
-            self.crowd.foretold(progress)
+            self.batch.set_forecast(progress)
 
     def stamp(self, running: list[Any], now: Instant, *, is_in_flight: bool) -> None:
         """`is_in_flight` if a step has not ended yet."""
@@ -104,18 +104,18 @@ class Runners:
             tokens = np.fromiter(map(len, self._ids), np.int64, len(self._ids))
         else:
             # The step that computed the last token of one has given it another.
-            tokens = np.maximum(self.crowd.tokens, self._theirs.column(_COMPUTED) + 1)
-        self.crowd.stamp(tokens, now)
+            tokens = np.maximum(self.batch.tokens, self._theirs.column(_COMPUTED) + 1)
+        self.batch.stamp(tokens, now)
 
     def growth(self, max_step_tokens: int) -> int:
         """Blocks that this step asks for, and brings what each holds up to date. After `stamp`."""
         if self._takes_back or self._has_packed:
             self._read_computed()
-        known = self.crowd.tokens
+        known = self.batch.tokens
         if self._runs_ahead:
             known = known + [len(one.spec_token_ids) + one.num_output_placeholders for one in self._requests]
         most = np.minimum(known, self._theirs.column(_COMPUTED) + max_step_tokens)
-        asked: Ints = self._blocks(most, slice(None)) - self.crowd.held
+        asked: Ints = self._blocks(most, slice(None)) - self.batch.held
         return sum(asked.tolist())
 
     def scheduled(self, running: list[Any], tokens: Mapping[str, int], total: int) -> None:
@@ -132,7 +132,7 @@ class Runners:
     def rows(self, running: list[Any]) -> tuple[Column, Column, Column]:
         """By column: a key, its tokens when they were last stamped, its blocks."""
         self.follow(running)
-        return self._theirs.column(_KEY).view(np.uint64), self.crowd.tokens, self.crowd.held
+        return self._theirs.column(_KEY).view(np.uint64), self.batch.tokens, self.batch.held
 
     def _read_computed(self) -> None:
         """And so what they hold."""
@@ -140,7 +140,7 @@ class Runners:
         self._hold_computed(slice(None))
 
     def _hold_computed(self, some: slice) -> None:
-        self.crowd.held[some] = self._blocks(self._theirs.column(_COMPUTED)[some], some)
+        self.batch.held[some] = self._blocks(self._theirs.column(_COMPUTED)[some], some)
 
     def _blocks(self, tokens: Ints, some: slice) -> Ints:
         """That hold so many tokens of each of them."""

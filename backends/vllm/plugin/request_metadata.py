@@ -19,10 +19,10 @@ from typing import Any
 from backends.vllm.plugin.shared_state import key_of
 from controlplane.core.clock import Duration, Instant, milliseconds, to_milliseconds
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.generation import Standing
+from controlplane.core.generation import Handoff
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.request_state import RequestState
 
 KEY = "tandem"
 _PREFIX = f"{KEY}_"
@@ -34,12 +34,12 @@ _KNOWN = (
 
 
 @dataclass(eq=False, slots=True)
-class Served(Progress):
+class EngineRequest(RequestState):
     key: int = field(init=False)
     """What the board calls it."""
 
     def __post_init__(self) -> None:
-        Progress.__post_init__(self)
+        RequestState.__post_init__(self)
         self.key = key_of(self.name)
 
 
@@ -77,7 +77,7 @@ def stated(extra_args: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return said
 
 
-def metadata_of(request: Request, standing: Standing) -> dict[str, Any]:
+def metadata_of(request: Request, standing: Handoff) -> dict[str, Any]:
     """What the gate says about a request, to be read by `progress_of`."""
     slo, forecast = request.slo, standing.forecast
     said: dict[str, Any] = {
@@ -108,7 +108,7 @@ def progress_of(
     prompt_tokens: int,
     max_tokens: int,
     now: Instant,
-) -> Served:
+) -> EngineRequest:
     """`request_id` is vLLM's own. Raises ValueError naming the key that cannot be used."""
     arrival = Instant(_whole(said, "arrival_ns", now))
     base = defaults.slo
@@ -136,7 +136,7 @@ def progress_of(
     predicted = max(1, min(round(expected), limit))
     is_guess = not ({"tokens", "quantiles"} & said.keys() or defaults.tokens)
     gap = _duration(said, "gap_ms", defaults.gap)
-    progress = Served(request, predicted, request.tenant, forecast, gap, is_guess=is_guess)
+    progress = EngineRequest(request, predicted, request.tenant, forecast, gap, is_guess=is_guess)
     if resumed > 0:
         progress.tokens += resumed
         progress.began(Instant(_whole(said, "first_token_ns", now)))

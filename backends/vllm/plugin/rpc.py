@@ -17,7 +17,7 @@ METHOD = "tandem"
 _ORDERS = ("set_quota", "set_options", "set_forecast", "set_step_cost", "state")
 
 
-def obey(scheduler: Any, order: str, argument: Any = None, *, is_quiet: bool = False) -> dict[str, Any]:
+def handle(scheduler: Any, order: str, argument: Any = None, *, is_quiet: bool = False) -> dict[str, Any]:
     """The state after the order. `is_quiet` if no step is in flight: an idle engine takes none, so it obeys
     at once. Raises ValueError for an unknown order or what the order refuses."""
     if order == "set_quota":
@@ -47,6 +47,6 @@ def install() -> None:
         # Where the engine runs in its caller's process, it has none.
         if hasattr(core, "input_queue"):
             core.scheduler.inputs, core.scheduler.take_in = core.input_queue, core._process_input_queue
-        return obey(core.scheduler, order, argument, is_quiet=not core.batch_queue)
+        return handle(core.scheduler, order, argument, is_quiet=not core.batch_queue)
 
     setattr(EngineCore, METHOD, tandem)

@@ -13,7 +13,7 @@ from dataclasses import astuple
 from typing import Any
 
 from backends.vllm.plugin.rpc import METHOD
-from backends.vllm.plugin.shared_state import Board, Reading, key_of
+from backends.vllm.plugin.shared_state import SharedState, StateReading, key_of
 from backends.vllm.process import while_alive
 from controlplane.core.clock import Duration
 from controlplane.core.errors import Refused
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 _SETTLED_NS = 1_000_000_000
 
 
-class Orders:
+class SchedulerClient:
     """`llm` is vLLM's AsyncLLM; `total` blocks of `block_bytes` each can hold tokens."""
 
     def __init__(
-        self, llm: Any, board: Board, options: EngineOptions, *, total: int, block_bytes: int
+        self, llm: Any, board: SharedState, options: EngineOptions, *, total: int, block_bytes: int
     ) -> None:
         self._llm = llm
         self._board = board
@@ -48,7 +48,7 @@ class Orders:
     def entered(self, request_id: str) -> None:
         self._names[key_of(request_id)] = request_id
 
-    def left(self, request_id: str) -> None:
+    def forget(self, request_id: str) -> None:
         self._names.pop(key_of(request_id), None)
 
     # --- orders ------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Orders:
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self._send_forecasts())
 
-    def share_device(self, *, is_shared: bool) -> None:
+    def set_device_contention(self, *, is_shared: bool) -> None:
         self._board.is_shared = is_shared
 
     async def _send_forecasts(self) -> None:
@@ -123,7 +123,7 @@ class Orders:
         """On purpose, since the engine's start."""
         return self.state(is_idle=False).waited
 
-    def _state(self, reading: Reading) -> EngineState:
+    def _state(self, reading: StateReading) -> EngineState:
         facts, size = reading.facts, self._block_bytes
         held: dict[str, int] = {}
         for key, _, blocks in reading.rows:
@@ -144,7 +144,7 @@ class Orders:
             pace=_pace(reading),
         )
 
-    def _idle_state(self, reading: Reading) -> EngineState:
+    def _idle_state(self, reading: StateReading) -> EngineState:
         facts, size = reading.facts, self._block_bytes
         is_settled = time.monotonic_ns() - facts.at_ns > _SETTLED_NS
         ceded = facts.total - facts.quota if is_settled else facts.ceded
@@ -163,7 +163,7 @@ class Orders:
         )
 
 
-def _pace(reading: Reading) -> Pace | None:
+def _pace(reading: StateReading) -> Pace | None:
     facts = reading.facts
     if facts.step_ns == 0:
         return None

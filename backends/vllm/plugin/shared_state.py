@@ -64,7 +64,7 @@ class EngineFacts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StateReading:
     facts: EngineFacts
     rows: tuple[Row, ...]
 
@@ -73,7 +73,7 @@ class Reading:
         return next((row for row in self.rows if row[0] == key), None)
 
 
-class TornBoard(RuntimeError):
+class TornRead(RuntimeError):
     """The writer lapped this reader at every try: it must read faster than two steps take."""
 
 
@@ -82,7 +82,7 @@ def key_of(request_id: str) -> int:
 
 
 @contextmanager
-def named_board() -> Iterator["Board"]:
+def open_shared_state() -> Iterator["SharedState"]:
     """A board for the engine that starts inside. Afterwards its file has no name any more, so it goes with
     those that map it."""
     # The environment is the whole process's: two engines that start at once take turns.
@@ -93,7 +93,7 @@ def named_board() -> Iterator["Board"]:
         before = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = path
         try:
-            yield Board.create(Path(path))
+            yield SharedState.create(Path(path))
         finally:
             Path(path).unlink()
             del os.environ[ENVIRONMENT]
@@ -101,7 +101,7 @@ def named_board() -> Iterator["Board"]:
                 os.environ[ENVIRONMENT] = before
 
 
-class Board:
+class SharedState:
     """Maps the file at `path`, which `create` makes."""
 
     def __init__(self, path: Path) -> None:
@@ -110,12 +110,12 @@ class Board:
         self._sequence = 0
 
     @classmethod
-    def create(cls, path: Path) -> "Board":
+    def create(cls, path: Path) -> "SharedState":
         path.write_bytes(bytes(_SIZE))
         return cls(path)
 
     @classmethod
-    def from_environment(cls) -> "Board | None":
+    def from_environment(cls) -> "SharedState | None":
         path = os.environ.get(ENVIRONMENT)
         return cls(Path(path)) if path else None
 
@@ -147,7 +147,7 @@ class Board:
         """The sequence number of the last write; 0 before the first."""
         return max(int(_HEAD.unpack_from(self._memory, start)[1]) for start in (0, _HALF))
 
-    def read(self) -> Reading | None:
+    def read(self) -> StateReading | None:
         """None before the first write. Raises TornBoard."""
         for _ in range(_TRIES):
             halves = [(_HEAD.unpack_from(self._memory, start)[1], start) for start in (0, _HALF)]
@@ -156,9 +156,9 @@ class Board:
             for _, start in sorted(halves, reverse=True):
                 if (reading := self._whole(start)) is not None:
                     return reading
-        raise TornBoard(f"no half of the engine's board was whole at {_TRIES} readings")
+        raise TornRead(f"no half of the engine's board was whole at {_TRIES} readings")
 
-    def _whole(self, start: int) -> Reading | None:
+    def _whole(self, start: int) -> StateReading | None:
         checksum, sequence = _HEAD.unpack_from(self._memory, start)
         *facts, count = _FACTS.unpack_from(self._memory, start + _HEAD.size)
         end = start + _HEAD.size + _FACTS.size + min(count, _ROWS) * _ROW_SIZE
@@ -167,7 +167,7 @@ class Board:
             return None
         numbers = struct.unpack_from(_columns(count), summed, _HEAD.size - _SUMMED + _FACTS.size)
         rows = zip(numbers[:count], numbers[count : 2 * count], numbers[2 * count :], strict=True)
-        return Reading(EngineFacts(*facts), tuple(rows))
+        return StateReading(EngineFacts(*facts), tuple(rows))
 
 
 def _columns(count: int) -> str:

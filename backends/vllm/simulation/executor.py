@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from backends.cost_models.step_time import BATCH_TIMES, StepLoad
-from controlplane.policy.registry import chosen
+from controlplane.policy.registry import lookup
 
 _FIRST_TOKEN = 10
 _TOKENS = 900
@@ -37,8 +37,8 @@ _KV_BYTES = 32 << 30
 class SimExecutor(Executor):  # type: ignore[misc]
     def _init_executor(self) -> None:
         config: Mapping[str, Any] = (self.vllm_config.additional_config or {}).get("tandem_sim", {})
-        self._batch_time = chosen("tandem_sim.batch_time", BATCH_TIMES, config.get("batch_time", "instant"))
-        self._is_virtual = chosen(
+        self._batch_time = lookup("tandem_sim.batch_time", BATCH_TIMES, config.get("batch_time", "instant"))
+        self._is_virtual = lookup(
             "tandem_sim.clock", {"real": False, "virtual": True}, config.get("clock", "real")
         )
         self.hidden_seconds: Sequence[float] | None = config.get("hidden_seconds")

@@ -27,7 +27,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(slots=True)
-class Script:
+class ServerDelays:
     """Delays are in seconds; `first_ms` and `tpot_ms` are of the answers since the truth was last asked."""
 
     first: float
@@ -42,7 +42,7 @@ class Script:
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: ServerDelays) -> None:
         self._script = script
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
@@ -99,11 +99,11 @@ class _Connection(asyncio.Protocol):
         self._transport.write(data)
 
 
-async def listening(script: Script, port: int) -> asyncio.Server:
+async def listening(script: ServerDelays, port: int) -> asyncio.Server:
     return await asyncio.get_running_loop().create_server(lambda: _Connection(script), "127.0.0.1", port)
 
 
-async def _serve(script: Script, port: int) -> None:
+async def _serve(script: ServerDelays, port: int) -> None:
     server = await listening(script, port)
     await server.serve_forever()
 
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first-ms", type=float, default=20.0)
     parser.add_argument("--gap-ms", type=float, default=4.0)
     options = parser.parse_args(arguments)
-    uvloop.run(_serve(Script(options.first_ms / 1e3, options.gap_ms / 1e3), options.port))
+    uvloop.run(_serve(ServerDelays(options.first_ms / 1e3, options.gap_ms / 1e3), options.port))
     return 0
 
 

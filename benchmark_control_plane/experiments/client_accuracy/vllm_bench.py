@@ -35,10 +35,10 @@ from benchmark_control_plane.common.servers import (
 from benchmark_control_plane.experiments.client_accuracy.scripted_server import TRUTH
 from benchmark_control_plane.judge.analysis import lateness
 from benchmark_control_plane.judge.experiment import read_experiment
-from benchmark_control_plane.judge.experiment_schema import Endpoint, Lengths, Stream
+from benchmark_control_plane.judge.experiment_schema import Endpoint, LengthsSection, StreamSection
 from benchmark_control_plane.judge.http_target import Dialect, HttpTarget
 from benchmark_control_plane.judge.memory import Read
-from benchmark_control_plane.judge.records import Record
+from benchmark_control_plane.judge.records import RequestRecord
 from benchmark_control_plane.judge.runner import Clock, Played, Target, play
 from benchmark_control_plane.judge.stages import LiveStage
 from benchmark_control_plane.judge.systems import Up, up
@@ -53,7 +53,7 @@ Medians = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ClientLoad:
     rounds: int
     requests: int
     rate: float
@@ -66,20 +66,20 @@ class _Judge:
 
     server: Server
     model: str
-    load: Load
+    load: ClientLoad
     written: Callable[[list[int]], str]
-    records: list[Record] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
     cpu_seconds: float = 0.0
 
     def ask(self, seed: int, moments: Sequence[float]) -> Medians:
         """At these seconds from the start."""
         load = self.load
-        stream = Stream(
+        stream = StreamSection(
             kind="generate",
             service_class="interactive",
             share=1,
-            prompt_tokens=Lengths(fixed=load.prompt_tokens),
-            output_tokens=Lengths(fixed=_OUTPUT_TOKENS),
+            prompt_tokens=LengthsSection(fixed=load.prompt_tokens),
+            output_tokens=LengthsSection(fixed=_OUTPUT_TOKENS),
         )
         drawn = planned(
             {"chat": stream}, rate=load.rate, seed=seed, warmup=0.0,
@@ -102,7 +102,7 @@ class _Judge:
         return {name: median(v for r in found if (v := getattr(r, name)) is not None) for name in _METRICS}
 
 
-def _vllm_bench(server: Server, model: str, load: Load, seed: int) -> tuple[Medians, Sequence[float]]:
+def _vllm_bench(server: Server, model: str, load: ClientLoad, seed: int) -> tuple[Medians, Sequence[float]]:
     """Also when it sent each request."""
     run = bench_serve(
         server, model, load.requests, str(load.rate), seed=seed, input_tokens=load.prompt_tokens
@@ -110,7 +110,7 @@ def _vllm_bench(server: Server, model: str, load: Load, seed: int) -> tuple[Medi
     return {"ttft_ms": run.median_ttft_ms, "tpot_ms": run.median_tpot_ms}, run.sent_s
 
 
-def compared(server: Server, model: str, load: Load, *, knows_truth: bool) -> dict[str, Any]:
+def compared(server: Server, model: str, load: ClientLoad, *, knows_truth: bool) -> dict[str, Any]:
     """Milliseconds; `ratio` is ours to theirs, `beyond_truth_ms` what each measured too much."""
     tokenizer = Tokenizer.from_file(f"{bundled_models.resolve('tandem/tiny-llama')}/tokenizer.json")
     judge = _Judge(server, model, load, tokenizer.decode)
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     stop_as_interrupted()
     loads = [
-        Load(options.rounds, options.requests, options.rate, tokens)
+        ClientLoad(options.rounds, options.requests, options.rate, tokens)
         for tokens in options.prompt_tokens or [64]
     ]
     found: dict[str, Any] = {

@@ -41,7 +41,7 @@ import uvloop
 
 from benchmark_control_plane.common.arguments import exit_status
 from benchmark_control_plane.common.http_client import Connections
-from benchmark_control_plane.common.machine_load import look, others_cores, raise_session
+from benchmark_control_plane.common.machine_load import cpu_snapshot, others_cores, raise_session
 from benchmark_control_plane.common.servers import stop_as_interrupted
 from benchmark_control_plane.experiments.collocation.server_pairs import Stack, both_stacks, models_of
 
@@ -65,7 +65,7 @@ _WORDS = (
 
 
 @dataclass
-class Seen:
+class CollocationLatencies:
     """Seconds, one entry a request; bursts as (latency or None if it failed)."""
 
     ttft: list[float] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Load:
+class CollocationLoad:
     """Chats arrive open-loop, each with a prompt of so many words; bursts at a fixed interval, in seconds.
     Tandem is promised to keep `promised_part` of what the naive pair takes."""
 
@@ -110,7 +110,7 @@ def _measured(options: argparse.Namespace) -> int:
         raise_session(os.getpid(), _SESSION_NICE)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             loads = [
-                Load(rate, options.chat_words, options.burst_interval, options.promise)
+                CollocationLoad(rate, options.chat_words, options.burst_interval, options.promise)
                 for rate in options.rates
             ]
             report = runner.run(measure(stacks, loads, options.runs, options.slices, options.seconds))
@@ -120,7 +120,7 @@ def _measured(options: argparse.Namespace) -> int:
 
 
 async def measure(
-    stacks: Sequence[Stack], loads: Sequence[Load], runs: int, slices: int, seconds: float
+    stacks: Sequence[Stack], loads: Sequence[CollocationLoad], runs: int, slices: int, seconds: float
 ) -> dict[str, object]:
     for stack in stacks:
         await _warm(stack)
@@ -143,12 +143,14 @@ async def measure(
     return report
 
 
-async def _run(stacks: Sequence[Stack], load: Load, turns: range, seconds: float) -> dict[str, Any]:
-    before = look()
+async def _run(
+    stacks: Sequence[Stack], load: CollocationLoad, turns: range, seconds: float
+) -> dict[str, Any]:
+    before = cpu_snapshot()
     unloaded = await _unloaded(stacks)
     deadline = DEADLINE_FACTOR * min(unloaded.values())
-    seen = {stack.name: Seen() for stack in stacks}
-    alone = {stack.name: Seen() for stack in stacks}
+    seen = {stack.name: CollocationLatencies() for stack in stacks}
+    alone = {stack.name: CollocationLatencies() for stack in stacks}
     promised: dict[str, float] = {}
     play = partial(_slice, load=load, deadline=deadline)
     for turn, seed in enumerate(turns):
@@ -164,7 +166,7 @@ async def _run(stacks: Sequence[Stack], load: Load, turns: range, seconds: float
         "promised": promised,
         "alone": {name: _chat_figures(one) for name, one in alone.items()},
         **found,
-        "cores_busy_with_others": others_cores(before, look()),
+        "cores_busy_with_others": others_cores(before, cpu_snapshot()),
         "tandem_over_naive": {
             key: found["tandem"][key] / found["naive"][key]
             for key in ("p99_tpot_ms", "p99_ttft_ms", "p99_gap_ms", "passages_per_s")
@@ -180,7 +182,7 @@ def _medians(runs: Sequence[Any]) -> Any:
 
 
 async def _warm(stack: Stack) -> None:
-    rng, seen = random.Random(1), Seen()
+    rng, seen = random.Random(1), CollocationLatencies()
     async with stack.connected() as (chat, embeddings):
         for _ in range(_WARMING_CHATS):
             await _chat(chat, stack.chat_model, passage(rng, CHAT_WORDS), seen, {}, seed=0)
@@ -191,7 +193,7 @@ async def _warm(stack: Stack) -> None:
 
 async def _unloaded(stacks: Sequence[Stack]) -> dict[str, float]:
     """Seconds that a burst takes each of them, the median of some, taken in turn."""
-    rng, seen = random.Random(1), {stack.name: Seen() for stack in stacks}
+    rng, seen = random.Random(1), {stack.name: CollocationLatencies() for stack in stacks}
     for stack in (*stacks, *stacks[::-1]):
         async with stack.connected() as (_, embeddings):
             for _ in range(2):
@@ -199,7 +201,7 @@ async def _unloaded(stacks: Sequence[Stack]) -> dict[str, float]:
     return {name: statistics.median(_done(one)) for name, one in seen.items()}
 
 
-def _part_of(seen: Seen, part: float) -> dict[str, float]:
+def _part_of(seen: CollocationLatencies, part: float) -> dict[str, float]:
     return {
         "x-slo-ttft-ms": 1_000 * _quantile(seen.ttft, 0.99) * part,
         "x-slo-tpot-ms": 1_000 * _quantile(seen.tpot, 0.99) * part,
@@ -208,10 +210,10 @@ def _part_of(seen: Seen, part: float) -> dict[str, float]:
 
 async def _slice(
     stack: Stack,
-    seen: Seen,
+    seen: CollocationLatencies,
     promised: Mapping[str, float],
     *,
-    load: Load,
+    load: CollocationLoad,
     seconds: float,
     deadline: float,
     seed: int,
@@ -240,7 +242,12 @@ async def _slice(
 
 
 async def _chat(
-    connections: Connections, model: str, text: str, seen: Seen, promised: Mapping[str, float], seed: int
+    connections: Connections,
+    model: str,
+    text: str,
+    seen: CollocationLatencies,
+    promised: Mapping[str, float],
+    seed: int,
 ) -> None:
     """The model may be random: a seed makes both stacks say the same, and not one token for ever."""
     body = {
@@ -267,7 +274,7 @@ async def _chat(
 
 
 async def _burst(
-    connections: Connections, model: str, rng: random.Random, seen: Seen, deadline: float
+    connections: Connections, model: str, rng: random.Random, seen: CollocationLatencies, deadline: float
 ) -> None:
     body = {"model": model, "input": [passage(rng, PASSAGE_WORDS) for _ in range(PASSAGES)]}
     objectives = {"x-service-class": "indexing", "x-slo-e2e-ms": f"{deadline * 1_000:.0f}"}
@@ -288,7 +295,7 @@ def passage(rng: random.Random, words: int) -> str:
     return " ".join(rng.choices(_WORDS, k=words))
 
 
-def _figures(seen: Seen, deadline: float) -> dict[str, float]:
+def _figures(seen: CollocationLatencies, deadline: float) -> dict[str, float]:
     done = _done(seen)
     return {
         **_chat_figures(seen),
@@ -300,11 +307,11 @@ def _figures(seen: Seen, deadline: float) -> dict[str, float]:
     }
 
 
-def _done(seen: Seen) -> list[float]:
+def _done(seen: CollocationLatencies) -> list[float]:
     return [took for took in seen.bursts if took is not None]
 
 
-def _chat_figures(seen: Seen) -> dict[str, float]:
+def _chat_figures(seen: CollocationLatencies) -> dict[str, float]:
     return {
         "chats": len(seen.ttft),
         "chats_failed": seen.chat_failed,

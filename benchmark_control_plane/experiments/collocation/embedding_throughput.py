@@ -32,7 +32,7 @@ import uvloop
 
 from backends.bundled_models import MINILM, resolve
 from benchmark_control_plane.common.http_client import Address, connections
-from benchmark_control_plane.common.machine_load import look, others_cores
+from benchmark_control_plane.common.machine_load import cpu_snapshot, others_cores
 from benchmark_control_plane.common.servers import (
     Server,
     all_serving,
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rng = random.Random(0)
     counts = {"queries": options.queries, "passages": options.passages}
     texts = {kind: [passage(rng, words) for _ in range(counts[kind])] for kind, words in _KINDS.items()}
-    before = look()
+    before = cpu_snapshot()
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
         model = model_from(options)
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         up = exits.enter_context(all_serving([(s, folder / f"{s.name}.log") for s in servers]))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             report = runner.run(_compare(up, texts, model, options.rounds))
-    report["cores_busy_with_others"] = others_cores(before, look())
+    report["cores_busy_with_others"] = others_cores(before, cpu_snapshot())
     json.dump(report, sys.stdout, indent=2)
     print()
     return 0

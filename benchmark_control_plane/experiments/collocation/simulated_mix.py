@@ -32,15 +32,15 @@ import numpy as np
 from backends.cost_models.roofline import H100_SXM, figures, roofline
 from backends.cost_models.step_time import BatchTime, StepLoad, embedding_table, in_turn, read_grid
 from benchmark_control_plane.common.arguments import BadInput, add_data, data_folder, exit_code
-from benchmark_control_plane.common.results_file import add_results, keep
+from benchmark_control_plane.common.results_file import add_results, write_json
 from benchmark_control_plane.common.servers import stop_as_interrupted
 from benchmark_control_plane.experiments.collocation.simulated_mix_summary import draw, summary
 from benchmark_control_plane.simulator.simulation import (
-    Ask,
-    Course,
     Embed,
     Machine,
     Offered,
+    SimulatedRequest,
+    SimulationResult,
     divided,
     simulate,
 )
@@ -98,7 +98,7 @@ def asks(rng: np.random.Generator, times: Sequence[float]) -> list[Offered]:
         prompt = int(np.clip(rng.lognormal(7.8 if is_rag else 5.5, 0.5), 32, 6_000))
         output = int(np.clip(rng.lognormal(4.6, 0.7), 8, 600))
         name = "interactive" if rng.random() < 0.5 else "standard"
-        found.append(Ask(at, prompt, output, 700, name))
+        found.append(SimulatedRequest(at, prompt, output, 700, name))
     return found
 
 
@@ -135,14 +135,14 @@ def arrivals(
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class MixCapacity:
     """Requests a second of one kind alone, all at once."""
 
     llm: float
     embedding: float
 
-    def times(self, factor: float) -> "Capacity":
-        return Capacity(factor * self.llm, factor * self.embedding)
+    def times(self, factor: float) -> "MixCapacity":
+        return MixCapacity(factor * self.llm, factor * self.embedding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Cell:
     pattern: str
     load: float
 
-    def offered(self, capacity: Capacity, seconds: float, seed: int) -> list[Offered]:
+    def offered(self, capacity: MixCapacity, seconds: float, seed: int) -> list[Offered]:
         share = MIXES[self.mix]
         key = [seed, list(MIXES).index(self.mix), PATTERNS.index(self.pattern), round(10 * self.load)]
         rng = np.random.default_rng(key)
@@ -177,7 +177,7 @@ def machine(time: BatchTime, kv_bytes: int) -> Machine:
     )
 
 
-def capacity_of(time: BatchTime) -> Capacity:
+def capacity_of(time: BatchTime) -> MixCapacity:
     """Three hundred at once, without objectives, over the time until the last is done."""
     patient = {
         "classes": {"patient": {"default": True, "sheddable": False}},
@@ -189,7 +189,7 @@ def capacity_of(time: BatchTime) -> Capacity:
         kv_bytes = POOL_BYTES - 2 * BATCH_TOKENS * EMBED_BYTES_PER_TOKEN
         course = simulate(offered, replace(machine(time, kv_bytes), pool_bytes=None), patient)
         rates.append(len(offered) / (max(r.finished or 0 for r in course.records) / 1e9))
-    return Capacity(*rates)
+    return MixCapacity(*rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def policies(time: BatchTime) -> list[Policy]:
     return found
 
 
-def full_load(time: BatchTime, capacity: Capacity, mix: str, seconds: float) -> float:
+def full_load(time: BatchTime, capacity: MixCapacity, mix: str, seconds: float) -> float:
     """As a multiple of the capacity: the most at which a fixed split keeps enough, by halving."""
     low, high = _SEARCH_BETWEEN
     for _ in range(_SEARCH_STEPS):
@@ -232,7 +232,7 @@ def _static(time: BatchTime, share: float) -> Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MixResult:
     """Shares of the requests of a kind that kept all they were promised; bytes as shares of the pool."""
 
     llm: float
@@ -250,7 +250,7 @@ class Outcome:
         return (self.llm + self.embedding) / 2
 
 
-def outcome_of(offered: Sequence[Offered], course: Course) -> Outcome:
+def outcome_of(offered: Sequence[Offered], course: SimulationResult) -> MixResult:
     met: dict[str, list[bool]] = {}
     for one, record in zip(offered, course.records, strict=True):
         met.setdefault(str(one.service_class), []).append(record.outcome == "met")
@@ -259,7 +259,7 @@ def outcome_of(offered: Sequence[Offered], course: Course) -> Outcome:
         for kind, names in (("llm", ("interactive", "standard")), ("embedding", ("query", "indexing")))
     }
     use, busy = course.memory, max(course.busy_seconds, 1e-9)
-    return Outcome(
+    return MixResult(
         llm=_share(kinds["llm"]),
         embedding=_share(kinds["embedding"]),
         by_class={name: _share(kept) for name, kept in sorted(met.items())},
@@ -275,7 +275,7 @@ def _share(kept: Sequence[bool]) -> float:
     return sum(kept) / len(kept) if kept else 1.0
 
 
-def play(policy: Policy, offered: Sequence[Offered]) -> Outcome:
+def play(policy: Policy, offered: Sequence[Offered]) -> MixResult:
     course = simulate(offered, policy.device, {"classes": CLASSES, **policy.sections})
     return outcome_of(offered, course)
 
@@ -301,12 +301,12 @@ def study(
     }
 
 
-def _full_load(folder: Path, capacity: Capacity, seconds: float, mix: str) -> float:
+def _full_load(folder: Path, capacity: MixCapacity, seconds: float, mix: str) -> float:
     return full_load(batch_time(folder), capacity, mix, seconds)
 
 
 def _cell(
-    folder: Path, full: Mapping[str, Capacity], seconds: float, seed: int, cell: Cell
+    folder: Path, full: Mapping[str, MixCapacity], seconds: float, seed: int, cell: Cell
 ) -> list[dict[str, Any]]:
     offered = cell.offered(full[cell.mix], seconds, seed)
     found = [
@@ -317,7 +317,7 @@ def _cell(
     return found
 
 
-def _plain(outcome: Outcome) -> dict[str, Any]:
+def _plain(outcome: MixResult) -> dict[str, Any]:
     return {**asdict(outcome), "both": outcome.both}
 
 
@@ -352,7 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = data_folder(options.data, _PROFILE)
         found = study(folder, chosen, options.seconds, options.seeds, options.workers)
         if options.results is not None:
-            keep(options.results, found)
+            write_json(options.results, found)
             draw(found["rows"], options.results.with_suffix(".png"))
         summarised: Mapping[str, Any] = found["summary"]
         return summarised

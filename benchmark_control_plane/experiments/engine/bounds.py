@@ -15,8 +15,8 @@ from time import perf_counter
 
 from backends.cost_models.step_time import BATCH_TIMES, StepLoad
 from backends.vllm.simulation.stepped_engine import Setup
-from benchmark_control_plane.experiments.engine.replay import Outcome, Window
-from benchmark_control_plane.experiments.engine.workload import Lengths, Offer, Promise
+from benchmark_control_plane.experiments.engine.replay import ReplayResult, ReplayWindow
+from benchmark_control_plane.experiments.engine.workload import Lengths, Offer, TokenObjectives
 
 # Parts of the promised TTFT after which a request may start; the first token takes a step more.
 _STARTS = (0.0, 0.25, 0.5, 0.75, 0.95)
@@ -52,8 +52,8 @@ def fluid_bound(lengths: Sequence[Lengths], setup: Setup, served: float) -> floa
 
 
 def with_hindsight(
-    setup: Setup, offers: Iterator[Offer], window: Window, promise: Promise, rate: float
-) -> Outcome:
+    setup: Setup, offers: Iterator[Offer], window: ReplayWindow, promise: TokenObjectives, rate: float
+) -> ReplayResult:
     """Whom it does not serve it turns away on arrival, so nobody pauses and nobody waits in vain."""
     began = perf_counter()
     last = window.warm_up + window.requests
@@ -66,7 +66,7 @@ def with_hindsight(
         if abs(alone / (1 - reading) - step) <= _CLOSE * step:
             break
         step = (step + alone / (1 - reading)) / 2
-    return Outcome(
+    return ReplayResult(
         rate=rate,
         published=share,
         strict=share,
@@ -85,7 +85,7 @@ def with_hindsight(
 
 
 def _served(
-    wanted: Sequence[Offer], setup: Setup, promise: Promise, step: float, reads: float
+    wanted: Sequence[Offer], setup: Setup, promise: TokenObjectives, step: float, reads: float
 ) -> tuple[float, float, float]:
     """The part of the requests that the linear program serves, the part of the time that reading their
     prompts takes (`reads` for each token), and the part of the memory that they hold while others arrive."""

@@ -24,15 +24,15 @@ from typing import Any
 
 from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
 from benchmark_control_plane.common.arguments import add_data, exit_status, stated_data
-from benchmark_control_plane.common.results_file import add_results, keep, kept_before
+from benchmark_control_plane.common.results_file import add_results, read_previous, write_json
 from benchmark_control_plane.experiments.engine.bounds import fluid_bound, with_hindsight
-from benchmark_control_plane.experiments.engine.replay import Contender, Outcome, Window, play
+from benchmark_control_plane.experiments.engine.replay import EngineVariant, ReplayResult, ReplayWindow, play
 from benchmark_control_plane.experiments.engine.workload import (
     DATASETS,
     Dataset,
     Offer,
     Prediction,
-    Promise,
+    TokenObjectives,
     dataset,
     poisson,
 )
@@ -43,20 +43,20 @@ METRICS = ("strict", "published")
 KEYS = tuple(f"{metric}-{target:.0%}" for target in TARGETS for metric in METRICS)
 
 _TANDEM: Mapping[str, Any] = {"ordering": "srmt"}
-CONTENDERS: Mapping[str, Contender] = {
+CONTENDERS: Mapping[str, EngineVariant] = {
     c.name: c
     for c in (
-        Contender("stock-fcfs"),
-        Contender("stock-priority", stock="priority"),
-        Contender("mc-sf", {"ordering": "mc-sf", "overflow_probability": 0.5}),
-        Contender("apt-kv", {"ordering": "apt"}),
-        Contender("tandem", _TANDEM),
+        EngineVariant("stock-fcfs"),
+        EngineVariant("stock-priority", stock="priority"),
+        EngineVariant("mc-sf", {"ordering": "mc-sf", "overflow_probability": 0.5}),
+        EngineVariant("apt-kv", {"ordering": "apt"}),
+        EngineVariant("tandem", _TANDEM),
         # What each ingredient earns.
-        Contender("tandem-no-cut", {**_TANDEM, "size_cut_share": 0.0}),
-        Contender("tandem-no-preemption", {**_TANDEM, "preempt_ratio": 1e9}),
-        Contender("tandem-no-settling", {**_TANDEM, "settle_steps": 0}),
-        Contender("tandem-no-aging", {**_TANDEM, "aged_share": 0.0}),
-        Contender("tandem-no-price", {**_TANDEM, "prompt_price": 0.0}),
+        EngineVariant("tandem-no-cut", {**_TANDEM, "size_cut_share": 0.0}),
+        EngineVariant("tandem-no-preemption", {**_TANDEM, "preempt_ratio": 1e9}),
+        EngineVariant("tandem-no-settling", {**_TANDEM, "settle_steps": 0}),
+        EngineVariant("tandem-no-aging", {**_TANDEM, "aged_share": 0.0}),
+        EngineVariant("tandem-no-price", {**_TANDEM, "prompt_price": 0.0}),
     )
 }
 # No policy: what one who knows the future would serve.
@@ -73,11 +73,11 @@ _TOLERANCE = 1.08
 _STEP = 1.06
 _LOWEST = 0.05
 
-Attain = Callable[[float], Outcome]
+Attain = Callable[[float], ReplayResult]
 
 
 def highest_rate(
-    attain: Attain, seen: dict[float, Outcome], metric: str, target: float, start: float
+    attain: Attain, seen: dict[float, ReplayResult], metric: str, target: float, start: float
 ) -> float:
     """Requests a second at which the metric crosses the target; every run is kept in `seen`. From `start`
     on it steps towards the crossing, twice as far each time, and then halves."""
@@ -108,7 +108,7 @@ def highest_rate(
         at(last)
 
 
-Run = Callable[[Iterator[Offer], Window, Promise, float], Outcome]
+Run = Callable[[Iterator[Offer], ReplayWindow, TokenObjectives, float], ReplayResult]
 
 
 def study(
@@ -117,10 +117,10 @@ def study(
     policy: str,
     prediction: str,
     seed: int,
-    window: Window,
+    window: ReplayWindow,
     starts: Mapping[str, float],
 ) -> dict[str, Any]:
-    def attain(rate: float) -> Outcome:
+    def attain(rate: float) -> ReplayResult:
         offers = poisson(data.lengths, rate, seed, PREDICTIONS[prediction])
         outcome = run(offers, window, data.promise, rate)
         print(
@@ -130,7 +130,7 @@ def study(
         )
         return outcome
 
-    seen: dict[float, Outcome] = {}
+    seen: dict[float, ReplayResult] = {}
     rates = {
         f"{metric}-{target:.0%}": highest_rate(attain, seen, metric, target, starts[f"{metric}-{target:.0%}"])
         for target in TARGETS
@@ -292,7 +292,7 @@ def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path:
 
 def publish(saved: Mapping[str, Any], results: Path) -> None:
     """The JSON file, the table and the pictures beside it."""
-    keep(results, saved)
+    write_json(results, saved)
     text = table(saved["studies"], saved["fluid_bounds"])
     results.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
     for data, prediction in sorted({(one["dataset"], one["prediction"]) for one in saved["studies"]}):
@@ -320,10 +320,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What vLLM has loaded stays; looking through it again and again takes time.
     gc.collect()
     gc.freeze()
-    window = Window(options.warm_up, options.requests)
+    window = ReplayWindow(options.warm_up, options.requests)
     hindsight = partial(with_hindsight, setup)
     commit = environment()["commit"]
-    saved = {"studies": []} | kept_before(options.results)
+    saved = {"studies": []} | read_previous(options.results)
     for data in chosen:
         bounds = {f"{t:.0%}": fluid_bound(data.lengths, setup, t) for t in (1.0, *TARGETS)}
         saved.setdefault("fluid_bounds", {})[data.name] = bounds

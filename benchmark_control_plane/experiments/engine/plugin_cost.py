@@ -19,12 +19,12 @@ from time import perf_counter_ns
 from typing import Any
 
 from backends.vllm.plugin.request_metadata import KEY, metadata_of
-from backends.vllm.plugin.shared_state import named_board
+from backends.vllm.plugin.shared_state import open_shared_state
 from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
-from benchmark_control_plane.common.results_file import add_results, keep_or_print
+from benchmark_control_plane.common.results_file import add_results, write_or_print
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.generation import Standing
+from controlplane.core.generation import Handoff
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.registry import ORDERINGS
@@ -45,7 +45,7 @@ def measure(
 ) -> dict[str, float]:
     """Microseconds a step; `schedule` includes the hook. Counts are medians over the steps, `preempted` their
     sum."""
-    with named_board():
+    with open_shared_state():
         scheduler = engine.restart(tandem=tandem)
     took: list[int] = []
     hooks: list[int] = []
@@ -112,7 +112,7 @@ def _forecast() -> LengthForecast:
 
 def _add(engine: SteppedEngine, number: int) -> int:
     request = _request(number, Instant(engine.now_ns))
-    said = metadata_of(request, Standing(forecast=_forecast()))
+    said = metadata_of(request, Handoff(forecast=_forecast()))
     engine.add(request.id, request.prompt_tokens, _answer(number), extra={KEY: said}, limit=_LIMIT)
     return number + 1
 
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{row['waiting']:.0f} waiting, {row['preempted']:.0f} preempted",
                 flush=True,
             )
-    keep_or_print(options.results, found)
+    write_or_print(options.results, found)
     return 0
 
 

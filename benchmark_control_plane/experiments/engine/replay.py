@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from backends.vllm.simulation.stepped_engine import HiddenStates, Setup, SteppedEngine
-from benchmark_control_plane.experiments.engine.workload import Offer, Promise
+from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
 
 _NS = 1e9
 # The longest answers take about 70 s when nothing disturbs them.
@@ -25,7 +25,7 @@ _STUCK_STEPS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class EngineVariant:
     """`policy` None: vLLM's own scheduler, under `stock`."""
 
     name: str
@@ -36,13 +36,13 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ReplayWindow:
     warm_up: int
     requests: int
 
 
 @dataclass(eq=False, slots=True)
-class _Record:
+class _RequestTimes:
     offer: Offer
     first: float | None = None
     last: float = 0.0
@@ -61,14 +61,14 @@ class _Record:
         self.last = now
         self.tokens += tokens
 
-    def is_in_time(self, promise: Promise) -> bool:
+    def is_in_time(self, promise: TokenObjectives) -> bool:
         return self.is_finished and self.first is not None and self.first - self.offer.at <= promise.ttft
 
-    def keeps_published(self, promise: Promise) -> bool:
+    def keeps_published(self, promise: TokenObjectives) -> bool:
         allowed = math.floor(0.01 * max(0, self.tokens - 1))
         return self.is_in_time(promise) and self.over <= allowed
 
-    def keeps_strict(self, promise: Promise) -> bool:
+    def keeps_strict(self, promise: TokenObjectives) -> bool:
         return self.is_in_time(promise) and self.over == 0
 
     def block_seconds(self, block_tokens: int) -> float:
@@ -78,13 +78,13 @@ class _Record:
         blocks = (self.offer.prompt + self.tokens / 2) / block_tokens + 0.5
         return blocks * (self.last - self.first)
 
-    def is_lost(self, now: float, promise: Promise) -> bool:
+    def is_lost(self, now: float, promise: TokenObjectives) -> bool:
         """By either metric, whatever comes."""
         return (now if self.first is None else self.first) - self.offer.at > promise.ttft
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayResult:
     """Of the window. `longest_gap` is over everybody, `lost_wait` quantiles over the requests that missed:
     seconds from arrival to the first token, or to the end of the run for those that never got one. The shares
     are of the memory: what anybody holds, and answers that keep the strict promise."""
@@ -121,15 +121,15 @@ class _Counts:
 
 def play(
     engine: SteppedEngine,
-    contender: Contender,
+    contender: EngineVariant,
     offers: Iterator[Offer],
-    window: Window,
-    promise: Promise,
+    window: ReplayWindow,
+    promise: TokenObjectives,
     rate: float,
-) -> Outcome:
+) -> ReplayResult:
     began = perf_counter()
     scheduler = engine.restart(stock=contender.stock, tandem=contender.options, hidden=contender.hidden)
-    records: dict[str, _Record] = {}
+    records: dict[str, _RequestTimes] = {}
     last_at = math.inf
     upcoming = next(offers)
     counts, idle = _Counts(), 0
@@ -138,7 +138,7 @@ def play(
         now = engine.now_ns / _NS
         while upcoming.at <= now:
             request_id = f"r{len(records)}"
-            records[request_id] = _Record(upcoming)
+            records[request_id] = _RequestTimes(upcoming)
             index = len(records) - 1
             if window.warm_up <= index < window.warm_up + window.requests:
                 pending.add(request_id)
@@ -180,7 +180,7 @@ def play(
 
 
 def _send(
-    engine: SteppedEngine, request_id: str, offer: Offer, promise: Promise, contender: Contender
+    engine: SteppedEngine, request_id: str, offer: Offer, promise: TokenObjectives, contender: EngineVariant
 ) -> None:
     said: dict[str, Any] = {
         "arrival_ns": round(offer.at * _NS), "ttft_ms": promise.ttft * 1e3, "gap_ms": promise.gap * 1e3,
@@ -196,15 +196,15 @@ def _send(
 
 
 def _outcome(
-    measured: list[_Record],
-    promise: Promise,
+    measured: list[_RequestTimes],
+    promise: TokenObjectives,
     rate: float,
     end: float,
     counts: _Counts,
     preemptions: int,
     took: float,
     setup: Setup,
-) -> Outcome:
+) -> ReplayResult:
     count = len(measured)
     kept = [r for r in measured if r.keeps_strict(promise)]
     lost = [r for r in measured if not r.keeps_strict(promise)]
@@ -212,7 +212,7 @@ def _outcome(
     span = measured[-1].offer.at - measured[0].offer.at
     earned = sum(r.block_seconds(setup.block_tokens) for r in kept)
     gaps = [max(r.longest, 0.0 if r.is_finished or r.first is None else end - r.last) for r in measured]
-    return Outcome(
+    return ReplayResult(
         rate=rate,
         published=sum(r.keeps_published(promise) for r in measured) / count,
         strict=len(kept) / count,

@@ -23,7 +23,7 @@ _CHARACTERS_A_TOKEN = 3.2
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class TokenObjectives:
     """Seconds to the first token, and between two tokens."""
 
     ttft: float
@@ -34,7 +34,7 @@ class Promise:
 class Dataset:
     name: str
     lengths: Sequence[Lengths]
-    promise: Promise
+    promise: TokenObjectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ def _programs(path: Path) -> list[Lengths]:
     ]
 
 
-DATASETS: Mapping[str, tuple[Callable[[Path], list[Lengths]], str, Promise]] = {
-    "sharegpt": (_counts, "lengths/sharegpt_v3_lens.csv.gz", Promise(1.0, 1.0)),
-    "arxiv": (_counts, "lengths/arxiv_summarization_llama2.csv.gz", Promise(4.0, 1.0)),
-    "humaneval": (_programs, "prompts/humaneval.jsonl.gz", Promise(0.5, 0.5)),
+DATASETS: Mapping[str, tuple[Callable[[Path], list[Lengths]], str, TokenObjectives]] = {
+    "sharegpt": (_counts, "lengths/sharegpt_v3_lens.csv.gz", TokenObjectives(1.0, 1.0)),
+    "arxiv": (_counts, "lengths/arxiv_summarization_llama2.csv.gz", TokenObjectives(4.0, 1.0)),
+    "humaneval": (_programs, "prompts/humaneval.jsonl.gz", TokenObjectives(0.5, 0.5)),
 }
 
 

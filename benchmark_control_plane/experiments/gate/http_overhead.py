@@ -36,7 +36,7 @@ from controlplane.core.view import Pace, PoolView, Queue, Share, Waiting
 from controlplane.policy.gate.admission import Admission, AdmissionOptions, fits_ahead
 from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.gate.ordering import EarliestDeadline, OrderingOptions
-from controlplane.policy.gate.preemption import EvictionOptions
+from controlplane.policy.gate.preemption import PreemptionOptions
 
 ENGINE: dict[str, object] = {
     "max_model_len": 2048,
@@ -123,7 +123,7 @@ def decision_costs() -> dict[str, float]:
 
 def _decision_us(running: int, waiting: int) -> float:
     ordering = EarliestDeadline(OrderingOptions(seconds(1), seconds(10)))
-    eviction = EvictionOptions(seconds(0.1), 4, 1.0)
+    eviction = PreemptionOptions(seconds(0.1), 4, 1.0)
     admission = Admission(AdmissionOptions(0.05, 2_000, seconds(60), Duration(0)), eviction, fits_ahead)
     room = _example(0).footprint.base * (running if waiting else 100 * running)
     ledger = MemoryLedger({Owner.LLM: Quota(room)})

@@ -51,7 +51,7 @@ _PROMPT = "Tell me everything about queues, pools and the memory that they share
 
 
 @dataclass
-class Tally:
+class ResponseCounts:
     """What came back. `unanswered` requests got no HTTP answer, but that error; `silent` rejections
     lack Retry-After."""
 
@@ -83,7 +83,7 @@ async def overload(url: str, factor: float, seconds: float, seed: int) -> dict[s
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
         sustainable = await _sustainable(http)
         rate = factor * sustainable
-        tally, draw, loop = Tally(), random.Random(seed), asyncio.get_running_loop()
+        tally, draw, loop = ResponseCounts(), random.Random(seed), asyncio.get_running_loop()
         start, sending = loop.time(), []
         watching = asyncio.create_task(_watch(http, tally))
         due = 0.0
@@ -121,7 +121,7 @@ def _embedding(draw: random.Random) -> tuple[str, dict[str, object]]:
 
 async def _sustainable(http: httpx.AsyncClient) -> float:
     """Requests a second when enough are there to fill every batch, none of them sheddable."""
-    draw, tally, loop = random.Random(7), Tally(), asyncio.get_running_loop()
+    draw, tally, loop = random.Random(7), ResponseCounts(), asyncio.get_running_loop()
     for _ in range(2):  # the first round warms up
         bodies = [_embedding(draw) if n % 10 < 10 * _EMBEDDING_SHARE else _chat(draw) for n in range(_PROBE)]
         start = loop.time()
@@ -131,7 +131,7 @@ async def _sustainable(http: httpx.AsyncClient) -> float:
 
 
 async def _send(
-    http: httpx.AsyncClient, body: tuple[str, dict[str, object]], service_class: str, tally: Tally
+    http: httpx.AsyncClient, body: tuple[str, dict[str, object]], service_class: str, tally: ResponseCounts
 ) -> None:
     path, content = body
     try:
@@ -144,7 +144,7 @@ async def _send(
         tally.silent += 1
 
 
-async def _watch(http: httpx.AsyncClient, tally: Tally) -> None:
+async def _watch(http: httpx.AsyncClient, tally: ResponseCounts) -> None:
     while True:
         values = await _bytes(http)
         for name, value in values.items():

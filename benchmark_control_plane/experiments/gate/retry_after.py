@@ -18,13 +18,19 @@ from typing import Any
 import numpy as np
 
 from backends.cost_models.step_time import affine, in_turn, llm_only
-from benchmark_control_plane.common.results_file import add_results, keep_or_print
-from benchmark_control_plane.simulator.simulation import Ask, Machine, arrival_times, engines, started
+from benchmark_control_plane.common.results_file import add_results, write_or_print
+from benchmark_control_plane.simulator.simulation import (
+    Machine,
+    SimulatedRequest,
+    arrival_times,
+    engines,
+    started,
+)
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import to_seconds
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Request
-from controlplane.service.jobs import Caller, Hints
+from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
@@ -60,7 +66,7 @@ async def _course(rate: float, seed: int, count: int) -> list[Told]:
     asks = []
     for at in arrival_times(rng, rate, count, variation=4.0):
         output = int(min(400, max(1, rng.lognormal(4.0, 0.8))))
-        asks.append(Ask(at, int(rng.integers(20, 300)), output, 512, "chat"))
+        asks.append(SimulatedRequest(at, int(rng.integers(20, 300)), output, 512, "chat"))
 
     def length(request: Request) -> int:
         return asks[int(request.id.partition("-")[0])].output_tokens
@@ -71,7 +77,7 @@ async def _course(rate: float, seed: int, count: int) -> list[Told]:
     return [told for told in found if told is not None]
 
 
-async def _client(service: Service, number: int, one: Ask) -> Told | None:
+async def _client(service: Service, number: int, one: SimulatedRequest) -> Told | None:
     """None if it was let in at first."""
     await asyncio.sleep(one.at)
     try:
@@ -91,11 +97,11 @@ async def _client(service: Service, number: int, one: Ask) -> Told | None:
     return None
 
 
-async def _asked(service: Service, number: int, one: Ask) -> None:
+async def _asked(service: Service, number: int, one: SimulatedRequest) -> None:
     limit = one.max_tokens or one.output_tokens
     job = await service.intake.completion(
         str(number), Caller("simulated"), "simulated", range(one.prompt_tokens), max_tokens=limit,
-        sampling=Sampling(max_tokens=limit), hints=Hints(),
+        sampling=Sampling(max_tokens=limit), hints=RequestHints(),
     )  # fmt: skip
     answer = await service.dispatcher.generate(job)
     async for _ in answer:
@@ -117,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps(found[-1]), flush=True)
     admitted, away = (sum(run[key] for run in found) for key in ("then_admitted", "turned_away"))
     print(f"then admitted, of all turned away: {admitted} of {away}")
-    keep_or_print(options.results, {"runs": found})
+    write_or_print(options.results, {"runs": found})
     return 0
 
 

@@ -20,8 +20,8 @@ from typing import Any
 from backends.cost_models.roofline import A100_40GB, Device
 from backends.vllm.simulation.stepped_engine import GEOMETRIES, HiddenStates, Setup, SteppedEngine
 from benchmark_control_plane.common.arguments import add_data, exit_status, stated_data
-from benchmark_control_plane.common.results_file import add_results, keep_or_print
-from benchmark_control_plane.experiments.engine.replay import Contender, Window, play
+from benchmark_control_plane.common.results_file import add_results, write_or_print
+from benchmark_control_plane.experiments.engine.replay import EngineVariant, ReplayWindow, play
 from benchmark_control_plane.experiments.engine.workload import Dataset, Prediction, dataset, poisson
 
 ORDERS = ("apt", "srmt")
@@ -58,9 +58,9 @@ def study(
     """Per cent by form of the cache, on the same requests."""
     found: dict[str, Any] = {}
     for form, hidden in costs(A100_40GB, *GEOMETRIES["opt-13b"]).items():
-        contender = Contender(form, {"ordering": order}, hidden=hidden)
+        contender = EngineVariant(form, {"ordering": order}, hidden=hidden)
         offers = poisson(data.lengths, rate, seed, Prediction(0.5), variation)
-        outcome = play(engine, contender, offers, Window(0, requests), data.promise, rate)
+        outcome = play(engine, contender, offers, ReplayWindow(0, requests), data.promise, rate)
         found[form] = {
             "strict": 100 * outcome.strict,
             "published": 100 * outcome.published,
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 runs.append(study(engine, known[name], rate, variation, order, options.requests, seed))
                 print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     print(table(runs))
-    keep_or_print(options.results, {"setup": asdict(setup), "requests": options.requests, "runs": runs})
+    write_or_print(options.results, {"setup": asdict(setup), "requests": options.requests, "runs": runs})
     return 0
 
 

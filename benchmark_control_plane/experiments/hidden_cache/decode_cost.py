@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark_control_plane.common.results_file import add_results, keep_or_print
+from benchmark_control_plane.common.results_file import add_results, write_or_print
 
 # Bytes a form moves per token and layer, in units of one hidden state. Keys and values are two of it on
 # these models; M0 reads one, writes two and reads them; M1 and M2 pass twice over the rows.
@@ -40,14 +40,14 @@ SHAPES = {
 def measure(name: str) -> dict[str, Any]:
     # The command must start where torch is missing, to say what it is for.
     import torch
-    from hybridcache.calibration import Setting, copy_bandwidth
+    from hybridcache.calibration import CalibrationSetup, copy_bandwidth
     from hybridcache.calibration import measure as measure_ways
     from hybridcache.layout import BlockLayout
 
     on_cuda = torch.cuda.is_available()
     device = torch.device("cuda" if on_cuda else "cpu")
     shape = SHAPES[name]
-    setting = Setting(
+    setting = CalibrationSetup(
         layout=BlockLayout(16, shape.heads, shape.head_dim, shape.heads * shape.head_dim),
         dtype=torch.bfloat16 if on_cuda else torch.float32,
         device=device,
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{row['ms_per_request']:6.3f} ms a request, {row['bandwidth_gb_s']:6.1f} GB/s "
             f"({row['share_of_copy']:.0%} of a copy)"
         )
-    keep_or_print(options.results, found)
+    write_or_print(options.results, found)
     return 0
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmark_control_plane.common.arguments import read_object
-from benchmark_control_plane.common.results_file import PUBLISHED, add_results, keep_or_print
+from benchmark_control_plane.common.results_file import PUBLISHED, add_results, write_or_print
 
 Kept = Mapping[str, Any]
 """`triton`, its version; `kernels`, figures by capability, model and name."""
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = list(problems(found, read_object(str(options.results or PUBLISHED / "kernel-figures.json"))))
         print(*told, sep="\n", end="\n" if told else "", file=sys.stderr)
         return int(bool(told))
-    keep_or_print(options.results, found)
+    write_or_print(options.results, found)
     return 0
 
 

@@ -8,10 +8,10 @@ from time import perf_counter
 from typing import Any
 
 from benchmark_control_plane.experiments.prediction.methods import taught
-from benchmark_control_plane.experiments.prediction.prompt_sets import Sample
+from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample
 from benchmark_control_plane.experiments.prediction.prompt_vectors import with_vectors
-from controlplane.service.prediction.length_training import Learning
-from predictors.output_length.checkpoint import Kept
+from controlplane.service.prediction.length_training import LengthTraining
+from predictors.output_length.checkpoint import Checkpoint
 from predictors.output_length.features import gist_of
 from predictors.output_length.learned import LearnedLengths
 from predictors.output_length.training import trained_elsewhere
@@ -21,7 +21,7 @@ _TICK_SECONDS = 0.002
 _QUIET_TICKS = 1_000
 
 
-def cost(samples: Sequence[Sample]) -> dict[str, Any]:
+def cost(samples: Sequence[PromptSample]) -> dict[str, Any]:
     """`encoder` is where each prompt was embedded before, by a model of its own; both learn from as many."""
     lengths = LearnedLengths()
     plain = _forecast_cost(lengths, samples)
@@ -30,10 +30,10 @@ def cost(samples: Sequence[Sample]) -> dict[str, Any]:
     return {**plain, "encoder": encoder, "loop": asyncio.run(_lags(lengths, samples))}
 
 
-def _forecast_cost(lengths: LearnedLengths, samples: Sequence[Sample]) -> dict[str, float]:
+def _forecast_cost(lengths: LearnedLengths, samples: Sequence[PromptSample]) -> dict[str, float]:
     before = _resident()
     taught(lengths, samples)
-    lengths.swap(asyncio.run(trained_elsewhere(Kept(lengths.examples.table()))))
+    lengths.swap(asyncio.run(trained_elsewhere(Checkpoint(lengths.examples.table()))))
     grown = _resident() - before
     features, forecasts = [], []
     for sample in samples:
@@ -55,9 +55,9 @@ def _forecast_cost(lengths: LearnedLengths, samples: Sequence[Sample]) -> dict[s
     }
 
 
-async def _lags(lengths: LearnedLengths, samples: Sequence[Sample]) -> dict[str, float]:
+async def _lags(lengths: LearnedLengths, samples: Sequence[PromptSample]) -> dict[str, float]:
     """Milliseconds that a timer comes late, with a forecast and an answer at each tick."""
-    learning = Learning(lengths, every_seconds=3_600.0, file=None)
+    learning = LengthTraining(lengths, every_seconds=3_600.0, file=None)
     idle = await _late(lengths, samples, None)
     training = asyncio.create_task(learning.learn())
     busy = await _late(lengths, samples, training)
@@ -70,7 +70,7 @@ async def _lags(lengths: LearnedLengths, samples: Sequence[Sample]) -> dict[str,
 
 
 async def _late(
-    lengths: LearnedLengths, samples: Sequence[Sample], until: asyncio.Task[None] | None
+    lengths: LearnedLengths, samples: Sequence[PromptSample], until: asyncio.Task[None] | None
 ) -> list[float]:
     loop = asyncio.get_running_loop()
     late: list[float] = []

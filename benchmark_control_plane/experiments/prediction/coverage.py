@@ -13,7 +13,7 @@ from benchmark_control_plane.experiments.prediction.methods import (
     learned_predictor,
     pinball_losses,
 )
-from benchmark_control_plane.experiments.prediction.prompt_sets import ARENA_MODELS, Sample
+from benchmark_control_plane.experiments.prediction.prompt_sets import ARENA_MODELS, PromptSample
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Floats
 from predictors.output_length.learned import LearnedLengths
@@ -26,7 +26,7 @@ _BEFORE, _AFTER = 1_000, 1_500
 _LEAST, _MOST = 0.88, 0.92
 
 
-def within(samples: Sequence[Sample], *, one_name: bool) -> list[bool]:
+def within(samples: Sequence[PromptSample], *, one_name: bool) -> list[bool]:
     """Whether each answer was within its 0.9 quantile, served from a cold start; models are learned on the
     way. With `one_name` nothing tells which model answers."""
     lengths, due, found = LearnedLengths(use_prior=False), ENOUGH, []
@@ -40,7 +40,7 @@ def within(samples: Sequence[Sample], *, one_name: bool) -> list[bool]:
     return found
 
 
-def coverage(samples: Sequence[Sample], seeds: Sequence[int]) -> dict[str, Any]:
+def coverage(samples: Sequence[PromptSample], seeds: Sequence[int]) -> dict[str, Any]:
     """Of the mixed service, after its first 500 requests, and the extremes of any 500 in a row. A predictor
     that is right and learns nothing would leave `outside_by_chance` of the windows of 500 outside."""
     after, lowest, highest, windows = [], [], [], []
@@ -75,10 +75,10 @@ def _by_chance() -> float:
     return 1 - sum(comb(_SETTLED, n) * 0.9**n * 0.1 ** (_SETTLED - n) for n in inside)
 
 
-def switches(samples: Sequence[Sample], seeds: Sequence[int]) -> dict[str, Any]:
+def switches(samples: Sequence[PromptSample], seeds: Sequence[int]) -> dict[str, Any]:
     """Coverage of the 500 requests after a switch, of the 1,000 after those, and which share of the windows
     of 500 among them is outside. The model behind one name changes, or the traffic does."""
-    by_source: dict[str, list[Sample]] = {}
+    by_source: dict[str, list[PromptSample]] = {}
     for sample in samples:
         by_source.setdefault(sample.source, []).append(sample)
     short, middle, _ = (f"arena-hard {model}" for model in ARENA_MODELS)
@@ -102,7 +102,7 @@ def switches(samples: Sequence[Sample], seeds: Sequence[int]) -> dict[str, Any]:
     return found
 
 
-def conditional(known: Sequence[Sample], asked: Sequence[Sample]) -> dict[str, dict[str, float]]:
+def conditional(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> dict[str, dict[str, float]]:
     """Pinball loss of the tokens still to come, after shares of the true length; beside it that of the
     first forecast minus the tokens so far."""
     made = forecasts(learned_predictor(known), asked)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmark_control_plane.common.arguments import add_data, data_folder, exit_code
-from benchmark_control_plane.common.results_file import add_results, keep
+from benchmark_control_plane.common.results_file import add_results, write_json
 from benchmark_control_plane.judge.traces import NAMED, read_trace
 from controlplane.core.memory import Floats
 from predictors.load.series import LEVELS, SeriesForecaster
@@ -35,7 +35,7 @@ _OWN = "tandem"
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class EmbeddingTrace:
     """Which of its lengths are tokens to embed, and how much faster than recorded it is played."""
 
     name: str
@@ -44,11 +44,11 @@ class Trace:
 
 
 # 7,106 retrievals in a week are one in 85 s: at 200 times the speed, about 2 a second.
-TRACES: Mapping[str, Trace] = {
-    "ServeGen steady": Trace("servegen-steady"),
-    "ServeGen bursty": Trace("servegen-bursty"),
-    "RAGPulse x200": Trace("ragpulse", "query", 200.0),
-    "Azure code": Trace("azure-code"),
+TRACES: Mapping[str, EmbeddingTrace] = {
+    "ServeGen steady": EmbeddingTrace("servegen-steady"),
+    "ServeGen bursty": EmbeddingTrace("servegen-bursty"),
+    "RAGPulse x200": EmbeddingTrace("ragpulse", "query", 200.0),
+    "Azure code": EmbeddingTrace("azure-code"),
 }
 
 
@@ -164,7 +164,7 @@ def _exponential_smoothing(series: Floats) -> tuple[Floats, float]:
     return points, float(np.std(first - points[:_FITTED_ON]))
 
 
-def series_of(folder: Path, trace: Trace) -> dict[str, Floats]:
+def series_of(folder: Path, trace: EmbeddingTrace) -> dict[str, Floats]:
     """Requests and tokens in each second."""
     file, columns = NAMED[trace.name]
     rows = read_trace(folder / file, columns)
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def command() -> list[dict[str, Any]]:
         rows = study(data_folder(options.data, "traces"))
         if options.results is not None:
-            keep(options.results, rows)
+            write_json(options.results, rows)
             draw(rows, options.results.with_suffix(".png"))
         return rows
 

@@ -10,9 +10,9 @@ from statistics import mean
 
 from backends.cost_models.step_time import BATCH_TIMES
 from backends.vllm.simulation.stepped_engine import GEOMETRIES, Setup
-from benchmark_control_plane.experiments.engine.replay import Window
-from benchmark_control_plane.experiments.engine.workload import Offer, Promise
-from benchmark_control_plane.simulator.simulation import Ask, Machine, Record, simulate
+from benchmark_control_plane.experiments.engine.replay import ReplayWindow
+from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
+from benchmark_control_plane.simulator.simulation import Machine, SimulatedRecord, SimulatedRequest, simulate
 from controlplane.core.clock import seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.geometry import KvGeometry
@@ -54,11 +54,12 @@ class GateOutcome:
 
 
 def through_the_gate(
-    offers: Sequence[Offer], setup: Setup, window: Window, promise: Promise, rate: float
+    offers: Sequence[Offer], setup: Setup, window: ReplayWindow, promise: TokenObjectives, rate: float
 ) -> GateOutcome:
     """Arrivals go on past the window to the last of `offers`."""
     asks = [
-        Ask(one.at, one.prompt, one.output, max_tokens=setup.max_model_tokens - one.prompt) for one in offers
+        SimulatedRequest(one.at, one.prompt, one.output, max_tokens=setup.max_model_tokens - one.prompt)
+        for one in offers
     ]
     slo = {"ttft_ms": promise.ttft * 1e3, "tpot_ms": promise.gap * 1e3, "default": True}
     course = simulate(asks, _machine(setup), {"classes": {"chat": slo}}, lengths=Foretold(offers))
@@ -71,7 +72,7 @@ def through_the_gate(
     )
 
 
-def _is_kept(record: Record, promise: Promise) -> bool:
+def _is_kept(record: SimulatedRecord, promise: TokenObjectives) -> bool:
     return (
         record.finished is not None
         and record.first_token is not None

@@ -22,27 +22,27 @@ from typing import Any
 
 from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
 from benchmark_control_plane.common.arguments import add_data, data_folder, exit_status
-from benchmark_control_plane.common.results_file import add_results, keep_or_print, kept_before
+from benchmark_control_plane.common.results_file import add_results, read_previous, write_or_print
 from benchmark_control_plane.experiments.engine.frontier import CONTENDERS
-from benchmark_control_plane.experiments.engine.replay import Window, play
-from benchmark_control_plane.experiments.engine.workload import Offer, Promise
+from benchmark_control_plane.experiments.engine.replay import ReplayWindow, play
+from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
 from benchmark_control_plane.experiments.prediction.gate_goodput import through_the_gate
 from benchmark_control_plane.experiments.prediction.methods import forecasts, learned_predictor, taught
 from benchmark_control_plane.experiments.prediction.output_length import FOLDS
-from benchmark_control_plane.experiments.prediction.prompt_sets import Sample, samples
+from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample, samples
 from controlplane.core.forecast import LengthForecast
 from predictors.output_length.history import HistoryQuantiles
 
-PROMISE = Promise(1.0, 1.0)
+PROMISE = TokenObjectives(1.0, 1.0)
 _WRONG = 4
 
 Told = Mapping[str, LengthForecast | int | None]
 """By way of forecasting, what is said of one request."""
 
 
-def told(known: Sequence[Sample]) -> list[tuple[Sample, Told]]:
+def told(known: Sequence[PromptSample]) -> list[tuple[PromptSample, Told]]:
     random = Random(0)
-    found: list[tuple[Sample, Told]] = []
+    found: list[tuple[PromptSample, Told]] = []
     for fold in range(FOLDS):
         learning = [s for s in known if s.fold(FOLDS) != fold]
         asked = [s for s in known if s.fold(FOLDS) == fold]
@@ -59,7 +59,7 @@ def told(known: Sequence[Sample]) -> list[tuple[Sample, Told]]:
     return found
 
 
-def offers(known: Sequence[tuple[Sample, Told]], way: str, rate: float, seed: int) -> Iterator[Offer]:
+def offers(known: Sequence[tuple[PromptSample, Told]], way: str, rate: float, seed: int) -> Iterator[Offer]:
     """Poisson, without end; the same seed gives the same requests at every rate and to all."""
     random, at = Random(seed), 0.0
     while True:
@@ -72,11 +72,11 @@ def offers(known: Sequence[tuple[Sample, Told]], way: str, rate: float, seed: in
             yield Offer(at, sample.prompt_tokens, sample.tokens, length)
 
 
-Known = Sequence[tuple[Sample, Told]]
+Known = Sequence[tuple[PromptSample, Told]]
 Run = dict[str, Any]
 
 
-def on_the_engine(known: Known, setup: Setup, window: Window, rate: float, seed: int) -> Iterator[Run]:
+def on_the_engine(known: Known, setup: Setup, window: ReplayWindow, rate: float, seed: int) -> Iterator[Run]:
     engine = _stepped(setup)
     for policy, way in (("stock-fcfs", "none"), *(("tandem", way) for way in known[0][1])):
         outcome = play(engine, CONTENDERS[policy], offers(known, way, rate, seed), window, PROMISE, rate)
@@ -89,7 +89,7 @@ def _stepped(setup: Setup) -> SteppedEngine:
     return SteppedEngine(setup)
 
 
-def at_the_gate(known: Known, setup: Setup, window: Window, rate: float, seed: int) -> Iterator[Run]:
+def at_the_gate(known: Known, setup: Setup, window: ReplayWindow, rate: float, seed: int) -> Iterator[Run]:
     # Those after the window keep it as loaded as it was.
     count = window.warm_up + window.requests + window.warm_up
     for way in known[0][1]:
@@ -97,7 +97,7 @@ def at_the_gate(known: Known, setup: Setup, window: Window, rate: float, seed: i
         yield {"told": way, **asdict(through_the_gate(offered, setup, window, PROMISE, rate))}
 
 
-PLACES: Mapping[str, Callable[[Known, Setup, Window, float, int], Iterator[Run]]] = {
+PLACES: Mapping[str, Callable[[Known, Setup, ReplayWindow, float, int], Iterator[Run]]] = {
     "simulator": at_the_gate,
     "engine": on_the_engine,
 }
@@ -131,12 +131,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=int, default=300)
     add_results(parser)
     options = parser.parse_args(arguments)
-    setup, window = Setup(), Window(options.warm_up, options.requests)
+    setup, window = Setup(), ReplayWindow(options.warm_up, options.requests)
     known = [
         (s, said) for s, said in told(samples(data_folder(options.data, "prompts")))
         if s.prompt_tokens + s.tokens < setup.max_model_tokens
     ]  # fmt: skip
-    before = kept_before(options.results).get("runs", [])
+    before = read_previous(options.results).get("runs", [])
     runs = [run for run in before if run["on"] not in options.on]
     report = {"setup": asdict(setup), "window": asdict(window), "promise": asdict(PROMISE), "runs": runs}
     for place, rate, seed in product(options.on, options.rates, options.seeds):
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runs.append({"on": place, "seed": seed, **run})
             print(f"{place}, {rate:g}/s, seed {seed}, {run['told']}: {run['strict']:.3f}", flush=True)
     print(table(runs))
-    keep_or_print(options.results, report)
+    write_or_print(options.results, report)
     return 0
 
 

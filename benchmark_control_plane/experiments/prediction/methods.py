@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmark_control_plane.experiments.prediction.prompt_sets import Sample
+from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample
 from benchmark_control_plane.experiments.prediction.prompt_vectors import without_vectors
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Floats
@@ -26,31 +26,31 @@ _FOLDS = 5
 class Method(Protocol):
     """Learns from samples, then says quantiles of others: [samples, LEVELS]."""
 
-    def __call__(self, known: Sequence[Sample], asked: Sequence[Sample]) -> Floats: ...
+    def __call__(self, known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats: ...
 
 
-def constant(known: Sequence[Sample], asked: Sequence[Sample]) -> Floats:
+def constant(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats:
     return np.tile(np.quantile(_tokens(known), LEVELS), (len(asked), 1))
 
 
-def history(known: Sequence[Sample], asked: Sequence[Sample]) -> Floats:
+def history(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats:
     """As served: it sees each answer after its forecast."""
     predictor = HistoryQuantiles()
     taught(predictor, known)
     return stated(predictor, asked)
 
 
-def learned(known: Sequence[Sample], asked: Sequence[Sample]) -> Floats:
+def learned(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats:
     """As served, but for learning no other model on the way."""
     return stated(learned_predictor(without_vectors(known)), without_vectors(asked))
 
 
-def encoded(known: Sequence[Sample], asked: Sequence[Sample]) -> Floats:
+def encoded(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats:
     """The same, with every prompt's vector."""
     return stated(learned_predictor(known), asked)
 
 
-def learned_predictor(known: Sequence[Sample]) -> LearnedLengths:
+def learned_predictor(known: Sequence[PromptSample]) -> LearnedLengths:
     """Without the shipped priors, which were learned from these very prompts."""
     predictor = LearnedLengths(remember=REMEMBER, use_prior=False)
     taught(predictor, known)
@@ -60,7 +60,7 @@ def learned_predictor(known: Sequence[Sample]) -> LearnedLengths:
     return predictor
 
 
-def ridge(known: Sequence[Sample], asked: Sequence[Sample], *, logarithm: bool) -> Floats:
+def ridge(known: Sequence[PromptSample], asked: Sequence[PromptSample], *, logarithm: bool) -> Floats:
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import Ridge
@@ -69,7 +69,7 @@ def ridge(known: Sequence[Sample], asked: Sequence[Sample], *, logarithm: bool) 
     models = sorted({sample.model for sample in known})
     words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True, max_features=50_000)
 
-    def rows(samples: Sequence[Sample], said: Any) -> Any:
+    def rows(samples: Sequence[PromptSample], said: Any) -> Any:
         return hstack([said, csr_matrix([[float(s.model == m) for m in models] for s in samples])]).tocsr()
 
     learning = rows(known, words.fit_transform([sample.prompt for sample in known]))
@@ -91,19 +91,19 @@ METHODS: dict[str, Method] = {
 }
 
 
-def taught(predictor: LengthPredictor, known: Sequence[Sample]) -> None:
+def taught(predictor: LengthPredictor, known: Sequence[PromptSample]) -> None:
     for sample in known:
         request = sample.request()
         predictor.forecast(request)
         predictor.observe(request, sample.tokens)
 
 
-def stated(predictor: LengthPredictor, asked: Sequence[Sample]) -> Floats:
+def stated(predictor: LengthPredictor, asked: Sequence[PromptSample]) -> Floats:
     """Each forecast before its answer is shown."""
     return np.array([at_levels(forecast) for forecast in forecasts(predictor, asked)])
 
 
-def forecasts(predictor: LengthPredictor, asked: Sequence[Sample]) -> list[LengthForecast]:
+def forecasts(predictor: LengthPredictor, asked: Sequence[PromptSample]) -> list[LengthForecast]:
     found = []
     for sample in asked:
         request = sample.request()
@@ -124,5 +124,5 @@ def pinball_losses(quantiles: Floats, tokens: Floats) -> Floats:
     return found
 
 
-def _tokens(samples: Sequence[Sample]) -> Floats:
+def _tokens(samples: Sequence[PromptSample]) -> Floats:
     return np.array([float(sample.tokens) for sample in samples])

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from benchmark_control_plane.common.arguments import add_data, data_folder, exit_status
-from benchmark_control_plane.common.results_file import add_results, keep, kept_before
+from benchmark_control_plane.common.results_file import add_results, read_previous, write_json
 from benchmark_control_plane.experiments.prediction.cost import cost
 from benchmark_control_plane.experiments.prediction.coverage import conditional, coverage, switches
 from benchmark_control_plane.experiments.prediction.methods import METHODS, pinball_losses
-from benchmark_control_plane.experiments.prediction.prompt_sets import Sample, samples
+from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample, samples
 from benchmark_control_plane.experiments.prediction.prompt_vectors import with_vectors
 from controlplane.core.memory import Floats
 from predictors.output_length.model import LEVELS, MEDIAN, UPPER
@@ -33,10 +33,10 @@ FOLDS = 5
 MIXED = "mixed"
 
 
-def crossed(known: Sequence[Sample], folds: int) -> dict[str, Any]:
+def crossed(known: Sequence[PromptSample], folds: int) -> dict[str, Any]:
     """Every sample once in the tested fold, by each method."""
     made: dict[str, list[Floats]] = {name: [] for name in METHODS}
-    asked: list[Sample] = []
+    asked: list[PromptSample] = []
     for fold in range(folds):
         learning = [s for s in known if s.fold(FOLDS) != fold]
         tested = [s for s in known if s.fold(FOLDS) == fold]
@@ -47,7 +47,7 @@ def crossed(known: Sequence[Sample], folds: int) -> dict[str, Any]:
     return {name: _judged(np.concatenate(parts), tokens, asked) for name, parts in made.items()}
 
 
-def _judged(quantiles: Floats, tokens: Floats, asked: Sequence[Sample]) -> dict[str, Any]:
+def _judged(quantiles: Floats, tokens: Floats, asked: Sequence[PromptSample]) -> dict[str, Any]:
     losses = pinball_losses(quantiles, tokens)
     by_source: dict[str, list[int]] = {}
     for at, sample in enumerate(asked):
@@ -62,7 +62,7 @@ def _judged(quantiles: Floats, tokens: Floats, asked: Sequence[Sample]) -> dict[
     }
 
 
-def _separate(known: Sequence[Sample]) -> dict[str, Any]:
+def _separate(known: Sequence[PromptSample]) -> dict[str, Any]:
     found = {}
     known = with_vectors(known)
     for source in dict.fromkeys(sample.source for sample in known):
@@ -76,18 +76,18 @@ def _line(name: str, judged: dict[str, Any]) -> str:
     return f"{name} (MAE / pinball / coverage of 0.9): " + "; ".join(cells)
 
 
-def _mixed(known: Sequence[Sample]) -> dict[str, Any]:
+def _mixed(known: Sequence[PromptSample]) -> dict[str, Any]:
     judged = crossed(with_vectors(known), FOLDS)
     print(_line(MIXED, judged), flush=True)
     return judged
 
 
-def _conditional(known: Sequence[Sample]) -> dict[str, Any]:
+def _conditional(known: Sequence[PromptSample]) -> dict[str, Any]:
     return conditional([s for s in known if s.fold(FOLDS)], [s for s in known if not s.fold(FOLDS)])
 
 
 SEEDS = (1, 2, 3, 4, 5, 6)
-PARTS: dict[str, Callable[[Sequence[Sample]], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[Sequence[PromptSample]], dict[str, Any]]] = {
     "mixed": _mixed,
     "separate": _separate,
     "coverage": lambda known: coverage(known, SEEDS),
@@ -158,18 +158,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     known = samples(data_folder(options.data, "prompts"))
     Random(0).shuffle(known)
-    results = kept_before(options.results)
+    results = read_previous(options.results)
     results |= {"samples": len(known), "levels": LEVELS, "folds": FOLDS, "seeds": SEEDS}
     for name in options.only:
         results[name] = PARTS[name](known)
         if name not in ("mixed", "separate"):
             print(f"{name}: {json.dumps(results[name])}", flush=True)
         if options.results is not None:
-            keep(options.results, results)
+            write_json(options.results, results)
     if options.results is None:
         print(json.dumps(results))
     elif {"mixed", "conditional"} <= results.keys():
-        bought = kept_before(options.results.with_name("prediction-goodput.json"))
+        bought = read_previous(options.results.with_name("prediction-goodput.json"))
         draw(results, bought, options.results.with_suffix(".png"))
     return 0
 

@@ -16,7 +16,7 @@ from typing import Any
 from zlib import crc32
 
 from controlplane.core.clock import Instant
-from controlplane.core.request import Gist, Kind, Request
+from controlplane.core.request import Kind, PromptFeatures, Request
 from controlplane.core.slo import ServiceClass, Slo
 from predictors.output_length.features import gist_of
 
@@ -29,7 +29,7 @@ _serial = count()
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PromptSample:
     """`fold` is alike for alike prompts, so that no model is tested on a prompt it has learned."""
 
     source: str
@@ -37,7 +37,7 @@ class Sample:
     prompt: str
     prompt_tokens: int
     tokens: int
-    gist: Gist
+    features: PromptFeatures
 
     def fold(self, folds: int) -> int:
         return crc32(self.prompt.encode()) % folds
@@ -53,7 +53,7 @@ class Sample:
             arrival=Instant(0),
             prompt_tokens=self.prompt_tokens,
             max_output_tokens=CONTEXT,
-            gist=self.gist,
+            features=self.features,
         )
 
 
@@ -61,10 +61,10 @@ def tokens_of(text: str) -> int:
     return max(1, len(_PIECE.findall(text)))
 
 
-def samples(folder: Path) -> list[Sample]:
+def samples(folder: Path) -> list[PromptSample]:
     """From `prompts` in the folder of public data. Raises FileNotFoundError."""
     return [
-        Sample(source, model, prompt, tokens_of(prompt), tokens_of(answer), gist_of(prompt))
+        PromptSample(source, model, prompt, tokens_of(prompt), tokens_of(answer), gist_of(prompt))
         for source, model, prompt, answer in _answered(folder / "prompts")
     ]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from backends.bundled_models import MINILM, cache_folder, resolve
-from benchmark_control_plane.experiments.prediction.prompt_sets import Sample
+from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample
 
 
-def with_vectors(samples: Sequence[Sample]) -> list[Sample]:
+def with_vectors(samples: Sequence[PromptSample]) -> list[PromptSample]:
     prompts = sorted({sample.prompt for sample in samples})
     digest = blake2b("\0".join(prompts).encode("utf-8", "replace"), digest_size=8).hexdigest()
     file = cache_folder() / f"prompt-vectors-{digest}.npz"
@@ -22,11 +22,11 @@ def with_vectors(samples: Sequence[Sample]) -> list[Sample]:
         _compute(prompts, file)
     with np.load(file) as kept:
         known = dict(zip(prompts, kept["vectors"], strict=True))
-    return [replace(s, gist=replace(s.gist, vector=known[s.prompt].tobytes())) for s in samples]
+    return [replace(s, features=replace(s.features, vector=known[s.prompt].tobytes())) for s in samples]
 
 
-def without_vectors(samples: Sequence[Sample]) -> list[Sample]:
-    return [replace(s, gist=replace(s.gist, vector=b"")) for s in samples]
+def without_vectors(samples: Sequence[PromptSample]) -> list[PromptSample]:
+    return [replace(s, features=replace(s.features, vector=b"")) for s in samples]
 
 
 def _compute(prompts: Sequence[str], file: Path) -> None:

@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 
 from benchmark_control_plane.common.arguments import add_data, data_folder, exit_status
-from benchmark_control_plane.experiments.prediction.prompt_sets import Sample, samples
+from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample, samples
 from predictors.output_length import model
 from predictors.output_length.examples import Examples, asked
 from predictors.output_length.features import NUMBERS
@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def prior_of(known: Sequence[Sample]) -> dict[str, object]:
-    by_source: dict[str, list[Sample]] = {}
+def prior_of(known: Sequence[PromptSample]) -> dict[str, object]:
+    by_source: dict[str, list[PromptSample]] = {}
     for sample in known:
         by_source.setdefault(sample.source, []).append(sample)
     random = Random(0)

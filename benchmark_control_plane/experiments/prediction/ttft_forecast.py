@@ -21,12 +21,12 @@ from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
-from benchmark_control_plane.common.results_file import add_results, keep_or_print
+from benchmark_control_plane.common.results_file import add_results, write_or_print
 from controlplane.config import parse
 from controlplane.core.clock import Duration, between
 from controlplane.core.generation import Sampling
 from controlplane.service.bootstrap import assemble
-from controlplane.service.jobs import Caller, Hints
+from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.service import Service
 
 MODEL = "tiny-llama"
@@ -48,7 +48,7 @@ _FULL = 150
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ForecastPairs:
     """Seconds from arrival to the first token: said (median, 0.9 quantile) and true."""
 
     said: float
@@ -83,7 +83,7 @@ async def measured(loads: Sequence[float], requests: int, seed: int) -> dict[str
 
 async def _served(
     service: Service, random: Random, count: int, *, rate: float | None, fixed: bool = False
-) -> list[Seen]:
+) -> list[ForecastPairs]:
     """All at once without a rate."""
     tasks, loop = [], asyncio.get_running_loop()
     at = loop.time()
@@ -96,12 +96,12 @@ async def _served(
     return [seen for seen in await asyncio.gather(*tasks) if seen is not None]
 
 
-async def _asked(service: Service, prompt: list[int], tokens: int, *, fixed: bool) -> Seen | None:
+async def _asked(service: Service, prompt: list[int], tokens: int, *, fixed: bool) -> ForecastPairs | None:
     """None before anything could be foretold."""
     # The tiny model's own end token is all but never drawn, so that both ways cost the engine the same.
     sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=fixed)
     job = await service.intake.completion(
-        "ttft", Caller("benchmark"), MODEL, prompt, max_tokens=tokens, sampling=sampling, hints=Hints()
+        "ttft", Caller("benchmark"), MODEL, prompt, max_tokens=tokens, sampling=sampling, hints=RequestHints()
     )
     answer = await service.dispatcher.generate(job)
     ticket = answer.ticket
@@ -113,7 +113,7 @@ async def _asked(service: Service, prompt: list[int], tokens: int, *, fixed: boo
     if starting is None or seen.ttft is None:
         return None
     waited = between(seen.arrival, starting.at)
-    return Seen(
+    return ForecastPairs(
         _seconds(Duration(waited + starting.said.median)),
         _seconds(Duration(waited + starting.said.upper)),
         _seconds(seen.ttft),
@@ -121,7 +121,7 @@ async def _asked(service: Service, prompt: list[int], tokens: int, *, fixed: boo
     )
 
 
-def _judged(seen: Sequence[Seen]) -> dict[str, float]:
+def _judged(seen: Sequence[ForecastPairs]) -> dict[str, float]:
     return {
         "requests": len(seen),
         "median_ttft_ms": 1e3 * median(s.true for s in seen),
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_results(parser)
     options = parser.parse_args(arguments)
     found = asyncio.run(measured(options.loads, options.requests, options.seed))
-    keep_or_print(options.results, found)
+    write_or_print(options.results, found)
     return 0
 
 

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmark_control_plane.common.arguments import BadInput, read_object
-from benchmark_control_plane.common.results_file import put
+from benchmark_control_plane.common.results_file import write_atomic
 from benchmark_control_plane.experiments.engine.frontier import points_at
 from benchmark_control_plane.experiments.readme import quotes
 from benchmark_control_plane.report import aggregates, formats
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file = RESULTS / f"{results['experiment']['name']}.json"
             if file.exists() and file not in {known for known, _ in experiments(RESULTS)}:
                 raise BadInput(f"{file.name} holds another benchmark's result; rename the experiment")
-            put(file, committed(results))
+            write_atomic(file, committed(results))
         changed = {
             file: text for file, text in due().items() if not file.exists() or file.read_text() != text
         }
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.check:
         return int(bool(changed))
     for file, text in changed.items():
-        put(file, text)
+        write_atomic(file, text)
     return 0
 
 

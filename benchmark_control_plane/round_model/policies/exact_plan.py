@@ -18,7 +18,7 @@ class Stay:
     steps: int
 
 
-class Plan:
+class ExactPlan:
     """`levels` is `Horizon.levels`; steps count from now."""
 
     def __init__(self, levels: list[int], stays: list[Stay], budget: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from benchmark_control_plane.round_model.policies.exact_plan import Plan, Stay
+from benchmark_control_plane.round_model.policies.exact_plan import ExactPlan, Stay
 from benchmark_control_plane.round_model.policies.horizon import Horizon
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions
 from benchmark_control_plane.round_model.policies.overflow import Overflow
@@ -72,7 +72,7 @@ class TandemPolicy:
                     started.append(self._order.pop(0).candidate)
                     self._begin(started[-1], step)
                 break
-            plan = Plan(self._horizon.levels(step), [place.stay for place in head], self._options.budget)
+            plan = ExactPlan(self._horizon.levels(step), [place.stay for place in head], self._options.budget)
             trials, work = self._improve(plan, trials, work)
             head = [head[at] for at in plan.order]
             now = plan.starting_now()
@@ -114,7 +114,7 @@ class TandemPolicy:
         self._horizon.add(candidate, step, alone=self._exceeds(candidate))
         self._overflow.joined(candidate, step)
 
-    def _improve(self, plan: Plan, trials: int, work: int) -> tuple[int, int]:
+    def _improve(self, plan: ExactPlan, trials: int, work: int) -> tuple[int, int]:
         """What is left of both."""
         count = len(plan.order)
         if count < 2:

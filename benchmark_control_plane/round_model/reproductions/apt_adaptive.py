@@ -20,9 +20,9 @@ import numpy as np
 
 from backends.cost_models.step_time import fitted_profile
 from benchmark_control_plane.common.arguments import data_folder
-from benchmark_control_plane.common.results_file import keep
+from benchmark_control_plane.common.results_file import write_json
 from benchmark_control_plane.common.row_files import rows
-from benchmark_control_plane.round_model.contenders import AptGreedy, FirstCome, Planned, RandomOrder
+from benchmark_control_plane.round_model.contenders import AptGreedy, FirstCome, PlannedRule, RandomOrder
 from benchmark_control_plane.round_model.plugin_rule import EngineRule
 from benchmark_control_plane.round_model.policies.interface import StepOptions
 from benchmark_control_plane.round_model.policies.overflow import Overflow, latest_first
@@ -30,9 +30,9 @@ from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
 from benchmark_control_plane.round_model.policies.tandem import Effort, TandemPolicy
 from benchmark_control_plane.round_model.step_simulator import (
     Attainment,
-    Objective,
-    Pool,
-    Served,
+    EnginePool,
+    StepObjective,
+    SteppedRequest,
     StepRule,
     attained,
     serve,
@@ -72,19 +72,20 @@ class Workload:
 
     label: str
     file: str
-    objective: Objective
+    objective: StepObjective
     rates: tuple[float, ...]
     published: Mapping[tuple[float, float], tuple[float, float, float]]
 
 
 WORKLOADS = (
     Workload(
-        "ShareGPT", "lengths/sharegpt_v3_lens.csv.gz", Objective(1.0, 1.0), (1.5, 2.0, 2.5, 3.0, 4.0),
+        "ShareGPT", "lengths/sharegpt_v3_lens.csv.gz", StepObjective(1.0, 1.0), (1.5, 2.0, 2.5, 3.0, 4.0),
         {(3, 1): (26.4, 99.5, 99.5), (3, 5): (59.7, 95.9, 94.7), (3, 10): (11.9, 78.2, 75.1),
          (6, 1): (20.0, 67.3, 65.7), (6, 5): (18.1, 67.7, 66.7), (6, 10): (9.9, 58.4, 57.1)},
     ),
     Workload(
-        "arXiv", "lengths/arxiv_summarization_llama2.csv.gz", Objective(4.0, 1.0), (0.6, 0.75, 0.9, 1.2, 1.5),
+        "arXiv", "lengths/arxiv_summarization_llama2.csv.gz", StepObjective(4.0, 1.0),
+        (0.6, 0.75, 0.9, 1.2, 1.5),
         {(1.5, 1): (11.8, 98.2, 96.6), (1.5, 5): (10.8, 76.0, 70.0), (1.5, 10): (5.4, 50.8, 43.4),
          (3, 1): (4.8, 77.6, 70.0), (3, 5): (4.6, 64.8, 58.8), (3, 10): (4.2, 42.5, 35.6)},
     ),
@@ -101,18 +102,18 @@ def _options(**changed: Any) -> StepOptions:
     )
 
 
-def _srmt(objective: Objective, **options: float) -> StepRule:
+def _srmt(objective: StepObjective, **options: float) -> StepRule:
     pace = Pace(seconds(_STEP_SECONDS), seconds(_PROMPT_TOKEN_SECONDS))
     policy = engine_policy(EngineOptions(ordering="srmt").changed(options))
     return EngineRule(policy, objective, blocks=_BLOCKS, context=_CONTEXT, pace=pace)
 
 
-CONTENDERS: Mapping[str, Callable[[Objective], StepRule]] = {
+CONTENDERS: Mapping[str, Callable[[StepObjective], StepRule]] = {
     "FCFS": lambda _: FirstCome(),
     "random": lambda _: RandomOrder(0),
-    "MC-SF": lambda objective: Planned(STEP_POLICIES["mc-sf"](_options()), objective),
+    "MC-SF": lambda objective: PlannedRule(STEP_POLICIES["mc-sf"](_options()), objective),
     "Apt-Serve's greedy": lambda objective: AptGreedy(objective, HybridOptions(decay=0.0)),
-    "Tandem, round order": lambda objective: Planned(
+    "Tandem, round order": lambda objective: PlannedRule(
         TandemPolicy(_options(), Overflow(latest_first), _LIGHT), objective
     ),
     "Tandem, engine": _srmt,
@@ -126,7 +127,7 @@ def run(
 ) -> Mapping[str, Any]:
     """Prints the table, writes `apt-adaptive.json` and `.png` into `results`. Raises BadInput."""
     folder = data_folder(data, _PROFILE)
-    pool = Pool(_BLOCKS, _BLOCK_TOKENS, fitted_profile(folder / _PROFILE, _MODEL))
+    pool = EnginePool(_BLOCKS, _BLOCK_TOKENS, fitted_profile(folder / _PROFILE, _MODEL))
     table, steady = [], []
     for workload in WORKLOADS:
         lengths = _lengths(folder / workload.file)
@@ -142,7 +143,7 @@ def run(
         "differs": DIFFERS,
     }
     results.mkdir(parents=True, exist_ok=True)
-    keep(results / f"{NAME}.json", found)
+    write_json(results / f"{NAME}.json", found)
     _plot(results / f"{NAME}.png", found)
     _print(found)
     return found
@@ -156,7 +157,7 @@ def _lengths(path: Path) -> list[tuple[int, int]]:
 
 def _drawn(
     lengths: Sequence[tuple[int, int]], rate: float, variation: float, count: int, seed: int
-) -> list[Served]:
+) -> list[SteppedRequest]:
     """The same seed draws the same requests at every rate."""
     rng = np.random.default_rng(seed)
     picked = rng.integers(0, len(lengths), count)
@@ -166,14 +167,14 @@ def _drawn(
     for number in range(count):
         prompt, output = lengths[picked[number]]
         predicted = min(_CONTEXT - prompt, max(1, round(output * float(noise[number]))))
-        drawn.append(Served(prompt, output, number=number, arrival=at[number], predicted=predicted))
+        drawn.append(SteppedRequest(prompt, output, number=number, arrival=at[number], predicted=predicted))
     return drawn
 
 
 def _table(
     workload: Workload,
     lengths: Sequence[tuple[int, int]],
-    pool: Pool,
+    pool: EnginePool,
     requests: int,
     seeds: range,
 ) -> list[dict[str, Any]]:
@@ -210,7 +211,7 @@ def _summary(measured: Sequence[Attainment]) -> dict[str, Any]:
 
 
 def _steady(
-    workload: Workload, lengths: Sequence[tuple[int, int]], pool: Pool, requests: int, seed: int
+    workload: Workload, lengths: Sequence[tuple[int, int]], pool: EnginePool, requests: int, seed: int
 ) -> list[dict[str, Any]]:
     """The first tenth warms up, the last third keeps up the load; what is between counts."""
     rows = []

@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from benchmark_control_plane.common.results_file import keep
+from benchmark_control_plane.common.results_file import write_json
 from controlplane.core.memory import Floats
 from controlplane.policy.cache_tiers.allocation import TierOffers, hybrid_offers, plan_tiers
 
@@ -46,7 +46,7 @@ def run(results: Path, *, seed: int = 0) -> dict[str, Any]:
         "differs": "published cost: Python on the authors' server; ours: numpy on this machine, one thread",
     }
     results.mkdir(parents=True, exist_ok=True)
-    keep(results / f"{NAME}.json", found)
+    write_json(results / f"{NAME}.json", found)
     _plot(results / f"{NAME}.png", cost, quality)
     _print(found)
     return found

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from backends.cost_models.step_time import LLAMA2_70B_TP1, tile
-from benchmark_control_plane.common.results_file import keep
-from benchmark_control_plane.round_model.lengths import CONVERSATION_MEMORY, Line
-from benchmark_control_plane.round_model.schedules import Schedule, Setting, scheduled
+from benchmark_control_plane.common.results_file import write_json
+from benchmark_control_plane.round_model.lengths import CONVERSATION_MEMORY, RoundRequest
+from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, scheduled
 
 SET_UP = (
     "lognormal lengths with the published mean and median instead of the conversations themselves; "
@@ -17,7 +17,7 @@ SET_UP = (
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class PublishedPolicy:
     """`published` is the paper's mean latency in seconds, where it gives one."""
 
     label: str
@@ -27,8 +27,8 @@ class Contender:
     published: float | None = None
 
 
-def latency_run(lines: list[Line], contender: Contender, seed: int) -> Schedule:
-    setting = Setting(
+def latency_run(lines: list[RoundRequest], contender: PublishedPolicy, seed: int) -> Schedule:
+    setting = PolicySetting(
         contender.policy, contender.alpha, contender.beta, seed=seed, step_time=tile(*LLAMA2_70B_TP1)
     )
     return scheduled(lines, CONVERSATION_MEMORY, setting)
@@ -36,4 +36,4 @@ def latency_run(lines: list[Line], contender: Contender, seed: int) -> Schedule:
 
 def write(results: Path, found: Mapping[str, Any]) -> None:
     results.mkdir(parents=True, exist_ok=True)
-    keep(results / f"{found['name']}.json", found)
+    write_json(results / f"{found['name']}.json", found)

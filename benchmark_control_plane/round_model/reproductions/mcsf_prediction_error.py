@@ -19,7 +19,7 @@ from benchmark_control_plane.round_model.lengths import (
 )
 from benchmark_control_plane.round_model.reproductions.conversation import (
     SET_UP,
-    Contender,
+    PublishedPolicy,
     latency_run,
     write,
 )
@@ -30,11 +30,11 @@ from matplotlib import pyplot as plt
 NAME = "mcsf-prediction-error"
 ERRORS = (0.0, 0.2, 0.5, 0.8)
 CONTENDERS = (
-    Contender("MC-SF", "mc-sf", 0.1),
-    Contender("MC-SF, skipping", "mc-sf-skip", 0.1),
-    Contender("MC-Benchmark", "mc-benchmark", 0.1),
-    Contender("FCFS as vLLM", "fcfs"),
-    Contender("Tandem", "tandem", 0.1),
+    PublishedPolicy("MC-SF", "mc-sf", 0.1),
+    PublishedPolicy("MC-SF, skipping", "mc-sf-skip", 0.1),
+    PublishedPolicy("MC-Benchmark", "mc-benchmark", 0.1),
+    PublishedPolicy("FCFS as vLLM", "fcfs"),
+    PublishedPolicy("Tandem", "tandem", 0.1),
 )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from benchmark_control_plane.round_model.lengths import conversation_lengths, poisson_arrivals
 from benchmark_control_plane.round_model.reproductions.conversation import (
     SET_UP,
-    Contender,
+    PublishedPolicy,
     latency_run,
     write,
 )
@@ -25,12 +25,12 @@ from matplotlib import pyplot as plt
 NAME = "mcsf-slopes"
 COUNTS = (1_000, 2_500, 5_000, 7_500, 10_000)
 CONTENDERS = (
-    Contender("MC-SF", "mc-sf"),
-    Contender("MC-SF, skipping", "mc-sf-skip"),
-    Contender("MC-Benchmark", "mc-benchmark"),
-    Contender("alpha .3", "alpha-protection", 0.3),
-    Contender("alpha .2 beta .2", "alpha-beta", 0.2, 0.2),
-    Contender("Tandem", "tandem"),
+    PublishedPolicy("MC-SF", "mc-sf"),
+    PublishedPolicy("MC-SF, skipping", "mc-sf-skip"),
+    PublishedPolicy("MC-Benchmark", "mc-benchmark"),
+    PublishedPolicy("alpha .3", "alpha-protection", 0.3),
+    PublishedPolicy("alpha .2 beta .2", "alpha-beta", 0.2, 0.2),
+    PublishedPolicy("Tandem", "tandem"),
 )
 PUBLISHED = {50: {"MC-SF": 1 / 6, "best benchmark": 1 / 2}, 10: {"MC-SF": 1 / 800, "best benchmark": 1 / 100}}
 

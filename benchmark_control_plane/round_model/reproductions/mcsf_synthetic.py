@@ -14,10 +14,10 @@ import matplotlib as mpl
 import numpy as np
 
 from benchmark_control_plane.round_model import instance as hindsight
-from benchmark_control_plane.round_model.lengths import Instance, model_one, model_two
+from benchmark_control_plane.round_model.lengths import RoundInstance, model_one, model_two
 from benchmark_control_plane.round_model.optimum_search import first_orders, search
 from benchmark_control_plane.round_model.reproductions.conversation import write
-from benchmark_control_plane.round_model.schedules import Setting, scheduled
+from benchmark_control_plane.round_model.schedules import PolicySetting, scheduled
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -28,7 +28,7 @@ PUBLISHED = {
     "all at once": {"mean": 1.005, "worst": 1.074},
     "Poisson": {"mean": 1.047, "worst": 1.227},
 }
-_MODELS: Mapping[str, Callable[[np.random.Generator], Instance]] = {
+_MODELS: Mapping[str, Callable[[np.random.Generator], RoundInstance]] = {
     "all at once": model_one,
     "Poisson": model_two,
 }
@@ -45,7 +45,7 @@ def run(results: Path, *, seed: int = 0, instances: int = 30) -> Mapping[str, An
         for _ in range(instances):
             instance = draw(rng)
             totals = {
-                policy: scheduled(instance.lines, instance.memory, Setting(policy)).total_latency
+                policy: scheduled(instance.lines, instance.memory, PolicySetting(policy)).total_latency
                 for policy in POLICIES
             }
             best = min(_searched(instance), *totals.values())
@@ -77,9 +77,9 @@ def run(results: Path, *, seed: int = 0, instances: int = 30) -> Mapping[str, An
     return found
 
 
-def _searched(instance: Instance) -> float:
-    jobs = tuple(hindsight.Job(line.arrival, line.prompt, line.output) for line in instance.lines)
-    problem = hindsight.Instance(instance.memory, jobs)
+def _searched(instance: RoundInstance) -> float:
+    jobs = tuple(hindsight.HindsightJob(line.arrival, line.prompt, line.output) for line in instance.lines)
+    problem = hindsight.HindsightInstance(instance.memory, jobs)
     checks = count()
     start = search(problem, first_orders(problem), seed=0, stop=lambda: next(checks) >= _SEARCH_CHECKS)
     return problem.total_latency(start)

@@ -13,14 +13,14 @@ import matplotlib as mpl
 import numpy as np
 
 from benchmark_control_plane.round_model.lengths import (
-    Line,
+    RoundRequest,
     conversation_lengths,
     poisson_arrivals,
     typical_lengths,
 )
 from benchmark_control_plane.round_model.reproductions.conversation import (
     SET_UP,
-    Contender,
+    PublishedPolicy,
     latency_run,
     write,
 )
@@ -31,17 +31,17 @@ from matplotlib import pyplot as plt
 NAME = "mcsf-table"
 
 CONTENDERS = (
-    Contender("MC-SF", "mc-sf", published=32.112),
-    Contender("MC-Benchmark", "mc-benchmark", published=46.472),
-    Contender("alpha .3", "alpha-protection", 0.3, published=51.933),
-    Contender("alpha .25", "alpha-protection", 0.25, published=51.046),
-    Contender("alpha .2 beta .2", "alpha-beta", 0.2, 0.2, published=50.401),
-    Contender("alpha .2 beta .1", "alpha-beta", 0.2, 0.1, published=50.395),
-    Contender("alpha .1 beta .2", "alpha-beta", 0.1, 0.2, published=53.393),
-    Contender("alpha .1 beta .1", "alpha-beta", 0.1, 0.1, published=50.862),
-    Contender("MC-SF, skipping", "mc-sf-skip"),
-    Contender("FCFS as vLLM", "fcfs"),
-    Contender("Tandem", "tandem"),
+    PublishedPolicy("MC-SF", "mc-sf", published=32.112),
+    PublishedPolicy("MC-Benchmark", "mc-benchmark", published=46.472),
+    PublishedPolicy("alpha .3", "alpha-protection", 0.3, published=51.933),
+    PublishedPolicy("alpha .25", "alpha-protection", 0.25, published=51.046),
+    PublishedPolicy("alpha .2 beta .2", "alpha-beta", 0.2, 0.2, published=50.401),
+    PublishedPolicy("alpha .2 beta .1", "alpha-beta", 0.2, 0.1, published=50.395),
+    PublishedPolicy("alpha .1 beta .2", "alpha-beta", 0.1, 0.2, published=53.393),
+    PublishedPolicy("alpha .1 beta .1", "alpha-beta", 0.1, 0.1, published=50.862),
+    PublishedPolicy("MC-SF, skipping", "mc-sf-skip"),
+    PublishedPolicy("FCFS as vLLM", "fcfs"),
+    PublishedPolicy("Tandem", "tandem"),
 )
 
 _REQUESTS, _RATE = 1_000, 50.0
@@ -66,7 +66,7 @@ def run(results: Path, *, seed: int = 0, runs: int = 50) -> Mapping[str, Any]:
     return found
 
 
-def _measured(draw: Callable[[], list[Line]], runs: int) -> list[dict[str, Any]]:
+def _measured(draw: Callable[[], list[RoundRequest]], runs: int) -> list[dict[str, Any]]:
     means: dict[str, list[float]] = {c.label: [] for c in CONTENDERS}
     for repeat in range(runs):
         lines = draw()

@@ -9,25 +9,25 @@ from typing import Any
 from starlette.routing import Route
 from starlette.types import Send
 
-from controlplane.api.endpoint import Ask, Reception
+from controlplane.api.endpoint import EndpointFactory, ParsedRequest
 from controlplane.api.openai.logprobs import chat_logprobs
-from controlplane.api.openai.responses import Choice, Tally, send_whole
+from controlplane.api.openai.responses import Choice, UsageCounter, send_whole
 from controlplane.api.openai.sampling import chat_prompt, chat_sampling
 from controlplane.api.openai.streaming import Envelope, ending, send_stream
 from controlplane.api.protocol.requests import ChatCompletionRequest
 from controlplane.core.generation import Delta
 from controlplane.service.service import Service
 
-ChatAsk = Ask[ChatCompletionRequest]
+ChatAsk = ParsedRequest[ChatCompletionRequest]
 
 
-def chat_route(service: Service, reception: Reception) -> Route:
+def chat_route(service: Service, reception: EndpointFactory) -> Route:
     return reception.route(
         "/v1/chat/completions", ChatCompletionRequest, partial(_answer, service, reception)
     )
 
 
-async def _answer(service: Service, reception: Reception, ask: ChatAsk, send: Send) -> None:
+async def _answer(service: Service, reception: EndpointFactory, ask: ChatAsk, send: Send) -> None:
     body = ask.body
     job = await service.intake.chat(
         ask.request_id,
@@ -38,7 +38,7 @@ async def _answer(service: Service, reception: Reception, ask: ChatAsk, send: Se
         sampling=chat_sampling(body),
         hints=ask.hints,
     )
-    tally = Tally(job.request.prompt_tokens, n=job.sampling.n)
+    tally = UsageCounter(job.request.prompt_tokens, n=job.sampling.n)
     head = {
         "id": f"chatcmpl-{ask.request_id}",
         "object": "chat.completion",
@@ -46,7 +46,7 @@ async def _answer(service: Service, reception: Reception, ask: ChatAsk, send: Se
         "model": body.model,
     }
     if not body.stream:
-        choices = [Message(body) for _ in range(job.sampling.n)]
+        choices = [ChatChoice(body) for _ in range(job.sampling.n)]
         await send_whole(send, service.dispatcher, [job], head=head, choices=choices, tally=tally)
         return
     await send_stream(
@@ -58,13 +58,13 @@ async def _answer(service: Service, reception: Reception, ask: ChatAsk, send: Se
             has_usage=body.wants_usage_chunk,
             has_running_usage=body.wants_running_usage,
         ),
-        form=ChunkFormat(body),
+        form=ChatChunkFormat(body),
         tally=tally,
         overload_status=reception.settings.overload_status,
     )
 
 
-class ChunkFormat:
+class ChatChunkFormat:
     """The role comes with each choice's first delta."""
 
     def __init__(self, body: ChatCompletionRequest) -> None:
@@ -103,7 +103,7 @@ def _without_reasoning(delta: Delta) -> Delta:
     return replace(delta, reasoning="", logprobs=()) if delta.reasoning else delta
 
 
-class Message(Choice):
+class ChatChoice(Choice):
     """Its text is null where there are only tool calls or thoughts."""
 
     def __init__(self, body: ChatCompletionRequest) -> None:
@@ -130,7 +130,7 @@ class Message(Choice):
             call["function"]["name"] = function["name"]
         call["function"]["arguments"] += function.get("arguments") or ""
 
-    def said(self) -> dict[str, object]:
+    def fields(self) -> dict[str, object]:
         calls = [self._calls[at] for at in sorted(self._calls)]
         text, reasoning = "".join(self.text), "".join(self._reasoning)
         empty = None if calls or reasoning else ""

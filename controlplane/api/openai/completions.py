@@ -6,9 +6,9 @@ from functools import partial
 from starlette.routing import Route
 from starlette.types import Send
 
-from controlplane.api.endpoint import Ask, Reception
+from controlplane.api.endpoint import EndpointFactory, ParsedRequest
 from controlplane.api.openai.logprobs import completion_logprobs
-from controlplane.api.openai.responses import Choice, Tally, send_whole
+from controlplane.api.openai.responses import Choice, UsageCounter, send_whole
 from controlplane.api.openai.sampling import completion_sampling
 from controlplane.api.openai.streaming import Envelope, ending, send_stream
 from controlplane.api.protocol.requests import CompletionRequest
@@ -20,14 +20,16 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's, when the caller states none."""
 
 
-def completion_route(service: Service, reception: Reception) -> Route:
+def completion_route(service: Service, reception: EndpointFactory) -> Route:
     return reception.route("/v1/completions", CompletionRequest, partial(_answer, service, reception))
 
 
-async def _answer(service: Service, reception: Reception, ask: Ask[CompletionRequest], send: Send) -> None:
+async def _answer(
+    service: Service, reception: EndpointFactory, ask: ParsedRequest[CompletionRequest], send: Send
+) -> None:
     body = ask.body
     jobs = await _jobs(service, ask)
-    tally = Tally(sum(job.request.prompt_tokens for job in jobs), n=jobs[0].sampling.n)
+    tally = UsageCounter(sum(job.request.prompt_tokens for job in jobs), n=jobs[0].sampling.n)
     head = {
         "id": f"cmpl-{ask.request_id}",
         "object": "text_completion",
@@ -35,7 +37,7 @@ async def _answer(service: Service, reception: Reception, ask: Ask[CompletionReq
         "model": body.model,
     }
     if not body.stream:
-        choices = [Text(body, index) for index in range(len(jobs) * jobs[0].sampling.n)]
+        choices = [CompletionChoice(body, index) for index in range(len(jobs) * jobs[0].sampling.n)]
         await send_whole(send, service.dispatcher, jobs, head=head, choices=choices, tally=tally)
         return
     await send_stream(
@@ -43,13 +45,13 @@ async def _answer(service: Service, reception: Reception, ask: Ask[CompletionReq
         service.dispatcher,
         jobs,
         envelope=Envelope(head, has_usage=body.wants_usage_chunk, has_running_usage=body.wants_running_usage),
-        form=ChunkFormat(body),
+        form=CompletionChunkFormat(body),
         tally=tally,
         overload_status=reception.settings.overload_status,
     )
 
 
-async def _jobs(service: Service, ask: Ask[CompletionRequest]) -> list[GenerateJob]:
+async def _jobs(service: Service, ask: ParsedRequest[CompletionRequest]) -> list[GenerateJob]:
     body = ask.body
     sampling = completion_sampling(body)
     return [
@@ -72,7 +74,7 @@ def _echoed(body: CompletionRequest, index: int) -> str:
     return str(body.prompts[index // (body.n or 1)]) if body.echo else ""
 
 
-class ChunkFormat:
+class CompletionChunkFormat:
     """An echoed prompt comes with each choice's first delta."""
 
     def __init__(self, body: CompletionRequest) -> None:
@@ -94,14 +96,14 @@ class ChunkFormat:
         }
 
 
-class Text(Choice):
+class CompletionChoice(Choice):
     """An echoed prompt stands before it."""
 
     def __init__(self, body: CompletionRequest, index: int) -> None:
         super().__init__(_echoed(body, index))
         self._has_logprobs = body.logprobs is not None
 
-    def said(self) -> dict[str, object]:
+    def fields(self) -> dict[str, object]:
         return {
             "text": "".join(self.text),
             "logprobs": completion_logprobs(self.logprobs, offset=0) if self._has_logprobs else None,

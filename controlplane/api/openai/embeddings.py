@@ -9,11 +9,11 @@ import orjson
 from starlette.routing import Route
 from starlette.types import Send
 
-from controlplane.api.endpoint import Ask, Reception, send_json, ticket_headers
+from controlplane.api.endpoint import EndpointFactory, ParsedRequest, send_json, ticket_headers
 from controlplane.api.errors import Problem
 from controlplane.api.protocol.requests import EmbeddingRequest
 from controlplane.core.ports import Vectors
-from controlplane.service.jobs import Cut
+from controlplane.service.jobs import TruncationRequest
 from controlplane.service.prediction.fail_open import Subject
 from controlplane.service.service import Service
 
@@ -21,11 +21,11 @@ from controlplane.service.service import Service
 _ROWS_AT_ONCE = 16
 
 
-def embedding_route(service: Service, reception: Reception) -> Route:
+def embedding_route(service: Service, reception: EndpointFactory) -> Route:
     return reception.route("/v1/embeddings", EmbeddingRequest, partial(_answer, service))
 
 
-async def _answer(service: Service, ask: Ask[EmbeddingRequest], send: Send) -> None:
+async def _answer(service: Service, ask: ParsedRequest[EmbeddingRequest], send: Send) -> None:
     body = ask.body
     job = await service.intake.embeddings(
         ask.request_id,
@@ -40,7 +40,7 @@ async def _answer(service: Service, ask: Ask[EmbeddingRequest], send: Send) -> N
         _check_dimensions(service, body.model, body.dimensions)
     embedded = await service.dispatcher.embed(job)
     vectors = embedded.vectors
-    with service.lessons[Subject.PROMPT_VECTORS]:
+    with service.fail_open[Subject.PROMPT_VECTORS]:
         service.intake.embedded(job, vectors)
     if body.dimensions not in (None, vectors.shape[1]):
         vectors = shortened(vectors, body.dimensions)
@@ -51,7 +51,7 @@ async def _answer(service: Service, ask: Ask[EmbeddingRequest], send: Send) -> N
     await send_json(send, reply, ticket_headers([embedded.ticket]))
 
 
-def _cut(body: EmbeddingRequest) -> Cut | None:
+def _cut(body: EmbeddingRequest) -> TruncationRequest | None:
     wanted, side = body.truncate_prompt_tokens, body.truncation_side
     if wanted is None and side is not None:
         raise Problem(
@@ -60,7 +60,7 @@ def _cut(body: EmbeddingRequest) -> Cut | None:
             param="truncation_side",
             code="invalid_value",
         )
-    return None if wanted is None else Cut(None if wanted == -1 else wanted, side)
+    return None if wanted is None else TruncationRequest(None if wanted == -1 else wanted, side)
 
 
 def _check_dimensions(service: Service, model: str, wanted: int) -> None:

@@ -75,7 +75,7 @@ async def _until_all_ended(deltas: "asyncio.Queue[Delta | None]", running: int) 
             yield delta
 
 
-class Tally:
+class UsageCounter:
     """Counts what was used. `n` tells which deltas are of one prompt: they share what was cached."""
 
     def __init__(self, prompt_tokens: int, *, n: int) -> None:
@@ -117,12 +117,12 @@ class Choice(ABC):
             self._finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
 
     @abstractmethod
-    def said(self) -> dict[str, object]:
+    def fields(self) -> dict[str, object]:
         """What an endpoint calls its text."""
 
-    def shown(self, index: int) -> dict[str, object]:
+    def to_json(self, index: int) -> dict[str, object]:
         ending = {"finish_reason": self._finish_reason, "stop_reason": self._stop_reason}
-        return {"index": index, **self.said(), **ending}
+        return {"index": index, **self.fields(), **ending}
 
 
 async def send_whole(
@@ -132,12 +132,12 @@ async def send_whole(
     *,
     head: Mapping[str, object],
     choices: Sequence[Choice],
-    tally: Tally,
+    tally: UsageCounter,
 ) -> None:
     async with opened_answers(dispatcher, jobs) as (tickets, deltas):
         async for delta in deltas:
             tally.count(delta)
             choices[delta.index].add(delta)
-    shown = [choice.shown(index) for index, choice in enumerate(choices)]
+    shown = [choice.to_json(index) for index, choice in enumerate(choices)]
     reply = {**head, "choices": shown, "usage": tally.usage()}
     await send_json(send, orjson.dumps(reply), ticket_headers(tickets))

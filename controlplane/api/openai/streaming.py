@@ -12,7 +12,7 @@ from starlette.types import Send
 
 from controlplane.api.endpoint import RawHeaders, ticket_headers
 from controlplane.api.errors import failure_of
-from controlplane.api.openai.responses import Tally, opened_answers
+from controlplane.api.openai.responses import UsageCounter, opened_answers
 from controlplane.core.errors import BackendFailed
 from controlplane.core.generation import Delta
 from controlplane.service.gate.dispatcher import Dispatcher
@@ -70,7 +70,7 @@ async def send_stream(
     *,
     envelope: Envelope,
     form: Format,
-    tally: Tally,
+    tally: UsageCounter,
     overload_status: int,
 ) -> None:
     has_begun = False

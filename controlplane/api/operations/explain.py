@@ -12,19 +12,19 @@ from controlplane.api.errors import Problem, invalid_body
 from controlplane.api.middleware import request_id_of
 from controlplane.api.operations.health import json_response
 from controlplane.api.protocol.requests import MAX_INPUTS, Objectives
-from controlplane.api.settings import OPEN_DOOR, ApiSettings
+from controlplane.api.settings import ANONYMOUS, ApiSettings
 from controlplane.api.slo_headers import hints_of
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
-from controlplane.service.gate.explain import explained
-from controlplane.service.jobs import EmbedJob, GenerateJob, Hints
+from controlplane.service.gate.explain import render_dry_run
+from controlplane.service.jobs import EmbedJob, GenerateJob, RequestHints
 from controlplane.service.service import Service
 
 # More than any model takes.
 _MOST_TOKENS = 2**24
 
 
-class Supposed(Objectives):
+class ExplainRequest(Objectives):
     """A request of which only the size is known. `inputs` of so many tokens each, for embeddings."""
 
     model: Annotated[str, Field(min_length=1)]
@@ -41,13 +41,13 @@ def explain_routes(service: Service, settings: ApiSettings) -> APIRouter:
         """What would be decided about such a request now, and from which numbers."""
         require_admin(request.headers, settings)
         try:
-            supposed = Supposed.model_validate_json(await request.body())
+            supposed = ExplainRequest.model_validate_json(await request.body())
         except ValidationError as error:
-            raise invalid_body(error, Supposed) from None
+            raise invalid_body(error, ExplainRequest) from None
         hints = hints_of(request.scope["headers"], supposed)
         job = await _job(service, request_id_of(request), supposed, hints)
         dispatcher = service.dispatcher
-        return json_response(explained(dispatcher.dry_run(dispatcher.supposed(job))))
+        return json_response(render_dry_run(dispatcher.dry_run(dispatcher.hypothetical(job))))
 
     @routes.get("/admin/explain/{request_id}", response_model=None)
     async def explain_waiting(request: Request, request_id: str) -> Response:
@@ -59,17 +59,19 @@ def explain_routes(service: Service, settings: ApiSettings) -> APIRouter:
         if not waiting:
             told = f"{request_id}: no such request waits; /admin/state lists those that are here"
             raise Problem(404, told, code="not_found")
-        return json_response({"waiting": [explained(dispatcher.dry_run(one)) for one in waiting]})
+        return json_response({"waiting": [render_dry_run(dispatcher.dry_run(one)) for one in waiting]})
 
     return routes
 
 
-async def _job(service: Service, request_id: str, supposed: Supposed, hints: Hints) -> GenerateJob | EmbedJob:
+async def _job(
+    service: Service, request_id: str, supposed: ExplainRequest, hints: RequestHints
+) -> GenerateJob | EmbedJob:
     """Raises Refused, as for a real one."""
     model, prompt, intake = supposed.model, range(supposed.prompt_tokens), service.intake
     if any(card.id == model and card.kind == "embed" for card in service.models()):
-        return await intake.embeddings(request_id, OPEN_DOOR, model, [prompt] * supposed.inputs, hints)
+        return await intake.embeddings(request_id, ANONYMOUS, model, [prompt] * supposed.inputs, hints)
     sampling, most = Sampling(1), supposed.max_tokens
     return await intake.completion(
-        request_id, OPEN_DOOR, model, prompt, max_tokens=most, sampling=sampling, hints=hints
+        request_id, ANONYMOUS, model, prompt, max_tokens=most, sampling=sampling, hints=hints
     )

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from controlplane.core.clock import to_seconds
-from controlplane.core.view import HiddenPrice
+from controlplane.core.view import HiddenStateCost
 from controlplane.policy.cache_tiers.allocation import hybrid_offers, plan_tiers
 from controlplane.policy.engine.interface import EngineView
-from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.request_state import RequestState
 
-FREE_OF_CHARGE = HiddenPrice(0.0)
+FREE_OF_CHARGE = HiddenStateCost(0.0)
 NOBODY: frozenset[str] = frozenset()
 
 _PLAIN = 2
@@ -35,34 +35,34 @@ _IDLE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class FormChoice:
+class TierChoice:
     """Requests by id: of those that wait, who starts on hidden states; of those that run, who leaves them."""
 
     hidden: frozenset[str] = frozenset()
     leaving: frozenset[str] = frozenset()
 
 
-def choose_forms(
+def choose_tiers(
     view: EngineView,
-    waiting: Sequence[Progress],
+    waiting: Sequence[RequestState],
     hidden: Collection[str],
     *,
     rows_per_block: int,
-    price: HiddenPrice,
-) -> FormChoice:
+    price: HiddenStateCost,
+) -> TierChoice:
     """`hidden` are those of `view.running` on hidden states."""
     taken = sum(_blocks(p, view) for p in view.running)
     if not waiting:
         is_idle = taken <= _IDLE * view.quota and price != FREE_OF_CHARGE
-        return FormChoice(leaving=_leaving(view, hidden) if is_idle else NOBODY)
+        return TierChoice(leaving=_leaving(view, hidden) if is_idle else NOBODY)
     listed = sorted(waiting, key=lambda progress: progress.request.id)
     cells = np.array([_blocks(p, view) for p in listed], dtype=np.float64)
     room = max(0.0, _AMPLE * view.quota - taken)
     if cells.sum() <= room:
-        return FormChoice()
+        return TierChoice()
     if price == FREE_OF_CHARGE:
         # Keys and values would gain nothing for the memory that they take.
-        return FormChoice(frozenset(p.request.id for p in listed))
+        return TierChoice(frozenset(p.request.id for p in listed))
     ratio = view.block_tokens / rows_per_block
     to_come = np.array([p.remaining() for p in listed], dtype=np.float64)
     tokens = np.array([p.tokens for p in listed]) + to_come / 2
@@ -77,7 +77,7 @@ def choose_forms(
     )
     tiers = plan_tiers(offers, room).tiers
     hidden_gain, plain_gain = offers.values() / offers.sizes()
-    return FormChoice(
+    return TierChoice(
         frozenset(
             p.request.id
             for p, tier, pays in zip(listed, tiers, hidden_gain > plain_gain, strict=True)
@@ -86,7 +86,7 @@ def choose_forms(
     )
 
 
-def _blocks(progress: Progress, view: EngineView) -> int:
+def _blocks(progress: RequestState, view: EngineView) -> int:
     """Of keys and values, at its predicted end."""
     tokens = max(progress.tokens + 1, progress.request.prompt_tokens + progress.predicted)
     return -(-tokens // view.block_tokens)

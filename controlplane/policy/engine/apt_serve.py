@@ -14,9 +14,9 @@ from math import inf
 import numpy as np
 
 from controlplane.core.clock import Duration, Instant
-from controlplane.policy.engine.column_store import Columns
+from controlplane.policy.engine.column_store import ColumnStore
 from controlplane.policy.engine.interface import RANKED, EngineView, StepPlan
-from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.request_state import RequestState
 
 _NO_WORK = Duration(0)
 # Two that are both given up still differ by their size.
@@ -25,20 +25,20 @@ _EARLIEST, _LATEST = Instant(-(1 << 62)), Instant(1 << 62)
 _SINCE, _TOKENS, _LOST_AFTER = range(3)
 
 
-class AptKv:
+class AptServe:
     def __init__(self, decay: float) -> None:
         self._decay = decay
         self._keys: list[tuple[Instant, str]] = []
-        self._waiting: list[Progress] = []
-        self._columns = Columns(3, np.int64)
+        self._waiting: list[RequestState] = []
+        self._columns = ColumnStore(3, np.int64)
 
-    def joined(self, progress: Progress, now: Instant) -> None:
+    def enqueue(self, progress: RequestState, now: Instant) -> None:
         at = bisect_left(self._keys, _key(progress))
         self._keys.insert(at, _key(progress))
         self._waiting.insert(at, progress)
         self._columns.put(at, (_since(progress), progress.tokens, _lost_after(progress)))
 
-    def left(self, progress: Progress) -> None:
+    def dequeue(self, progress: RequestState) -> None:
         at = bisect_left(self._keys, _key(progress))
         del self._keys[at], self._waiting[at]
         self._columns.drop(at)
@@ -75,7 +75,7 @@ class AptKv:
             free, slots = free - need, slots - 1
         return plan
 
-    def _last(self, view: EngineView, count: int) -> list[Progress]:
+    def _last(self, view: EngineView, count: int) -> list[RequestState]:
         """Those of the running ones that are worth least per block, the least last: `count`, and more where
         several are worth the same."""
         running = view.running
@@ -83,7 +83,7 @@ class AptKv:
         full = np.where(running.has_token_of(view.now), running.tokens // view.per_block(running), -1)
         least = int(np.sort(full)[-count]) if count <= len(full) else -1
         most = _LEAST_SECONDS / (least + 1) if least >= 0 else inf
-        found: list[tuple[float, tuple[Instant, str], Progress]] = []
+        found: list[tuple[float, tuple[Instant, str], RequestState]] = []
         places = np.flatnonzero((full < 0) | (full >= least)).tolist()
         for progress, blocks in zip(running.at(places), full[places].tolist(), strict=True):
             value = self._value(progress, view) if blocks < 0 else _LEAST_SECONDS / (blocks + 1)
@@ -91,23 +91,23 @@ class AptKv:
                 found.append((-value, _key(progress), progress))
         return [progress for *_, progress in sorted(found)]
 
-    def _value(self, progress: Progress, view: EngineView) -> float:
+    def _value(self, progress: RequestState, view: EngineView) -> float:
         """Seconds per block, as far as they count."""
-        weight = self._decay if progress.is_hopeless(view.now, _NO_WORK) else 1.0
+        weight = self._decay if progress.cannot_meet_slo(view.now, _NO_WORK) else 1.0
         return ((view.now - _since(progress)) / 1e9 * weight + _LEAST_SECONDS) / view.need(progress)
 
 
-def _key(progress: Progress) -> tuple[Instant, str]:
+def _key(progress: RequestState) -> tuple[Instant, str]:
     return (progress.request.arrival, progress.request.id)
 
 
-def _since(progress: Progress) -> Instant:
+def _since(progress: RequestState) -> Instant:
     return progress.request.arrival if progress.last_token is None else progress.last_token
 
 
-def _lost_after(progress: Progress) -> Instant:
+def _lost_after(progress: RequestState) -> Instant:
     """The instant after which its promise is broken, while it waits."""
-    if progress.is_hopeless(_EARLIEST, _NO_WORK):
+    if progress.cannot_meet_slo(_EARLIEST, _NO_WORK):
         return _EARLIEST
     deadline = progress.deadline()
-    return deadline if deadline is not None and progress.is_hopeless(_LATEST, _NO_WORK) else _LATEST
+    return deadline if deadline is not None and progress.cannot_meet_slo(_LATEST, _NO_WORK) else _LATEST

@@ -18,7 +18,7 @@ Number = TypeVar("Number", np.int64, np.float64)
 _FIRST_ROWS = 64
 
 
-class Columns(Generic[Number]):
+class ColumnStore(Generic[Number]):
     """`rows` of `count` numbers each, in an order that is their owner's."""
 
     def __init__(self, count: int, kind: type[Number], rows: Sequence[Sequence[float]] = ()) -> None:
@@ -54,9 +54,9 @@ class Columns(Generic[Number]):
         self._all[:, at : rows - 1] = self._all[:, at + 1 : rows]
         self._rows = rows - 1
 
-    def only(self, rows: Sequence[int]) -> "Columns[Number]":
+    def only(self, rows: Sequence[int]) -> "ColumnStore[Number]":
         """A copy of these alone, in this order."""
-        copied = Columns(len(self._all), self._all.dtype.type)
+        copied = ColumnStore(len(self._all), self._all.dtype.type)
         copied._all = np.concatenate((self._all[:, rows], np.zeros_like(self._all)), axis=1)
         copied._rows = len(rows)
         return copied

@@ -13,12 +13,12 @@ other may have finished.
 from collections.abc import Iterable
 
 from controlplane.core.clock import Duration, Instant, after, between, milliseconds, scaled
-from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.request_state import RequestState
 
 _LONGEST = milliseconds(50)
 
 
-def next_step(running: Iterable[Progress], last: Instant, now: Instant, share: float) -> Instant:
+def next_step_start(running: Iterable[RequestState], last: Instant, now: Instant, share: float) -> Instant:
     """The earliest begin of the next step where the last began at `last`. 0 <= `share` < 1."""
     shortest: Duration | None = None
     for one in running:
@@ -30,7 +30,7 @@ def next_step(running: Iterable[Progress], last: Instant, now: Instant, share: f
     return last if shortest is None else after(last, min(_LONGEST, shortest))
 
 
-def _allowed(one: Progress, first: Instant, now: Instant, share: float) -> Duration | None:
+def _allowed(one: RequestState, first: Instant, now: Instant, share: float) -> Duration | None:
     """From the begin of one step to that of the next; None if nothing is promised."""
     slo, deadline = one.request.slo, one.deadline()
     if deadline is not None and deadline < now:

@@ -13,12 +13,12 @@ from controlplane.core.memory import Footprint, LeaseTable, generate_footprint
 from controlplane.core.request import Owner
 from controlplane.core.view import PoolView, Queue, Running, Share, Waiting
 from controlplane.policy.engine.interface import EngineView
-from controlplane.policy.engine.request_state import Progress
-from controlplane.policy.engine.running_batch import Crowd
+from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.gate.ordering import Rank
 
 
-def footprint_of(progress: Progress, block_tokens: int) -> Footprint:
+def footprint_of(progress: RequestState, block_tokens: int) -> Footprint:
     deviation = 0.0
     if progress.forecast is not None:
         deviation = progress.forecast.remaining(after=progress.done).deviation
@@ -31,7 +31,7 @@ def footprint_of(progress: Progress, block_tokens: int) -> Footprint:
     )
 
 
-def lease_table(alive: Crowd, view: EngineView) -> LeaseTable:
+def lease_table(alive: RunningBatch, view: EngineView) -> LeaseTable:
     # A token of one that packs its blocks more densely takes less than a token of the cache.
     slope = np.full(len(alive), view.block_tokens / view.per_block(alive))
     return LeaseTable(
@@ -62,7 +62,7 @@ def share_of(view: EngineView) -> Share:
     )
 
 
-def waiting_of(progress: Progress, footprint: Footprint, rank: Rank) -> Waiting:
+def waiting_of(progress: RequestState, footprint: Footprint, rank: Rank) -> Waiting:
     """It was accepted, so its wait has no bound."""
     return Waiting(progress.request, footprint, None, rank, footprint.area)
 

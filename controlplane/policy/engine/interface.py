@@ -14,8 +14,8 @@ import numpy as np
 from controlplane.core.clock import Instant
 from controlplane.core.view import Pace
 from controlplane.policy.engine.column_store import Ints
-from controlplane.policy.engine.request_state import Progress
-from controlplane.policy.engine.running_batch import Crowd
+from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.running_batch import RunningBatch
 
 RANKED = 32
 """So many are ranked for the host, or all: beyond the plan no more give way in one step."""
@@ -34,7 +34,7 @@ class EngineView:
     used: int
     growth: int
     free_slots: int
-    running: Crowd
+    running: RunningBatch
     has_packed: bool = True
 
     @property
@@ -48,7 +48,7 @@ class EngineView:
         step = self.pace.step
         return self.quota * self.block_tokens * self.pace.per_prompt_token / step if step > 0 else 0.0
 
-    def without(self, gone: Sequence[Progress]) -> "EngineView":
+    def without(self, gone: Sequence[RequestState]) -> "EngineView":
         """Had these left. What they would have grown by in this step stays counted."""
         if not gone:
             return self
@@ -59,13 +59,13 @@ class EngineView:
             running=self.running.without(gone),
         )
 
-    def per_block(self, these: Iterable[Progress]) -> Ints | int:
+    def per_block(self, these: Iterable[RequestState]) -> Ints | int:
         """Tokens that a block holds of each; one number where it is the same of all."""
         if not self.has_packed:
             return self.block_tokens
         return np.array([p.per_block or self.block_tokens for p in these], np.int64)
 
-    def need(self, progress: Progress) -> int:
+    def need(self, progress: RequestState) -> int:
         """Blocks that it takes to compute its next token."""
         return progress.tokens // (progress.per_block or self.block_tokens) + 1
 
@@ -76,17 +76,17 @@ class StepPlan:
     first to give way last: what the host does if memory runs short after all. Only the last `RANKED` of
     them need be there, and nobody where memory suffices."""
 
-    preempt: list[Progress] = field(default_factory=list)
-    offer: list[Progress] = field(default_factory=list)
-    ranked: list[Progress] = field(default_factory=list)
+    preempt: list[RequestState] = field(default_factory=list)
+    offer: list[RequestState] = field(default_factory=list)
+    ranked: list[RequestState] = field(default_factory=list)
 
 
 class EnginePolicy(Protocol):
-    def joined(self, progress: Progress, now: Instant) -> None:
+    def enqueue(self, progress: RequestState, now: Instant) -> None:
         """It waits from now on: new, or preempted."""
 
-    def left(self, progress: Progress) -> None:
-        """It waits no more: started, finished or gone. Called once for each `joined`."""
+    def dequeue(self, progress: RequestState) -> None:
+        """It waits no more: started, finished or gone. Called once for each `enqueue`."""
 
     def waiting(self) -> int: ...
 

@@ -11,7 +11,7 @@ from controlplane.core.clock import milliseconds
 from controlplane.policy.engine.srmt import SrmtOptions
 from controlplane.policy.engine.static_priority import LookAheadFor
 from controlplane.policy.gate.ordering import OrderingOptions
-from controlplane.policy.gate.preemption import EvictionOptions
+from controlplane.policy.gate.preemption import PreemptionOptions
 
 _DAY_MS = 86_400_000
 _MOST = 10**9
@@ -67,8 +67,8 @@ class EngineOptions:
     def order(self) -> OrderingOptions:
         return OrderingOptions(milliseconds(self.priority_head_start_ms), milliseconds(self.patience_ms))
 
-    def eviction(self) -> EvictionOptions:
-        return EvictionOptions(
+    def eviction(self) -> PreemptionOptions:
+        return PreemptionOptions(
             milliseconds(self.victim_tau_ms), self.victim_almost_done_steps, self.victim_thrash_penalty
         )
 

@@ -12,8 +12,8 @@ from controlplane.core.memory import Floats
 from controlplane.policy.engine.column_store import Bools, Ints
 from controlplane.policy.engine.gate_adapter import footprint_of, lease_table
 from controlplane.policy.engine.interface import RANKED, EngineView
-from controlplane.policy.engine.request_state import Progress
-from controlplane.policy.engine.running_batch import Crowd
+from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.gate.memory_lookahead import LookAhead
 
 # Who runs in a later lane gives way to any of an earlier one: this is added to its size, and more than any
@@ -25,8 +25,8 @@ class Ranking:
     """Those of a crowd that are not `spared`. `order` has their places in it, the first to give way last: by
     lane and size, and id. `sizes`, that of the lane added, are by place."""
 
-    def __init__(self, crowd: Crowd, sizes: Floats, spared: Collection[Progress]) -> None:
-        self.crowd = crowd
+    def __init__(self, crowd: RunningBatch, sizes: Floats, spared: Collection[RequestState]) -> None:
+        self.batch = crowd
         self.sizes = sizes
         self.order: list[int] = np.lexsort((crowd.by_id, sizes)).tolist()
         if spared:
@@ -34,14 +34,14 @@ class Ranking:
             self.order = [at for at in self.order if at not in stay]
 
 
-class Draft:
+class PlanBuilder:
     """`settle` steps later counts too, as if nobody else started. Ranks are asked for only if somebody must
     give way."""
 
     def __init__(self, view: EngineView, rank: Callable[[EngineView], Ranking], settle: int) -> None:
         self.view = view
-        self.preempt: list[Progress] = []
-        self.offer: list[Progress] = []
+        self.preempt: list[RequestState] = []
+        self.offer: list[RequestState] = []
         self.free = view.free
         self.slots = view.free_slots
         self._settle = settle
@@ -53,15 +53,15 @@ class Draft:
         self._look: LookAhead | None = None
 
     @property
-    def ranked(self) -> list[Progress]:
+    def ranked(self) -> list[RequestState]:
         """The last `RANKED` of them; empty when nobody asked."""
         ranks = self._ranks
-        return [] if ranks is None else ranks.crowd.who(ranks.order[-RANKED:])
+        return [] if ranks is None else ranks.batch.requests(ranks.order[-RANKED:])
 
-    def need(self, progress: Progress) -> int:
+    def need(self, progress: RequestState) -> int:
         return self.view.need(progress)
 
-    def need_at_end(self, progress: Progress) -> int:
+    def need_at_end(self, progress: RequestState) -> int:
         """Blocks that it holds before it leaves."""
         return self.need(progress) + progress.remaining() // self.view.block_tokens
 
@@ -70,12 +70,12 @@ class Draft:
             self._ranks = self._rank(self.view)
         return self._ranks
 
-    def give_way(self) -> bool:
+    def preempt_last(self) -> bool:
         """The last in rank leaves; False if nobody is left."""
         ranks = self._ranking()
         if not ranks.order:
             return False
-        victim = ranks.crowd[ranks.order.pop()]
+        victim = ranks.batch[ranks.order.pop()]
         self.preempt.append(victim)
         self.free += victim.held
         if self._later is not None:
@@ -84,11 +84,11 @@ class Draft:
         self._look = None
         return True
 
-    def fits(self, progress: Progress) -> bool:
+    def fits(self, progress: RequestState) -> bool:
         """Whether there are blocks and a slot for it now."""
         return self.slots > 0 and self.need(progress) <= self.free
 
-    def start(self, progress: Progress) -> bool:
+    def start(self, progress: RequestState) -> bool:
         need = self.need(progress)
         request_id = progress.request.id
         if request_id in self._offered or not self.fits(progress):
@@ -113,38 +113,38 @@ class Draft:
             self._later = self.view.quota - later - sum(map(self._needed_later, self.offer))
         return min(self._later, self.free)
 
-    def settles(self, progress: Progress) -> bool:
+    def fits_for_horizon(self, progress: RequestState) -> bool:
         """Whether nobody must give way for it within `settle` steps; or it is alone."""
         if self._settle == 0 or self.is_idle:
             return True
         return self._needed_later(progress) <= self.left_when_settled
 
     def settle(self, needs: Ints, to_come: Ints) -> Bools:
-        """`settles` of many, that need so many blocks now and for so many tokens."""
+        """`fits_for_horizon` of many, that need so many blocks now and for so many tokens."""
         if self._settle == 0 or self.is_idle:
             return np.full(len(needs), True)
         left = self.left_when_settled
         return (needs + self._growth <= left) | ((to_come <= self._settle) & (left >= 0))
 
-    def _held_later(self, progress: Progress) -> float:
+    def _held_later(self, progress: RequestState) -> float:
         is_done = progress.remaining() <= self._settle
         return 0.0 if is_done else progress.held + self._growth
 
-    def _needed_later(self, progress: Progress) -> float:
+    def _needed_later(self, progress: RequestState) -> float:
         return 0.0 if progress.remaining() <= self._settle else self.need(progress) + self._growth
 
-    def take(self, progress: Progress, size: float) -> bool:
+    def start_by_preempting(self, progress: RequestState, size: float) -> bool:
         """Starts it on the memory of those not hopeful, or that need more than `size`, if that suffices."""
         need, gained, count, ranks = self.need(progress), 0, 0, self._ranking()
         for at in reversed(ranks.order):
             if self.free + gained >= need or ranks.sizes[at] <= size:
                 break
-            gained += int(ranks.crowd.held[at])
+            gained += int(ranks.batch.held[at])
             count += 1
         if self.free + gained < need:
             return False
         for _ in range(count):
-            self.give_way()
+            self.preempt_last()
         return self.start(progress)
 
     @property
@@ -152,13 +152,13 @@ class Draft:
         """Nobody runs on and nobody starts."""
         return not self.offer and len(self.preempt) == len(self.view.running)
 
-    def start_to_stay(self, progress: Progress) -> bool:
+    def start_if_fits_to_end(self, progress: RequestState) -> bool:
         """Starts it if all that run and start now, and it, fit until their predicted ends; or alone."""
         if self.slots <= 0 or self.free < self.need(progress):
             return False
         return (self.is_idle or self._stays(progress)) and self.start(progress)
 
-    def _stays(self, progress: Progress) -> bool:
+    def _stays(self, progress: RequestState) -> bool:
         if self._look is None:
             alive = self.view.running.without(self.preempt)
             for one in self.offer:

@@ -14,7 +14,7 @@ from controlplane.core.view import Pace, Running
 
 
 @dataclass(eq=False, slots=True)
-class Progress:
+class RequestState:
     """Mutable; its only writers are the host and the crowd that it is in, which knows better what each step
     changes until it is asked for it. `predicted` output tokens may be wrong by any factor; `name` is what the
     caller calls the request; `gap` is the longest pause that is promised after the first token, None for no
@@ -49,7 +49,7 @@ class Progress:
         self.priority = request.service_class.priority
         self.first_due = request.slo.first_token_deadline(request.arrival)
 
-    def foretell(self, forecast: LengthForecast) -> None:
+    def set_forecast(self, forecast: LengthForecast) -> None:
         """The whole answer is now thought to be so long."""
         self.forecast, self.is_guess = forecast, False
         self.predicted = max(1, min(round(forecast.mean), self.request.max_output_tokens))
@@ -103,7 +103,7 @@ class Progress:
         """To compute its cache and the next token from nothing."""
         return Duration(pace.step + scaled(pace.per_prompt_token, self.tokens))
 
-    def is_hopeless(self, now: Instant, work: Duration) -> bool:
+    def cannot_meet_slo(self, now: Instant, work: Duration) -> bool:
         """Whether the promise is broken, or will be since the next token needs `work` more."""
         if self.is_missed:
             return True

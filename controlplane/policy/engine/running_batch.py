@@ -1,6 +1,7 @@
 """What do those that run hold, who of them is lost, and what is still to come of each? Of all at once.
 
-What `Progress` says of one, of everybody, by columns that are kept from step to step: they are what is true
+What `RequestState` says of one, of everybody, by columns that are kept from step to step: they are what is
+true
 of those in the crowd, and one alone is brought up to date when it is asked for. To write into each of them in
 every step would be mostly waiting for memory.
 
@@ -18,8 +19,8 @@ import numpy as np
 from controlplane.core.clock import Instant
 from controlplane.core.forecast import Piece
 from controlplane.core.memory import Floats
-from controlplane.policy.engine.column_store import Bools, Columns, Ints
-from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.column_store import Bools, ColumnStore, Ints
+from controlplane.policy.engine.request_state import RequestState
 
 # A gap that is never over may be added to any instant, and ends before all times if that is long past.
 _NEVER = 1 << 61
@@ -37,15 +38,15 @@ _END, _HALF_DENSITY, _BEYOND, _EXCESS, _VARIANCE = range(_PIECE)
 _NO_PIECE = (0.0, 0.0, 1.0, 0.0)
 
 
-class Crowd:
+class RunningBatch:
     """In the order in which they came. Who leaves or is asked for, by place or in turn, is then up to date.
     What they hold is written into `held`."""
 
-    def __init__(self, these: Iterable[Progress] = ()) -> None:
+    def __init__(self, these: Iterable[RequestState] = ()) -> None:
         self._all = list(these)
         self.ids = [one.request.id for one in self._all]
-        self._facts = Columns(_FACTS, np.int64, [_facts(one) for one in self._all])
-        self._pieces = Columns(_PIECE, np.float64, [_unknown(one) for one in self._all])
+        self._facts = ColumnStore(_FACTS, np.int64, [_facts(one) for one in self._all])
+        self._pieces = ColumnStore(_PIECE, np.float64, [_unknown(one) for one in self._all])
         self._to_come: Floats | None = None
         self._has_outrun = False
         self._sort_ids()
@@ -53,27 +54,27 @@ class Crowd:
     def __len__(self) -> int:
         return len(self._all)
 
-    def __getitem__(self, at: int) -> Progress:
+    def __getitem__(self, at: int) -> RequestState:
         return _up_to_date(self._all[at], *self._facts.filled[_NOW, at].tolist())
 
-    def __iter__(self) -> Iterator[Progress]:
+    def __iter__(self) -> Iterator[RequestState]:
         return iter(self.at(range(len(self._all))))
 
-    def at(self, places: Sequence[int]) -> list[Progress]:
+    def at(self, places: Sequence[int]) -> list[RequestState]:
         now = self._facts.filled[_NOW, places].T.tolist()
         return [_up_to_date(self._all[at], *facts) for at, facts in zip(places, now, strict=True)]
 
-    def who(self, places: Sequence[int]) -> list[Progress]:
+    def requests(self, places: Sequence[int]) -> list[RequestState]:
         """As they were when last asked for."""
         return [self._all[at] for at in places]
 
-    def places(self, these: Collection[Progress]) -> list[int]:
+    def places(self, these: Collection[RequestState]) -> list[int]:
         """Of those of them that are here."""
         return [at for at, one in enumerate(self._all) if one in these]
 
     # --- what changes ------------------------------------------------------------------------
 
-    def add(self, one: Progress) -> None:
+    def add(self, one: RequestState) -> None:
         """Behind all others."""
         at, name = len(self._all), one.request.id
         self._all.append(one)
@@ -85,7 +86,7 @@ class Crowd:
         self.by_id[:at] += self.by_id[:at] >= place
         self._to_come = None
 
-    def pop(self, at: int) -> Progress:
+    def pop(self, at: int) -> RequestState:
         one, place = self[at], int(self.by_id[at])
         del self._all[at], self.ids[at], self._sorted_ids[place]
         self._facts.drop(at)
@@ -94,11 +95,11 @@ class Crowd:
         self._to_come = None
         return one
 
-    def without(self, gone: Collection[Progress]) -> "Crowd":
+    def without(self, gone: Collection[RequestState]) -> "RunningBatch":
         """Another one; this stays as it is."""
         left_out = set(self.places(gone))
         kept = [at for at in range(len(self._all)) if at not in left_out]
-        left = Crowd()
+        left = RunningBatch()
         left._all = [self._all[at] for at in kept]
         left.ids = [self.ids[at] for at in kept]
         left._facts, left._pieces = self._facts.only(kept), self._pieces.only(kept)
@@ -111,7 +112,7 @@ class Crowd:
         places = {name: place for place, name in enumerate(self._sorted_ids)}
         self.by_id[:] = [places[name] for name in self.ids]
 
-    def foretold(self, one: Progress) -> None:
+    def set_forecast(self, one: RequestState) -> None:
         """It has another forecast now."""
         at = self._all.index(one)
         self._facts.filled[_GUESS:, at] = _facts(one)[_GUESS:]
@@ -165,7 +166,7 @@ class Crowd:
         return np.equal(self._facts.column(_LAST), now)
 
     def is_lost(self, now: Instant) -> Bools:
-        """`is_hopeless`, whatever is to be done yet."""
+        """`cannot_meet_slo`, whatever is to be done yet."""
         facts = self._facts.filled
         due = np.maximum(facts[_FIRST_DUE], facts[_LAST] + facts[_GAP])
         is_lost: Bools = (due < now) | (facts[_MISSED] != 0)
@@ -201,7 +202,8 @@ class Crowd:
         return expected
 
     def _of_outrun(self) -> Floats:
-        """As `Progress.remaining` of a number, and `LengthForecast.expected_remaining` of a distribution."""
+        """As `RequestState.remaining` of a number, and `LengthForecast.expected_remaining` of a
+        distribution."""
         facts = self._facts.filled
         done = facts[_TOKENS] - facts[_PROMPT]
         of_number, of_forecast = np.maximum(16, done // 4), (1.0 + np.maximum(1.0, done / 2)) / 2
@@ -209,14 +211,14 @@ class Crowd:
         return mean
 
 
-def _up_to_date(one: Progress, tokens: int, held: int, last: int) -> Progress:
+def _up_to_date(one: RequestState, tokens: int, held: int, last: int) -> RequestState:
     one.tokens, one.held = tokens, held
     if last > _LONG_PAST:
         one.last_token = Instant(last)
     return one
 
 
-def _facts(one: Progress) -> tuple[int, ...]:
+def _facts(one: RequestState) -> tuple[int, ...]:
     """Its column; the place by id is another's to know."""
     request = one.request
     gap = _NEVER if one.gap is None else one.gap
@@ -232,12 +234,12 @@ def _facts(one: Progress) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _unknown(one: Progress) -> tuple[float, ...]:
+def _unknown(one: RequestState) -> tuple[float, ...]:
     """Its forecast, before it was asked where in it the answer is."""
     return (*_NO_PIECE, 0.0 if one.forecast is None else one.forecast.deviation**2)
 
 
-def _piece(one: Progress, tokens: int) -> Piece | None:
+def _piece(one: RequestState, tokens: int) -> Piece | None:
     """Of its forecast where it has so many, the prompt counted in; a number is a forecast that is sure."""
     prompt = one.request.prompt_tokens
     if one.forecast is not None:

@@ -31,7 +31,7 @@ _LEAST = 1 / 64
 _DEVIATIONS = 0.5
 
 
-class SizeCut:
+class SizeCutoff:
     """Looks back over `window` arrivals; `share` of the memory is planned for. `spare` is the share that all
     arrivals leave over, but for half a deviation; not above 0 if they leave none."""
 

@@ -12,7 +12,7 @@ takes (`EngineView.reading`), and would again after a preemption. Three lanes:
 - *hopeful* beyond the cut: start where much memory is free, beyond by as much as the free share says, or
   in an idle engine. Otherwise the room is needed again before they end, and what they did is lost;
 - *lost* (the promise is broken): the smallest start when the look-ahead says they stay, while all of them
-  find room in what arrivals leave over of the memory (`SizeCut.spare`), or the oldest in an idle engine.
+  find room in what arrivals leave over of the memory (`SizeCutoff.spare`), or the oldest in an idle engine.
   However much work there is, after `patience` they are served in order of arrival on a share of the
   memory that is theirs (`aged_share`).
 
@@ -27,10 +27,10 @@ from math import inf
 from controlplane.core.clock import Duration, Instant, after, scaled, seconds
 from controlplane.policy.engine.column_store import Ints
 from controlplane.policy.engine.interface import EngineView, StepPlan
-from controlplane.policy.engine.plan_builder import BEYOND, LOST, Draft, Ranking
-from controlplane.policy.engine.request_state import Progress, memory_time
-from controlplane.policy.engine.size_cutoff import SizeCut
-from controlplane.policy.engine.waiting_index import NEVER, Line
+from controlplane.policy.engine.plan_builder import BEYOND, LOST, PlanBuilder, Ranking
+from controlplane.policy.engine.request_state import RequestState, memory_time
+from controlplane.policy.engine.size_cutoff import SizeCutoff
+from controlplane.policy.engine.waiting_index import NEVER, WaitingIndex
 
 _ASK_LOST_EVERY = 4
 _LOST_AT_ONCE = 4
@@ -78,27 +78,27 @@ class SrmtOptions:
                 raise ValueError(f"{name}={value}: must be between {low} and {high}")
 
 
-class ShortestRemaining:
+class ShortestRemainingMemoryTime:
     def __init__(self, options: SrmtOptions) -> None:
         self._options = options
-        self._cut = SizeCut(window=options.window, share=options.share) if options.share else None
-        self._fresh = Line[Key]()
-        self._paused = Line[tuple[int, str]]()
+        self._cut = SizeCutoff(window=options.window, share=options.share) if options.share else None
+        self._fresh = WaitingIndex[Key]()
+        self._paused = WaitingIndex[tuple[int, str]]()
         self._reading = 0.0
-        self._lost: list[tuple[Age, Progress]] = []
+        self._lost: list[tuple[Age, RequestState]] = []
         self._due: list[tuple[int, str]] = []
         self._is_lost: dict[str, bool] = {}
         self._aged = AgedShare(options.aged_share)
-        self._unripe: list[Progress] = []
+        self._unripe: list[RequestState] = []
         self._steps = 0
 
     # --- who waits ---------------------------------------------------------------------------
 
-    def joined(self, progress: Progress, now: Instant) -> None:
+    def enqueue(self, progress: RequestState, now: Instant) -> None:
         self._unripe.append(progress)
         self._is_lost[progress.request.id] = False
 
-    def left(self, progress: Progress) -> None:
+    def dequeue(self, progress: RequestState) -> None:
         request_id = progress.request.id
         is_lost = self._is_lost.pop(request_id)
         if progress in self._unripe:
@@ -111,11 +111,11 @@ class ShortestRemaining:
     def waiting(self) -> int:
         return len(self._is_lost)
 
-    def _line_of(self, progress: Progress) -> Line[Key] | Line[tuple[int, str]]:
+    def _line_of(self, progress: RequestState) -> WaitingIndex[Key] | WaitingIndex[tuple[int, str]]:
         """Of one that waits and is hopeful."""
         return self._fresh if progress.first_token is None else self._paused
 
-    def _key(self, progress: Progress, left: int) -> Key:
+    def _key(self, progress: RequestState, left: int) -> Key:
         size = memory_time(progress.tokens, left) + self._reading * progress.tokens
         return (size, progress.request.arrival, progress.request.id)
 
@@ -126,7 +126,7 @@ class ShortestRemaining:
         if high <= _PRICE_MOVES * low:
             return
         self._reading = reading
-        self._fresh.sort_anew(lambda progress: self._key(progress, progress.remaining()))
+        self._fresh.resort(lambda progress: self._key(progress, progress.remaining()))
 
     def _sort_in(self, view: EngineView) -> None:
         """Each newcomer into its line, and into the lost one as soon as its time is up."""
@@ -138,7 +138,7 @@ class ShortestRemaining:
             if self._cut is not None and is_new and not progress.is_guess:
                 self._cut.arrived(progress.request.arrival, key[0], progress.tokens + left)
             work = progress.prefill(view.pace)
-            if progress.is_hopeless(view.now, work):
+            if progress.cannot_meet_slo(view.now, work):
                 self._lose(progress)
                 continue
             deadline = progress.deadline()
@@ -154,11 +154,11 @@ class ShortestRemaining:
             if self._is_lost.get(request_id, True):
                 continue
             found = self._fresh.find(request_id) or self._paused.find(request_id)
-            if found is not None and found.is_hopeless(view.now, found.prefill(view.pace)):
+            if found is not None and found.cannot_meet_slo(view.now, found.prefill(view.pace)):
                 self._line_of(found).drop(request_id)
                 self._lose(found)
 
-    def _lose(self, progress: Progress) -> None:
+    def _lose(self, progress: RequestState) -> None:
         self._is_lost[progress.request.id] = True
         insort(self._lost, (_age(progress), progress), key=_first)
 
@@ -169,8 +169,8 @@ class ShortestRemaining:
         self._aged.account(view)
         if self._cut is not None:
             self._cut.update(view.quota * view.block_tokens, view.pace.step, view.used / max(1, view.quota))
-        draft = Draft(view, self._ranked, self._options.settle)
-        while draft.free < 0 and draft.give_way():
+        draft = PlanBuilder(view, self._ranked, self._options.settle)
+        while draft.free < 0 and draft.preempt_last():
             pass
         self._start_aged(draft)
         self._resume(draft)
@@ -180,7 +180,7 @@ class ShortestRemaining:
             self._start_lost(draft)
         return StepPlan(draft.preempt, draft.offer, draft.ranked)
 
-    def _is_beyond(self, progress: Progress, size: float) -> bool:
+    def _is_beyond(self, progress: RequestState, size: float) -> bool:
         return self._cut is not None and size > self._cut.size and not progress.is_guess
 
     def _ranked(self, view: EngineView) -> Ranking:
@@ -191,7 +191,7 @@ class ShortestRemaining:
         sizes[is_lost] += LOST
         return Ranking(running, sizes, spared=self._aged.running)
 
-    def _start_aged(self, draft: Draft) -> None:
+    def _start_aged(self, draft: PlanBuilder) -> None:
         """The oldest beyond its patience takes what it needs and keeps it, unless their share is spent."""
         options, view = self._options, draft.view
         for (arrival, _), progress in self._lost:
@@ -199,13 +199,13 @@ class ShortestRemaining:
                 return
             if draft.need(progress) > view.quota:
                 continue
-            while draft.free < draft.need(progress) and draft.give_way():
+            while draft.free < draft.need(progress) and draft.preempt_last():
                 pass
             if draft.start(progress):
                 self._aged.running.add(progress)
             return
 
-    def _resume(self, draft: Draft) -> None:
+    def _resume(self, draft: PlanBuilder) -> None:
         """Those paused that stay, and those whose next token will be late unless they resume about now."""
         line, view = self._paused, draft.view
         if draft.slots <= 0 or draft.free <= 0 or not len(line):
@@ -214,10 +214,10 @@ class ShortestRemaining:
         is_last_call = line.due < late_from + view.pace.per_prompt_token * line.tokens
         for at in line.may_start(draft, line.needs(view), is_last_call).nonzero()[0].tolist():
             _, progress = line[at]
-            if is_last_call[at] or draft.settles(progress):
+            if is_last_call[at] or draft.fits_for_horizon(progress):
                 draft.start(progress)
 
-    def _start_fresh(self, draft: Draft) -> None:
+    def _start_fresh(self, draft: PlanBuilder) -> None:
         if draft.slots <= 0 or not len(self._fresh):
             return
         # Blocks that nobody could be given: who comes later is larger, so fewer give way for it.
@@ -229,7 +229,7 @@ class ShortestRemaining:
             (size, _, _), progress = self._fresh[at]
             if self._is_beyond(progress, size):
                 self._start_beyond(draft, progress, size)
-            elif not (draft.settles(progress) and draft.start(progress)):
+            elif not (draft.fits_for_horizon(progress) and draft.start(progress)):
                 in_vain = self._start_urgent(draft, progress, size, in_vain)
             if len(draft.offer) != before:
                 asked = self._fresh_that_may_start(draft, needs, in_vain)
@@ -238,7 +238,7 @@ class ShortestRemaining:
                 theirs = needs[asked]
                 asked = asked[(theirs < in_vain) | (theirs <= draft.free)]
 
-    def _fresh_that_may_start(self, draft: Draft, needs: Ints, in_vain: int) -> Ints:
+    def _fresh_that_may_start(self, draft: PlanBuilder, needs: Ints, in_vain: int) -> Ints:
         """Their places."""
         line = self._fresh
         may = line.may_start(draft, needs, line.due <= draft.view.now, in_vain)
@@ -247,52 +247,56 @@ class ShortestRemaining:
         places: Ints = may.nonzero()[0]
         return places
 
-    def _largest(self, draft: Draft) -> float:
+    def _largest(self, draft: PlanBuilder) -> float:
         """Whoever needs more, and whose need was predicted, can start in no case."""
         if self._cut is None or draft.is_idle:
             return inf
         left = draft.left_when_settled if draft.free > 0 else 0.0
         return self._cut.size * (1 + max(0.0, left) / draft.view.quota)
 
-    def _start_urgent(self, draft: Draft, progress: Progress, size: float, in_vain: int) -> int:
+    def _start_urgent(self, draft: PlanBuilder, progress: RequestState, size: float, in_vain: int) -> int:
         """One that fits may overtake: what is urgent takes its memory when it must. Blocks that nobody could
         be given from now on."""
         if not self._is_urgent(progress, draft.view.now) or draft.start(progress):
             return in_vain
-        return NEVER if draft.take(progress, self._options.preempt_ratio * size) else draft.need(progress)
+        return (
+            NEVER
+            if draft.start_by_preempting(progress, self._options.preempt_ratio * size)
+            else draft.need(progress)
+        )
 
-    def _start_beyond(self, draft: Draft, progress: Progress, size: float) -> None:
+    def _start_beyond(self, draft: PlanBuilder, progress: RequestState, size: float) -> None:
         if draft.is_idle:
-            draft.start_to_stay(progress)
-        elif self._cut is not None and draft.settles(progress):
+            draft.start_if_fits_to_end(progress)
+        elif self._cut is not None and draft.fits_for_horizon(progress):
             left = draft.left_when_settled - draft.need(progress)
             if size <= self._cut.size * (1 + left / draft.view.quota):
                 draft.start(progress)
 
-    def _is_urgent(self, progress: Progress, now: Instant) -> bool:
+    def _is_urgent(self, progress: RequestState, now: Instant) -> bool:
         urgent_from = self._urgent_from(progress)
         return urgent_from is not None and now >= urgent_from
 
-    def _urgent_from(self, progress: Progress) -> Instant | None:
+    def _urgent_from(self, progress: RequestState) -> Instant | None:
         deadline, arrival = progress.deadline(), progress.request.arrival
         if deadline is None:
             return None
         return after(arrival, scaled(Duration(deadline - arrival), self._options.urgency))
 
-    def _start_lost(self, draft: Draft) -> None:
+    def _start_lost(self, draft: PlanBuilder) -> None:
         """One alone, in order of arrival; else the smallest that find room in what arrivals leave over."""
         if draft.slots <= 0:
             return
         for _, progress in self._lost:
             if not draft.is_idle:
                 break
-            draft.start_to_stay(progress)
+            draft.start_if_fits_to_end(progress)
         if not self._lost or (left := self._left_for_lost(draft.view)) <= 0:
             return
         lost = (progress for _, progress in self._lost)
         for progress in nsmallest(_LOST_AT_ONCE, lost, key=lambda one: self._key(one, one.remaining())):
             need = draft.need_at_end(progress)
-            if need > left or not draft.start_to_stay(progress):
+            if need > left or not draft.start_if_fits_to_end(progress):
                 return
             left -= need
 
@@ -305,11 +309,11 @@ class ShortestRemaining:
         return spare * view.quota - int(view.running.held[view.running.is_lost(view.now)].sum())
 
 
-def _age(progress: Progress) -> Age:
+def _age(progress: RequestState) -> Age:
     return (progress.request.arrival, progress.request.id)
 
 
-def _first(entry: tuple[Age, Progress]) -> Age:
+def _first(entry: tuple[Age, RequestState]) -> Age:
     return entry[0]
 
 
@@ -328,7 +332,7 @@ class AgedShare:
     def __init__(self, share: float) -> None:
         self._share = share
         self._balance = 0.0
-        self.running: set[Progress] = set()
+        self.running: set[RequestState] = set()
 
     def account(self, view: EngineView) -> None:
         """Call once a step. Nothing is saved up while nobody is served."""

@@ -21,11 +21,11 @@ from controlplane.core.decision import Admit
 from controlplane.core.view import Share, Waiting
 from controlplane.policy.engine.gate_adapter import footprint_of, share_of, waiting_of
 from controlplane.policy.engine.interface import EngineView, StepPlan
-from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.gate.admission import Admission
 from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.policy.gate.ordering import Ordering, Rank
-from controlplane.policy.gate.preemption import EvictionOptions, victim_cost
+from controlplane.policy.gate.preemption import PreemptionOptions, victim_cost
 
 LookAheadFor = Literal["all", "background", "nobody"]
 
@@ -36,7 +36,7 @@ _ASK_AGAIN_STEPS = 4
 @dataclass(slots=True)
 class _Place:
     rank: Rank
-    progress: Progress
+    progress: RequestState
     waiting: Waiting
 
 
@@ -48,7 +48,7 @@ class _Blocked:
     again: int
 
 
-class RankedPolicy:
+class StaticPriorityPolicy:
     """`ahead` decides by predicted completions, `at_once` by the present use; both look ahead alike."""
 
     def __init__(
@@ -60,14 +60,14 @@ class RankedPolicy:
         self._look_ahead = look_ahead
         self._line: list[_Place] = []
         self._ranks: dict[str, Rank] = {}
-        self._new: list[Progress] = []
+        self._new: list[RequestState] = []
         self._blocked: _Blocked | None = None
         self._steps = 0
 
-    def joined(self, progress: Progress, now: Instant) -> None:
+    def enqueue(self, progress: RequestState, now: Instant) -> None:
         self._new.append(progress)
 
-    def left(self, progress: Progress) -> None:
+    def dequeue(self, progress: RequestState) -> None:
         rank = self._ranks.pop(progress.request.id, None)
         if rank is None:
             self._new.remove(progress)
@@ -77,11 +77,11 @@ class RankedPolicy:
     def waiting(self) -> int:
         return len(self._line) + len(self._new)
 
-    def order(self) -> list[Progress]:
+    def order(self) -> list[RequestState]:
         """All that were seated by the last plan, first to start first."""
         return [place.progress for place in self._line]
 
-    def rank_of(self, progress: Progress) -> Rank:
+    def rank_of(self, progress: RequestState) -> Rank:
         """Of one that was seated."""
         return self._ranks[progress.request.id]
 
@@ -136,7 +136,7 @@ class RankedPolicy:
                 self._note_blocked(place, view)
                 return
             share = share or share_of(left)
-            look = look or self.ahead.look(share)
+            look = look or self.ahead.lookahead(share)
             verdict = self._admission(progress, view).try_in_time(share, look, waiting, view.now)
             if not isinstance(verdict, Admit) and not share.leases.ids and not plan.offer:
                 # The line bounds its blocks from above; alone it starts if the blocks are there.
@@ -154,7 +154,7 @@ class RankedPolicy:
             plan.offer.append(progress)
             share, look = share.with_lease(waiting), None
 
-    def _admission(self, progress: Progress, view: EngineView) -> Admission:
+    def _admission(self, progress: RequestState, view: EngineView) -> Admission:
         if self._look_ahead == "all":
             return self.ahead
         if self._look_ahead == "nobody" or not _is_background(progress, view.now):
@@ -168,10 +168,10 @@ class RankedPolicy:
             )
 
 
-def eviction_order(view: EngineView, options: EvictionOptions) -> list[Progress]:
+def eviction_order(view: EngineView, options: PreemptionOptions) -> list[RequestState]:
     """The running, the first to give way last. Those about to finish stay longest."""
 
-    def keep(progress: Progress) -> tuple[bool, int, float, str]:
+    def keep(progress: RequestState) -> tuple[bool, int, float, str]:
         held = max(1, progress.held)
         running = progress.as_running(view.now, held * view.block_tokens, view.pace)
         cost = victim_cost(running, options) / running.freed_bytes
@@ -187,11 +187,11 @@ def _has_room(waiting: Waiting, view: EngineView) -> bool:
     return not view.running or waiting.footprint.base <= free * view.block_tokens
 
 
-def _is_background(progress: Progress, now: Instant) -> bool:
-    return progress.deadline() is None or progress.is_hopeless(now, Duration(0))
+def _is_background(progress: RequestState, now: Instant) -> bool:
+    return progress.deadline() is None or progress.cannot_meet_slo(now, Duration(0))
 
 
-def _may_preempt(progress: Progress, view: EngineView) -> bool:
+def _may_preempt(progress: RequestState, view: EngineView) -> bool:
     if progress.first_due is None or progress.first_due < view.now:
         return False
     return bool((view.running.priority < progress.priority).any())

@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from controlplane.core.clock import Instant
-from controlplane.policy.engine.column_store import Bools, Columns, Ints
+from controlplane.policy.engine.column_store import Bools, ColumnStore, Ints
 from controlplane.policy.engine.interface import EngineView
-from controlplane.policy.engine.plan_builder import Draft
-from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.plan_builder import PlanBuilder
+from controlplane.policy.engine.request_state import RequestState
 
 Key = TypeVar("Key", bound=tuple[float | str, ...])
 """Ends in the id."""
@@ -23,23 +23,23 @@ NEVER = Instant(1 << 62)
 _TOKENS, _TO_COME, _DUE, _GUESS = range(4)
 
 
-class Line(Generic[Key]):
+class WaitingIndex(Generic[Key]):
     def __init__(self) -> None:
         self._keys: list[Key] = []
-        self._listed: list[Progress] = []
-        self._entries: dict[str, tuple[Key, Progress]] = {}
-        self._columns = Columns(4, np.int64)
+        self._listed: list[RequestState] = []
+        self._entries: dict[str, tuple[Key, RequestState]] = {}
+        self._columns = ColumnStore(4, np.int64)
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __iter__(self) -> Iterator[tuple[Key, Progress]]:
+    def __iter__(self) -> Iterator[tuple[Key, RequestState]]:
         return zip(self._keys, self._listed, strict=True)
 
-    def __getitem__(self, at: int) -> tuple[Key, Progress]:
+    def __getitem__(self, at: int) -> tuple[Key, RequestState]:
         return self._keys[at], self._listed[at]
 
-    def add(self, progress: Progress, key: Key, to_come: int, due: Instant | None) -> None:
+    def add(self, progress: RequestState, key: Key, to_come: int, due: Instant | None) -> None:
         """What is due then is its owner's to say; None for never."""
         at = self.place(key)
         self._keys.insert(at, key)
@@ -48,7 +48,7 @@ class Line(Generic[Key]):
         when = NEVER if due is None else due
         self._columns.put(at, (progress.tokens, to_come, when, progress.is_guess))
 
-    def find(self, request_id: str) -> Progress | None:
+    def find(self, request_id: str) -> RequestState | None:
         entry = self._entries.get(request_id)
         return None if entry is None else entry[1]
 
@@ -63,7 +63,7 @@ class Line(Generic[Key]):
         """How many are before it."""
         return bisect_left(self._keys, key)
 
-    def sort_anew(self, key_of: Callable[[Progress], Key]) -> None:
+    def resort(self, key_of: Callable[[RequestState], Key]) -> None:
         keyed = sorted((key_of(progress), at) for at, progress in enumerate(self._listed))
         order = [at for _, at in keyed]
         self._keys = [key for key, _ in keyed]
@@ -88,7 +88,7 @@ class Line(Generic[Key]):
         """Blocks that it takes to compute the next token of each."""
         return self.tokens // view.per_block(self._listed) + 1
 
-    def may_start(self, draft: Draft, needs: Ints, is_pressed: Bools, in_vain: int = 0) -> Bools:
+    def may_start(self, draft: PlanBuilder, needs: Ints, is_pressed: Bools, in_vain: int = 0) -> Bools:
         """Those that fit and settle, and of the pressed also those that fit only for now, or that need less
         than `in_vain` blocks. For nobody else anything can be done, unless somebody gives way."""
         fits = needs <= draft.free

@@ -32,10 +32,10 @@ from controlplane.core.memory import Footprint
 from controlplane.core.request import Request
 from controlplane.core.view import Pace, Share, Waiting
 from controlplane.policy.gate.memory_lookahead import LookAhead
-from controlplane.policy.gate.moore_hodgson import giving_way, tokens_before, turn_of
+from controlplane.policy.gate.moore_hodgson import job_of, late_jobs, tokens_before
 from controlplane.policy.gate.ordering import work_before_deadline
-from controlplane.policy.gate.preemption import EvictionOptions, choose_victims
-from controlplane.policy.gate.tpot_guard import keeps_pace
+from controlplane.policy.gate.preemption import PreemptionOptions, choose_victims
+from controlplane.policy.gate.tpot_guard import tpot_feasible
 
 Fits = Callable[[Share, LookAhead, Footprint], bool]
 
@@ -45,14 +45,15 @@ _SHORTEST_RETRY = seconds(1)
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
     """`overflow_probability` is the accepted chance that predictions are so far off together that the
-    engine must preempt. `defer_threshold` is the least time left that is worth waiting for. With `keeps_pace`
+    engine must preempt. `defer_threshold` is the least time left that is worth waiting for. With
+    `tpot_feasible`
     as many answers run as the promised time per token allows."""
 
     overflow_probability: float
     max_waiting: int
     max_wait: Duration
     defer_threshold: Duration
-    keeps_pace: bool = True
+    tpot_guard: bool = True
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,14 @@ class Admission:
     """Steps 1 to 5 for one request. `fits` decides step 2."""
 
     options: AdmissionOptions
-    eviction: EvictionOptions
+    eviction: PreemptionOptions
     fits: Fits
 
     @cached_property
     def z(self) -> float:
         return NormalDist().inv_cdf(1 - self.options.overflow_probability)
 
-    def look(self, share: Share) -> LookAhead:
+    def lookahead(self, share: Share) -> LookAhead:
         return LookAhead(share.leases, self.z)
 
     def never_fits(self, share: Share, waiting: Waiting) -> Reject | None:
@@ -80,23 +81,23 @@ class Admission:
         )
         return Reject(Reason.NEVER_FITS, None, detail)
 
-    def without_time(self, share: Share, queue: Sequence[Waiting], now: Instant) -> dict[str, Reject]:
+    def reject_late(self, share: Share, queue: Sequence[Waiting], now: Instant) -> dict[str, Reject]:
         """Who gives way, of what a serial owner holds and of what waits for it: not all can be in time."""
         said: dict[str, Reject] = {}
         for model in dict.fromkeys(one.request.model for one in queue):
             if (pace := share.pace_of(model)) is None:
                 continue
             per_token = float(pace.per_prompt_token)
-            held = [turn_of(request, tokens) for request, tokens in share.calls if request.model == model]
+            held = [job_of(request, tokens) for request, tokens in share.calls if request.model == model]
             # Who is late inside stands behind all others, and is nobody's loss.
             turns = [turn for turn in held if turn is not None and turn.ends_in_time(now, per_token)]
-            asked = [turn_of(one.request, one.work) for one in queue if one.request.model == model]
+            asked = [job_of(one.request, one.work) for one in queue if one.request.model == model]
             # With the device to itself, even who will be late is let in.
             is_busy = bool(held) or share.is_beside_others
             turns += [
                 turn for turn in asked if turn is not None and (is_busy or turn.ends_in_time(now, per_token))
             ]
-            gone = giving_way(turns, now, per_token)
+            gone = late_jobs(turns, now, per_token)
             rest = sum(turn.tokens for turn in turns if turn.name not in gone)
             wait = retry_after(scaled(pace.per_prompt_token, rest))
             # In their order: each is told to come back later than the one before.
@@ -104,9 +105,9 @@ class Admission:
             said |= dict.fromkeys(names, Reject(Reason.SLO_UNATTAINABLE, wait))
         return said
 
-    def too_late_inside(self, share: Share, waiting: Waiting, now: Instant) -> Reject | None:
+    def reject_if_late_in_engine(self, share: Share, waiting: Waiting, now: Instant) -> Reject | None:
         """An engine ends its step and reads the prompts that it has first: there is room, and yet no time."""
-        request, tempo = waiting.request, share.tempo
+        request, tempo = waiting.request, share.decode_load
         is_sure = waiting.until is None or not request.service_class.sheddable
         if is_sure or tempo is None or not tempo.sequences:
             return None
@@ -116,7 +117,7 @@ class Admission:
             return None
         return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
 
-    def stands_back(self, share: Share, waiting: Waiting, now: Instant) -> bool:
+    def yields_to_timely(self, share: Share, waiting: Waiting, now: Instant) -> bool:
         """A newcomer that is late whatever is done lets those go first who can still be in time: nothing is
         won by starting it now, and at the head of the line it would stop them all. Its wait ends as any."""
         if waiting.until is None or share.is_serial:
@@ -138,7 +139,7 @@ class Admission:
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
 
     def _breaks_pace(self, share: Share, waiting: Waiting) -> bool:
-        request, tempo = waiting.request, share.tempo if self.options.keeps_pace else None
+        request, tempo = waiting.request, share.decode_load if self.options.tpot_guard else None
         if tempo is None:
             return False
         has_to_begin = request.slo.first_token_deadline(request.arrival) is not None
@@ -147,7 +148,7 @@ class Admission:
             # pace gains.
             tempo = tempo.to_higher(request.service_class.priority)
             waiting = replace(waiting, request=replace(request, slo=replace(request.slo, tpot=None)))
-        return not keeps_pace(tempo, waiting)
+        return not tpot_feasible(tempo, waiting)
 
     def try_in_time(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | Reason:
         """As `try_admit`; but what would be late before the room that is foreseen takes the room of now."""
@@ -209,8 +210,8 @@ class Admission:
         if not victims:
             return None
         # At least one leaves for the one that joins: steps get no longer.
-        freed = replace(share.without([victim.request_id for victim in victims]), tempo=None)
-        verdict = self.try_in_time(freed, self.look(freed), waiting, now)
+        freed = replace(share.without([victim.request_id for victim in victims]), decode_load=None)
+        verdict = self.try_in_time(freed, self.lookahead(freed), waiting, now)
         return Admit(waiting.footprint, victims) if isinstance(verdict, Admit) else None
 
     def wait_or_reject(
@@ -250,7 +251,7 @@ def fits_now(share: Share, look: LookAhead, footprint: Footprint) -> bool:
     return share.held + footprint.peak <= share.ceiling
 
 
-def anything(share: Share, look: LookAhead, footprint: Footprint) -> bool:
+def fits_always(share: Share, look: LookAhead, footprint: Footprint) -> bool:
     """Present use alone decides: that the base fits is checked before."""
     return True
 

@@ -49,7 +49,7 @@ def _decide_owner(share: Share, queue: Queue, now: Instant, admission: Admission
     if impossible:
         draft.rejections += impossible.items()
         waiting = [w for w in waiting if w.request.id not in impossible]
-    if share.is_serial and (gone := admission.without_time(share, waiting, now)):
+    if share.is_serial and (gone := admission.reject_late(share, waiting, now)):
         draft.rejections += gone.items()
         waiting = [w for w in waiting if w.request.id not in gone]
         share = share.without([request.id for request, _ in share.calls if request.id in gone])
@@ -87,15 +87,15 @@ def _admit_from_head(
 ) -> tuple[list[Waiting], list[Waiting], Share, LookAhead, Reason | None]:
     """Who is left, who of them was seen to stand back, the share after those taken, and why the first of
     those left was not."""
-    look = admission.look(share)
+    look = admission.lookahead(share)
     late: list[Waiting] = []
     taken: set[str] = set()
     why: Reason | None = None
-    for waiting in _late_last(queue, late, partial(admission.stands_back, share, now=now)):
+    for waiting in _late_last(queue, late, partial(admission.yields_to_timely, share, now=now)):
         if why is not None and not share.is_kept_for(waiting.request):
             continue
         verdict: Admit | Reason | Reject
-        if (too_late := admission.too_late_inside(share, waiting, now)) is not None:
+        if (too_late := admission.reject_if_late_in_engine(share, waiting, now)) is not None:
             verdict = too_late
         elif share.inside is None:
             verdict = admission.try_in_time(share, look, waiting, now)
@@ -120,7 +120,7 @@ def _admit_from_head(
         taken.add(request_id)
         if len(taken) < len(queue):
             share = share.with_lease(waiting)
-            look = admission.look(share)
+            look = admission.lookahead(share)
     if not taken:
         return list(queue), late, share, look, why
     left, late = ([one for one in some if one.request.id not in taken] for some in (queue, late))

@@ -17,7 +17,7 @@ from controlplane.core.view import Share
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Turn:
+class DeadlineJob:
     """`tokens` are those still to be computed. `standing` is the class's priority, None for one that may not
     be turned away. Of calls alike the one that came last gives way."""
 
@@ -31,13 +31,13 @@ class Turn:
         return begin + per_token * self.tokens <= self.deadline
 
 
-def turn_of(request: Request, tokens: float) -> Turn | None:
+def job_of(request: Request, tokens: float) -> DeadlineJob | None:
     """None for a call that was promised nothing: it is computed last."""
     deadline = request.slo.first_token_deadline(request.arrival)
     if deadline is None:
         return None
     of = request.service_class
-    return Turn(deadline, request.arrival, request.id, tokens, of.priority if of.sheddable else None)
+    return DeadlineJob(deadline, request.arrival, request.id, tokens, of.priority if of.sheddable else None)
 
 
 def tokens_before(share: Share, request: Request) -> float:
@@ -53,9 +53,9 @@ def _is_first(held: Request, deadline: Instant | None) -> bool:
     return deadline is None or (own is not None and own <= deadline)
 
 
-def giving_way(turns: Iterable[Turn], begin: float, per_token: float) -> set[str]:
+def late_jobs(turns: Iterable[DeadlineJob], begin: float, per_token: float) -> set[str]:
     """Their names. Work begins at `begin` and takes `per_token` nanoseconds a token."""
-    levels: defaultdict[int | None, list[Turn]] = defaultdict(list)
+    levels: defaultdict[int | None, list[DeadlineJob]] = defaultdict(list)
     for turn in turns:
         levels[turn.standing].append(turn)
     kept = _in_time(levels.pop(None, []), begin, per_token)
@@ -66,7 +66,7 @@ def giving_way(turns: Iterable[Turn], begin: float, per_token: float) -> set[str
     return gone
 
 
-def _in_time(fixed: list[Turn], begin: float, per_token: float) -> list[Turn]:
+def _in_time(fixed: list[DeadlineJob], begin: float, per_token: float) -> list[DeadlineJob]:
     """An embedder puts the others behind all that can be."""
     kept = []
     for turn in sorted(fixed):
@@ -76,7 +76,9 @@ def _in_time(fixed: list[Turn], begin: float, per_token: float) -> list[Turn]:
     return kept
 
 
-def _making_room(level: list[Turn], kept: list[Turn], begin: float, per_token: float) -> set[str]:
+def _making_room(
+    level: list[DeadlineJob], kept: list[DeadlineJob], begin: float, per_token: float
+) -> set[str]:
     """Of the level; the kept ones are in time if none of it stays."""
     gone, largest, end = set[str](), list[tuple[float, int, str]](), begin
     mine = {turn.name for turn in level}

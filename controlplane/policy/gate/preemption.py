@@ -16,7 +16,7 @@ from controlplane.core.view import Running
 
 
 @dataclass(frozen=True, slots=True)
-class EvictionOptions:
+class PreemptionOptions:
     """`tau` is what the loss of all slack weighs, for each unit of priority, beside the recompute; slack of
     `tau` halves it. `almost_done_steps` protects requests about to free their memory anyway; each
     earlier preemption adds `thrash_penalty` times the cost."""
@@ -33,7 +33,7 @@ class EvictionOptions:
                 raise ValueError(f"admission.victim_{name}={value}: must be at least 0; 0 switches it off")
 
 
-def victim_cost(running: Running, options: EvictionOptions) -> float:
+def victim_cost(running: Running, options: PreemptionOptions) -> float:
     """Seconds of work lost and of urgency. No urgency when already late, or without a deadline."""
     urgency = 0.0
     if running.slack is not None and running.slack >= 0:
@@ -47,7 +47,7 @@ def choose_victims(
     *,
     needed_bytes: int,
     incoming_priority: int,
-    options: EvictionOptions,
+    options: PreemptionOptions,
 ) -> tuple[Victim, ...]:
     """Victims that free at least `needed_bytes`; empty when none are needed or none suffice.
 

@@ -19,10 +19,10 @@ from math import erf, sqrt
 import numpy as np
 
 from controlplane.core.memory import Floats
-from controlplane.core.view import Tempo, Waiting
+from controlplane.core.view import DecodeLoad, Waiting
 
 
-def keeps_pace(tempo: Tempo, waiting: Waiting) -> bool:
+def tpot_feasible(tempo: DecodeLoad, waiting: Waiting) -> bool:
     request = waiting.request
     then = tempo.with_one(request, waiting.footprint.steps)
     if then.tightest is None:
@@ -38,7 +38,7 @@ def keeps_pace(tempo: Tempo, waiting: Waiting) -> bool:
     return lost <= 0.0 or lost < (float(kept_then[-1]) if is_attainable else 1.0)
 
 
-def _chances(tempo: Tempo, step: float) -> Floats:
+def _chances(tempo: DecodeLoad, step: float) -> Floats:
     """That each promise is kept, were steps to go on like this."""
     spare = (
         (1.0 - tempo.lost_share) * tempo.left - tempo.tokens * step - tempo.unread * tempo.per_prompt_token

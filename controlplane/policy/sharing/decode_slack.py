@@ -17,7 +17,7 @@ from controlplane.core.clock import Duration
 
 
 @dataclass(frozen=True, slots=True)
-class Pledge:
+class TokenDeadline:
     """One promise: the time left to its deadline, and the engine's steps until it is kept, at least one."""
 
     left: Duration
@@ -28,7 +28,7 @@ class Pledge:
 class Decoding:
     """What one answer has still to keep."""
 
-    pledges: tuple[Pledge, ...]
+    pledges: tuple[TokenDeadline, ...]
     tpot: Duration | None
 
 

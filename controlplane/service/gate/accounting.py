@@ -9,8 +9,8 @@ from controlplane.core.memory import MemoryLedger
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
-from controlplane.service.prediction.fail_open import Lengths, Subject
-from controlplane.service.prediction.ttft import FirstTokens
+from controlplane.service.prediction.fail_open import GuardedLengthPredictor, Subject
+from controlplane.service.prediction.ttft import TtftPredictor
 from controlplane.service.ticket import Ticket
 from predictors.timing.step_time import ObservedPace, ReportedPace
 
@@ -27,9 +27,9 @@ class Accounting:
         self,
         ledger: MemoryLedger,
         metrics: Metrics,
-        lengths: Lengths,
+        lengths: GuardedLengthPredictor,
         paces: Mapping[Owner, ObservedPace | ReportedPace],
-        first_tokens: FirstTokens,
+        first_tokens: TtftPredictor,
         generators: Mapping[str, Generator],
     ) -> None:
         self._ledger = ledger
@@ -38,8 +38,8 @@ class Accounting:
         self._paces = paces
         self._first_tokens = first_tokens
         self._generators = generators
-        self._pace = lengths.lessons[Subject.PACE]
-        self._remaining = lengths.lessons[Subject.REMAINING_LENGTH]
+        self._pace = lengths.fail_open[Subject.PACE]
+        self._remaining = lengths.fail_open[Subject.REMAINING_LENGTH]
 
     def release(self, ticket: Ticket) -> None:
         """Gives the memory back without ending the request."""

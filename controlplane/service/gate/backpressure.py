@@ -14,7 +14,7 @@ _MINUTE = 60.0
 
 
 @dataclass(slots=True)
-class Bucket:
+class TokenBucket:
     """Holds at most `per_minute` units and starts full."""
 
     per_minute: float
@@ -44,15 +44,15 @@ class TenantLimits:
     tokens_per_minute: float | None = None
 
 
-class Rates:
+class RateLimiter:
     """Tenants without limits are not tracked."""
 
     def __init__(self, limits: Mapping[str, TenantLimits]) -> None:
         self._requests = {
-            name: Bucket(rate, rate) for name, of in limits.items() if (rate := of.requests_per_minute)
+            name: TokenBucket(rate, rate) for name, of in limits.items() if (rate := of.requests_per_minute)
         }
         self._tokens = {
-            name: Bucket(rate, rate) for name, of in limits.items() if (rate := of.tokens_per_minute)
+            name: TokenBucket(rate, rate) for name, of in limits.items() if (rate := of.tokens_per_minute)
         }
 
     def wait(self, tenant: str, now: Instant, tokens: int) -> Duration | None:
@@ -83,7 +83,7 @@ _MARGIN = 3.0
 _LATEST = seconds(2)
 
 
-class Returns:
+class RetrySpacer:
     def __init__(self) -> None:
         self._taken_until: dict[Owner, Instant] = {}
 

@@ -10,12 +10,12 @@ from controlplane.core.memory import MemoryLedger
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind
 from controlplane.core.view import Pace
-from controlplane.policy.sharing.decode_slack import Decoding, Pledge, decode_slack
+from controlplane.policy.sharing.decode_slack import Decoding, TokenDeadline, decode_slack
 from controlplane.service.ticket import Ticket
 from predictors.timing.step_time import ObservedPace, ReportedPace
 
 
-def slack_beside(
+def embedding_time_slack(
     tickets: Collection[Ticket], ledger: MemoryLedger, paces: ObservedPace | ReportedPace, now: Instant
 ) -> Duration | None:
     pace = paces.pace
@@ -24,7 +24,7 @@ def slack_beside(
         default=0,
     )
     running = [
-        Decoding(_pledges(ticket, ledger.standing(ticket.lease)[1], pace, now), ticket.request.slo.tpot)
+        Decoding(_pledges(ticket, ledger.lease_state(ticket.lease)[1], pace, now), ticket.request.slo.tpot)
         for ticket in tickets
         if ticket.lease is not None
         and ticket.request.kind is Kind.GENERATE
@@ -39,7 +39,7 @@ def _priority(ticket: Ticket) -> int:
     return ticket.request.service_class.priority
 
 
-def _pledges(ticket: Ticket, to_go: int, pace: Pace | None, now: Instant) -> tuple[Pledge, ...]:
+def _pledges(ticket: Ticket, to_go: int, pace: Pace | None, now: Instant) -> tuple[TokenDeadline, ...]:
     """`to_go` is the predicted number of tokens still to come."""
     slo, seen = ticket.request.slo, ticket.timeline
     slack, first = ticket.slack(now), 0
@@ -47,11 +47,11 @@ def _pledges(ticket: Ticket, to_go: int, pace: Pace | None, now: Instant) -> tup
     if seen.first_token is None:
         first = _steps_to_first_token(ticket, pace, now)
         if slo.ttft is not None:
-            found.append(Pledge(between(now, after(seen.arrival, slo.ttft)), first))
+            found.append(TokenDeadline(between(now, after(seen.arrival, slo.ttft)), first))
     elif slo.tpot is not None and slack is not None:
-        found.append(Pledge(Duration(slack + slo.tpot * (to_go - 1)), to_go))
+        found.append(TokenDeadline(Duration(slack + slo.tpot * (to_go - 1)), to_go))
     if slo.e2e is not None:
-        found.append(Pledge(between(now, after(seen.arrival, slo.e2e)), first + to_go))
+        found.append(TokenDeadline(between(now, after(seen.arrival, slo.e2e)), first + to_go))
     return tuple(found)
 
 
@@ -67,7 +67,7 @@ def _steps_to_first_token(ticket: Ticket, pace: Pace | None, now: Instant) -> in
 # Does embedding work want the device that answers are computed on? Engines are told when that changes.
 
 
-class SharedDevice:
+class DeviceContention:
     def __init__(self, generators: Collection[Generator]) -> None:
         self._generators = generators
         self._wanting = 0
@@ -87,4 +87,4 @@ class SharedDevice:
 
     def _tell(self, *, is_shared: bool) -> None:
         for generator in self._generators:
-            generator.share_device(is_shared=is_shared)
+            generator.set_device_contention(is_shared=is_shared)

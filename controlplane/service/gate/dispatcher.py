@@ -24,20 +24,20 @@ from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.gate.ordering import Ordering
 from controlplane.policy.gate.preemption import choose_victims
 from controlplane.service.gate.accounting import Accounting
-from controlplane.service.gate.backpressure import Rates, Returns
-from controlplane.service.gate.device_time import SharedDevice, slack_beside
-from controlplane.service.gate.engine_leases import GoesBefore, Inside
+from controlplane.service.gate.backpressure import RateLimiter, RetrySpacer
+from controlplane.service.gate.device_time import DeviceContention, embedding_time_slack
+from controlplane.service.gate.engine_leases import EngineLeases, GoesBefore
 from controlplane.service.gate.explain import DryRun
-from controlplane.service.gate.fair_queueing import Tenants
-from controlplane.service.gate.intake import drafted
-from controlplane.service.gate.snapshot import Sight
-from controlplane.service.gate.token_stream import Answer, ended_by
-from controlplane.service.gate.waiting_queue import WaitingRoom
+from controlplane.service.gate.fair_queueing import TenantQueues
+from controlplane.service.gate.intake import make_ticket
+from controlplane.service.gate.snapshot import SnapshotBuilder
+from controlplane.service.gate.token_stream import TokenStream, ended_by
+from controlplane.service.gate.waiting_queue import WaitingQueue
 from controlplane.service.jobs import EmbedJob, GenerateJob
-from controlplane.service.prediction.fail_open import Lengths
-from controlplane.service.prediction.ttft import FirstTokens
-from controlplane.service.runtime.health import Trouble
-from controlplane.service.ticket import Rejected, Ticket, Undecided
+from controlplane.service.prediction.fail_open import GuardedLengthPredictor
+from controlplane.service.prediction.ttft import TtftPredictor
+from controlplane.service.runtime.health import HealthTracker
+from controlplane.service.ticket import DecisionFailed, Rejected, Ticket
 from predictors.timing.step_time import paces
 
 _CLOSING = Reject(Reason.SHUTTING_DOWN, seconds(1))
@@ -68,50 +68,52 @@ class Dispatcher:
         policies: Policies,
         generators: Mapping[str, Generator],
         embedders: Mapping[str, Embedder],
-        lengths: Lengths,
+        lengths: GuardedLengthPredictor,
         metrics: Metrics,
-        rates: Rates,
-        tenants: Tenants,
+        rates: RateLimiter,
+        tenants: TenantQueues,
     ) -> None:
         self._clock = clock
         self._policies = policies
         self._generators = generators
         self._embedders = embedders
         self._lengths = lengths
-        self._drafted = partial(drafted, generators=generators, embedders=embedders, lengths=lengths)
+        self._drafted = partial(make_ticket, generators=generators, embedders=embedders, lengths=lengths)
         self._metrics = metrics
         self._rates = rates
         self._tenants = tenants
-        self._room = WaitingRoom()
+        self._waiting = WaitingQueue()
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_closed = False
         self._departures: set[asyncio.Task[None]] = set()
-        self.trouble = Trouble("requests fail undecided", "requests are decided again")
+        self.health = HealthTracker("requests fail undecided", "requests are decided again")
         self.ledger = ledger
         self.on_offer: Callable[[Request, Footprint], None] | None = None
         self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
         self.paces = paces(next((g.step_cost for g in generators.values()), None), embedders.values())
-        self._inside: Inside | None = None
+        self._inside: EngineLeases | None = None
         if policies.engine_goes_before is not None:
-            self._inside = Inside(generators, ledger, self._tickets, policies.engine_goes_before)
+            self._inside = EngineLeases(generators, ledger, self._tickets, policies.engine_goes_before)
             self.paces[Owner.LLM] = self._inside.pace
-        self.sight = Sight(ledger, self._tickets, generators, embedders, self.paces, self._inside)
-        self._device = SharedDevice(generators.values())
-        self._returns = Returns()
-        self.first_tokens = FirstTokens(generators, self.paces, self._tickets)
-        self.accounting = Accounting(ledger, metrics, lengths, self.paces, self.first_tokens, generators)
+        self.snapshots = SnapshotBuilder(
+            ledger, self._tickets, generators, embedders, self.paces, self._inside
+        )
+        self._device = DeviceContention(generators.values())
+        self._returns = RetrySpacer()
+        self.ttft = TtftPredictor(generators, self.paces, self._tickets)
+        self.accounting = Accounting(ledger, metrics, lengths, self.paces, self.ttft, generators)
 
-    async def generate(self, job: GenerateJob) -> Answer:
+    async def generate(self, job: GenerateJob) -> TokenStream:
         """Returns once the request is admitted. Raises Rejected.
 
         Cancelling while it waits aborts it; after that the answer's `aclose` does.
         """
         ticket = self._drafted(job)
         await self._admitted(ticket)
-        return Answer(self, self._generators[job.request.model], ticket, job)
+        return TokenStream(self, self._generators[job.request.model], ticket, job)
 
     async def embed(self, job: EmbedJob) -> Embedded:
         """Raises Rejected, Refused, BackendDown, BackendFailed. Cancelling aborts."""
@@ -129,7 +131,7 @@ class Dispatcher:
         self.end(ticket, None)
         return Embedded(ticket, vectors)
 
-    def supposed(self, job: GenerateJob | EmbedJob) -> Waiting:
+    def hypothetical(self, job: GenerateJob | EmbedJob) -> Waiting:
         """Where it would stand, had it come now. Raises Rejected where nobody is let in any more."""
         if self.is_closed:
             raise Rejected(job.request, _CLOSING)
@@ -140,19 +142,19 @@ class Dispatcher:
     def dry_run(self, place: Waiting) -> DryRun:
         """What would be decided now of one that waits, or is supposed to. Nothing changes."""
         now, admission, owner = self._clock.now(), self._policies.admission, place.request.kind.owner
-        self.follow()
-        queue = self._room.queue_with(place)
-        view = self.sight.pool({owner: queue}, now, engine_queue=self._policies.engine_queue)
+        self.sync_engine_leases()
+        queue = self._waiting.queue_with(place)
+        view = self.snapshots.pool({owner: queue}, now, engine_queue=self._policies.engine_queue)
         return DryRun(place, view.shares[owner], queue, run_cycle(view, now, admission), admission, now)
 
-    def refit(self, owner: Owner, most_bytes: int) -> None:
+    def cap_waiting(self, owner: Owner, most_bytes: int) -> None:
         """What waits needs no more than this: its batches are cut to it."""
-        self._room.refit(owner, most_bytes)
+        self._waiting.cap_waiting(owner, most_bytes)
 
     def reclaim(self, owner: Owner, needed_bytes: int, priority: int) -> int:
         """Preempts requests of lower priority that free so much; all or nothing. Returns bytes freed."""
         victims = choose_victims(
-            self.sight.preemptible(owner, self._clock.now()),
+            self.snapshots.preemptible(owner, self._clock.now()),
             needed_bytes=needed_bytes,
             incoming_priority=priority,
             options=self._policies.admission.eviction,
@@ -164,35 +166,37 @@ class Dispatcher:
         return sum(victim.freed_bytes for victim in victims)
 
     def queued(self, owner: Owner) -> Sequence[Waiting]:
-        return self._room.queued(owner)
+        return self._waiting.queued(owner)
 
     def decode_slack(self) -> Duration | None:
         """How long an embedding batch may keep the device now."""
-        return slack_beside(self._tickets.values(), self.ledger, self.paces[Owner.LLM], self._clock.now())
+        return embedding_time_slack(
+            self._tickets.values(), self.ledger, self.paces[Owner.LLM], self._clock.now()
+        )
 
-    def use(self, policies: Policies) -> None:
+    def set_policies(self, policies: Policies) -> None:
         """Decides by these from now on; what waits is ranked anew."""
         self._policies = policies
         if self._inside is not None and policies.engine_goes_before is not None:
             self._inside.goes_before = policies.engine_goes_before
-        for waiting in self._room:
-            self._room.leave(waiting.request.id)
+        for waiting in self._waiting:
+            self._waiting.leave(waiting.request.id)
             with self._failing_of_defects(ticket := self._tickets[waiting.request.id]):
                 # It may have been cut to a smaller quota since.
                 ticket.footprint = waiting.footprint
                 self._enter(ticket)
         self.decide()
 
-    def follow(self) -> None:
+    def sync_engine_leases(self) -> None:
         """Brings the leases of an engine that orders by itself up to date."""
         if self._inside is not None:
-            self._inside.follow()
+            self._inside.sync()
 
     def running(self, owner: Owner) -> int:
         return len(self.ledger.table(owner))
 
     def waiting(self, owner: Owner) -> int:
-        return self._room.count(owner)
+        return self._waiting.count(owner)
 
     def tickets(self) -> tuple[Ticket, ...]:
         return tuple(self._tickets.values())
@@ -200,7 +204,7 @@ class Dispatcher:
     async def drain(self, grace: float) -> None:
         """Accepts nothing more, rejects who never started, and after `grace` seconds what has not ended."""
         self.is_closed = True
-        for waiting in self._room:
+        for waiting in self._waiting:
             if (ticket := self._tickets[waiting.request.id]).phase is not Phase.PREEMPTED:
                 self._refuse(ticket, _CLOSING)
         with suppress(TimeoutError):
@@ -231,7 +235,7 @@ class Dispatcher:
             self._refuse(ticket, Reject(Reason.RATE_LIMITED, wait))
         else:
             longest = self._policies.admission.options.max_wait
-            self._tenants.take_turn(ticket, self.sight.alone(ticket), longest, now)
+            self._tenants.take_turn(ticket, self.snapshots.alone(ticket), longest, now)
             self._enter(ticket)
             self.decide()
 
@@ -247,7 +251,7 @@ class Dispatcher:
 
     def _enter(self, ticket: Ticket) -> None:
         ticket.place = self._placed(ticket)
-        self._room.enter(ticket.place)
+        self._waiting.enter(ticket.place)
 
     def _placed(self, ticket: Ticket) -> Waiting:
         request, footprint = ticket.request, ticket.footprint
@@ -269,11 +273,11 @@ class Dispatcher:
             return
         has_freed = ticket.lease is not None
         self._close(ticket, outcome)
-        if has_freed and len(self._room):
+        if has_freed and len(self._waiting):
             self.decide()
 
     def _close(self, ticket: Ticket, outcome: Outcome | None) -> None:
-        self._room.leave(ticket.request.id)
+        self._waiting.leave(ticket.request.id)
         if ticket.timeline.dispatched is None:
             self._tenants.give_back(ticket)
         now = self._clock.now()
@@ -295,11 +299,11 @@ class Dispatcher:
     def decide(self) -> None:
         """Raises nothing: whoever happens to bring a cycle about is not to blame for it."""
         now = self._clock.now()
-        queues = self._room.queues(now)
+        queues = self._waiting.queues(now)
         undecided = [waiting for queue in queues.values() for waiting in queue.undecided]
         try:
-            self.follow()
-            view = self.sight.pool(queues, now, engine_queue=self._policies.engine_queue)
+            self.sync_engine_leases()
+            view = self.snapshots.pool(queues, now, engine_queue=self._policies.engine_queue)
             plan = run_cycle(view, now, self._policies.admission)
         except Exception as error:
             self._fail([self._tickets[waiting.request.id] for waiting in undecided], error)
@@ -307,17 +311,17 @@ class Dispatcher:
             self._set_timer(after(now, seconds(1)))
         else:
             if undecided:
-                self.trouble.passed()
+                self.health.succeeded()
             self._apply(plan, now)
             self._set_timer(None)
 
     def _apply(self, plan: Plan, now: Instant) -> None:
         for request_id, said in plan.rejections:
             with self._failing_of_defects(ticket := self._tickets[request_id]):
-                alone = self.sight.alone(ticket)
+                alone = self.snapshots.alone(ticket)
                 reject = self._returns.spaced(said, ticket.request.kind.owner, alone, now)
                 self._refuse(ticket, reject)
-                self._tell(ticket.request, reject)
+                self._notify_refusal(ticket.request, reject)
         for request_id, admit in plan.dispatches:
             with self._failing_of_defects(ticket := self._tickets[request_id]):
                 self._dispatch(ticket, admit, now)
@@ -333,13 +337,13 @@ class Dispatcher:
             self._fail([ticket], error)
 
     def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
-        self.trouble.met(error)
+        self.health.failed(error)
         has_freed = any(ticket.lease is not None or ticket.departures for ticket in tickets)
         for ticket in tickets:
             if ticket.outcome is None:
                 self._close(ticket, Outcome.FAILED)
             if not ticket.granted.done():
-                ticket.granted.set_exception(Undecided(f"{ticket.request.id}: {error!r}"))
+                ticket.granted.set_exception(DecisionFailed(f"{ticket.request.id}: {error!r}"))
         if has_freed:
             # A plan may be half carried out now.
             asyncio.get_running_loop().call_soon(self.decide)
@@ -348,15 +352,15 @@ class Dispatcher:
         if ticket.phase is Phase.QUEUED:
             ticket.move(Phase.DEFERRED)
             self._metrics.decided(ticket.request.kind, "DEFER", defer.reason)
-            self._tell(ticket.request, defer)
+            self._notify_refusal(ticket.request, defer)
 
-    def _tell(self, request: Request, refusal: Defer | Reject) -> None:
+    def _notify_refusal(self, request: Request, refusal: Defer | Reject) -> None:
         if self.on_refusal is not None:
             self.on_refusal(request.kind.owner, refusal)
 
     def _dispatch(self, ticket: Ticket, admit: Admit, now: Instant) -> None:
         request = ticket.request
-        self._room.leave(request.id)
+        self._waiting.leave(request.id)
         ticket.departures = tuple(self._preempt(victim.request_id) for victim in admit.victims)
         footprint = admit.footprint
         if request.kind is Kind.GENERATE and self._inside is not None:
@@ -370,7 +374,7 @@ class Dispatcher:
         if ticket.timeline.dispatched is None:
             ticket.decision = "DEFER" if ticket.phase is Phase.DEFERRED else decision
             ticket.timeline.dispatched = now
-            self.first_tokens.started(ticket, admit.wait, now)
+            self.ttft.started(ticket, admit.wait, now)
         ticket.move(Phase.PREFILL)
         ticket.granted.set_result(None)
 
@@ -392,6 +396,6 @@ class Dispatcher:
     def _set_timer(self, again: Instant | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        moments = [moment for moment in (self._room.next_bound(), again) if moment is not None]
-        if moments and len(self._room):
+        moments = [moment for moment in (self._waiting.next_bound(), again) if moment is not None]
+        if moments and len(self._waiting):
             self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(min(moments))), self.decide)

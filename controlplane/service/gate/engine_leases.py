@@ -17,7 +17,7 @@ from predictors.timing.step_time import ReportedPace
 GoesBefore = Callable[[Waiting, Waiting], bool]
 
 
-class Inside:
+class EngineLeases:
     """`tickets` is the dispatcher's own table, `goes_before` the engine's order of two that wait in it."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Inside:
         self.goes_before = goes_before
         self.pace = ReportedPace(next((one.step_cost for one in generators.values()), None))
 
-    def follow(self) -> None:
+    def sync(self) -> None:
         """Brings the leases up to what the engine's last step says."""
         for generator in self._generators.values():
             try:

@@ -21,12 +21,12 @@ class DryRun:
     now: Instant
 
 
-def explained(run: DryRun) -> dict[str, object]:
+def render_dry_run(run: DryRun) -> dict[str, object]:
     """For a person: bytes, tokens, and milliseconds from now. Those who are refused together are told to come
     back one after the other; here stands the first such time."""
     place, share = run.place, run.share
     request, footprint = place.request, place.footprint
-    look, ceiling = run.admission.look(share), share.as_seen_by(request).ceiling
+    look, ceiling = run.admission.lookahead(share), share.as_seen_by(request).ceiling
     before = [one for one in run.queue.waiting if one.rank < place.rank]
     decision = _decision(run)
     if isinstance(decision, Admit):

@@ -18,7 +18,7 @@ from controlplane.service.ticket import Ticket
 
 
 @dataclass(slots=True)
-class Turns:
+class FairQueue:
     """One engine's. A tenant without a stated weight has 1."""
 
     weights: Mapping[str, float]
@@ -63,14 +63,14 @@ class Turns:
 
 
 @dataclass(eq=False, slots=True)
-class Tenants:
+class TenantQueues:
     """Turns for each owner, taken by tickets."""
 
     weights: Mapping[str, float]
-    _turns: dict[Owner, Turns] = field(init=False)
+    _turns: dict[Owner, FairQueue] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._turns = {owner: Turns(self.weights) for owner in Owner}
+        self._turns = {owner: FairQueue(self.weights) for owner in Owner}
 
     def take_turn(self, ticket: Ticket, work: Duration | None, longest: Duration, now: Instant) -> None:
         """`work` is None before anything was observed: it counts nothing then."""

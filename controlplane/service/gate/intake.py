@@ -11,22 +11,29 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import ChatPrompt, Sampling
 from controlplane.core.memory import Footprint, generate_footprint
 from controlplane.core.ports import Embedder, Generator, Vectors
-from controlplane.core.request import Gist, Kind, Request, Timeline
+from controlplane.core.request import Kind, PromptFeatures, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.jobs import _AS_THE_MODEL, Caller, Cut, EmbedJob, GenerateJob, Hints
-from controlplane.service.prediction.fail_open import Lengths
-from controlplane.service.prediction.prompt_vector_cache import SeenVectors
+from controlplane.service.jobs import (
+    _AS_THE_MODEL,
+    Caller,
+    EmbedJob,
+    GenerateJob,
+    RequestHints,
+    TruncationRequest,
+)
+from controlplane.service.prediction.fail_open import GuardedLengthPredictor
+from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.ticket import Ticket
 from predictors.output_length.features import asked_text, gist_of, gist_of_chat
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
+class _RequestFields:
     request_id: str
     caller: Caller
-    hints: Hints
+    hints: RequestHints
     arrival: Instant
-    gist: Gist | None = None
+    features: PromptFeatures | None = None
 
 
 class Intake:
@@ -41,7 +48,7 @@ class Intake:
         default_class: str,
         *,
         keeps_gists: bool = False,
-        seen_vectors: SeenVectors | None = None,
+        seen_vectors: PromptVectorCache | None = None,
     ) -> None:
         """`keeps_gists`: requests carry what the length predictor reads of a prompt, and the vector of its
         last turn if it is among those seen."""
@@ -63,7 +70,7 @@ class Intake:
         *,
         max_tokens: int | None,
         sampling: Sampling,
-        hints: Hints,
+        hints: RequestHints,
     ) -> GenerateJob:
         arrival = self._clock.now()
         generator = self._generator(model)
@@ -71,7 +78,7 @@ class Intake:
         gist = gist_of_chat(prompt.messages) if self._keeps_gists else None
         if gist is not None and self._seen_vectors is not None:
             gist = self._seen_vectors.beside(gist, asked_text(prompt.messages))
-        draft = _Draft(request_id, caller, hints, arrival, gist)
+        draft = _RequestFields(request_id, caller, hints, arrival, gist)
         return self._generate(draft, generator, token_ids, max_tokens, sampling, prompt)
 
     async def completion(
@@ -83,7 +90,7 @@ class Intake:
         *,
         max_tokens: int | None,
         sampling: Sampling,
-        hints: Hints,
+        hints: RequestHints,
         unstated: int | None = None,
     ) -> GenerateJob:
         """Without `max_tokens` the answer may have `unstated`, if so many fit, or else what fits."""
@@ -93,7 +100,7 @@ class Intake:
         gist = gist_of(prompt) if self._keeps_gists and isinstance(prompt, str) else None
         if gist is not None and self._seen_vectors is not None and isinstance(prompt, str):
             gist = self._seen_vectors.beside(gist, prompt)
-        draft = _Draft(request_id, caller, hints, arrival, gist)
+        draft = _RequestFields(request_id, caller, hints, arrival, gist)
         return self._generate(draft, generator, token_ids, max_tokens, sampling, None, unstated=unstated)
 
     async def embeddings(
@@ -102,12 +109,13 @@ class Intake:
         caller: Caller,
         model: str,
         inputs: Sequence[str] | Sequence[Sequence[int]],
-        hints: Hints,
+        hints: RequestHints,
         *,
-        cut: Cut | None = None,
+        cut: TruncationRequest | None = None,
         prompt: str | None = None,
     ) -> EmbedJob:
-        """Without a `cut` an input that is too long is refused. `prompt` names what the model puts before
+        """Without a `truncate` an input that is too long is refused. `prompt` names what the model puts
+        before
         texts; token ids are taken as they are."""
         arrival = self._clock.now()
         embedder = _named(self._embedders, model, "embeddings", others=self._generators)
@@ -122,7 +130,7 @@ class Intake:
         limit = None if cut is None else _limit(cut, embedder)
         token_ids = await embedder.tokenize(texts, prompt=prompt) if texts else given
         if cut is not None and limit is not None:
-            token_ids = [embedder.cut(ids, limit, cut.side) for ids in token_ids]
+            token_ids = [embedder.truncate(ids, limit, cut.side) for ids in token_ids]
         for position, ids in enumerate(token_ids):
             if not ids:
                 raise Refused(
@@ -142,7 +150,7 @@ class Intake:
                     f"{embedder.vocabulary - 1:,}. Tokenise with its own tokenizer.",
                     param="input",
                 )
-        draft = _Draft(request_id, caller, hints, arrival)
+        draft = _RequestFields(request_id, caller, hints, arrival)
         tokens = sum(map(len, token_ids))
         request = self._request(draft, Kind.EMBED, model, tokens, 0, len(token_ids))
         is_plain = prompt is None and cut in (None, _AS_THE_MODEL)
@@ -155,7 +163,7 @@ class Intake:
 
     def _generate(
         self,
-        draft: _Draft,
+        draft: _RequestFields,
         generator: Generator,
         prompt: Sequence[int],
         max_tokens: int | None,
@@ -186,7 +194,7 @@ class Intake:
 
     def _request(
         self,
-        draft: _Draft,
+        draft: _RequestFields,
         kind: Kind,
         model: str,
         prompt_tokens: int,
@@ -215,10 +223,10 @@ class Intake:
             prompt_tokens=prompt_tokens,
             max_output_tokens=max_output_tokens,
             sequences=sequences,
-            gist=draft.gist,
+            features=draft.features,
         )
 
-    def _class(self, caller: Caller, hints: Hints) -> ServiceClass:
+    def _class(self, caller: Caller, hints: RequestHints) -> ServiceClass:
         allowed = caller.allowed_classes
         name = hints.service_class
         if name is None:
@@ -244,7 +252,7 @@ class Intake:
         return _named(self._generators, model, "chat and completions", others=self._embedders)
 
 
-def _limit(cut: Cut, embedder: Embedder) -> int:
+def _limit(cut: TruncationRequest, embedder: Embedder) -> int:
     most = embedder.max_input_tokens
     if cut.tokens is not None and cut.tokens > most:
         raise Refused(
@@ -277,11 +285,11 @@ def _named(
 # What will a job take? Its ticket, as it stands before anybody has decided about it.
 
 
-def drafted(
+def make_ticket(
     job: GenerateJob | EmbedJob,
     generators: Mapping[str, Generator],
     embedders: Mapping[str, Embedder],
-    lengths: Lengths,
+    lengths: GuardedLengthPredictor,
 ) -> Ticket:
     request = job.request
     forecast: LengthForecast | None = None

@@ -9,8 +9,8 @@ from controlplane.core.clock import Duration, Instant, scaled
 from controlplane.core.memory import Footprint, MemoryLedger
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request
-from controlplane.core.view import Pace, PoolView, Queue, Reserve, Running, Share, Tempo
-from controlplane.service.gate.engine_leases import Inside
+from controlplane.core.view import DecodeLoad, Pace, PoolView, Queue, Reserve, Running, Share
+from controlplane.service.gate.engine_leases import EngineLeases
 from controlplane.service.ticket import Ticket
 from predictors.timing.step_time import ObservedPace, ReportedPace, StepReports, StepWork
 
@@ -18,7 +18,7 @@ Paces = dict[Owner, ObservedPace | ReportedPace]
 
 
 @dataclass(eq=False, slots=True)
-class Sight:
+class SnapshotBuilder:
     """Changes nothing. `tickets` is the dispatcher's own table; `inside` is None where no engine orders."""
 
     ledger: MemoryLedger
@@ -26,7 +26,7 @@ class Sight:
     generators: Mapping[str, Generator]
     embedders: Mapping[str, Embedder]
     paces: Paces
-    inside: Inside | None
+    inside: EngineLeases | None
     largest: dict[Owner, int] = field(init=False, default_factory=dict)
     """The most that a single request could ever have, where that is not the present quota."""
     reserved: dict[Owner, Reserve | None] = field(init=False, default_factory=dict)
@@ -41,7 +41,7 @@ class Sight:
     def preemptible(self, owner: Owner, now: Instant) -> tuple[Running, ...]:
         pace = self.paces[owner].pace
         return tuple(
-            ticket.as_running(now, *self.ledger.standing(ticket.lease), pace)
+            ticket.as_running(now, *self.ledger.lease_state(ticket.lease), pace)
             for ticket in self.tickets.values()
             if ticket.lease is not None and ticket.is_resumable and ticket.phase is Phase.DECODE
         )
@@ -52,7 +52,7 @@ class Sight:
         pace, ceiling = self.paces[owner].pace_of(ticket.request.model), self.ledger.ceiling(owner)
         if pace is None:
             return None
-        return alone(ticket.request, ticket.footprint, pace, ceiling, self._slots(owner))
+        return service_time(ticket.request, ticket.footprint, pace, ceiling, self._slots(owner))
 
     def _embedding_paces(self) -> Mapping[str, Pace | None]:
         """Of one model alone it is the owner's."""
@@ -84,10 +84,10 @@ class Sight:
             return replace(
                 share,
                 paces=self._embedding_paces(),
-                calls=tuple(calls_inside(self.tickets.values(), self.embedders)),
+                calls=tuple(embedding_calls_in_flight(self.tickets.values(), self.embedders)),
                 is_beside_others=len(ledger.table(Owner.LLM)) > 0,
             )
-        share = replace(share, tempo=tempo_of(self.tickets.values(), share, self.paces[owner], now))
+        share = replace(share, decode_load=decode_load(self.tickets.values(), share, self.paces[owner], now))
         if self.inside is not None:
             return replace(share, preemptible=tuple, inside=self.inside.work_before)
         return share
@@ -97,7 +97,7 @@ class Sight:
 # What does an embedding engine hold, and how much of it is still to be computed?
 
 
-def calls_inside(
+def embedding_calls_in_flight(
     tickets: Iterable[Ticket], embedders: Mapping[str, Embedder]
 ) -> Iterator[tuple[Request, float]]:
     """Those that were let in, each with its tokens less what is computed."""
@@ -117,7 +117,9 @@ def calls_inside(
 # in the very next step. The others wait for memory, and make no step longer.
 
 
-def tempo_of(tickets: Iterable[Ticket], share: Share, paces: StepReports, now: Instant) -> Tempo | None:
+def decode_load(
+    tickets: Iterable[Ticket], share: Share, paces: StepReports, now: Instant
+) -> DecodeLoad | None:
     """Of an LLM's share. None until enough steps were reported: what is only thought of an engine holds
     nobody back."""
     if not paces.reports_steps:
@@ -152,7 +154,7 @@ def tempo_of(tickets: Iterable[Ticket], share: Share, paces: StepReports, now: I
             promised.append(tpot)
             priority.append(request.service_class.priority)
     steps = paces.steps
-    return Tempo(
+    return DecodeLoad(
         step=lambda sequences, cells: steps.predict(StepWork(0, sequences, cells)) * 1e9,
         per_prompt_token=steps.per_prompt_token * 1e9,
         lost_share=paces.lost_share,
@@ -167,7 +169,9 @@ def tempo_of(tickets: Iterable[Ticket], share: Share, paces: StepReports, now: I
     )
 
 
-def alone(request: Request, footprint: Footprint, pace: Pace, quota_bytes: int, slots: int) -> Duration:
+def service_time(
+    request: Request, footprint: Footprint, pace: Pace, quota_bytes: int, slots: int
+) -> Duration:
     """How long its owner would be busy with it: by tokens where they are worked off one after another, else
     by its part of the memory or of the `slots` over its steps, whichever is more, and by its prompt."""
     reading = scaled(pace.per_prompt_token, request.prompt_tokens)

@@ -11,13 +11,13 @@ from typing import Protocol
 
 from controlplane.core.decision import Outcome
 from controlplane.core.errors import Refused
-from controlplane.core.generation import Delta, Sampling, Standing
+from controlplane.core.generation import Delta, Handoff, Sampling
 from controlplane.core.ports import Generator
 from controlplane.service.jobs import GenerateJob
 from controlplane.service.ticket import Ticket
 
 
-class Host(Protocol):
+class StreamHost(Protocol):
     """What an answer needs of its dispatcher."""
 
     def stamp(self, ticket: Ticket, steps: int) -> None: ...
@@ -27,10 +27,10 @@ class Host(Protocol):
     async def wait_for_grant(self, ticket: Ticket) -> None: ...
 
 
-class Answer:
+class TokenStream:
     """Async iterator of Delta. The caller must exhaust it or `aclose` it."""
 
-    def __init__(self, host: Host, generator: Generator, ticket: Ticket, job: GenerateJob) -> None:
+    def __init__(self, host: StreamHost, generator: Generator, ticket: Ticket, job: GenerateJob) -> None:
         self.ticket = ticket
         self._host = host
         self._generator = generator
@@ -43,7 +43,7 @@ class Answer:
         self._deltas: AsyncGenerator[Delta] | None = None
         ticket.is_resumable = is_resumable(job)
 
-    def __aiter__(self) -> "Answer":
+    def __aiter__(self) -> "TokenStream":
         return self
 
     async def __anext__(self) -> Delta:
@@ -101,7 +101,7 @@ class Answer:
 
     def _generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta]:
         job, ticket, seen = self._job, self.ticket, self.ticket.timeline
-        standing = Standing(
+        standing = Handoff(
             ticket.rank, ticket.turn, ticket.forecast, len(self._tokens), seen.first_token, seen.last_token
         )
         return self._generator.generate(job.request, prompt, sampling, job.chat, standing=standing)

@@ -10,7 +10,7 @@ from controlplane.core.request import Owner
 from controlplane.core.view import Queue, Waiting
 
 
-class WaitingRoom:
+class WaitingQueue:
     """Sole owner of what waits. Sorted insertion keeps a cycle from sorting again."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class WaitingRoom:
     def queued(self, owner: Owner) -> Sequence[Waiting]:
         return self._queues[owner]
 
-    def refit(self, owner: Owner, most_bytes: int) -> None:
+    def cap_waiting(self, owner: Owner, most_bytes: int) -> None:
         """Footprints of all that wait for the owner, cut to `most_bytes`. Their order stays."""
         queue = self._queues[owner]
         for place, waiting in enumerate(queue):

@@ -61,7 +61,7 @@ def _nobody() -> dict[Owner, float]:
 
 
 @dataclass(slots=True)
-class Lately:
+class RecentArrivals:
     """Requests that came, and those of them turned away for want of memory, fading."""
 
     came: dict[Owner, float] = field(default_factory=_nobody)
@@ -80,7 +80,7 @@ class Lately:
 def urgencies(
     tickets: Iterable[Ticket],
     paces: Mapping[Owner, Pace | None],
-    lately: Lately,
+    lately: RecentArrivals,
     now: Instant,
     options: UrgencyOptions,
 ) -> dict[Owner, float]:
@@ -102,7 +102,7 @@ _AT_ONCE = Duration(0)
 
 
 @dataclass(slots=True)
-class Foresight:
+class MemoryDemandForecast:
     """Without a `level` nothing is kept. `high_priority` is None where all have the same; requests of it can
     wait for `patience`."""
 

@@ -151,7 +151,7 @@ def _activation_bytes(config: Config, facts: ModelFacts | None) -> int:
     return 2 * tokens * 4 * hidden + largest + 4 * sequences * int(text.get("vocab_size") or 0)
 
 
-def described(plan: MemoryPlan) -> str:
+def plan_text(plan: MemoryPlan) -> str:
     """The plan as a table for a person."""
     rows = [
         ("device memory", plan.memory_bytes),

@@ -18,7 +18,7 @@ from controlplane.service.memory.memory_plan import ModelFacts
 _WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin")
 
 
-def facts_of(name: str) -> ModelFacts:
+def model_facts(name: str) -> ModelFacts:
     """Raises ConfigError naming what is missing."""
     try:
         path = Path(bundled_models.resolve(name))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from controlplane.core.device import DeviceProbe, DeviceReading
 from controlplane.metrics import Metrics, Readings
-from controlplane.service.runtime.health import Trouble
+from controlplane.service.runtime.health import HealthTracker
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class MemoryMonitor:
     withheld: int = field(init=False, default=0)
     alerts: int = field(init=False, default=0)
     """How often a disagreement began."""
-    trouble: Trouble = field(init=False, default_factory=lambda: Trouble(*_TROUBLE))
+    health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_TROUBLE))
     _base: int | None = field(init=False, default=None)
     _timer: asyncio.TimerHandle | None = field(init=False, default=None)
 
@@ -67,15 +67,15 @@ class MemoryMonitor:
         self.alerts += self.disagreement > self.bound and not had
         self._keep(max(0, self.disagreement - self.bound, self.bound - found.free))
 
-    def shown(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, float]:
         """For a person: bytes, and counts."""
-        return self._bytes() | {"alerts": self.alerts, "failures": self.trouble.failures.total()}
+        return self._bytes() | {"alerts": self.alerts, "failures": self.health.failures.total()}
 
     def readings(self, metrics: Metrics) -> Readings:
         return {
             metrics.device_bytes: self._bytes(),
             metrics.device_alerts: self.alerts,
-            metrics.device_failures: self.trouble.failures.total(),
+            metrics.device_failures: self.health.failures.total(),
         }
 
     def _bytes(self) -> dict[str, float]:
@@ -106,9 +106,9 @@ class MemoryMonitor:
             try:
                 self.sample()
             except Exception as error:
-                self.trouble.met(error)
+                self.health.failed(error)
             else:
-                self.trouble.passed()
+                self.health.succeeded()
             # Samples that a busy loop has missed are not made up for.
             due = max(due + every, loop.time())
             self._timer = loop.call_at(due, again)

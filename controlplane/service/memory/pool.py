@@ -12,7 +12,7 @@ from controlplane.policy.sharing.lending import Sharing, parts
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class SharedPool:
     """Who shares what. Raises ValueError where the minimums are below what a single request can need."""
 
     generator: Generator
@@ -43,13 +43,13 @@ class Pool:
             )
 
 
-def pool_of(
+def shared_pool(
     config: Config,
     generators: Mapping[str, Generator],
     embedders: Mapping[str, Embedder],
     workspace_bytes: int,
     device_memory: Callable[[], DeviceMemory] | None,
-) -> Pool | None:
+) -> SharedPool | None:
     """What the quotas move in; None where they stay as they are. Raises ConfigError."""
     section = config.quota
     if not section.moves or not generators or not embedders:
@@ -63,7 +63,7 @@ def pool_of(
             most_embedding_bytes=sum(embedder.workspace_bytes for embedder in embedders.values()),
             block_bytes=generator.geometry.bytes_per_block,
         )
-        return Pool(generator, tuple(embedders.values()), memory, sharing)
+        return SharedPool(generator, tuple(embedders.values()), memory, sharing)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -23,10 +23,10 @@ from controlplane.metrics import Metrics, Readings
 from controlplane.policy.sharing.lending import lent, target_next
 from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals
 from controlplane.service.gate.dispatcher import Dispatcher
-from controlplane.service.memory.demand import Foresight, Lately, urgencies
-from controlplane.service.memory.pool import Pool, longest_input_bytes, share_out
-from controlplane.service.runtime.engine_control import taken
-from controlplane.service.runtime.health import Fault, Trouble
+from controlplane.service.memory.demand import MemoryDemandForecast, RecentArrivals, urgencies
+from controlplane.service.memory.pool import SharedPool, longest_input_bytes, share_out
+from controlplane.service.runtime.engine_control import await_engine
+from controlplane.service.runtime.health import Fault, HealthTracker
 from controlplane.service.ticket import Ticket
 from predictors.load.series import LEVELS
 
@@ -37,27 +37,27 @@ _TROUBLE = ("quotas stand still", "quotas move again")
 
 
 @dataclass(eq=False, slots=True)
-class Quotas:
+class QuotaController:
     """`owned` moves with urgency, `usable` is what is in force. `withheld` bytes are kept back from both,
     for a device that has less than the ledger thinks. `_order` is the most that the engine may use: what it
     confirmed last or says, or what it was asked for since without an answer."""
 
     clock: Clock
     dispatcher: Dispatcher
-    pool: Pool
-    foresight: Foresight
+    pool: SharedPool
+    foresight: MemoryDemandForecast
     owned: Mapping[Owner, int] = field(init=False)
     usable: Mapping[Owner, int] = field(init=False)
     urgency: Mapping[Owner, float] = field(init=False, default_factory=lambda: dict.fromkeys(Owner, 0.0))
     reclaimed_bytes: int = field(init=False, default=0)
     moves: int = field(init=False, default=0)
     withheld: int = field(init=False, default=0)
-    trouble: Trouble = field(init=False, default_factory=lambda: Trouble(*_TROUBLE))
+    health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_TROUBLE))
     _target: int = field(init=False)
     _order: int = field(init=False)
     _full: int = field(init=False)
     _bytes_per_token: float = field(init=False)
-    _lately: Lately = field(init=False, default_factory=Lately)
+    _lately: RecentArrivals = field(init=False, default_factory=RecentArrivals)
     _moved_at: Instant | None = field(init=False, default=None)
     _shrunk: tuple[Instant, int] | None = field(init=False, default=None)
     _is_ticking: bool = field(init=False, default=False)
@@ -72,7 +72,7 @@ class Quotas:
         self._bytes_per_token = max(
             longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self.pool.embedders
         )
-        self.dispatcher.sight.largest = {
+        self.dispatcher.snapshots.largest = {
             Owner.LLM: self.pool.sharing.options.highest,
             Owner.EMBEDDING: self._full,
         }
@@ -110,9 +110,9 @@ class Quotas:
         try:
             await self._share_anew(now)
         except Exception as error:
-            self.trouble.met(error)
+            self.health.failed(error)
         else:
-            self.trouble.passed()
+            self.health.succeeded()
         finally:
             self._is_ticking = False
 
@@ -128,7 +128,7 @@ class Quotas:
         finally:
             released = self._released_bytes(self.foresight.horizon)
             reserve = self.foresight.reserve(now, released_bytes=released)
-            self.dispatcher.sight.reserved[Owner.LLM] = reserve
+            self.dispatcher.snapshots.reserved[Owner.LLM] = reserve
 
     def _own(self, now: Instant) -> None:
         elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
@@ -172,7 +172,7 @@ class Quotas:
         if llm > before:
             self._set(Owner.LLM, llm)
         room = self.pool.memory.workspace_room(state) - self.withheld
-        self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._room)), now)
+        self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._waiting)), now)
         self.moves += usable != self.usable
         self.usable = usable
         self.dispatcher.decide()
@@ -193,7 +193,7 @@ class Quotas:
         order, found = self._engine_order(llm, state), state
         # One that was started anew has it all; after a failure nobody knows what is in force.
         self._order = max(self._order, state.quota_bytes or 0)
-        if order != self._order or self.trouble.fault is not None:
+        if order != self._order or self.health.fault is not None:
             await self._tell_engine(order)
             state = self.pool.generator.state()
         self._reclaim(llm, found)
@@ -206,7 +206,7 @@ class Quotas:
         memory.limit_llm(max(order, former))
         self._order = max(order, former)
         try:
-            await taken(generator.set_quota(order), generator, "quota")
+            await await_engine(generator.set_quota(order), generator, "quota")
         except (Refused, BackendFailed):
             self._order = former
             memory.limit_llm(former)
@@ -218,11 +218,11 @@ class Quotas:
     def _put_back(self, llm: int, budget: int, now: Instant) -> None:
         """What was in force before a change, as far as it surely still is."""
         self._set(Owner.LLM, min(llm, self._order))
-        self._set_budget(max(0, min(budget, self._room)), now)
+        self._set_budget(max(0, min(budget, self._waiting)), now)
         self.dispatcher.decide()
 
     @property
-    def _room(self) -> int:
+    def _waiting(self) -> int:
         """Beside all that the engine may use."""
         return self.pool.memory.pool_bytes - self._order - self.withheld
 
@@ -256,7 +256,7 @@ class Quotas:
         if not any(self._is_computed_since(ticket, since) for ticket in self.dispatcher.tickets()):
             self._shrunk = None
             return self._budget
-        return max(self._budget, min(former, self.dispatcher.ledger.wanted(Owner.EMBEDDING)))
+        return max(self._budget, min(former, self.dispatcher.ledger.demanded(Owner.EMBEDDING)))
 
     @staticmethod
     def _is_computed_since(ticket: Ticket, since: Instant) -> bool:
@@ -277,9 +277,9 @@ class Quotas:
     def _set(self, owner: Owner, nominal: int) -> None:
         self.dispatcher.ledger.set_quota(owner, Quota(nominal))
         if owner is Owner.EMBEDDING:
-            self.dispatcher.refit(owner, nominal)
+            self.dispatcher.cap_waiting(owner, nominal)
 
-    def shown(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """For a person."""
         load = self.foresight.load
         forecast = load.next_window(self.clock.now())
@@ -292,7 +292,7 @@ class Quotas:
             "usable_bytes": {owner.value: share for owner, share in self.usable.items()},
             "urgency": {owner.value: urgency for owner, urgency in self.urgency.items()},
             "moves": self.moves,
-            "trouble": self.trouble.shown(),
+            "trouble": self.health.to_json(),
             "reclaimed_bytes": self.reclaimed_bytes,
             "embedding_load": {
                 "tokens_per_second": load.tokens_per_second(),
@@ -312,19 +312,21 @@ class Quotas:
             metrics.owned_bytes: {owner.value: share for owner, share in self.owned.items()},
             metrics.urgency: {owner.value: urgency for owner, urgency in self.urgency.items()},
             metrics.quota_moves: self.moves,
-            metrics.quota_failures: {fault.value: self.trouble.failures[fault] for fault in Fault},
+            metrics.quota_failures: {fault.value: self.health.failures[fault] for fault in Fault},
             metrics.reclaimed_bytes: {Owner.LLM.value: self.reclaimed_bytes},
             metrics.forecast_tokens: dict(zip(levels, forecast.tokens, strict=True)) if forecast else {},
             metrics.forecast_coverage: dict(zip(levels, load.tokens.coverage, strict=True)),
         }
 
 
-def quotas_in(pool: Pool, config: Config, clock: Clock, dispatcher: Dispatcher) -> Quotas:
+def quota_controller(
+    pool: SharedPool, config: Config, clock: Clock, dispatcher: Dispatcher
+) -> QuotaController:
     forecast = config.quota.forecast
     priorities = {one.priority for one in config.classes.values()}
     highest = max(priorities) if len(priorities) > 1 else None
     promised = [one.ttft_ms for one in config.classes.values() if one.priority == highest and one.ttft_ms]
     # Half of what was promised is plenty to spend on waiting; the rest is for the work.
     patience = milliseconds(min(promised, default=0.0) / 2)
-    foresight = Foresight(milliseconds(forecast.window_ms), forecast.level, highest, patience)
-    return Quotas(clock, dispatcher, pool, foresight)
+    foresight = MemoryDemandForecast(milliseconds(forecast.window_ms), forecast.level, highest, patience)
+    return QuotaController(clock, dispatcher, pool, foresight)

@@ -29,7 +29,7 @@ class Subject(StrEnum):
     PROMPT_VECTORS = "prompt_vectors"
 
 
-class Lesson(AbstractContextManager["Lesson"]):
+class Guard(AbstractContextManager["Guard"]):
     """`with lesson:` around what may fail."""
 
     def __init__(self, subject: Subject, metrics: Metrics) -> None:
@@ -56,11 +56,11 @@ class Lesson(AbstractContextManager["Lesson"]):
         return True
 
 
-class Lessons:
+class FailOpen:
     def __init__(self, metrics: Metrics) -> None:
-        self._of = {subject: Lesson(subject, metrics) for subject in Subject}
+        self._of = {subject: Guard(subject, metrics) for subject in Subject}
 
-    def __getitem__(self, subject: Subject) -> Lesson:
+    def __getitem__(self, subject: Subject) -> Guard:
         return self._of[subject]
 
     @property
@@ -68,22 +68,22 @@ class Lessons:
         return any(lesson.is_failing for lesson in self._of.values())
 
 
-class Lengths:
+class GuardedLengthPredictor:
     """What a `LengthPredictor` says and learns, whatever becomes of it."""
 
-    def __init__(self, given: LengthPredictor, lessons: Lessons) -> None:
-        self.lessons = lessons
+    def __init__(self, given: LengthPredictor, lessons: FailOpen) -> None:
+        self.fail_open = lessons
         self._given = given
 
     def forecast(self, request: Request, *, instead: LengthForecast | None = None) -> LengthForecast:
-        with self.lessons[Subject.LENGTH_FORECAST]:
+        with self.fail_open[Subject.LENGTH_FORECAST]:
             return self._given.forecast(request)
         return instead or MaxTokens().forecast(request)
 
     def observe(self, request: Request, output_tokens: int) -> None:
-        with self.lessons[Subject.ANSWER_LENGTH]:
+        with self.fail_open[Subject.ANSWER_LENGTH]:
             self._given.observe(request, output_tokens)
 
     def withdraw(self, request: Request) -> None:
-        with self.lessons[Subject.LOST_ANSWER]:
+        with self.fail_open[Subject.LOST_ANSWER]:
             self._given.withdraw(request)

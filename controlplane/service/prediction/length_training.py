@@ -14,7 +14,7 @@ from controlplane.config import Config, ConfigError
 from controlplane.core.ports import LengthPredictor
 from controlplane.metrics import Metrics, Readings
 from predictors.output_length import checkpoint
-from predictors.output_length.checkpoint import Kept, read_or_set_aside, save
+from predictors.output_length.checkpoint import Checkpoint, read_or_set_aside, save
 from predictors.output_length.history import HistoryQuantiles, MaxTokens
 from predictors.output_length.learned import LearnedLengths
 from predictors.output_length.model import ENOUGH
@@ -67,7 +67,7 @@ def require_place(config: Config) -> None:
         ) from None
 
 
-class Learning:
+class LengthTraining:
     """`file` None: what was learned is forgotten at the end."""
 
     def __init__(self, lengths: LearnedLengths, *, every_seconds: float, file: Path | None) -> None:
@@ -87,7 +87,7 @@ class Learning:
                 self._learned_from = self._lengths.examples.seen if kept.model is not None else 0
         self._scheduler = AsyncIOScheduler()
         self._scheduler.add_job(
-            self.look, "interval", seconds=self._every_seconds, max_instances=1, coalesce=True
+            self.train_if_due, "interval", seconds=self._every_seconds, max_instances=1, coalesce=True
         )
         self._scheduler.start()
 
@@ -97,7 +97,7 @@ class Learning:
             self._scheduler = None
             await self._save()
 
-    async def look(self) -> None:
+    async def train_if_due(self) -> None:
         self._warn()
         examples = self._lengths.examples
         new = examples.seen - self._learned_from
@@ -107,7 +107,7 @@ class Learning:
     async def learn(self) -> None:
         seen = self._lengths.examples.seen
         try:
-            model = await trained_elsewhere(Kept(self._lengths.examples.table()))
+            model = await trained_elsewhere(Checkpoint(self._lengths.examples.table()))
         except (RuntimeError, OSError, ValueError) as error:
             log.warning("no new length model, the last one stays in force: %s", error)
             return
@@ -120,7 +120,7 @@ class Learning:
         if self._file is None:
             return
         lengths = self._lengths
-        kept = Kept(lengths.examples.table(), lengths.model, lengths.standing())
+        kept = Checkpoint(lengths.examples.table(), lengths.model, lengths.standing())
         try:
             await asyncio.to_thread(save, self._file, kept)
         except OSError as error:

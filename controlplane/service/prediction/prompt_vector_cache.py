@@ -11,14 +11,14 @@ from hashlib import blake2b
 import numpy as np
 
 from controlplane.core.ports import Vectors
-from controlplane.core.request import Gist
+from controlplane.core.request import PromptFeatures
 
 _MOST = 4_096
 _DIGEST_BYTES = 16
 
 
 @dataclass(slots=True)
-class SeenVectors:
+class PromptVectorCache:
     """`model` is the embedding model whose vectors are kept; those of others are passed over."""
 
     model: str
@@ -33,7 +33,7 @@ class SeenVectors:
         while len(self._kept) > _MOST:
             self._kept.popitem(last=False)
 
-    def beside(self, gist: Gist, text: str) -> Gist:
+    def beside(self, gist: PromptFeatures, text: str) -> PromptFeatures:
         """The gist with the vector of its text, if that was embedded."""
         digest = _digest(text)
         vector = self._kept.get(digest)

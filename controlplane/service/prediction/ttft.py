@@ -13,15 +13,15 @@ from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics, Readings
 from controlplane.policy.gate.ordering import work_before_deadline
-from controlplane.service.ticket import Starting, Ticket
+from controlplane.service.ticket import EngineStart, Ticket
 from predictors.calibration import LEVEL, Calibration
 from predictors.timing.step_time import ObservedPace, ReportedPace
-from predictors.timing.ttft import Ahead, FirstTokenTime, steps_until_slot
+from predictors.timing.ttft import Ahead, TtftModel, steps_until_slot
 
 _TOLD = (0.5, LEVEL)
 
 
-class FirstTokens:
+class TtftPredictor:
     """`calibration` is in milliseconds, from arrival, by class."""
 
     def __init__(
@@ -33,7 +33,7 @@ class FirstTokens:
         self._tickets = tickets
         self._generators = generators
         self._paces = paces
-        self._time = FirstTokenTime()
+        self._time = TtftModel()
         self.calibration = Calibration()
 
     def started(self, ticket: Ticket, wait: Duration, now: Instant) -> None:
@@ -52,7 +52,7 @@ class FirstTokens:
         else:
             ahead = _ahead(ticket, self._tickets.values(), generator.max_running)
         said = self._time.predict(ahead, pace)
-        ticket.starting = Starting(now, ahead, pace, said)
+        ticket.starting = EngineStart(now, ahead, pace, said)
         waited = between(request.arrival, now)
         ticket.predicted_ttft = Duration(waited + said.median)
         stated = (to_milliseconds(ticket.predicted_ttft), to_milliseconds(Duration(waited + said.upper)))

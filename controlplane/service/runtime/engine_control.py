@@ -16,23 +16,23 @@ from controlplane.policy.engine.options import EngineOptions
 _ANSWER_WITHIN_SECONDS = 15.0
 
 
-class Unanswered(BackendDown):
+class EngineTimeout(BackendDown):
     """The engine may have the order, or take it yet."""
 
 
-async def taken(order: Awaitable[None], generator: Generator, name: str) -> None:
+async def await_engine(order: Awaitable[None], generator: Generator, name: str) -> None:
     """Raises Unanswered, and whatever the order raises."""
     try:
         async with asyncio.timeout(_ANSWER_WITHIN_SECONDS):
             await order
     except TimeoutError as error:
-        raise Unanswered(
+        raise EngineTimeout(
             f"the engine of {generator.model} took no {name} within {_ANSWER_WITHIN_SECONDS:.0f} s"
         ) from error
 
 
 @dataclass(eq=False, slots=True)
-class EngineRules:
+class EngineConfigurator:
     """By which rules do the engines that order by themselves go? `options` is what they confirmed last; None
     where none orders. After a failure nobody knows whether it holds: then they are told all, not only what
     differs."""
@@ -41,7 +41,7 @@ class EngineRules:
     options: EngineOptions | None
     _is_certain: bool = field(init=False, default=True)
 
-    async def become(self, options: EngineOptions | None) -> None:
+    async def apply(self, options: EngineOptions | None) -> None:
         """Raises Refused, and BackendDown or BackendFailed that say what was changed and what not."""
         if options is None or (self._is_certain and options == self.options):
             return
@@ -52,9 +52,9 @@ class EngineRules:
         self._is_certain = False
         try:
             for generator in self.generators:
-                await taken(generator.set_options(told), generator, "rules")
-        except Unanswered as error:
-            raise Unanswered(
+                await await_engine(generator.set_options(told), generator, "rules")
+        except EngineTimeout as error:
+            raise EngineTimeout(
                 f"{error}; the gate keeps the former ones, but the engine may take these yet. "
                 "Once it answers, change again: it is then told all"
             ) from error

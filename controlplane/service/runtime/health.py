@@ -34,7 +34,7 @@ _FAULTS: dict[type[Exception], Fault] = {
 
 
 @dataclass(eq=False, slots=True)
-class Trouble:
+class HealthTracker:
     """`stopped` and `resumed` say in the log what no longer, and what again, goes on."""
 
     stopped: str
@@ -45,7 +45,7 @@ class Trouble:
     _message: str | None = field(init=False, default=None)
     _in_a_row: int = field(init=False, default=0)
 
-    def met(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
         is_new = self.fault is None
         self.fault = next((f for kind, f in _FAULTS.items() if isinstance(error, kind)), Fault.DEFECT)
         self.failures[self.fault] += 1
@@ -55,11 +55,11 @@ class Trouble:
             where = error if self.fault is Fault.DEFECT else None
             log.error("%s: %s; trying on", self.stopped, self._message, exc_info=where)
 
-    def passed(self) -> None:
+    def succeeded(self) -> None:
         if self.fault is not None:
             log.info("%s after %d failures", self.resumed, self._in_a_row)
             self.fault, self._message, self._in_a_row = None, None, 0
 
-    def shown(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         counts = {fault.value: count for fault, count in self.failures.items()}
         return {"fault": self.fault, "message": self._message, "failures": counts}

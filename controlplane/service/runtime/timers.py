@@ -15,13 +15,13 @@ from controlplane.core.clock import Instant, seconds
 logging.getLogger("apscheduler").setLevel(logging.ERROR)
 
 
-class Ticks(Protocol):
+class PeriodicTimer(Protocol):
     def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None: ...
 
     def stop(self) -> None: ...
 
 
-class ScheduledTicks:
+class SchedulerTimer:
     """APScheduler's interval trigger. A run that takes too long delays the next; none is made up for."""
 
     def __init__(self) -> None:

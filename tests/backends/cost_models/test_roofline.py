@@ -8,7 +8,7 @@ from backends.cost_models.roofline import (
     GPUS,
     H100_SXM,
     Device,
-    Figures,
+    ModelCosts,
     figures,
     gpu_named,
     measured_cpu,
@@ -39,8 +39,8 @@ MIXTRAL = {
 
 def test_roofline_hides_arithmetic_behind_traffic():
     device = Device(operations=1_000.0, bandwidth=10.0, overhead=1.0)
-    llm = Figures(weights=10, weight_bytes=20, attention_width=1, cell_bytes=2)
-    encoder = Figures(weights=50, weight_bytes=0, attention_width=0, cell_bytes=0)
+    llm = ModelCosts(weights=10, weight_bytes=20, attention_width=1, cell_bytes=2)
+    encoder = ModelCosts(weights=50, weight_bytes=0, attention_width=0, cell_bytes=0)
     model = roofline(device, llm, encoder)
     # One decode over 5 cells: (20 + 2 * 6) / 10 bytes against (20 + 20) / 1000 operations.
     assert model(StepLoad(decodes=1, cells=5)) == pytest.approx(3.2 + 1)
@@ -116,9 +116,9 @@ def test_a_cpu_is_measured():
 
 
 def test_steps_are_bound_by_the_slower_of_both():
-    by_traffic = step_cost(roofline(Device(1e30, 1e9, 0.0), Figures(10, 2e6, 1, 1_000)))
+    by_traffic = step_cost(roofline(Device(1e30, 1e9, 0.0), ModelCosts(10, 2e6, 1, 1_000)))
     assert (by_traffic.step, by_traffic.cell) == pytest.approx((2e-3 + 1e-6, 1e-6))
-    by_arithmetic = step_cost(roofline(Device(1e9, 1e30, 0.0), Figures(10, 2e6, 1, 1_000)))
+    by_arithmetic = step_cost(roofline(Device(1e9, 1e30, 0.0), ModelCosts(10, 2e6, 1, 1_000)))
     assert (by_arithmetic.decode, by_arithmetic.cell) == pytest.approx((20e-9, 4e-9))
     assert step_cost(lambda load: 1e-3 * (load.decodes + load.prefill_tokens)).prompt_token == 1e-3
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.embedding.batch_dispatch import Caller, Deliveries
+from backends.embedding.batch_dispatch import BatchDispatcher, PendingCall
 from backends.embedding.budget import PassBudget
 from backends.embedding.ipc import Computed
 from backends.embedding.memory_model import EmbeddingMemory
@@ -23,7 +23,7 @@ class Desk:
     """Callers, and a worker that answers each input with (its first id, its length)."""
 
     def __init__(self, tokens: int, lanes: int = 1) -> None:
-        self.deliveries = Deliveries()
+        self.deliveries = BatchDispatcher()
         self.deliveries.begin(budget(tokens, lanes))
         self.rows: list[np.ndarray] = []
         self.calls = []
@@ -36,7 +36,7 @@ class Desk:
         rows, settled = np.full((len(lengths), 2), -1, dtype=np.float32), []
         self.rows.append(rows)
         self.settled.append(settled)
-        caller = Caller(inputs, rows, settled.append)
+        caller = PendingCall(inputs, rows, settled.append)
         self.calls.append(self.deliveries.put(caller, deadline=deadline))
 
     def feed(self, limit: float | None = None, *, starts_small: bool = True) -> None:
@@ -294,4 +294,4 @@ def test_what_is_under_way_should_take_the_time_of_its_passes():
     assert 0 < desk.deliveries.seconds_under_way < 0.01
     desk.finish()
     assert desk.deliveries.seconds_under_way == 0
-    assert Deliveries().seconds_under_way == 0
+    assert BatchDispatcher().seconds_under_way == 0

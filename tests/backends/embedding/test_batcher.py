@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.embedding.batcher import Batch, BatchQueue, Call
+from backends.embedding.batcher import Batch, BatchQueue, QueuedCall
 from controlplane.core.clock import Instant
 
 LENGTHS = st.lists(st.integers(1, 120), min_size=1, max_size=12)
@@ -52,7 +52,7 @@ class Model:
 def test_every_input_goes_out_exactly_once_within_the_budget(steps, budget, pass_tokens):
     queue: BatchQueue[int] = BatchQueue(budget, pass_tokens)
     model = Model(budget)
-    calls: list[Call[int]] = []
+    calls: list[QueuedCall[int]] = []
     answered: set[tuple[int, int]] = set()
     failed: list[tuple[int, int]] = []
 

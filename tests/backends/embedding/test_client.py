@@ -57,7 +57,7 @@ async def test_rows_equal_encode_in_the_order_given(embedder, reference):
 async def test_what_is_cut_equals_encode_under_that_length(embedder, reference, side, monkeypatch):
     texts, limit = sentences(60), 24
     whole = await embedder.tokenize(texts)
-    found = await embed(embedder, [embedder.cut(ids, limit, side) for ids in whole])
+    found = await embed(embedder, [embedder.truncate(ids, limit, side) for ids in whole])
     monkeypatch.setattr(reference, "max_seq_length", limit)
     monkeypatch.setattr(reference.tokenizer, "truncation_side", side)
     assert sum(len(ids) > limit for ids in whole) > 30
@@ -185,7 +185,7 @@ async def test_a_killed_worker_is_replaced_and_its_work_done(embedder, caplog):
 async def test_a_worker_that_hangs_is_killed_and_its_work_done_by_another(embedder, caplog):
     inputs = [[101, 2000 + i, 102] for i in range(100)]
     expected = await embed(embedder, inputs)
-    killed, before = embedder.worker_pid, embedder.stalls
+    killed, before = embedder.worker_pid, embedder.stall_count
     working = [asyncio.create_task(embed(embedder, inputs[i::2])) for i in range(2)]
     await embedder.check()
     os.kill(killed, signal.SIGSTOP)
@@ -197,7 +197,7 @@ async def test_a_worker_that_hangs_is_killed_and_its_work_done_by_another(embedd
         assert np.abs(rows - same).max() < 1e-5
     assert until_gone(killed)
     assert embedder.worker_pid not in (None, killed)
-    assert embedder.stalls == before + 1
+    assert embedder.stall_count == before + 1
     assert "killed by somebody" not in caplog.text
     assert "left something unanswered for too long; exit status -9" in caplog.text
 

@@ -36,20 +36,20 @@ def test_a_text_is_cut_as_its_tokenizer_cuts_it(frame, text, limit, side):
     ids = whole.encode(text).ids
     if limit <= truncation.special_tokens and len(ids) > limit:
         with pytest.raises(Refused, match=f"at least {truncation.special_tokens + 1}"):
-            truncation.cut(ids, limit)
+            truncation.truncate(ids, limit)
         return
     cutting.enable_truncation(max(limit, truncation.special_tokens + 1), direction=side)
-    found = truncation.cut(ids, limit)
+    found = truncation.truncate(ids, limit)
     assert found == cutting.encode(text).ids
-    assert found == Truncation(truncation.opening, truncation.closing).cut(ids, limit, side)
+    assert found == Truncation(truncation.opening, truncation.closing).truncate(ids, limit, side)
 
 
 def test_ids_keep_those_special_tokens_that_they_have():
     truncation = Truncation(opening=(5,), closing=(6,))
-    assert truncation.cut([0, 1, 2, 3], 2) == [0, 1]
-    assert truncation.cut([5, 1, 2, 3], 2) == [5, 1]
-    assert truncation.cut([0, 1, 2, 6], 2, "left") == [2, 6]
-    assert truncation.cut([0, 1, 2, 3], 1, "left") == [3]
+    assert truncation.truncate([0, 1, 2, 3], 2) == [0, 1]
+    assert truncation.truncate([5, 1, 2, 3], 2) == [5, 1]
+    assert truncation.truncate([0, 1, 2, 6], 2, "left") == [2, 6]
+    assert truncation.truncate([0, 1, 2, 3], 1, "left") == [3]
 
 
 def test_a_tokenizer_without_letters_is_refused():

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.cost_models.step_time import StepLoad
-from backends.simulated.scheduler import Engine, Sequence
+from backends.simulated.scheduler import Sequence, SimulatedScheduler
 
 
-def drain(engine: Engine[Sequence]) -> list[StepLoad]:
+def drain(engine: SimulatedScheduler[Sequence]) -> list[StepLoad]:
     loads = []
     while True:
         load = StepLoad()
@@ -19,7 +19,9 @@ def drain(engine: Engine[Sequence]) -> list[StepLoad]:
 
 
 def test_a_prompt_is_read_in_chunks_whose_squares_add_up():
-    engine: Engine[Sequence] = Engine(blocks=None, block_tokens=16, max_running=4, step_tokens=100)
+    engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
+        blocks=None, block_tokens=16, max_running=4, step_tokens=100
+    )
     engine.waiting.append(Sequence(prompt=250, output=3))
     loads = drain(engine)
     assert [load.prefill_tokens for load in loads] == [100, 100, 50, 0, 0]
@@ -29,7 +31,9 @@ def test_a_prompt_is_read_in_chunks_whose_squares_add_up():
 
 
 def test_decodes_go_on_beside_a_long_prompt():
-    engine: Engine[Sequence] = Engine(blocks=None, block_tokens=16, max_running=4, step_tokens=64)
+    engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
+        blocks=None, block_tokens=16, max_running=4, step_tokens=64
+    )
     first, second = Sequence(prompt=10, output=8), Sequence(prompt=300, output=1)
     engine.waiting.append(first)
     engine.plan(StepLoad())
@@ -42,7 +46,9 @@ def test_decodes_go_on_beside_a_long_prompt():
 
 def test_the_newest_is_preempted_and_recomputes():
     # Five blocks of 4: 8 + 8 prompt tokens fill four, and both grow into a third block.
-    engine: Engine[Sequence] = Engine(blocks=5, block_tokens=4, max_running=4, step_tokens=64)
+    engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
+        blocks=5, block_tokens=4, max_running=4, step_tokens=64
+    )
     old, new = Sequence(prompt=8, output=6), Sequence(prompt=8, output=6)
     engine.waiting.extend([old, new])
     loads = drain(engine)
@@ -54,7 +60,9 @@ def test_the_newest_is_preempted_and_recomputes():
 
 
 def test_who_is_removed_during_a_step_gets_no_token():
-    engine: Engine[Sequence] = Engine(blocks=8, block_tokens=4, max_running=4, step_tokens=64)
+    engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
+        blocks=8, block_tokens=4, max_running=4, step_tokens=64
+    )
     stays, leaves = Sequence(prompt=4, output=2), Sequence(prompt=4, output=2)
     engine.waiting.extend([stays, leaves])
     engine.plan(StepLoad())
@@ -73,7 +81,7 @@ def test_who_is_removed_during_a_step_gets_no_token():
     step_tokens=st.integers(1, 200),
 )
 def test_everyone_finishes_and_every_block_comes_back(sizes, blocks, block_tokens, max_running, step_tokens):
-    engine: Engine[Sequence] = Engine(
+    engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
         blocks=blocks, block_tokens=block_tokens, max_running=max_running, step_tokens=step_tokens
     )
     engine.waiting.extend(Sequence(prompt, output) for prompt, output in sizes)

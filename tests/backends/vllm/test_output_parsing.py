@@ -29,7 +29,7 @@ def tokenizer():
 
 
 def _reading(tokenizer, tool_parser: str | None = "hermes", reasoning_parser: str | None = None):
-    from backends.vllm.output_parsing import Reading
+    from backends.vllm.output_parsing import OutputParser
 
     # All that a parser may ask of a model's configuration here: its name, and its architecture for call ids.
     config = SimpleNamespace(
@@ -38,7 +38,7 @@ def _reading(tokenizer, tool_parser: str | None = "hermes", reasoning_parser: st
         hf_text_config=SimpleNamespace(model_type="llama"),
         hf_config=SimpleNamespace(model_type="llama"),
     )
-    return Reading(tool_parser, reasoning_parser, tokenizer, config)
+    return OutputParser(tool_parser, reasoning_parser, tokenizer, config)
 
 
 def _steps(tokenizer, index, text) -> list[Delta]:

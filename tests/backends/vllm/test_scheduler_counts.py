@@ -7,7 +7,7 @@ import pytest
 
 from backends.cost_models.step_time import OPT_13B_A100_80G, StepLoad
 from backends.vllm.plugin.request_metadata import metadata_of
-from backends.vllm.plugin.shared_state import Board
+from backends.vllm.plugin.shared_state import SharedState
 from benchmark_control_plane.experiments.engine.starvation import (
     AGED_SHARE,
     HEAD_START_S,
@@ -16,14 +16,14 @@ from benchmark_control_plane.experiments.engine.starvation import (
     step,
 )
 from controlplane.core.clock import Duration, Instant, seconds
-from controlplane.core.generation import Standing
+from controlplane.core.generation import Handoff
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.memory import generate_footprint
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.registry import ORDERINGS
-from controlplane.service.gate.fair_queueing import Turns
-from controlplane.service.gate.snapshot import alone
+from controlplane.service.gate.fair_queueing import FairQueue
+from controlplane.service.gate.snapshot import service_time
 from predictors.timing.step_time import StepWork
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
@@ -256,7 +256,7 @@ def test_a_newcomer_is_in_the_step_that_it_ended_the_wait_for(engine, tmp_path):
     engine.add("first", 20, 60, extra={"tandem": {"ttft_ms": 60_000, "tpot_ms": 60_000}})
     for _ in range(3):
         step(engine)
-    scheduler._board = Board.create(tmp_path / "board")
+    scheduler._board = SharedState.create(tmp_path / "board")
     scheduler._board.is_shared = True
     arriving = Queue()
     arriving.put("newcomer")
@@ -274,7 +274,7 @@ def test_tenants_with_more_work_than_the_engine_can_do_share_it_by_weight(
 ):
     """By the gate's own estimate of that work, and beside a third who brings none."""
     scheduler = engine.restart(tandem={"ordering": ordering})
-    turns = Turns({"heavy": 3.0, "light": 1.0, "idle": 1.0})
+    turns = FairQueue({"heavy": 3.0, "light": 1.0, "idle": 1.0})
     klass = ServiceClass("any", Slo(ttft=seconds(1)), 0, sheddable=False)
     footprint = generate_footprint(
         KvGeometry(1, 1, BLOCK_TOKENS),
@@ -291,8 +291,8 @@ def test_tenants_with_more_work_than_the_engine_can_do_share_it_by_weight(
             request = Request(name, Kind.GENERATE, "m", tenant, klass, klass.slo, now, prompt, output)
             work = Duration(0)
             if pace is not None:
-                work = alone(request, footprint, pace, BLOCKS * BLOCK_TOKENS, MOST_RUNNING)
-            standing = Standing(turn=turns.shift(tenant, work, now))
+                work = service_time(request, footprint, pace, BLOCKS * BLOCK_TOKENS, MOST_RUNNING)
+            standing = Handoff(turn=turns.shift(tenant, work, now))
             engine.add(name, prompt, output, extra={"tandem": metadata_of(request, standing)})
         for one, tokens in step(engine).items():
             served[one.rstrip("0123456789")] += tokens if number >= 300 else 0

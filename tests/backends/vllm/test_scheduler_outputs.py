@@ -16,7 +16,7 @@ from backends.vllm.plugin.rpc import METHOD
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.generation import Delta, Sampling, Standing
+from controlplane.core.generation import Delta, Handoff, Sampling
 from controlplane.core.ports import EngineStep
 from controlplane.core.slo import Slo
 from controlplane.policy.engine.options import EngineOptions
@@ -79,7 +79,7 @@ async def answer(
     request = replace(
         a_request(prompt, GREEDY), slo=Slo(ttft=milliseconds(300)), arrival=Instant(time.monotonic_ns())
     )
-    standing = Standing(forecast=EXPECTED)
+    standing = Handoff(forecast=EXPECTED)
     found: list[int] = []
     async with aclosing(generator.generate(request, prompt, GREEDY, standing=standing)) as deltas:
         async for delta in deltas:
@@ -125,7 +125,7 @@ async def test_the_gate_sees_what_each_request_holds_and_what_may_be_lent(genera
     assert (idle.quota_bytes, idle.ceded_bytes) == (20 * size, generator.kv_bytes - 20 * size)
     prompt = list(range(30, 70))
     request = a_request(prompt, GREEDY)
-    async with aclosing(generator.generate(request, prompt, GREEDY, standing=Standing())) as deltas:
+    async with aclosing(generator.generate(request, prompt, GREEDY, standing=Handoff())) as deltas:
         await after(20, deltas)
         generator.set_forecast(request.id, EXPECTED)
         await after(20, deltas)
@@ -145,12 +145,12 @@ async def test_an_answer_beside_embeddings_takes_of_its_promise_and_loses_no_tok
     alone = await answer(generator, prompt)
     steps: list[EngineStep] = []
     generator.on_step, before = steps.append, generator.state().waited
-    generator.share_device(is_shared=True)
+    generator.set_device_contention(is_shared=True)
     began = time.monotonic_ns()
-    async with aclosing(generator.generate(request, prompt, GREEDY, standing=Standing())) as deltas:
+    async with aclosing(generator.generate(request, prompt, GREEDY, standing=Handoff())) as deltas:
         beside = tokens_of([delta async for delta in deltas])
     took = time.monotonic_ns() - began
-    generator.share_device(is_shared=False)
+    generator.set_device_contention(is_shared=False)
     generator.on_step = None
     assert beside == alone
     # Nothing is waited for before the first token is known.

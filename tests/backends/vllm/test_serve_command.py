@@ -9,14 +9,14 @@ import httpx
 import pytest
 
 from backends import bundled_models
-from backends.vllm.plugin.shared_state import ENVIRONMENT, Board
+from backends.vllm.plugin.shared_state import ENVIRONMENT, SharedState
 from benchmark_control_plane.common.servers import Server, free_port, serving
 
 pytestmark = pytest.mark.engine
 
 
 def test_vllms_own_server_orders_by_tandem_and_takes_its_metadata(tmp_path, monkeypatch):
-    board = Board.create(tmp_path / "board")
+    board = SharedState.create(tmp_path / "board")
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "board"))
     port = free_port()
     command = [

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from backends.vllm.step_watchdog import StepWatch, longest_step
+from backends.vllm.step_watchdog import StepWatchdog, longest_step
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.ports import StepCost
 
@@ -25,7 +25,7 @@ def lost_at(scenario, *, longest_seconds: float = 0.0) -> float | None:
 
     async def main(engine):
         loop, requests, lost = asyncio.get_running_loop(), set(), asyncio.get_running_loop().create_future()
-        watch = StepWatch(
+        watch = StepWatchdog(
             [engine],
             stall_seconds=160,
             longest_seconds=longest_seconds,

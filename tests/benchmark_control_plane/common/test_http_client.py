@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from benchmark_control_plane.common.http_client import Address, ConnectionLost, connections
+from benchmark_control_plane.common.http_client import Address, IncompleteResponse, connections
 
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
@@ -71,6 +71,6 @@ async def test_what_a_new_connection_lost_or_was_answered_in_part_is_not(answers
     async with asking(*answers) as (opened, seen):
         for _ in answers[1:2]:
             await opened.post("/a", b"{}")
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(IncompleteResponse):
             await opened.post("/b", b"{}")
     assert sum(b"POST" in line for line in seen) == len(answers)

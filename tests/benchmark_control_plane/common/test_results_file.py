@@ -6,38 +6,38 @@ from pathlib import Path
 
 import pytest
 
-from benchmark_control_plane.common.results_file import add_results, keep, keep_or_print, kept_before
+from benchmark_control_plane.common.results_file import add_results, read_previous, write_json, write_or_print
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):
     file = tmp_path / "figures.json"
-    keep(file, {"rate": 1})
+    write_json(file, {"rate": 1})
     with pytest.raises(TypeError, match="not JSON serializable"):
-        keep(file, {"rate": object()})
+        write_json(file, {"rate": object()})
     assert json.loads(file.read_text()) == {"rate": 1}
-    keep(file, {"rate": 2})
+    write_json(file, {"rate": 2})
     assert json.loads(file.read_text()) == {"rate": 2}
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_reader_has_the_old_figures_to_the_end(tmp_path: Path):
     file = tmp_path / "figures.json"
-    keep(file, ["old"] * 10_000)
+    write_json(file, ["old"] * 10_000)
     with file.open() as reader:
         start = reader.read(100)
-        keep(file, ["new"])
+        write_json(file, ["new"])
         assert json.loads(start + reader.read()) == ["old"] * 10_000
 
 
 def test_what_nobody_wants_kept_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     parser = argparse.ArgumentParser()
     add_results(parser)
-    keep_or_print(parser.parse_args([]).results, {"rate": 1})
+    write_or_print(parser.parse_args([]).results, {"rate": 1})
     assert json.loads(capsys.readouterr().out) == {"rate": 1}
-    assert kept_before(None) == kept_before(tmp_path / "new.json") == {}
+    assert read_previous(None) == read_previous(tmp_path / "new.json") == {}
     named = parser.parse_args(["--results", str(tmp_path / "new.json")]).results
-    keep_or_print(named, {"rate": 2})
-    assert (capsys.readouterr().out, kept_before(named)) == ("", {"rate": 2})
+    write_or_print(named, {"rate": 2})
+    assert (capsys.readouterr().out, read_previous(named)) == ("", {"rate": 2})
 
 
 def test_no_benchmark_has_a_file_of_its_own_to_write_to():

@@ -1,17 +1,17 @@
 import pytest
 
 from benchmark_control_plane.judge import analysis
-from benchmark_control_plane.judge.records import Answer, Objective, judged, loss_of
-from benchmark_control_plane.judge.workload import Planned
+from benchmark_control_plane.judge.records import PartialResponse, SloTargets, judged, loss_of
+from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
 
-PROMISE = Objective(ttft_ms=150)
+PROMISE = SloTargets(ttft_ms=150)
 
 
 def record(number, ttft_s, *, name="chat", tenant="t", loss=None, decision=None):
-    planned = Planned(f"r{number}", float(number), Kind.GENERATE, name, tenant, output_tokens=3)
-    answer = Answer(sent=float(number), loss=loss, decision=decision)
+    planned = PlannedRequest(f"r{number}", float(number), Kind.GENERATE, name, tenant, output_tokens=3)
+    answer = PartialResponse(sent=float(number), loss=loss, decision=decision)
     if loss is None:
         answer.tokens = [number + ttft_s, number + ttft_s + 0.01, number + ttft_s + 0.04]
         answer.ended = answer.tokens[-1]
@@ -42,8 +42,8 @@ def test_an_interval_says_how_far_the_requests_reach_not_their_gaps():
     records = []
     for number in range(20):
         gap = 0.01 if number < 12 else 0.05
-        answer = Answer(sent=0.0, tokens=[gap * n for n in range(101)], ended=9.0)
-        planned = Planned(f"r{number}", 0.0, Kind.GENERATE, "chat", output_tokens=101)
+        answer = PartialResponse(sent=0.0, tokens=[gap * n for n in range(101)], ended=9.0)
+        planned = PlannedRequest(f"r{number}", 0.0, Kind.GENERATE, "chat", output_tokens=101)
         records.append(judged(planned, 0.0, answer, 0.0, PROMISE))
     assert analysis.percentiles(records, seed=0)["chat"]["tbt_ms"]["p50"] == pytest.approx([10, 10, 50])
 

@@ -11,13 +11,13 @@ import uvloop
 
 from benchmark_control_plane.judge.experiment_schema import Endpoint
 from benchmark_control_plane.judge.http_target import Dialect, http_target
-from benchmark_control_plane.judge.records import Answer
-from benchmark_control_plane.judge.workload import Planned
+from benchmark_control_plane.judge.records import PartialResponse
+from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
 
-CHAT = Planned("r0", 0.0, Kind.GENERATE, "interactive", "acme", prompt_tokens=12, output_tokens=4)
-DOCUMENT = Planned("d0", 0.0, Kind.EMBED, "documents", lengths=(7, 9))
+CHAT = PlannedRequest("r0", 0.0, Kind.GENERATE, "interactive", "acme", prompt_tokens=12, output_tokens=4)
+DOCUMENT = PlannedRequest("d0", 0.0, Kind.EMBED, "documents", lengths=(7, 9))
 DONE = b"data: [DONE]\n\n"
 
 
@@ -82,7 +82,7 @@ async def target_at(url, dialect=None, api="completions", limit=8):
 
 async def answer_to(planned, events, **script):
     async with scripted(events, **script) as (url, asked, _), target_at(url) as target:
-        answer = Answer()
+        answer = PartialResponse()
         await target.send(planned, answer)
         return answer, asked[0]
 
@@ -100,7 +100,7 @@ async def measured_delays():
     first, spread = [], []
     async with scripted(events, delay=0.02, gap=0.005) as (url, _, stamps), target_at(url) as target:
         for _ in range(25):
-            answer = Answer()
+            answer = PartialResponse()
             await target.send(CHAT, answer)
             received, sent = stamps[-1]
             first.append(abs((answer.tokens[0] - answer.sent) - (sent[0] - received)))
@@ -152,7 +152,7 @@ async def test_a_server_that_is_not_there_is_a_failure():
     async with scripted([]) as (url, _, _):
         pass
     async with target_at(url) as target:
-        answer = Answer()
+        answer = PartialResponse()
         await target.send(CHAT, answer)
     assert answer.loss is Outcome.FAILED and answer.error
 
@@ -167,7 +167,7 @@ async def test_a_server_that_is_not_there_is_a_failure():
 )
 async def test_each_server_is_told_the_class_in_its_own_words(dialect, header, field):
     async with scripted([chunk(), DONE]) as (url, asked, _), target_at(url, dialect) as target:
-        await target.send(CHAT, Answer())
+        await target.send(CHAT, PartialResponse())
     head, body = asked[0]
     assert head.get("x-service-class") == header and body.get("priority") == field
 
@@ -176,8 +176,8 @@ async def test_a_server_that_takes_no_ids_gets_words():
     async with scripted([chunk(), DONE]) as (url, asked, _):
         endpoint = Endpoint(url, "some-model", text=True)
         async with http_target(endpoint, endpoint, Dialect(), limit=8) as target:
-            await target.send(CHAT, Answer())
-            await target.send(DOCUMENT, Answer())
+            await target.send(CHAT, PartialResponse())
+            await target.send(DOCUMENT, PartialResponse())
     (_, chat), (_, document) = asked
     assert len(chat["prompt"].split()) == 12
     assert [len(text.split()) for text in document["input"]] == [7, 9]
@@ -186,14 +186,14 @@ async def test_a_server_that_takes_no_ids_gets_words():
 async def test_a_tenant_has_its_own_key():
     dialect = Dialect(tenant_keys={"acme": "theirs"})
     async with scripted([chunk(), DONE]) as (url, asked, _), target_at(url, dialect) as target:
-        await target.send(CHAT, Answer())
-        await target.send(DOCUMENT, Answer())
+        await target.send(CHAT, PartialResponse())
+        await target.send(DOCUMENT, PartialResponse())
     assert [head["authorization"] for head, _ in asked] == ["Bearer theirs", "Bearer secret"]
 
 
 async def test_who_finds_no_connection_free_is_sent_later():
     async with scripted([chunk(), DONE], delay=0.05) as (url, _, stamps), target_at(url, limit=1) as target:
-        answers = [Answer(), Answer()]
+        answers = [PartialResponse(), PartialResponse()]
         await asyncio.gather(*(target.send(CHAT, answer) for answer in answers))
     assert answers[1].sent >= answers[0].tokens[0]
     assert len(stamps) == 2

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from benchmark_control_plane.judge.progress import Progress
+from benchmark_control_plane.judge.progress import ProgressDisplay
 
 ENTRY = {
     "attainment": {"overall": 0.875}, "offered_rps": 12.0, "rates": {"reject": 0.1}, "valid": True,
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(("stream", "bars"), [(Terminal(), 101), (io.StringIO(), 0)])
 def test_a_bar_moves_by_the_percent_and_only_on_a_terminal(stream, bars):
-    tick = Progress(stream, 2).ticker("tandem")
+    tick = ProgressDisplay(stream, 2).ticker("tandem")
     for answered in range(1_001):
         tick(answered, 1_000)
     drawn = stream.getvalue().split("\r")[1:]
@@ -29,7 +29,7 @@ def test_a_bar_moves_by_the_percent_and_only_on_a_terminal(stream, bars):
 
 def test_a_run_that_is_not_valid_is_told_and_more_runs_than_planned_are_counted():
     stream = io.StringIO()
-    progress = Progress(stream, 1)
+    progress = ProgressDisplay(stream, 1)
     progress.ran("first", ENTRY)
     progress.ran("second", ENTRY | {"valid": False, "why_invalid": "the client lagged"})
     first, second = stream.getvalue().splitlines()

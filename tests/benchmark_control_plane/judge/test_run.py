@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from benchmark_control_plane.common.arguments import BadInput
-from benchmark_control_plane.experiments.client_accuracy.scripted_server import Script, listening
+from benchmark_control_plane.experiments.client_accuracy.scripted_server import ServerDelays, listening
 from benchmark_control_plane.judge.experiment import read_experiment
 from benchmark_control_plane.judge.memory import Watch, sampled
 from benchmark_control_plane.judge.run import middle, run_experiment
@@ -148,7 +148,7 @@ class LastWord(io.StringIO):
 def server():
     """(url, a function that ends it), in a thread of its own."""
     loop = asyncio.new_event_loop()
-    listener = loop.run_until_complete(listening(Script(first=0.001, gap=0.001), 0))
+    listener = loop.run_until_complete(listening(ServerDelays(first=0.001, gap=0.001), 0))
     thread = Thread(target=loop.run_forever)
     thread.start()
 

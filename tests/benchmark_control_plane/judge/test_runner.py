@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from benchmark_control_plane.judge.records import Objective
+from benchmark_control_plane.judge.records import SloTargets
 from benchmark_control_plane.judge.runner import in_turn, play
-from benchmark_control_plane.judge.workload import Planned
+from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
 
-CLASSES = {"chat": Objective(ttft_ms=500, tpot_ms=100), "documents": Objective(e2e_ms=800)}
+CLASSES = {"chat": SloTargets(ttft_ms=500, tpot_ms=100), "documents": SloTargets(e2e_ms=800)}
 
 
 class Scripted:
@@ -42,11 +42,11 @@ class Scripted:
 
 
 def chat(number, at, tokens=5, **more):
-    return Planned(f"r{number}", at, Kind.GENERATE, "chat", output_tokens=tokens, **more)
+    return PlannedRequest(f"r{number}", at, Kind.GENERATE, "chat", output_tokens=tokens, **more)
 
 
 def document(number, at, **more):
-    return Planned(f"d{number}", at, Kind.EMBED, "documents", lengths=(8,), **more)
+    return PlannedRequest(f"d{number}", at, Kind.EMBED, "documents", lengths=(8,), **more)
 
 
 def played(plan, target=None, warmup=0.0, drain=60.0, ticks=None):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from benchmark_control_plane.common.arguments import BadInput
-from benchmark_control_plane.judge.traces import NAMED, Arrival, Columns, read_trace
+from benchmark_control_plane.judge.traces import NAMED, TraceColumns, TracedRequest, read_trace
 
 DATA = Path(os.environ.get("TANDEM_DATA") or Path("..") / "shared" / "data")
-COLUMNS = Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+COLUMNS = TraceColumns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def test_times_of_day_become_seconds_since_the_first(tmp_path):
@@ -21,7 +21,7 @@ def test_times_of_day_become_seconds_since_the_first(tmp_path):
             "2023-11-16 18:15:46.6805900,374,44\n"
         )
     first, second = read_trace(path, COLUMNS)
-    assert first == Arrival(0.0, 374, 44)
+    assert first == TracedRequest(0.0, 374, 44)
     assert second.at == pytest.approx(4.314579, abs=1e-5)
 
 
@@ -29,7 +29,10 @@ def test_rows_may_be_json_lines_with_columns_of_any_name(tmp_path):
     path = tmp_path / "trace.jsonl"
     rows = [{"t": "3", "in": 7, "q": 2}, {"t": 5.5, "in": 0, "q": 3}]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    assert read_trace(path, Columns("t", "in", query="q")) == [Arrival(0, 7, 1, 2), Arrival(2.5, 1, 1, 3)]
+    assert read_trace(path, TraceColumns("t", "in", query="q")) == [
+        TracedRequest(0, 7, 1, 2),
+        TracedRequest(2.5, 1, 1, 3),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -5,32 +5,38 @@ from statistics import median
 import pytest
 
 from benchmark_control_plane.common.arguments import BadInput
-from benchmark_control_plane.judge.experiment_schema import Arrivals, ColumnNames, Lengths, Stream, Trace
+from benchmark_control_plane.judge.experiment_schema import (
+    Arrivals,
+    ColumnNames,
+    LengthsSection,
+    StreamSection,
+    TraceSection,
+)
 from benchmark_control_plane.judge.workload import planned
 from controlplane.core.request import Kind
 
-CHAT = Stream(
+CHAT = StreamSection(
     kind="generate",
     service_class="interactive",
     share=3,
-    prompt_tokens=Lengths(between=(10, 90)),
-    output_tokens=Lengths(preset="short"),
+    prompt_tokens=LengthsSection(between=(10, 90)),
+    output_tokens=LengthsSection(preset="short"),
 )
-DOCUMENTS = Stream(
+DOCUMENTS = StreamSection(
     kind="embed",
     service_class="documents",
     share=1,
-    prompt_tokens=Lengths(fixed=32),
-    batch=Lengths(between=(16, 128)),
+    prompt_tokens=LengthsSection(fixed=32),
+    batch=LengthsSection(between=(16, 128)),
 )
-RETRIEVAL = Stream(
+RETRIEVAL = StreamSection(
     kind="retrieval",
     service_class="interactive",
     embed_class="documents",
     share=1,
-    prompt_tokens=Lengths(fixed=500),
-    output_tokens=Lengths(fixed=20),
-    query_tokens=Lengths(fixed=9),
+    prompt_tokens=LengthsSection(fixed=500),
+    output_tokens=LengthsSection(fixed=20),
+    query_tokens=LengthsSection(fixed=9),
 )
 
 
@@ -59,7 +65,7 @@ def test_changing_one_stream_changes_no_other(tmp_path):
         asked = plan({"chat": CHAT, "documents": documents}, tmp_path)
         return [one for one in asked if one.kind is Kind.GENERATE]
 
-    bursty = Stream(**vars(DOCUMENTS) | {"arrivals": Arrivals(cv=5)})
+    bursty = StreamSection(**vars(DOCUMENTS) | {"arrivals": Arrivals(cv=5)})
     assert chats(DOCUMENTS) == chats(bursty)
 
 
@@ -88,7 +94,7 @@ def trace(tmp_path):
         writer = csv.writer(file)
         writer.writerow(("t", "in", "out"))
         writer.writerows((second, 100 + second, 10) for second in range(100) for _ in range(10))
-    return Trace(
+    return TraceSection(
         file="trace.csv",
         columns=ColumnNames(at="t", prompt="in", output="out"),
         prompt_scale=0.5,
@@ -97,7 +103,7 @@ def trace(tmp_path):
 
 
 def test_a_trace_is_replayed_with_its_time_scaled(tmp_path, trace):
-    replay = Stream(kind="generate", service_class="any", share=1, trace=trace)
+    replay = StreamSection(kind="generate", service_class="any", share=1, trace=trace)
     asked = plan({"replay": replay}, tmp_path, rate=20)
     assert len(asked) == pytest.approx(2_000, rel=0.03)
     times = sorted({round(one.at, 6) for one in asked})
@@ -108,16 +114,16 @@ def test_a_trace_is_replayed_with_its_time_scaled(tmp_path, trace):
 
 
 def test_with_arrivals_of_its_own_a_trace_gives_lengths_alone(tmp_path, trace):
-    drawn = Stream(kind="generate", service_class="any", share=1, trace=trace, arrivals=Arrivals())
+    drawn = StreamSection(kind="generate", service_class="any", share=1, trace=trace, arrivals=Arrivals())
     asked = plan({"drawn": drawn}, tmp_path, rate=20)
     assert len({one.at for one in asked}) == len(asked)
     assert {one.output_tokens for one in asked} == {10}
 
 
 def test_a_retrieval_over_a_trace_without_queries_draws_them(tmp_path, trace):
-    rag = Stream(
+    rag = StreamSection(
         kind="retrieval", service_class="any", embed_class="any", share=1, trace=trace,
-        query_tokens=Lengths(between=(3, 5)),
+        query_tokens=LengthsSection(between=(3, 5)),
     )  # fmt: skip
     queries = {one.lengths for one in plan({"rag": rag}, tmp_path, rate=20) if one.kind is Kind.EMBED}
     assert queries == {(3,), (4,), (5,)}
@@ -125,6 +131,6 @@ def test_a_retrieval_over_a_trace_without_queries_draws_them(tmp_path, trace):
 
 def test_a_trace_of_one_moment_cannot_be_replayed(tmp_path):
     (tmp_path / "trace.csv").write_text("t,in\n5,1\n5,2\n", encoding="utf-8")
-    still = Trace(file="trace.csv", columns=ColumnNames(at="t", prompt="in"))
+    still = TraceSection(file="trace.csv", columns=ColumnNames(at="t", prompt="in"))
     with pytest.raises(BadInput, match="all rows are of one moment"):
-        plan({"still": Stream(kind="generate", service_class="any", share=1, trace=still)}, tmp_path)
+        plan({"still": StreamSection(kind="generate", service_class="any", share=1, trace=still)}, tmp_path)

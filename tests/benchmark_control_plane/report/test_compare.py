@@ -6,11 +6,11 @@ import math
 import pytest
 
 from benchmark_control_plane.common.arguments import BadInput
-from benchmark_control_plane.report.compare import Change, Comparison, compared, t_interval
+from benchmark_control_plane.report.compare import Change, ResultsComparison, compared, t_interval
 from tests import experiments
 
 
-def found(comparison: Comparison, system: str, load: float, metric: str) -> Change:
+def found(comparison: ResultsComparison, system: str, load: float, metric: str) -> Change:
     return next(c for c in comparison.changes if (c.place, c.metric) == ((system, load), metric))
 
 

@@ -9,7 +9,7 @@ from benchmark_control_plane.common.distributions import Lognormal
 from benchmark_control_plane.round_model.lengths import (
     CONVERSATION_OUTPUTS,
     CONVERSATION_PROMPTS,
-    Line,
+    RoundRequest,
     mispredicted,
     model_one,
     model_two,
@@ -52,7 +52,7 @@ def test_papers_instances_fit(draw) -> None:
 
 
 def test_predictions_stay_within_their_error() -> None:
-    lines = [Line(0, 1, 100, 100), Line(0, 1, 1, 1)] * 200
+    lines = [RoundRequest(0, 1, 100, 100), RoundRequest(0, 1, 1, 1)] * 200
     predicted = [line.predicted for line in mispredicted(np.random.default_rng(0), lines, 0.5)]
     assert min(predicted[::2]) >= 50
     assert max(predicted[::2]) <= 150

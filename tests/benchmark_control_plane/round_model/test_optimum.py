@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark_control_plane.round_model.instance import Instance, Job, broken_rule, read_instance
+from benchmark_control_plane.round_model.instance import (
+    HindsightInstance,
+    HindsightJob,
+    broken_rule,
+    read_instance,
+)
 
 pytest.importorskip("ortools", reason="the optimum needs the `bench` extra")
 
@@ -85,18 +90,19 @@ def test_large_instances_are_labelled_honestly() -> None:
 
 
 @st.composite
-def instances(draw: st.DrawFn) -> Instance:
+def instances(draw: st.DrawFn) -> HindsightInstance:
     memory = draw(st.integers(3, 20))
     prompts = draw(st.lists(st.integers(0, min(5, memory - 1)), min_size=1, max_size=9))
     jobs = [
-        Job(draw(st.integers(0, 80)) / 4, prompt, draw(st.integers(1, memory - prompt))) for prompt in prompts
+        HindsightJob(draw(st.integers(0, 80)) / 4, prompt, draw(st.integers(1, memory - prompt)))
+        for prompt in prompts
     ]
-    return Instance(memory, tuple(jobs))
+    return HindsightInstance(memory, tuple(jobs))
 
 
 @given(instances(), st.integers(0, 5))
 @settings(deadline=None)
-def test_searched_schedules_are_feasible_and_above_the_bounds(instance: Instance, seed: int) -> None:
+def test_searched_schedules_are_feasible_and_above_the_bounds(instance: HindsightInstance, seed: int) -> None:
     calls = iter(range(3))
     start = search(instance, first_orders(instance), seed=seed, stop=lambda: next(calls, None) is None)
     assert broken_rule(instance, start) is None
@@ -107,14 +113,14 @@ def test_searched_schedules_are_feasible_and_above_the_bounds(instance: Instance
 
 @given(instances().filter(lambda i: len(i.jobs) <= 4))
 @settings(deadline=None, max_examples=15)
-def test_proofs_agree_with_trying_everything(instance: Instance) -> None:
+def test_proofs_agree_with_trying_everything(instance: HindsightInstance) -> None:
     found = best_schedule(instance, seconds=20)
     assert broken_rule(instance, found["start"]) is None
     assert found["proof"] == "optimal"
     assert found["total_latency"] == pytest.approx(least_total(instance))
 
 
-def least_total(instance: Instance) -> float:
+def least_total(instance: HindsightInstance) -> float:
     """Over every combination of starts before all could have run one after another."""
     jobs = instance.jobs
     horizon = max(j.release for j in jobs) + sum(j.output for j in jobs)
@@ -141,7 +147,7 @@ def least_total(instance: Instance) -> float:
 
 
 def test_checker_sees_overflow_and_early_starts() -> None:
-    instance = Instance(5, (Job(0, 1, 3), Job(2, 1, 3)))
+    instance = HindsightInstance(5, (HindsightJob(0, 1, 3), HindsightJob(2, 1, 3)))
     assert broken_rule(instance, [0, 3]) is None
     assert "round 3 holds 6 of 5" in str(broken_rule(instance, [0, 2]) or "")
     assert "before its arrival" in str(broken_rule(instance, [0, 1]))

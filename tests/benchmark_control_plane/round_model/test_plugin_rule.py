@@ -5,15 +5,21 @@ import pytest
 from backends.cost_models.step_time import affine, llm_only
 from benchmark_control_plane.round_model.contenders import FirstCome
 from benchmark_control_plane.round_model.plugin_rule import EngineRule
-from benchmark_control_plane.round_model.step_simulator import Objective, Pool, Served, attained, serve
+from benchmark_control_plane.round_model.step_simulator import (
+    EnginePool,
+    StepObjective,
+    SteppedRequest,
+    attained,
+    serve,
+)
 from controlplane.core.clock import seconds
 from controlplane.core.view import Pace
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import ORDERINGS, engine_policy
 
-OBJECTIVE = Objective(ttft=1.0, gap=0.5)
+OBJECTIVE = StepObjective(ttft=1.0, gap=0.5)
 BLOCKS, CONTEXT = 40, 120
-POOL = Pool(BLOCKS, 4, llm_only(affine(0.1, 0.001, 0, 0)))
+POOL = EnginePool(BLOCKS, 4, llm_only(affine(0.1, 0.001, 0, 0)))
 
 
 def engine_rule(name):
@@ -22,10 +28,10 @@ def engine_rule(name):
     return EngineRule(policy, OBJECTIVE, blocks=BLOCKS, context=CONTEXT, pace=pace)
 
 
-def crowd(count: int = 40, *, wrong_by: float = 1.0) -> list[Served]:
+def crowd(count: int = 40, *, wrong_by: float = 1.0) -> list[SteppedRequest]:
     """Sizes that differ, four a second into memory for about five."""
     return [
-        Served(
+        SteppedRequest(
             prompt=4 + 7 * n % 37,
             output=(output := 1 + 11 * n % 53),
             number=n,

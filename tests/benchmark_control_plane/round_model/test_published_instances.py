@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from backends.cost_models.step_time import LLAMA2_70B_TP1, MODELS, tile
-from benchmark_control_plane.round_model.lengths import Line
-from benchmark_control_plane.round_model.schedules import Schedule, Setting, scheduled
+from benchmark_control_plane.round_model.lengths import RoundRequest
+from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, scheduled
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED = ROOT.parent / "shared" / "fixtures" / "scheduling.json"
@@ -23,17 +23,17 @@ NAMES = {
 }
 
 
-def lines(requests: list[dict[str, Any]]) -> list[Line]:
-    return [Line(r["a"], r["s"], r["o"], r.get("pred", r["o"])) for r in requests]
+def lines(requests: list[dict[str, Any]]) -> list[RoundRequest]:
+    return [RoundRequest(r["a"], r["s"], r["o"], r.get("pred", r["o"])) for r in requests]
 
 
-def columns(case: dict[str, Any]) -> list[Line]:
+def columns(case: dict[str, Any]) -> list[RoundRequest]:
     predicted = case.get("pred", case["o"])
-    return [Line(*row) for row in zip(case["a"], case["s"], case["o"], predicted, strict=True)]
+    return [RoundRequest(*row) for row in zip(case["a"], case["s"], case["o"], predicted, strict=True)]
 
 
 def run(requests: list[dict[str, Any]], memory: int, policy: str) -> Schedule:
-    return scheduled(lines(requests), memory, Setting(policy))
+    return scheduled(lines(requests), memory, PolicySetting(policy))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_one_long_request_holds_up_many_short_ones(case: dict[str, Any]) -> None
 def test_continuous_runs_equal_the_reference(case: dict[str, Any]) -> None:
     for expected in case["runs"]:
         step_time = MODELS[expected["time"]](*expected["params"])
-        setting = Setting(NAMES[expected["policy"]], alpha=expected["alpha"], step_time=step_time)
+        setting = PolicySetting(NAMES[expected["policy"]], alpha=expected["alpha"], step_time=step_time)
         schedule = scheduled(columns(case), case["M"], setting)
         assert schedule.mean_latency == pytest.approx(expected["mean"], rel=1e-12), expected
         got = (schedule.totals.rounds, schedule.totals.max_usage, schedule.totals.clears)
@@ -73,7 +73,7 @@ def test_continuous_runs_equal_the_reference(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", FIXTURES["prediction"])
 def test_wrong_predictions_give_the_reference_latency(case: dict[str, Any]) -> None:
-    setting = Setting("mc-sf", alpha=case["alpha"], step_time=tile(*LLAMA2_70B_TP1))
+    setting = PolicySetting("mc-sf", alpha=case["alpha"], step_time=tile(*LLAMA2_70B_TP1))
     schedule = scheduled(columns(case), case["M"], setting)
     assert schedule.mean_latency == pytest.approx(case["mean"], rel=1e-12)
     assert (schedule.totals.rounds, schedule.totals.clears) == (case["rounds"], case["clears"])
@@ -90,7 +90,7 @@ def test_tandem_beats_shortest_first_on_the_papers_sizes() -> None:
 
 
 def test_idle_rounds_are_jumped_and_fractions_rounded_up() -> None:
-    schedule = scheduled([Line(0, 1, 2, 2), Line(7.5, 1, 2, 2)], 10, Setting("mc-sf"))
+    schedule = scheduled([RoundRequest(0, 1, 2, 2), RoundRequest(7.5, 1, 2, 2)], 10, PolicySetting("mc-sf"))
     assert schedule.start == [0, 8]
     assert schedule.latency == [2, 2.5]
     assert schedule.totals.rounds == 4

@@ -3,23 +3,29 @@
 import pytest
 
 from backends.cost_models.step_time import affine, llm_only
-from benchmark_control_plane.round_model.contenders import AptGreedy, FirstCome, Planned, RandomOrder
+from benchmark_control_plane.round_model.contenders import AptGreedy, FirstCome, PlannedRule, RandomOrder
 from benchmark_control_plane.round_model.policies.interface import StepOptions
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
-from benchmark_control_plane.round_model.step_simulator import Objective, Pool, Served, attained, serve
+from benchmark_control_plane.round_model.step_simulator import (
+    EnginePool,
+    StepObjective,
+    SteppedRequest,
+    attained,
+    serve,
+)
 from controlplane.policy.cache_tiers.allocation import HybridOptions
 
-OBJECTIVE = Objective(ttft=1.0, gap=0.5)
+OBJECTIVE = StepObjective(ttft=1.0, gap=0.5)
 BLOCKS, BLOCK_TOKENS = 40, 4
 
 
-def pool(blocks: int = BLOCKS, max_running: int = 256) -> Pool:
-    return Pool(blocks, BLOCK_TOKENS, llm_only(affine(0.1, 0.001, 0, 0)), max_running=max_running)
+def pool(blocks: int = BLOCKS, max_running: int = 256) -> EnginePool:
+    return EnginePool(blocks, BLOCK_TOKENS, llm_only(affine(0.1, 0.001, 0, 0)), max_running=max_running)
 
 
 def planned(name):
     options = StepOptions(memory=BLOCKS * BLOCK_TOKENS, step_time=0.1, prompt_steps=0.01)
-    return Planned(STEP_POLICIES[name](options), OBJECTIVE)
+    return PlannedRule(STEP_POLICIES[name](options), OBJECTIVE)
 
 
 RULES = {
@@ -30,10 +36,10 @@ RULES = {
 }
 
 
-def crowd(count: int = 40, *, wrong_by: float = 1.0) -> list[Served]:
+def crowd(count: int = 40, *, wrong_by: float = 1.0) -> list[SteppedRequest]:
     """Sizes that differ, four a second into memory for about five."""
     return [
-        Served(
+        SteppedRequest(
             prompt=4 + 7 * n % 37,
             output=1 + 11 * n % 53,
             number=n,
@@ -72,27 +78,27 @@ def test_first_come_is_served_first():
 def test_the_greedy_prefers_waiting_time_per_block():
     # Three wait behind the first, with room for any; the small ones gain most per block.
     requests = [
-        Served(8, 20, number=0, arrival=0.0),
-        Served(100, 2, number=1, arrival=0.05),
-        Served(8, 2, number=2, arrival=0.1),
-        Served(8, 2, number=3, arrival=0.15),
+        SteppedRequest(8, 20, number=0, arrival=0.0),
+        SteppedRequest(100, 2, number=1, arrival=0.05),
+        SteppedRequest(8, 2, number=2, arrival=0.1),
+        SteppedRequest(8, 2, number=3, arrival=0.15),
     ]
-    serve(requests, AptGreedy(Objective(1e6, 1e6), HybridOptions()), pool(blocks=60, max_running=1))
+    serve(requests, AptGreedy(StepObjective(1e6, 1e6), HybridOptions()), pool(blocks=60, max_running=1))
     assert sorted(range(4), key=lambda n: requests[n].first) == [0, 2, 3, 1]
 
 
 def test_the_greedy_with_no_decay_left_serves_lost_requests_last():
     requests = [
-        Served(8, 30, number=0, arrival=0.0),
-        Served(8, 2, number=1, arrival=0.1),
-        Served(8, 2, number=2, arrival=2.9),
+        SteppedRequest(8, 30, number=0, arrival=0.0),
+        SteppedRequest(8, 2, number=1, arrival=0.1),
+        SteppedRequest(8, 2, number=2, arrival=2.9),
     ]
     serve(requests, AptGreedy(OBJECTIVE, HybridOptions(decay=0.0)), pool(max_running=1))
     assert requests[2].first < requests[1].first
 
 
 def test_the_published_metric_forgives_one_pause_in_a_hundred_and_the_strict_one_none():
-    one = Served(1, 200, number=0, arrival=0.0)
+    one = SteppedRequest(1, 200, number=0, arrival=0.0)
     for n in range(200):
         one.stamp(0.1 * n + (900 if n > 100 else 0))
     one.is_finished = True
@@ -103,7 +109,7 @@ def test_the_published_metric_forgives_one_pause_in_a_hundred_and_the_strict_one
 
 
 def test_what_never_finished_is_a_miss():
-    one = Served(1, 2, number=0, arrival=0.0)
+    one = SteppedRequest(1, 2, number=0, arrival=0.0)
     one.stamp(0.1)
     assert not one.meets(OBJECTIVE, strictly=False)
 

@@ -11,9 +11,9 @@ import pytest
 
 from backends.cost_models.step_time import affine, embedding_line, in_turn, llm_only
 from benchmark_control_plane.simulator.simulation import (
-    Ask,
     Embed,
     Machine,
+    SimulatedRequest,
     arrival_times,
     divided,
     simulate,
@@ -36,7 +36,7 @@ def mixed(seed: int = 0, count: int = 120, rate: float = 30.0):
             offered.append(Embed(at, tuple(int(t) for t in rng.integers(5, 200, 3)), name))
         else:
             output = int(rng.integers(1, 80))
-            offered.append(Ask(at, int(rng.integers(1, 300)), output, output + 20, name))
+            offered.append(SimulatedRequest(at, int(rng.integers(1, 300)), output, output + 20, name))
     return offered
 
 
@@ -59,7 +59,7 @@ def test_everybody_gets_an_answer_or_a_refusal():
         assert record.arrival == round(one.at * 1e9)
         assert record.finished is not None and record.dispatched is not None
         assert record.arrival <= record.dispatched <= record.finished
-        if isinstance(one, Ask):
+        if isinstance(one, SimulatedRequest):
             assert record.output_tokens == one.output_tokens
     outcomes = {r.outcome.partition(":")[0] for r in found.records}
     assert outcomes >= {"met", "rejected"}
@@ -103,7 +103,9 @@ def test_the_same_seed_takes_the_same_course_in_any_process():
 
 
 def test_a_sweep_of_load_fills_the_device():
-    light = simulate([Ask(at, 50, 20) for at in (0.0, 10.0, 20.0)], Machine(llm_only(affine(0.05, 0, 0, 0))))
+    light = simulate(
+        [SimulatedRequest(at, 50, 20) for at in (0.0, 10.0, 20.0)], Machine(llm_only(affine(0.05, 0, 0, 0)))
+    )
     assert light.steps == 60
     assert light.busy_seconds == pytest.approx(3.0)
 
@@ -122,7 +124,7 @@ def test_answers_keep_their_pace_where_memory_is_plenty():
     """Alone a token takes 11 ms, 20 are promised: nine at once keep that. Twice as many come."""
     machine = Machine(llm_only(affine(0.01, 1e-6, 0.001, 0)))
     sections = {"classes": {"chat": {"ttft_ms": 200, "tpot_ms": 20, "default": True}}}
-    offered = [Ask(at, 10, 50) for at in arrival_times(np.random.default_rng(0), 18.0, 250)]
+    offered = [SimulatedRequest(at, 10, 50) for at in arrival_times(np.random.default_rng(0), 18.0, 250)]
 
     def met(**admission: bool) -> int:
         played = simulate(offered, machine, sections | {"admission": admission})
@@ -130,4 +132,4 @@ def test_answers_keep_their_pace_where_memory_is_plenty():
 
     # In 13.9 s of nine at once about 125 answers of 50 tokens fit.
     assert met() > 90
-    assert met(keeps_pace=False) < 30
+    assert met(tpot_guard=False) < 30

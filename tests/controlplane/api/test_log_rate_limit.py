@@ -2,11 +2,11 @@
 
 import logging
 
-from controlplane.api.errors import Seldom
+from controlplane.api.errors import LogRateLimiter
 
 
 def test_the_like_of_a_line_is_counted_and_told_with_the_next():
-    seldom, told = Seldom(), []
+    seldom, told = LogRateLimiter(), []
 
     def say(at: float, text: str, *, fault: BaseException | None = None) -> None:
         info = None if fault is None else (type(fault), fault, None)

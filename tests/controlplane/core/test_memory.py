@@ -19,8 +19,8 @@ from controlplane.core.geometry import KvGeometry
 from controlplane.core.memory import (
     Footprint,
     Lease,
+    LedgerInvariantError,
     MemoryLedger,
-    MemoryRuleBroken,
     Quota,
     generate_footprint,
 )
@@ -52,13 +52,13 @@ class Ledger(RuleBasedStateMachine):
     @rule(target=leases, owner=OWNERS, footprint=footprints, priority=st.integers(0, 3))
     def open(self, owner: Owner, footprint: Footprint, priority: int) -> Any:
         self.opened += 1
-        before = self.ledger.wanted(owner)
+        before = self.ledger.demanded(owner)
         fits = footprint.base == 0 or before + footprint.base <= self.ledger.ceiling(owner)
         try:
             lease = self.ledger.open(f"r{self.opened}", owner, footprint, priority=priority)
-        except MemoryRuleBroken as broken:
+        except LedgerInvariantError as broken:
             assert not fits, broken
-            assert self.ledger.wanted(owner) == before
+            assert self.ledger.demanded(owner) == before
             return multiple()  # no lease came of it
         assert fits
         self.expected[lease] = (footprint.base, footprint.per_step, footprint.steps)
@@ -85,14 +85,14 @@ class Ledger(RuleBasedStateMachine):
     def close(self, lease: Lease) -> None:
         self.ledger.close(lease)
         del self.expected[lease]
-        for again in (self.ledger.close, lambda gone: self.ledger.grow(gone, 1), self.ledger.standing):
-            with pytest.raises(MemoryRuleBroken, match="closed exactly once"):
+        for again in (self.ledger.close, lambda gone: self.ledger.grow(gone, 1), self.ledger.lease_state):
+            with pytest.raises(LedgerInvariantError, match="closed exactly once"):
                 again(lease)
 
     @rule(owner=OWNERS, nominal=st.integers(0, POOL), borrow=st.integers(0, POOL), lend=st.floats(0, 1))
     def set_quota(self, owner: Owner, nominal: int, borrow: int, lend: float) -> None:
         other = next(o for o in Owner if o is not owner)
-        wanted = self.ledger.wanted(owner)
+        wanted = self.ledger.demanded(owner)
         held = {one: self.ledger.held(one) for one in Owner}
         quota = Quota(nominal, borrow, int(nominal * lend))
         if nominal + self.ledger.quota(other).nominal > POOL:
@@ -100,7 +100,7 @@ class Ledger(RuleBasedStateMachine):
                 self.ledger.set_quota(owner, quota)
         else:
             self.ledger.set_quota(owner, quota)
-        assert self.ledger.wanted(owner) == wanted
+        assert self.ledger.demanded(owner) == wanted
         assert all(self.ledger.held(one) >= held[one] for one in Owner), "a quota takes nothing away"
 
     @precondition(lambda self: self.expected)
@@ -111,7 +111,7 @@ class Ledger(RuleBasedStateMachine):
         rows = zip(table.ids, table.base, table.per_step, table.steps, strict=True)
         assert {name: (int(b), int(p), int(s)) for name, b, p, s in rows} == mine
         for lease, (base, _, left) in self.expected.items():
-            assert self.ledger.standing(lease) == (base, left)
+            assert self.ledger.lease_state(lease) == (base, left)
 
     @invariant()
     def memory_is_conserved(self) -> None:
@@ -121,10 +121,10 @@ class Ledger(RuleBasedStateMachine):
         for owner in Owner:
             quota, held = ledger.quota(owner), ledger.held(owner)
             other = next(o for o in Owner if o is not owner)
-            assert 0 <= held <= ledger.wanted(owner) == held + ledger.deficit(owner)
+            assert 0 <= held <= ledger.demanded(owner) == held + ledger.deficit(owner)
             assert ledger.ceiling(owner) <= min(quota.nominal + quota.borrow_limit, POOL - ledger.held(other))
             assert ledger.deficit(owner) == 0 or held >= ledger.ceiling(owner), "room is used"
-            assert ledger.wanted(owner) == sum(
+            assert ledger.demanded(owner) == sum(
                 base for lease, (base, _, _) in self.expected.items() if lease.owner is owner
             )
 
@@ -187,7 +187,7 @@ def test_what_a_lowered_quota_leaves_held_nobody_else_gets() -> None:
     ledger.set_quota(Owner.LLM, Quota(30))
     ledger.set_quota(Owner.EMBEDDING, Quota(70))
     assert (ledger.held(Owner.LLM), ledger.ceiling(Owner.EMBEDDING)) == (80, 20)
-    with pytest.raises(MemoryRuleBroken, match="20 free under the embedding quota"):
+    with pytest.raises(LedgerInvariantError, match="20 free under the embedding quota"):
         ledger.open("b", Owner.EMBEDDING, Footprint(21), priority=0)
     ledger.follow(lease, held=30, per_step=1)
     assert (ledger.held(Owner.LLM), ledger.ceiling(Owner.EMBEDDING)) == (30, 70)
@@ -211,7 +211,7 @@ def test_many_leases_outgrow_the_first_table() -> None:
     for lease in leases[::3]:
         ledger.close(lease)
     ledger.check_integrity()
-    assert ledger.wanted(Owner.LLM) == sum(i % 7 for i in range(200) if i % 3)
+    assert ledger.demanded(Owner.LLM) == sum(i % 7 for i in range(200) if i % 3)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from controlplane.core.clock import (
     to_milliseconds,
     to_seconds,
 )
-from controlplane.core.request import LEGAL_MOVES, IllegalMove, Kind, Owner, Phase, Timeline, moved
+from controlplane.core.request import LEGAL_MOVES, IllegalTransition, Kind, Owner, Phase, Timeline, moved
 from controlplane.core.slo import Slo
 
 durations = st.integers(-(10**15), 10**15).map(Duration)
@@ -62,7 +62,7 @@ def test_phases_move_by_the_table_alone(phase: Phase, to: Phase) -> None:
     if to in LEGAL_MOVES[phase]:
         assert moved(phase, to) is to
     else:
-        with pytest.raises(IllegalMove, match=f"{phase} -> {to}"):
+        with pytest.raises(IllegalTransition, match=f"{phase} -> {to}"):
             moved(phase, to)
 
 

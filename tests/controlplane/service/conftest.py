@@ -8,8 +8,8 @@ from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
-from controlplane.service.gate.token_stream import Answer
-from controlplane.service.jobs import Caller, GenerateJob, Hints
+from controlplane.service.gate.token_stream import TokenStream
+from controlplane.service.jobs import Caller, GenerateJob, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Ticket
@@ -33,10 +33,10 @@ class Bench:
     async def job(self, prompt: str = "hello", *, max_tokens: int = 4, **hints: object) -> GenerateJob:
         return await self.service.intake.completion(
             "test", Caller("tests"), self.generator.model, prompt,
-            max_tokens=max_tokens, sampling=Sampling(max_tokens=max_tokens), hints=Hints(**hints),
+            max_tokens=max_tokens, sampling=Sampling(max_tokens=max_tokens), hints=RequestHints(**hints),
         )  # fmt: skip
 
-    async def ask(self, prompt: str = "hello", *, max_tokens: int = 4, **hints: object) -> Answer:
+    async def ask(self, prompt: str = "hello", *, max_tokens: int = 4, **hints: object) -> TokenStream:
         return await self.service.dispatcher.generate(await self.job(prompt, max_tokens=max_tokens, **hints))
 
     def assert_nothing_is_held(self) -> None:

@@ -129,7 +129,7 @@ def test_what_engines_lived_through_is_counted():
         service = Service(parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock())
         await service.start()
         for embedder in embedders:
-            embedder.stalls += 1
+            embedder.stall_count += 1
             embedder.restarts += 2
             embedder.out_of_memory += 3
         told = service.metrics_text().decode()

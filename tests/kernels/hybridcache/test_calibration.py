@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hybridcache.calibration import Cost, Setting, copy_bandwidth, decoding_ways, measure, parts
+from hybridcache.calibration import CalibrationSetup, Cost, copy_bandwidth, decoding_ways, measure, parts
 from hybridcache.layout import BlockLayout
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -8,7 +8,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 def _setting(device="cpu", *, rotary=False, contexts=(3, 17), dtype=torch.float32):
     layout = BlockLayout(block_tokens=8, kv_heads=4, head_dim=32, hidden_size=128)
-    return Setting(layout, dtype, torch.device(device), 2, contexts, repeats=1, rotary=rotary)
+    return CalibrationSetup(layout, dtype, torch.device(device), 2, contexts, repeats=1, rotary=rotary)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -48,7 +48,9 @@ def test_absorbing_keeps_its_promise_on_the_device():
     layout = BlockLayout(block_tokens=16, kv_heads=40, head_dim=128, hidden_size=5120)
     device = torch.device("cuda")
     contexts = (512, 1024, 1536, 2048)
-    many = Setting(layout, torch.bfloat16, device, 32, contexts, 20, rotary=False, flushed_bytes=2 << 30)
+    many = CalibrationSetup(
+        layout, torch.bfloat16, device, 32, contexts, 20, rotary=False, flushed_bytes=2 << 30
+    )
     cost = measure(many, ["kv", "m2"])
     assert cost["m2"].seconds[-1] <= 1.2 * cost["kv"].seconds[-1]
     moved = 2 * layout.hidden_size * 2 / cost["m2"].seconds_per_token

@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from predictors.output_length.checkpoint import Kept, read, read_or_set_aside, require_place, save
+from predictors.output_length.checkpoint import Checkpoint, read, read_or_set_aside, require_place, save
 from predictors.output_length.examples import Asked
 from predictors.output_length.learned import LearnedLengths
 from predictors.output_length.training import trained_elsewhere
@@ -29,9 +29,9 @@ def learned(traffic):
 
 
 async def test_another_process_learns_a_model_that_survives_the_file(tmp_path, learned):
-    model = await trained_elsewhere(Kept(learned.examples.table()))
+    model = await trained_elsewhere(Checkpoint(learned.examples.table()))
     path = tmp_path / "lengths.npz"
-    save(path, Kept(learned.examples.table(), model, learned.standing()))
+    save(path, Checkpoint(learned.examples.table(), model, learned.standing()))
     kept = read_or_set_aside(path)
     assert kept is not None and kept.model is not None
     table = learned.examples.table()
@@ -56,7 +56,7 @@ def test_two_that_save_at_once_do_not_write_into_one_file(tmp_path, monkeypatch,
         writing.remove(file)
 
     monkeypatch.setattr(np, "savez_compressed", slowly)
-    path, kept = tmp_path / "lengths.npz", Kept(learned.examples.table())
+    path, kept = tmp_path / "lengths.npz", Checkpoint(learned.examples.table())
     with ThreadPoolExecutor(2) as both:
         first = both.submit(save, path, kept)
         assert begun.wait(30)
@@ -75,7 +75,7 @@ async def test_giving_up_on_a_training_ends_its_process(tmp_path, monkeypatch, l
     program.write_text(f"#!/bin/sh\necho $$ > {pipe}\nexec sleep 600\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    training = asyncio.create_task(trained_elsewhere(Kept(learned.examples.table())))
+    training = asyncio.create_task(trained_elsewhere(Checkpoint(learned.examples.table())))
     number = int(await asyncio.to_thread(pipe.read_text))
     training.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -86,7 +86,7 @@ async def test_giving_up_on_a_training_ends_its_process(tmp_path, monkeypatch, l
 
 async def test_too_few_examples_are_the_failure_that_the_process_reports(learned):
     with pytest.raises(RuntimeError, match="at least 200 are needed"):
-        await trained_elsewhere(Kept(learned.examples.table().head(10)))
+        await trained_elsewhere(Checkpoint(learned.examples.table().head(10)))
 
 
 def test_no_file_is_a_cold_start(tmp_path):
@@ -96,7 +96,7 @@ def test_no_file_is_a_cold_start(tmp_path):
 @pytest.mark.parametrize("how", ["cut", "garbage", "version"])
 def test_a_file_that_cannot_be_read_is_set_aside(tmp_path, caplog, learned, how):
     path = tmp_path / "lengths.npz"
-    save(path, Kept(learned.examples.table(), None, learned.standing()))
+    save(path, Checkpoint(learned.examples.table(), None, learned.standing()))
     if how == "version":
         with path.open("wb") as file:
             np.savez(file, version=np.array(99))
@@ -120,14 +120,14 @@ def test_what_another_version_knew_of_prompts_or_levels_is_no_saved_predictor(tm
         table = replace(table, log_tokens=table.log_tokens[:-1])
     else:
         table = replace(table, **{part: getattr(table, part)[:, :-1]})
-    save(path, Kept(table, None, standing))
+    save(path, Checkpoint(table, None, standing))
     with pytest.raises(ValueError, match="no saved predictor"):
         read(path)
 
 
 def test_whichever_byte_is_wrong_the_file_is_no_saved_predictor(tmp_path, learned):
     path = tmp_path / "lengths.npz"
-    save(path, Kept(learned.examples.table(), None, learned.standing()))
+    save(path, Checkpoint(learned.examples.table(), None, learned.standing()))
     whole, random, failed = path.read_bytes(), Random(1), 0
     for _ in range(150):
         broken = bytearray(whole)
@@ -145,13 +145,13 @@ def test_whichever_byte_is_wrong_the_file_is_no_saved_predictor(tmp_path, learne
 
 def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path, learned):
     path = tmp_path / "lengths.npz"
-    save(path, Kept(learned.examples.table()))
+    save(path, Checkpoint(learned.examples.table()))
     before = path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
     try:
         with pytest.raises(OSError, match="too large"):
-            save(path, Kept(learned.examples.table(), learned.model))
+            save(path, Checkpoint(learned.examples.table(), learned.model))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == before

@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from predictors.output_length.checkpoint import Kept, read, save
+from predictors.output_length.checkpoint import Checkpoint, read, save
 from predictors.output_length.kernel_ridge import _solved
 from predictors.output_length.learned import LearnedLengths
 from predictors.output_length.model import MEDIAN, fit
@@ -27,8 +27,10 @@ def asked(a_request):
     def build(rng, topic, *, with_vector=True):
         request = a_request(prompt="tell me", max_tokens=8_000)
         vector = vector_of(rng, topic).astype(np.float16).tobytes() if with_vector else b""
-        gist = replace(request.gist, vector=vector, words=(*request.gist.words, int(rng.integers(1, 30_000))))
-        return replace(request, gist=gist)
+        gist = replace(
+            request.features, vector=vector, words=(*request.features.words, int(rng.integers(1, 30_000)))
+        )
+        return replace(request, features=gist)
 
     return build
 
@@ -47,7 +49,7 @@ def test_a_vector_tells_the_topic_and_its_absence_costs_no_more_than_before(aske
     unknown = lengths.forecast(asked(rng, 0, with_vector=False)).quantile(0.5)
     assert short < unknown < long
 
-    save(tmp_path / "kept.npz", Kept(lengths.examples.table(), lengths.model, lengths.standing()))
+    save(tmp_path / "kept.npz", Checkpoint(lengths.examples.table(), lengths.model, lengths.standing()))
     kept = read(tmp_path / "kept.npz").model
     row = lengths._open[next(reversed(lengths._open))].row
     assert kept is not None and kept.predict(row)[MEDIAN] == pytest.approx(lengths.model.predict(row)[MEDIAN])

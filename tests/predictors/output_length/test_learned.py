@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from predictors.output_length.checkpoint import Kept
+from predictors.output_length.checkpoint import Checkpoint
 from predictors.output_length.learned import LearnedLengths
 from predictors.output_length.model import fit
 
@@ -73,7 +73,7 @@ def test_a_restart_goes_on_where_it_ended(traffic, a_request):
     lengths.swap(fit(lengths.examples.table()))
     serve(lengths, traffic(random, 100))
     again = LearnedLengths(remember=300)
-    again.restore(Kept(lengths.examples.table(), lengths.model, lengths.standing()))
+    again.restore(Checkpoint(lengths.examples.table(), lengths.model, lengths.standing()))
     asked = a_request(prompt="essay topic 4", max_tokens=8_000)
     assert again.forecast(asked).quantile(0.5) == pytest.approx(
         lengths.forecast(asked).quantile(0.5), rel=0.02

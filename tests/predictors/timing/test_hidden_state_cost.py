@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from controlplane.core.view import HiddenPrice
-from predictors.timing.hidden_state_cost import HiddenCost
+from controlplane.core.view import HiddenStateCost
+from predictors.timing.hidden_state_cost import HiddenStateCostModel
 
-MEASURED = HiddenPrice(1e-5, 1e-5, 1e-3)
+MEASURED = HiddenStateCost(1e-5, 1e-5, 1e-3)
 
 
 def _observed(cost, truth, *, steps=2_000, share=None, slowness=1.0):
@@ -28,11 +28,11 @@ def _observed(cost, truth, *, steps=2_000, share=None, slowness=1.0):
 
 @pytest.mark.parametrize(
     "truth",
-    [HiddenPrice(0.0), HiddenPrice(2e-5), HiddenPrice(0.0, 5e-5, 3e-3)],
+    [HiddenStateCost(0.0), HiddenStateCost(2e-5), HiddenStateCost(0.0, 5e-5, 3e-3)],
     ids=["nothing", "restoring", "absorbing"],
 )
 def test_steps_correct_a_wrong_measurement(truth):
-    found = _observed(HiddenCost(MEASURED), truth)
+    found = _observed(HiddenStateCostModel(MEASURED), truth)
     # Of a step with 50 requests of 200 tokens.
     added, true = (price.step + 50 * (price.request + 200 * price.token) for price in (found, truth))
     assert added == pytest.approx(true, abs=6e-4)
@@ -40,20 +40,20 @@ def test_steps_correct_a_wrong_measurement(truth):
 
 
 def test_the_measurement_stands_while_nobody_keeps_hidden_states():
-    found = _observed(HiddenCost(MEASURED), HiddenPrice(0.0), share=0.0)
+    found = _observed(HiddenStateCostModel(MEASURED), HiddenStateCost(0.0), share=0.0)
     for name in ("token", "request", "step"):
         assert getattr(found, name) == pytest.approx(getattr(MEASURED, name), rel=1e-3)
 
 
 def test_what_saves_time_costs_nothing():
-    found = _observed(HiddenCost(MEASURED), HiddenPrice(-5e-7))
+    found = _observed(HiddenStateCostModel(MEASURED), HiddenStateCost(-5e-7))
     assert found.token == 0.0
     assert min(found.request, found.step) >= 0.0
 
 
 def test_a_stall_moves_little():
-    cost = HiddenCost(MEASURED)
-    before = _observed(cost, HiddenPrice(0.0, 5e-5, 3e-3))
+    cost = HiddenStateCostModel(MEASURED)
+    before = _observed(cost, HiddenStateCost(0.0, 5e-5, 3e-3))
     cost.observe(tokens=10_000, requests=50, hidden_tokens=10_000, hidden_requests=50, seconds=5.0)
     moved = [
         abs(getattr(cost.price, name) - getattr(before, name)) * many
@@ -63,16 +63,16 @@ def test_a_stall_moves_little():
 
 
 def test_a_lasting_change_is_still_learned():
-    cost = HiddenCost(MEASURED)
-    _observed(cost, HiddenPrice(0.0, 0.0, 3e-3))
-    found = _observed(cost, HiddenPrice(0.0, 0.0, 3e-2))
+    cost = HiddenStateCostModel(MEASURED)
+    _observed(cost, HiddenStateCost(0.0, 0.0, 3e-3))
+    found = _observed(cost, HiddenStateCost(0.0, 0.0, 3e-2))
     assert found.step == pytest.approx(3e-2, rel=0.3)
 
 
 def test_after_a_long_time_without_hidden_states_a_few_steps_with_them_overturn_nothing():
     """What is not heard of grows no more uncertain, and all others' steps are still followed meanwhile."""
-    truth = HiddenPrice(0.0, 5e-5, 3e-3)
-    cost = HiddenCost(MEASURED)
+    truth = HiddenStateCost(0.0, 5e-5, 3e-3)
+    cost = HiddenStateCostModel(MEASURED)
     learned = _observed(cost, truth)
     _observed(cost, truth, steps=20_000, share=0.0)
     stood = _observed(cost, truth, steps=3_000, share=0.0, slowness=1.5)

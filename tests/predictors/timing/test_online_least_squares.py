@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictors.timing.online_least_squares import ForgettingSquares, dot
+from predictors.timing.online_least_squares import OnlineLeastSquares, dot
 
 TRUTH = [2.0, 0.5, 1.0]
 DOUBTS = [1.0, 1.0, 1.0]
@@ -19,7 +19,7 @@ def observe(fit, random, truth, *, steps, third=True, noise=0.05):
 
 
 def a_fit(**options):
-    return ForgettingSquares([1.0, 1.0, 1.0], forgets=0.998, **options)
+    return OnlineLeastSquares([1.0, 1.0, 1.0], forgets=0.998, **options)
 
 
 def test_costs_are_found_and_a_change_is_followed():

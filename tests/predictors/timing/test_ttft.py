@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.core.clock import Duration, milliseconds
 from controlplane.core.view import Pace
-from predictors.timing.ttft import Ahead, FirstTokenTime, steps_until_slot
+from predictors.timing.ttft import Ahead, TtftModel, steps_until_slot
 
 PACE = Pace(milliseconds(10), milliseconds(0.1))
 
@@ -31,13 +31,13 @@ def test_work_is_what_is_read_before_and_the_steps_until_a_slot():
 
 
 def test_a_constant_error_is_learned_and_coverage_kept():
-    covered, error = serve(FirstTokenTime(), Random(0), 2.5, 600)
+    covered, error = serve(TtftModel(), Random(0), 2.5, 600)
     assert covered == pytest.approx(0.9, abs=0.035)
     assert error < 0.2
 
 
 def test_those_that_wait_for_a_slot_are_judged_apart():
-    time, random = FirstTokenTime(), Random(1)
+    time, random = TtftModel(), Random(1)
     serve(time, random, 1.0, 200)
     serve(time, random, 4.0, 200, waits=1.0)
     assert time.predict(Ahead(900), PACE).median == pytest.approx(milliseconds(100), rel=0.15)
@@ -45,7 +45,7 @@ def test_those_that_wait_for_a_slot_are_judged_apart():
 
 
 def test_coverage_comes_back_after_a_change():
-    time, random = FirstTokenTime(), Random(2)
+    time, random = TtftModel(), Random(2)
     serve(time, random, 1.0, 300)
     assert serve(time, random, 3.0, 600)[0] == pytest.approx(0.9, abs=0.04)
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from backends.bundled_models import resolve
 from backends.vllm.hybrid.support import HybridSetup
-from controlplane.policy.cache_tiers.selection import FormChoice
+from controlplane.policy.cache_tiers.selection import TierChoice
 
 BLOCK_TOKENS = 32
 AMPLE, SCARCE = 128, 8
@@ -63,7 +63,7 @@ class RandomForms:
     def choose(self, view, waiting, hidden, price):
         started = frozenset(p.request.id for p in waiting if self.coin.random() < self.hidden)
         left = frozenset(name for name in sorted(hidden) if self.coin.random() < self.leave)
-        return FormChoice(started, left)
+        return TierChoice(started, left)
 
 
 @dataclass

@@ -5,13 +5,13 @@ from queue import Queue
 import pytest
 
 from backends.vllm.hybrid.support import HybridSetup
-from backends.vllm.plugin.shared_state import Board, named_board
+from backends.vllm.plugin.shared_state import SharedState, open_shared_state
 from backends.vllm.simulation.stepped_engine import HiddenStates, Setup, SteppedEngine
 from controlplane.core.generation import Sampling
-from controlplane.core.view import HiddenPrice
-from controlplane.policy.cache_tiers.selection import FormChoice
+from controlplane.core.view import HiddenStateCost
+from controlplane.policy.cache_tiers.selection import TierChoice
 from controlplane.policy.engine.options import EngineOptions
-from predictors.timing.hidden_state_cost import HiddenCost
+from predictors.timing.hidden_state_cost import HiddenStateCostModel
 from tests.engines import complete, running_vllm, tokens_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
@@ -26,7 +26,7 @@ def stepped():
 
 def _run(engine, hidden, *, requests):
     """(answers finished, most requests at a time, whether anybody kept hidden states)."""
-    with named_board() as board:
+    with open_shared_state() as board:
         scheduler = engine.restart(tandem={"ordering": "fcfs", "look_ahead": "nobody"}, hidden=hidden)
     for number in range(requests):
         engine.add(f"r{number}", 100, 20, extra={"tandem": {"tokens": 20}})
@@ -58,7 +58,7 @@ def test_ample_memory_keeps_everybody_on_keys_and_values(stepped):
 @pytest.fixture
 def shared(tmp_path):
     """Embeddings want the device."""
-    board = Board.create(tmp_path / "board")
+    board = SharedState.create(tmp_path / "board")
     board.is_shared = True
     return board
 
@@ -77,7 +77,7 @@ def test_a_newcomer_that_ended_a_wait_keeps_hidden_states_too(stepped, shared):
     assert scheduler.hybrid_cache.hidden == {"first", "newcomer"}
 
 
-MEASURED = HiddenPrice(5e-6, 1e-4, 2e-3)
+MEASURED = HiddenStateCost(5e-6, 1e-4, 2e-3)
 
 
 def _learned(engine, *, board=None, forms=None, restoring=0.0):
@@ -93,8 +93,8 @@ def _learned(engine, *, board=None, forms=None, restoring=0.0):
 
 
 def test_steps_beside_embeddings_teach_nothing_of_hidden_states(stepped, shared):
-    assert _learned(stepped, board=shared) == HiddenCost(MEASURED).price
-    assert _learned(stepped) != HiddenCost(MEASURED).price
+    assert _learned(stepped, board=shared) == HiddenStateCostModel(MEASURED).price
+    assert _learned(stepped) != HiddenStateCostModel(MEASURED).price
 
 
 class _LeaveOnce:
@@ -104,9 +104,9 @@ class _LeaveOnce:
 
     def choose(self, view, waiting, hidden, price):
         if self.left or len(hidden) < 3:
-            return FormChoice(hidden=frozenset(progress.request.id for progress in waiting))
+            return TierChoice(hidden=frozenset(progress.request.id for progress in waiting))
         self.left = True
-        return FormChoice(leaving=frozenset({"r1"}))
+        return TierChoice(leaving=frozenset({"r1"}))
 
 
 def test_a_step_that_rewrites_a_request_teaches_nothing_of_those_that_decode(stepped):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.vllm.plugin.batch_view import Runners
+from backends.vllm.plugin.batch_view import BatchTracker
 from backends.vllm.plugin.request_metadata import Defaults, progress_of
 from controlplane.core.clock import Instant
 from controlplane.core.forecast import LengthForecast
@@ -41,7 +41,7 @@ def grown(running: list[SimpleNamespace]) -> int:
 @pytest.mark.parametrize("takes_back", [False, True])
 @given(random=st.randoms(use_true_random=True), is_told=st.booleans())
 def test_what_is_kept_is_what_is_there(random, runs_ahead, takes_back, is_told):
-    runners = Runners(BLOCK, has_packed=False, runs_ahead=runs_ahead, takes_back=takes_back)
+    runners = BatchTracker(BLOCK, has_packed=False, runs_ahead=runs_ahead, takes_back=takes_back)
     running: list[SimpleNamespace] = []
     for number in range(30):
         now = Instant(1_000 + number)
@@ -57,18 +57,18 @@ def test_what_is_kept_is_what_is_there(random, runs_ahead, takes_back, is_told):
                 one.num_computed_tokens -= random.randrange(one.num_computed_tokens + 1)
         runners.stamp(running, now, is_in_flight=is_in_flight)
         assert runners.growth(MOST) == grown(running)
-        assert list(runners.crowd) == [one.tandem for one in running]
+        assert list(runners.batch) == [one.tandem for one in running]
         assert all(one.tandem.tokens == len(one._all_token_ids) for one in running)
         if running and random.random() < 0.2:
             told = random.choice(running).tandem
-            told.foretell(LengthForecast((0.0, 1.0), (10.0, random.choice([20.0, 200.0]))))
-            runners.foretold(told)
-        assert runners.crowd.to_come().tolist() == [one.tandem.remaining() for one in running]
+            told.set_forecast(LengthForecast((0.0, 1.0), (10.0, random.choice([20.0, 200.0]))))
+            runners.set_forecast(told)
+        assert runners.batch.to_come().tolist() == [one.tandem.remaining() for one in running]
         assert all(one.tandem.held == -(-one.num_computed_tokens // BLOCK) for one in running)
         for one in random.sample(running, random.randrange(len(running) + 1) // 3):
             running.remove(one)
             if is_told:
-                runners.left(one.tandem)
+                runners.remove(one.tandem)
         running += [
             arrived(100 * number + more, random.randint(1, 150)) for more in range(random.randrange(3))
         ]

@@ -4,7 +4,7 @@ import pytest
 
 from backends.vllm.plugin.request_metadata import Defaults, metadata_of, progress_of
 from controlplane.core.clock import Instant
-from controlplane.core.generation import NEWCOMER, Standing
+from controlplane.core.generation import FIRST_HANDOFF, Handoff
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 
@@ -22,7 +22,7 @@ def read(said, *, prompt_tokens: int):
 
 
 def test_what_came_with_the_prompt_counts_as_answer_and_as_memory():
-    standing = Standing(done=7, first_token=Instant(2_000), last_token=Instant(3_000))
+    standing = Handoff(done=7, first_token=Instant(2_000), last_token=Instant(3_000))
     resumed = read(metadata_of(REQUEST, standing), prompt_tokens=27)
     assert (resumed.request.prompt_tokens, resumed.done, resumed.tokens) == (20, 7, 27)
     assert (resumed.request.arrival, resumed.first_token, resumed.last_token) == (1_000, 2_000, 3_000)
@@ -31,7 +31,7 @@ def test_what_came_with_the_prompt_counts_as_answer_and_as_memory():
     assert (resumed.done, resumed.tokens) == (8, 28)
 
 
-@pytest.mark.parametrize("said", [metadata_of(REQUEST, NEWCOMER), {"resumed_tokens": -5}])
+@pytest.mark.parametrize("said", [metadata_of(REQUEST, FIRST_HANDOFF), {"resumed_tokens": -5}])
 def test_who_resumes_nothing_has_its_answer_before_it(said):
     fresh = read(said, prompt_tokens=20)
     assert (fresh.request.prompt_tokens, fresh.done, fresh.tokens) == (20, 0, 20)

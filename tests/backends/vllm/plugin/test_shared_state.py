@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.vllm.plugin.shared_state import Board, EngineFacts, TornBoard, key_of
+from backends.vllm.plugin.shared_state import EngineFacts, SharedState, TornRead, key_of
 
 
 def facts(step: int) -> EngineFacts:
@@ -27,14 +27,14 @@ def facts(step: int) -> EngineFacts:
 
 
 def write_many(path: Path, steps: int) -> None:
-    board = Board(path)
+    board = SharedState(path)
     for step in range(1, steps + 1):
         # Every reading must be of one step: all numbers agree with its own.
         board.write(facts(step), *[[step] * (step % 50)] * 3)
 
 
 def test_what_is_written_is_read(tmp_path):
-    board = Board.create(tmp_path / "board")
+    board = SharedState.create(tmp_path / "board")
     assert (board.read(), board.newest()) == (None, 0)
     board.write(facts(5), [key_of("a"), key_of("b")], [17, 3], [2, 1])
     reading = board.read()
@@ -45,8 +45,8 @@ def test_what_is_written_is_read(tmp_path):
 
 
 def test_the_other_side_says_whether_the_device_is_shared(tmp_path):
-    board = Board.create(tmp_path / "board")
-    writer = Board(tmp_path / "board")
+    board = SharedState.create(tmp_path / "board")
+    writer = SharedState(tmp_path / "board")
     assert not board.is_shared
     writer.is_shared = True
     board.write(facts(1), *[[1] * 4_097] * 3)
@@ -58,7 +58,7 @@ def test_the_other_side_says_whether_the_device_is_shared(tmp_path):
 
 def read_along(path: Path, writer, until: int) -> set[int]:
     """Starts the writer and reads what it writes, until a step or its end. Returns the steps seen."""
-    board = Board.create(path)
+    board = SharedState.create(path)
     writer.start()
     seen = {0}
     try:
@@ -97,20 +97,20 @@ def test_a_writer_that_ends_early_holds_up_no_reader(tmp_path):
 
 def test_a_writer_that_died_while_writing_leaves_the_step_before(tmp_path):
     path = tmp_path / "board"
-    board = Board.create(path)
+    board = SharedState.create(path)
     board.write(facts(1), [], [], [])
     board.write(facts(2), [7], [7], [7])
     content = bytearray(path.read_bytes())
     content[content.index((7).to_bytes(8, "little"))] = 8
     path.write_bytes(content)
-    assert Board(path).read().facts == facts(1)
+    assert SharedState(path).read().facts == facts(1)
 
 
 def test_a_board_of_which_nothing_is_whole_is_noticed(tmp_path):
     path = tmp_path / "board"
-    Board.create(path).write(facts(1), [], [], [])
+    SharedState.create(path).write(facts(1), [], [], [])
     content = bytearray(path.read_bytes())
     content[content.index((3).to_bytes(4, "little"))] ^= 255
     path.write_bytes(content)
-    with pytest.raises(TornBoard, match="no half"):
-        Board(path).read()
+    with pytest.raises(TornRead, match="no half"):
+        SharedState(path).read()

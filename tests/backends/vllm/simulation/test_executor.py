@@ -34,7 +34,7 @@ async def test_it_answers_behind_the_server_as_a_model_would(live):
     first, second = [tokens_of(await complete(live, PROMPT, sampling)) for _ in range(2)]
     assert len(first) == 40
     assert first == second
-    assert live.stalls == 0
+    assert live.stall_count == 0
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -54,7 +54,7 @@ async def test_an_engine_that_hangs_is_killed_and_its_requests_end(live):
             await complete(live, PROMPT, Sampling(max_tokens=1))
     with pytest.raises(BackendDown, match=why):
         live.state()
-    assert live.stalls == 1
+    assert live.stall_count == 1
 
 
 def test_virtual_time_is_what_the_model_says():

@@ -5,11 +5,11 @@ from statistics import median
 import orjson
 
 from benchmark_control_plane.common.http_client import Address, connections, request_bytes
-from benchmark_control_plane.experiments.client_accuracy.scripted_server import TRUTH, Script, listening
+from benchmark_control_plane.experiments.client_accuracy.scripted_server import TRUTH, ServerDelays, listening
 from benchmark_control_plane.judge.experiment_schema import Endpoint
 from benchmark_control_plane.judge.http_target import Dialect, http_target
-from benchmark_control_plane.judge.records import Answer
-from benchmark_control_plane.judge.workload import Planned
+from benchmark_control_plane.judge.records import PartialResponse
+from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.core.request import Kind
 
 
@@ -22,13 +22,14 @@ async def told(url):
 
 
 async def test_it_keeps_its_delays_and_tells_what_they_were_once():
-    server = await listening(Script(first=0.02, gap=0.004), 0)
+    server = await listening(ServerDelays(first=0.02, gap=0.004), 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    answers = [Answer() for _ in range(5)]
+    answers = [PartialResponse() for _ in range(5)]
     async with http_target(Endpoint(url, "scripted"), None, Dialect(), limit=1) as target:
         for number, answer in enumerate(answers):
             await target.send(
-                Planned(f"r{number}", 0.0, Kind.GENERATE, "any", prompt_tokens=3, output_tokens=8), answer
+                PlannedRequest(f"r{number}", 0.0, Kind.GENERATE, "any", prompt_tokens=3, output_tokens=8),
+                answer,
             )
     truth = await told(url)
     assert truth["ttft_ms"] >= 20 and truth["tpot_ms"] >= 4

@@ -8,15 +8,15 @@ from benchmark_control_plane.experiments.collocation.simulated_mix import (
     GEOMETRY,
     PATTERNS,
     POOL_BYTES,
-    Capacity,
     Cell,
+    MixCapacity,
     arrivals,
     batch_time,
     play,
     policies,
 )
 from benchmark_control_plane.experiments.collocation.simulated_mix_summary import summary
-from benchmark_control_plane.simulator.simulation import Ask, Embed
+from benchmark_control_plane.simulator.simulation import Embed, SimulatedRequest
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -37,11 +37,11 @@ def test_a_periodic_load_has_its_phase():
 
 
 def test_a_cell_is_the_same_each_time_and_shared_out_by_its_mix():
-    capacity = Capacity(llm=10.0, embedding=100.0)
+    capacity = MixCapacity(llm=10.0, embedding=100.0)
     cell = Cell("9:1", "poisson", 1.0)
     offered = cell.offered(capacity, 60.0, 0)
     assert offered == cell.offered(capacity, 60.0, 0)
-    assert sum(isinstance(one, Ask) for one in offered) == pytest.approx(540, rel=0.15)
+    assert sum(isinstance(one, SimulatedRequest) for one in offered) == pytest.approx(540, rel=0.15)
     assert sum(isinstance(one, Embed) for one in offered) == pytest.approx(600, rel=0.15)
 
 
@@ -74,7 +74,7 @@ def test_moving_quotas_keep_the_pool_and_splits_do_not_differ_when_idle():
     except BadInput as absent:
         pytest.skip(str(absent))
     time = batch_time(folder)
-    offered = Cell("5:5", "bursty", 1.5).offered(Capacity(10.0, 100.0), 3.0, 0)
+    offered = Cell("5:5", "bursty", 1.5).offered(MixCapacity(10.0, 100.0), 3.0, 0)
     for policy in policies(time):
         if policy.name in ("dynamic", "static 0.925"):
             found = play(policy, offered)

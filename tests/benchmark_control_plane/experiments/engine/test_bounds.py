@@ -4,16 +4,16 @@ import pytest
 
 from backends.vllm.simulation.stepped_engine import Setup
 from benchmark_control_plane.experiments.engine.bounds import fluid_bound, with_hindsight
-from benchmark_control_plane.experiments.engine.replay import Window
-from benchmark_control_plane.experiments.engine.workload import Offer, Promise
+from benchmark_control_plane.experiments.engine.replay import ReplayWindow
+from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
 
 # A hundred blocks of 16 tokens; a full pool takes about 31 ms a step, so 90 tokens take about 3 s.
 SETUP = Setup(blocks=100)
-PROMISE = Promise(ttft=1.0, gap=1.0)
+PROMISE = TokenObjectives(ttft=1.0, gap=1.0)
 
 
 def served(*offers: Offer) -> float:
-    return with_hindsight(SETUP, iter(offers), Window(0, len(offers)), PROMISE, 1.0).strict
+    return with_hindsight(SETUP, iter(offers), ReplayWindow(0, len(offers)), PROMISE, 1.0).strict
 
 
 def test_all_are_served_that_fit_beside_each_other():
@@ -31,13 +31,13 @@ def test_both_are_served_when_the_second_comes_as_the_first_ends():
 def test_what_is_served_holds_memory_for_its_promise():
     """About 98 of 100 blocks for 3 s, in the 6 s until the other comes."""
     offers = [Offer(0.0, 1500, 90, 90), Offer(6.0, 1500, 90, 90)]
-    outcome = with_hindsight(SETUP, iter(offers), Window(0, 2), PROMISE, 1.0)
+    outcome = with_hindsight(SETUP, iter(offers), ReplayWindow(0, 2), PROMISE, 1.0)
     assert outcome.held_share == outcome.kept_share == pytest.approx(0.5, abs=0.15)
 
 
 def test_a_promise_to_start_later_lets_more_be_served():
     offers = [Offer(0.3 * i, 1000, 60, 60) for i in range(6)]
-    patient = with_hindsight(SETUP, iter(offers), Window(0, 6), Promise(ttft=8.0, gap=1.0), 1.0)
+    patient = with_hindsight(SETUP, iter(offers), ReplayWindow(0, 6), TokenObjectives(ttft=8.0, gap=1.0), 1.0)
     assert patient.strict > served(*offers) + 0.1
 
 
@@ -48,7 +48,7 @@ def test_the_small_ones_are_chosen():
 
 def test_those_before_the_window_are_not_counted():
     offers = [Offer(0.0, 1500, 90, 90), Offer(0.1, 1500, 90, 90)]
-    outcome = with_hindsight(SETUP, iter(offers), Window(1, 1), PROMISE, 1.0)
+    outcome = with_hindsight(SETUP, iter(offers), ReplayWindow(1, 1), PROMISE, 1.0)
     assert outcome.strict == pytest.approx(1.0)
     assert outcome.unfinished == pytest.approx(0.0, abs=1e-6)
 
@@ -63,5 +63,5 @@ def test_prompts_take_the_time_of_those_that_decode():
     """Twenty a second, each of 0.14 s to read: a seventh of them is all the device can do beside decoding."""
     offers = [Offer(0.05 * i, 1_000, 40, 40) for i in range(400)]
     plenty = Setup(blocks=20_000)
-    outcome = with_hindsight(plenty, iter(offers), Window(0, 400), PROMISE, 20.0)
+    outcome = with_hindsight(plenty, iter(offers), ReplayWindow(0, 400), PROMISE, 20.0)
     assert 0.2 < outcome.strict < 0.6

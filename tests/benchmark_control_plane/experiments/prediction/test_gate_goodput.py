@@ -5,21 +5,21 @@ from dataclasses import replace
 import pytest
 
 from backends.vllm.simulation.stepped_engine import Setup
-from benchmark_control_plane.experiments.engine.replay import Window
-from benchmark_control_plane.experiments.engine.workload import Offer, Promise
+from benchmark_control_plane.experiments.engine.replay import ReplayWindow
+from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
 from benchmark_control_plane.experiments.prediction.gate_goodput import Foretold, through_the_gate
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import Sampling
 from tests.engines import a_request
 
 SETUP = Setup(blocks=200, batch_time="opt-13b-a100-40g")
-PROMISE = Promise(ttft=1.0, gap=1.0)
+PROMISE = TokenObjectives(ttft=1.0, gap=1.0)
 
 
 def kept(said: int | None) -> float:
     """Of 40 answers of 50 tokens, ten a second, each of which might be ten times as long."""
     offers = [Offer(0.1 * at, 100, 50, said) for at in range(40)]
-    return through_the_gate(offers, SETUP, Window(0, 40), PROMISE, 10.0).strict
+    return through_the_gate(offers, SETUP, ReplayWindow(0, 40), PROMISE, 10.0).strict
 
 
 def test_who_knows_lengths_keeps_more_promises():

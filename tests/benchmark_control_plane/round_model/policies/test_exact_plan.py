@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark_control_plane.round_model.policies.exact_plan import Plan, Stay
+from benchmark_control_plane.round_model.policies.exact_plan import ExactPlan, Stay
 
 BUDGET = 20
 
@@ -31,7 +31,7 @@ def brute(order: list[Stay]) -> list[int]:
 @settings(deadline=None)
 @given(listed=stays, data=st.data())
 def test_starts_are_the_earliest_after_every_change(listed: list[Stay], data: st.DataObject) -> None:
-    plan = Plan([0], listed, BUDGET)
+    plan = ExactPlan([0], listed, BUDGET)
     total = sum(brute(listed))
     place = st.integers(0, len(listed) - 1)
     for _ in range(12):

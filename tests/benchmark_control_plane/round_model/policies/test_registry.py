@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmark_control_plane.round_model.lengths import Line
+from benchmark_control_plane.round_model.lengths import RoundRequest
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions
 from benchmark_control_plane.round_model.policies.published import by_deadline, by_slack
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
-from benchmark_control_plane.round_model.schedules import Schedule, Setting, arrivals, built, scheduled
+from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, arrivals, built, scheduled
 from benchmark_control_plane.round_model.simulator import NeverEnds, simulate
 
 MEMORY = 24
@@ -18,24 +18,24 @@ MAY_REPEAT = {"alpha-protection", "alpha-beta"}
 
 
 # Four that run longer than was predicted, and two that come when their sum would still be believed.
-OUTGROWN = [Line(0, 0, 1, 1)] * 2 + [Line(0, 0, 2, 1)] * 3
-OUTGROWN += [Line(0, 4, 2, 1), Line(1, 5, 1, 1), Line(1, 6, 1, 1)]
+OUTGROWN = [RoundRequest(0, 0, 1, 1)] * 2 + [RoundRequest(0, 0, 2, 1)] * 3
+OUTGROWN += [RoundRequest(0, 4, 2, 1), RoundRequest(1, 5, 1, 1), RoundRequest(1, 6, 1, 1)]
 
 
 @st.composite
-def instances(draw: st.DrawFn, *, exact: bool = False) -> list[Line]:
-    def line() -> Line:
+def instances(draw: st.DrawFn, *, exact: bool = False) -> list[RoundRequest]:
+    def line() -> RoundRequest:
         prompt = draw(st.integers(0, 6))
         output = draw(st.integers(1, MEMORY - prompt))
         predicted = output if exact else draw(st.integers(1, 2 * MEMORY))
-        return Line(draw(st.integers(0, 20)), prompt, output, predicted)
+        return RoundRequest(draw(st.integers(0, 20)), prompt, output, predicted)
 
     return [line() for _ in range(draw(st.integers(1, 25)))]
 
 
-def run(lines: list[Line], policy: str, alpha: float) -> Schedule | None:
+def run(lines: list[RoundRequest], policy: str, alpha: float) -> Schedule | None:
     try:
-        return scheduled(lines, MEMORY, Setting(policy, alpha, beta=0.4, seed=7))
+        return scheduled(lines, MEMORY, PolicySetting(policy, alpha, beta=0.4, seed=7))
     except NeverEnds:
         assert policy in MAY_REPEAT
         return None
@@ -45,7 +45,7 @@ def run(lines: list[Line], policy: str, alpha: float) -> Schedule | None:
 @settings(max_examples=30)
 @given(lines=instances(), alpha=st.sampled_from([0.0, 0.2, 0.9]))
 @example(lines=OUTGROWN, alpha=0.0)
-def test_memory_holds_and_nobody_is_lost(policy: str, lines: list[Line], alpha: float) -> None:
+def test_memory_holds_and_nobody_is_lost(policy: str, lines: list[RoundRequest], alpha: float) -> None:
     schedule = run(lines, policy, alpha)
     if schedule is None:
         return
@@ -59,7 +59,7 @@ def test_memory_holds_and_nobody_is_lost(policy: str, lines: list[Line], alpha: 
 @pytest.mark.parametrize("policy", sorted(set(STEP_POLICIES) - {"alpha-protection", "alpha-beta", "fcfs"}))
 @settings(max_examples=25)
 @given(lines=instances(exact=True))
-def test_exact_predictions_never_overflow(policy: str, lines: list[Line]) -> None:
+def test_exact_predictions_never_overflow(policy: str, lines: list[RoundRequest]) -> None:
     schedule = run(lines, policy, 0.0)
     assert schedule is not None
     assert schedule.totals.clears == 0
@@ -68,13 +68,15 @@ def test_exact_predictions_never_overflow(policy: str, lines: list[Line]) -> Non
 @pytest.mark.parametrize("policy", sorted(STEP_POLICIES))
 @settings(max_examples=25)
 @given(lines=instances(exact=True), data=st.data())
-def test_order_of_feeding_changes_nothing(policy: str, lines: list[Line], data: st.DataObject) -> None:
+def test_order_of_feeding_changes_nothing(
+    policy: str, lines: list[RoundRequest], data: st.DataObject
+) -> None:
     fed = arrivals(lines)
     shuffled = sorted(data.draw(st.permutations(fed)), key=lambda one: one.candidate.arrival)
     traces = []
     for one in (fed, shuffled):
         trace: list[tuple[int, float]] = []
-        setting = Setting(policy, alpha=0.3, beta=0.4, seed=7)
+        setting = PolicySetting(policy, alpha=0.3, beta=0.4, seed=7)
         try:
             simulate(
                 one,
@@ -92,22 +94,22 @@ def test_order_of_feeding_changes_nothing(policy: str, lines: list[Line], data: 
 @pytest.mark.parametrize("policy", sorted(STEP_POLICIES))
 def test_true_length_is_never_seen(policy: str) -> None:
     """Two instances that differ only in what no policy may know start alike."""
-    lines = [Line(0, 2, 6, 6) for _ in range(8)]
+    lines = [RoundRequest(0, 2, 6, 6) for _ in range(8)]
     secret = [replace(line, output=5) for line in lines]
     first = [start for start in run(lines, policy, 0.7).start if start < 5]
     assert first == [start for start in run(secret, policy, 0.7).start if start < 5]
 
 
 def test_shortest_first_stops_at_the_first_that_does_not_fit() -> None:
-    lines = [Line(0, 1, 9, 9), Line(1, 15, 2, 2), Line(1, 1, 3, 3)]
+    lines = [RoundRequest(0, 1, 9, 9), RoundRequest(1, 15, 2, 2), RoundRequest(1, 1, 3, 3)]
     assert run(lines, "mc-sf", 0.0).start == [0, 1, 1]
-    blocked = [Line(0, 1, 9, 9), Line(1, 19, 2, 2), Line(1, 1, 3, 3)]
+    blocked = [RoundRequest(0, 1, 9, 9), RoundRequest(1, 19, 2, 2), RoundRequest(1, 1, 3, 3)]
     assert run(blocked, "mc-sf", 0.0).start == [0, 9, 9]
     assert run(blocked, "mc-sf-skip", 0.0).start == [0, 9, 1]
 
 
 def test_overflow_clears_by_the_policys_rule() -> None:
-    lines = [Line(0, 1, 20, 2), Line(0, 1, 20, 2)]
+    lines = [RoundRequest(0, 1, 20, 2), RoundRequest(0, 1, 20, 2)]
     latest = run(lines, "fcfs", 0.0)
     assert latest.start[0] == 0 < latest.start[1]
     assert latest.totals.cleared == latest.totals.clears >= 1
@@ -116,7 +118,7 @@ def test_overflow_clears_by_the_policys_rule() -> None:
 
 
 def test_one_too_large_for_the_budget_runs_alone() -> None:
-    lines = [Line(0, 2, 20, 20), Line(0, 1, 3, 3)]
+    lines = [RoundRequest(0, 2, 20, 20), RoundRequest(0, 1, 3, 3)]
     for policy in ("mc-sf", "mc-sf-skip", "tandem"):
         assert run(lines, policy, 0.5).start == [3, 0], policy
 
@@ -127,5 +129,5 @@ def test_deadline_orders_by_what_is_promised() -> None:
     late = Candidate(2, 4.0, 1, 10, due=20.0)
     assert by_deadline(soon, options) < by_deadline(late, options)
     assert by_slack(late, options) < by_slack(soon, options)
-    second_first = run([Line(0, 1, 20, 20, 90), Line(0, 1, 20, 20, 30)], "edf", 0.0).start
+    second_first = run([RoundRequest(0, 1, 20, 20, 90), RoundRequest(0, 1, 20, 20, 30)], "edf", 0.0).start
     assert second_first[1] == 0 < second_first[0]

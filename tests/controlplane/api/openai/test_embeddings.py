@@ -103,11 +103,11 @@ async def test_forecasts_are_given_the_whole_vector_of_a_prompt_whatever_dimensi
         [short] = await vectors(stage, dimensions=4)
         message = {"role": "user", "content": "hi"}
         await stage.http.post("/v1/chat/completions", json={"model": CHAT_MODEL, "messages": [message]})
-        gist = stage.generator.runs[0].request.gist
+        gist = stage.generator.runs[0].request.features
         await vectors(stage, input="hi!", truncate_prompt_tokens=1)
         message = {"role": "user", "content": "hi!"}
         await stage.http.post("/v1/chat/completions", json={"model": CHAT_MODEL, "messages": [message]})
-        of_the_cut = stage.generator.runs[1].request.gist
+        of_the_cut = stage.generator.runs[1].request.features
     assert len(short) == 4
     assert of_the_cut is not None
     assert of_the_cut.vector == b"", "the vector of its first letter is not its own"

@@ -5,11 +5,11 @@ from typing import Any
 import orjson
 import pytest
 
-from controlplane.api.openai.chat import ChunkFormat, Message
-from controlplane.api.openai.completions import ChunkFormat as CompletionChunkFormat
-from controlplane.api.openai.completions import Text
+from controlplane.api.openai.chat import ChatChoice, ChatChunkFormat
+from controlplane.api.openai.completions import CompletionChoice
+from controlplane.api.openai.completions import CompletionChunkFormat as CompletionChunkFormat
 from controlplane.api.openai.logprobs import chat_logprobs, completion_logprobs
-from controlplane.api.openai.responses import Tally
+from controlplane.api.openai.responses import UsageCounter
 from controlplane.api.openai.streaming import Envelope, Format
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest
 from controlplane.core.generation import Delta, TokenLogprob
@@ -28,10 +28,10 @@ def asked(**fields: Any) -> ChatCompletionRequest:
 
 
 def gathered(*, is_single_call: bool) -> dict[str, Any]:
-    choice = Message(asked(parallel_tool_calls=not is_single_call))
+    choice = ChatChoice(asked(parallel_tool_calls=not is_single_call))
     for delta in _CALLS:
         choice.add(delta)
-    shown: dict[str, Any] = choice.shown(0)
+    shown: dict[str, Any] = choice.to_json(0)
     return shown
 
 
@@ -47,7 +47,7 @@ def test_calls_are_put_together():
 
 def test_without_parallel_calls_only_the_first_is_kept():
     assert [call["id"] for call in gathered(is_single_call=True)["message"]["tool_calls"]] == ["c1"]
-    form = ChunkFormat(asked(parallel_tool_calls=False))
+    form = ChatChunkFormat(asked(parallel_tool_calls=False))
     shown: list[Any] = [form.choice(delta) for delta in _CALLS]
     assert [len(choice["delta"].get("tool_calls", ())) for choice in shown] == [1, 1, 1, 0]
     assert shown[-1]["finish_reason"] == "tool_calls"
@@ -64,7 +64,7 @@ _THINKING = [
 
 
 def test_thoughts_are_told_beside_the_text():
-    form, choice = ChunkFormat(asked()), Message(asked())
+    form, choice = ChatChunkFormat(asked()), ChatChoice(asked())
     shown: list[Any] = [form.choice(delta) for delta in _THINKING]
     assert [chunk["delta"] for chunk in shown] == [
         {"role": "assistant", "content": ""},
@@ -74,34 +74,34 @@ def test_thoughts_are_told_beside_the_text():
     ]
     for delta in _THINKING:
         choice.add(delta)
-    whole: Any = choice.shown(0)
+    whole: Any = choice.to_json(0)
     said = {"role": "assistant", "content": "Yes!", "refusal": None, "reasoning": "Hm."}
     assert whole["message"] == said
     assert whole["finish_reason"] == "stop"
 
 
 def test_thoughts_alone_leave_the_text_null():
-    choice = Message(asked())
+    choice = ChatChoice(asked())
     choice.add(Delta(0, "", (1,), "length", reasoning="Hm"))
-    shown: Any = choice.shown(0)
+    shown: Any = choice.to_json(0)
     assert (shown["message"]["content"], shown["message"]["reasoning"]) == (None, "Hm")
 
 
 def test_thoughts_can_be_left_out_with_their_probabilities():
     body = asked(include_reasoning=False, logprobs=True)
-    form, choice = ChunkFormat(body), Message(body)
+    form, choice = ChatChunkFormat(body), ChatChoice(body)
     chunks: list[Any] = [form.choice(delta) for delta in _THINKING[:2]]
     assert [chunk["delta"] for chunk in chunks] == [{"role": "assistant", "content": ""}, {"content": ""}]
     assert [chunk["logprobs"]["content"] for chunk in chunks] == [[], []]
     for delta in _THINKING[:2]:
         choice.add(delta)
-    shown: Any = choice.shown(0)
+    shown: Any = choice.to_json(0)
     assert shown["message"] == {"role": "assistant", "content": "", "refusal": None}
     assert shown["logprobs"]["content"] == []
 
 
 def test_each_choice_begins_with_its_role():
-    form = ChunkFormat(asked(n=2))
+    form = ChatChunkFormat(asked(n=2))
     deltas = [Delta(1, "b", (1,)), Delta(0, "a", (2,), "length"), Delta(1, "c", (3,), "stop")]
     shown: list[Any] = [form.choice(delta) for delta in deltas]
     assert [(choice["index"], choice["delta"].get("role")) for choice in shown] == [
@@ -112,15 +112,15 @@ def test_each_choice_begins_with_its_role():
 
 
 def test_why_a_sample_stopped_is_told():
-    choice = Message(asked())
+    choice = ChatChoice(asked())
     choice.add(Delta(0, "a", (1,)))
     choice.add(Delta(0, "", (2,), "stop", stop_reason="END"))
-    shown = choice.shown(0)
+    shown = choice.to_json(0)
     assert (shown["finish_reason"], shown["stop_reason"]) == ("stop", "END")
 
 
 @pytest.mark.parametrize(
-    "form", [ChunkFormat(asked()), CompletionChunkFormat(CompletionRequest(model="m", prompt="p"))]
+    "form", [ChatChunkFormat(asked()), CompletionChunkFormat(CompletionRequest(model="m", prompt="p"))]
 )
 def test_why_a_sample_stopped_is_told_in_its_last_chunk(form: Format):
     begun, last = form.choice(Delta(0, "a", (1,))), form.choice(Delta(0, "", (2,), "stop", stop_reason="END"))
@@ -161,7 +161,7 @@ def test_completion_logprobs():
 
 
 def test_cached_tokens_are_of_the_prompt_not_of_each_sample():
-    tally = Tally(10, n=2)
+    tally = UsageCounter(10, n=2)
     for index in range(4):
         tally.count(Delta(index, "a", (1, 2), cached_tokens=3))
     assert tally.usage() == {
@@ -197,10 +197,10 @@ def test_offsets_are_those_of_the_whole_answer_though_text_is_held_back():
         Delta(0, "abc", (2,), logprobs=(rest,)),
         Delta(0, "d", (3,), "stop", logprobs=(end,)),
     ]
-    form, whole = CompletionChunkFormat(body), Text(body, 0)
+    form, whole = CompletionChunkFormat(body), CompletionChoice(body, 0)
     told: list[Any] = [form.choice(delta) for delta in deltas]
     for delta in deltas:
         whole.add(delta)
     offsets = [offset for choice in told for offset in choice["logprobs"]["text_offset"]]
-    shown: Any = whole.shown(0)
+    shown: Any = whole.to_json(0)
     assert offsets == shown["logprobs"]["text_offset"] == [0, 2, 3]

@@ -82,7 +82,7 @@ async def test_quotas_that_stand_still_are_told_where_an_operator_looks():
     quota = {"policy": "dynamic", "llm": {"nominal": 0.7, "min": 0.3}, "embedding": {"nominal": 0.3}}
     async with staged(SETTINGS, scheduling={"engine": {}}, quota=quota | {"tick_ms": 10_000}) as stage:
         assert (await stage.http.get("/ready")).json() == {"status": "ready"}
-        stage.service.quotas.trouble.met(Refused("no such quota"))
+        stage.service.quota_controller.health.failed(Refused("no such quota"))
         ready = await stage.http.get("/ready")
         assert ready.status_code == 200
         assert ready.json() == {"status": "ready", "impaired": {"quotas": "refused"}}

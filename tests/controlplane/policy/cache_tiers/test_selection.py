@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 from controlplane.core.clock import Duration, Instant, seconds
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import HiddenPrice, Pace
-from controlplane.policy.cache_tiers.selection import choose_forms
+from controlplane.core.view import HiddenStateCost, Pace
+from controlplane.policy.cache_tiers.selection import choose_tiers
 from controlplane.policy.engine.interface import EngineView
-from controlplane.policy.engine.request_state import Progress
-from controlplane.policy.engine.running_batch import Crowd
+from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.running_batch import RunningBatch
 
 BLOCK, ROWS = 16, 32
 STEP = seconds(0.04)
-CHEAP = HiddenPrice(0.0, 1e-7)
+CHEAP = HiddenStateCost(0.0, 1e-7)
 NOW = Instant(seconds(100.0))
 ANY = ServiceClass("any", Slo(), priority=0, sheddable=False)
 
@@ -31,16 +31,16 @@ def _progress(name, prompt, *, predicted=100):
         max_output_tokens=1_000,
         sequences=1,
     )
-    return Progress(request, predicted, name)
+    return RequestState(request, predicted, name)
 
 
 def _view(quota, running=()):
     pace = Pace(STEP, Duration(0))
-    return EngineView(NOW, pace, BLOCK, quota, 0, 0, 256, Crowd(running))
+    return EngineView(NOW, pace, BLOCK, quota, 0, 0, 256, RunningBatch(running))
 
 
 def _choose(view, waiting, hidden=(), *, price=CHEAP):
-    return choose_forms(view, waiting, hidden, rows_per_block=ROWS, price=price)
+    return choose_tiers(view, waiting, hidden, rows_per_block=ROWS, price=price)
 
 
 def _five():
@@ -63,19 +63,19 @@ def test_those_that_run_count_as_long_as_they_will_become():
 
 
 def test_all_do_where_it_costs_nothing():
-    assert len(_choose(_view(2 * 65 - 1), _five(), price=HiddenPrice(0.0)).hidden) == 5
+    assert len(_choose(_view(2 * 65 - 1), _five(), price=HiddenStateCost(0.0)).hidden) == 5
 
 
 @pytest.mark.parametrize(
     ("price", "count"),
     [
         # Restoring on an A100: 150 tokens of 55 requests take 0.18 s of a step of 0.04.
-        (HiddenPrice(2.24e-5), 0),
+        (HiddenStateCost(2.24e-5), 0),
         # Absorbing there: 3.4 ms, and 3 for 55 requests.
-        (HiddenPrice(0.0, 5.3e-5, 3.4e-3), 5),
+        (HiddenStateCost(0.0, 5.3e-5, 3.4e-3), 5),
         # Nearly half a step, for nearly twice the requests.
-        (HiddenPrice(0.0, 0.0, 1.8e-2), 5),
-        (HiddenPrice(0.0, 0.0, 1.9e-2), 0),
+        (HiddenStateCost(0.0, 0.0, 1.8e-2), 5),
+        (HiddenStateCost(0.0, 0.0, 1.9e-2), 0),
     ],
     ids=["restoring", "absorbing", "just worth it", "just not"],
 )
@@ -86,7 +86,7 @@ def test_hidden_states_are_kept_where_they_gain_more_than_they_delay(price, coun
 
 @pytest.mark.parametrize(
     ("quota", "price", "leaves"),
-    [(160, CHEAP, {"long"}), (160, HiddenPrice(0.0), set()), (159, CHEAP, set())],
+    [(160, CHEAP, {"long"}), (160, HiddenStateCost(0.0), set()), (159, CHEAP, set())],
     ids=["room and a price", "no price", "no room"],
 )
 def test_who_has_most_to_come_leaves(quota, price, leaves):
@@ -109,7 +109,7 @@ crowds = st.lists(st.tuples(st.integers(1, 600), st.integers(1, 400)), min_size=
 def test_the_order_of_asking_changes_nothing(crowd, quota, token, random):
     waiting = [_progress(f"w{i:02}", prompt, predicted=output) for i, (prompt, output) in enumerate(crowd)]
     shuffled = random.sample(waiting, len(waiting))
-    price = HiddenPrice(token)
+    price = HiddenStateCost(token)
     assert _choose(_view(quota), waiting, price=price) == _choose(_view(quota), shuffled, price=price)
 
 

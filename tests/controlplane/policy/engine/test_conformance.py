@@ -11,13 +11,13 @@ from controlplane.core.clock import Duration, Instant, milliseconds, scaled, sec
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
-from controlplane.policy.engine.apt_serve import AptKv
+from controlplane.policy.engine.apt_serve import AptServe
 from controlplane.policy.engine.gate_adapter import footprint_of, pool_view, waiting_of
 from controlplane.policy.engine.interface import RANKED, EngineView, StepPlan
 from controlplane.policy.engine.options import EngineOptions
-from controlplane.policy.engine.request_state import Progress
-from controlplane.policy.engine.running_batch import Crowd
-from controlplane.policy.engine.srmt import ShortestRemaining
+from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.running_batch import RunningBatch
+from controlplane.policy.engine.srmt import ShortestRemainingMemoryTime
 from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.registry import ORDERINGS, engine_policy
 
@@ -42,36 +42,36 @@ lives = st.fixed_dictionaries(
 )
 
 
-def progress(name: str, life: dict, *, is_running: bool) -> Progress:
+def progress(name: str, life: dict, *, is_running: bool) -> RequestState:
     arrival = Instant(NOW - milliseconds(life["ago_ms"]))
     ttft = None if life["ttft_ms"] is None else milliseconds(life["ttft_ms"])
     klass = ServiceClass("any", Slo(ttft=ttft), life["priority"], sheddable=False)
     request = Request(name, Kind.GENERATE, "m", "t", klass, klass.slo, arrival, life["prompt"], 400)
     gap = None if life["gap_ms"] is None else milliseconds(life["gap_ms"])
-    one = Progress(request, life["predicted"], name, gap=gap)
+    one = RequestState(request, life["predicted"], name, gap=gap)
     if is_running and life["done"]:
         one.stamp(Instant(arrival + milliseconds(min(100, life["ago_ms"]))), life["done"])
     return one
 
 
-def view_of(running: list[Progress], *, free: int, quota: int | None = None) -> EngineView:
+def view_of(running: list[RequestState], *, free: int, quota: int | None = None) -> EngineView:
     for one in running:
         one.held = -(-one.tokens // BLOCK)
     used = sum(p.held for p in running)
     growth = sum(p.tokens % BLOCK == 0 for p in running)
     quota = used + free if quota is None else quota
-    return EngineView(NOW, PACE, BLOCK, quota, used, growth, 64, Crowd(running))
+    return EngineView(NOW, PACE, BLOCK, quota, used, growth, 64, RunningBatch(running))
 
 
 def planned(
-    ordering: str, running: list[Progress], waiting: list[Progress], view: EngineView, **more
+    ordering: str, running: list[RequestState], waiting: list[RequestState], view: EngineView, **more
 ) -> StepPlan:
     policy = engine_policy(EngineOptions().changed({"ordering": ordering, **more}))
     for one in waiting:
-        policy.joined(one, NOW)
+        policy.enqueue(one, NOW)
     plan = policy.plan(view)
     for one in plan.offer:
-        policy.left(one)
+        policy.dequeue(one)
     assert policy.waiting() == len(waiting) - len(plan.offer)
     return plan
 
@@ -141,7 +141,7 @@ def test_an_idle_engine_starts_whatever_fits_alone(ordering):
     late = progress("late", life, is_running=False)
     view = view_of([], free=10)
     policy = engine_policy(EngineOptions(ordering=ordering))
-    policy.joined(late, NOW)
+    policy.enqueue(late, NOW)
     offered = [policy.plan(view).offer for _ in range(4)]
     assert [late] in offered
 
@@ -157,7 +157,7 @@ def test_the_gate_and_the_engine_decide_alike(ordering, crowd, slots):
     view = replace(view_of(running, free=40 + crowd[2]), free_slots=slots if running else 64)
     policy = engine_policy(EngineOptions(ordering=ordering, look_ahead="all"))
     for one in waiting:
-        policy.joined(one, NOW)
+        policy.enqueue(one, NOW)
     plan = policy.plan(view)
     line = [waiting_of(p, footprint_of(p, BLOCK), policy.rank_of(p)) for p in policy.order()]
     # In the engine who exceeds the quota stands aside; the gate never lets one in.
@@ -168,7 +168,9 @@ def test_the_gate_and_the_engine_decide_alike(ordering, crowd, slots):
     assert [p.request.id for p in plan.preempt] == victims
 
 
-def alike(name: str, random: Random, count: int, prompts: list[int], *, has_packed: bool) -> list[Progress]:
+def alike(
+    name: str, random: Random, count: int, prompts: list[int], *, has_packed: bool
+) -> list[RequestState]:
     """Most got a token just now; several came at the same time, are of one size, or both."""
     running = []
     for number in range(count):
@@ -204,15 +206,15 @@ def test_apt_decides_as_if_it_had_valued_and_sorted_everybody(random, counts, fr
     waiting = alike("w", random, counts[1], [60, 100, 260, 60_000], has_packed=has_packed)
     view = replace(view_of(running, free=free), free_slots=slots, has_packed=has_packed)
 
-    def by_value(one: Progress) -> tuple[float, Instant, str]:
+    def by_value(one: RequestState) -> tuple[float, Instant, str]:
         since = one.request.arrival if one.last_token is None else one.last_token
-        weight = decay if one.is_hopeless(NOW, Duration(0)) else 1.0
+        weight = decay if one.cannot_meet_slo(NOW, Duration(0)) else 1.0
         value = ((NOW - since) / 1e9 * weight + 1e-9) / view.need(one)
         return (-value, one.request.arrival, one.request.id)
 
-    policy = AptKv(decay)
+    policy = AptServe(decay)
     for one in waiting:
-        policy.joined(one, NOW)
+        policy.enqueue(one, NOW)
     plan = policy.plan(view)
     everybody, victims, free = sorted(running, key=by_value), [], view.free
     while free < 0 and everybody:
@@ -222,7 +224,7 @@ def test_apt_decides_as_if_it_had_valued_and_sorted_everybody(random, counts, fr
     if view.free < 0:
         assert plan.ranked == everybody[len(everybody) - len(plan.ranked) :]
         assert len(plan.ranked) >= min(RANKED, len(everybody))
-    offer: list[Progress] = []
+    offer: list[RequestState] = []
     for one in sorted(waiting, key=by_value):
         if view.need(one) <= view.quota:
             if view.need(one) > free or len(offer) == slots:
@@ -232,13 +234,13 @@ def test_apt_decides_as_if_it_had_valued_and_sorted_everybody(random, counts, fr
     assert plan.offer == offer
 
 
-class AskingEverybody(ShortestRemaining):
+class AskingEverybody(ShortestRemainingMemoryTime):
     """`srmt` by its rule alone: nobody is passed over because somebody else got nothing."""
 
     def _resume(self, draft):
         for one in [one for _, one in self._paused if draft.fits(one)]:
             resumed = draft.view.now + scaled(draft.view.pace.step, 3) + one.prefill(draft.view.pace)
-            if draft.settles(one) or (one.deadline() is not None and resumed > one.deadline()):
+            if draft.fits_for_horizon(one) or (one.deadline() is not None and resumed > one.deadline()):
                 draft.start(one)
 
     def _start_fresh(self, draft):
@@ -247,11 +249,13 @@ class AskingEverybody(ShortestRemaining):
                 return
             if self._is_beyond(one, size):
                 self._start_beyond(draft, one, size)
-            elif not (draft.settles(one) and draft.start(one)) and self._is_urgent(one, draft.view.now):
-                draft.start(one) or draft.take(one, self._options.preempt_ratio * size)
+            elif not (draft.fits_for_horizon(one) and draft.start(one)) and self._is_urgent(
+                one, draft.view.now
+            ):
+                draft.start(one) or draft.start_by_preempting(one, self._options.preempt_ratio * size)
 
 
-def anybody(random: Random, name: str, *, is_running: bool) -> Progress:
+def anybody(random: Random, name: str, *, is_running: bool) -> RequestState:
     """Who waits is in time still, and mostly urgent."""
     life = {
         "prompt": random.randint(1, 300),
@@ -279,10 +283,10 @@ def test_who_is_passed_over_could_not_have_started(settle, cut):
         waiting = [anybody(random, f"w{i}", is_running=False) for i in range(random.randint(0, 30))]
         view = replace(view_of(running, free=random.randint(-9, 60)), free_slots=random.choice([2, 64]))
         plans = []
-        for policy in (ShortestRemaining(options), AskingEverybody(options)):
+        for policy in (ShortestRemainingMemoryTime(options), AskingEverybody(options)):
             policy._cut.size = cut
             for one in waiting:
-                policy.joined(one, NOW)
+                policy.enqueue(one, NOW)
             plans.append(policy.plan(view))
         assert plans[0] == plans[1]
 
@@ -308,7 +312,7 @@ def test_who_takes_long_to_read_costs_what_the_full_memory_loses_meanwhile():
     long_answer = progress("told", {**base, "prompt": 20, "predicted": 95}, is_running=False)
     policy = engine_policy(EngineOptions(ordering="srmt"))
     for one in (long_prompt, long_answer):
-        policy.joined(one, NOW)
+        policy.enqueue(one, NOW)
     view = view_of([], free=100)
     assert policy.plan(view).offer == [long_answer, long_prompt]
     # Who waits is valued anew when the price has moved, but not for each small change.
@@ -317,7 +321,7 @@ def test_who_takes_long_to_read_costs_what_the_full_memory_loses_meanwhile():
     free_to_read = replace(view, pace=Pace(PACE.step, milliseconds(0)))
     assert policy.plan(free_to_read).offer == [long_prompt, long_answer]
     for one in (long_prompt, long_answer):
-        policy.left(one)
+        policy.dequeue(one)
     assert policy.plan(view).offer == []
     free_by_option = planned("srmt", [], [long_prompt, long_answer], view, prompt_price=0.0)
     assert free_by_option.offer == [long_prompt, long_answer]
@@ -329,7 +333,7 @@ def test_requests_alike_go_by_arrival_whatever_a_prompt_costs_as_they_come():
     came = []
     for number, per_token in enumerate((0.15, 0.14, 0.16, 0.15, 0.17, 0.13)):
         came.append(progress(f"r{number}", {**life, "ago_ms": 100 - number}, is_running=False))
-        policy.joined(came[-1], NOW)
+        policy.enqueue(came[-1], NOW)
         plan = policy.plan(replace(view_of([], free=100), pace=Pace(PACE.step, milliseconds(per_token))))
     assert plan.offer == came
 
@@ -340,10 +344,10 @@ def test_after_its_patience_a_lost_request_starts_first_and_keeps_its_place():
     young = [progress(f"y{i}", {**base, "ago_ms": 10, "predicted": 5}, is_running=False) for i in range(4)]
     policy = engine_policy(EngineOptions(ordering="srmt", starvation_ms=15_000))
     for one in (old, *young):
-        policy.joined(one, NOW)
+        policy.enqueue(one, NOW)
     view = view_of([], free=8)
     assert policy.plan(view).offer[0] is old
-    policy.left(old)
+    policy.dequeue(old)
     old.stamp(NOW, 1)
     crowded = replace(view_of([old], free=0), quota=8)
     for one in young:
@@ -358,12 +362,12 @@ def test_who_is_lost_starts_only_on_what_arrivals_leave_over(apart_ms, starts):
     lost, *others = came
     policy = engine_policy(EngineOptions(ordering="srmt"))
     for one in came:
-        policy.joined(one, NOW)
+        policy.enqueue(one, NOW)
     runs = progress("runs", {**base, "done": 20, "ago_ms": 200}, is_running=True)
     view = view_of([runs], free=80)
     policy.plan(replace(view, free_slots=0))
     for one in others:
-        policy.left(one)
+        policy.dequeue(one)
     assert any(lost in policy.plan(view).offer for _ in range(4)) == starts
 
 
@@ -376,7 +380,7 @@ def test_the_smallest_of_the_lost_start_first_and_in_an_idle_engine_the_oldest()
     )
     policy = engine_policy(EngineOptions(ordering="srmt"))
     for one in (old, small):
-        policy.joined(one, NOW)
+        policy.enqueue(one, NOW)
     beside = [policy.plan(view_of([runs], free=80)).offer for _ in range(4)]
     assert [small, old] in beside
     assert policy.plan(view_of([], free=14)).offer == [old]

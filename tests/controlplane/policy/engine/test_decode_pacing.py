@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.policy.engine.decode_pacing import next_step
-from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.decode_pacing import next_step_start
+from controlplane.policy.engine.request_state import RequestState
 
 LAST, NOW = Instant(1_000), Instant(1_010)
 
 
-def running(*, first=900, done=11, limit=111, gap=None, **promise) -> Progress:
+def running(*, first=900, done=11, limit=111, gap=None, **promise) -> RequestState:
     """It arrived at 0 and has `done` tokens; each of its objectives is in nanoseconds."""
     slo = Slo(**{name: Duration(value) for name, value in promise.items()})
     request = Request(
         "r", Kind.GENERATE, "model", "tests", ServiceClass("c", slo, 0, sheddable=True), slo, Instant(0),
         prompt_tokens=8, max_output_tokens=limit,
     )  # fmt: skip
-    progress = Progress(request, 100, "r", gap=gap)
+    progress = RequestState(request, 100, "r", gap=gap)
     if first is not None:
         progress.first_token, progress.last_token = Instant(first), Instant(990)
         progress.tokens += done
@@ -50,7 +50,7 @@ def running(*, first=900, done=11, limit=111, gap=None, **promise) -> Progress:
     ],
 )
 def test_half_of_the_shortest_promise_is_given_away(those, waits):
-    assert next_step(those, LAST, NOW, 0.5) == LAST + waits
+    assert next_step_start(those, LAST, NOW, 0.5) == LAST + waits
 
 
 PROMISES = st.fixed_dictionaries(
@@ -62,10 +62,10 @@ PROMISES = st.fixed_dictionaries(
 def test_nobody_with_a_promise_makes_it_longer_and_a_share_of_nothing_is_nothing(said, one_more, share):
     those = [running(**promise) for promise in said]
     before, after = (
-        next_step(those, LAST, NOW, share),
-        next_step([*those, running(**one_more)], LAST, NOW, share),
+        next_step_start(those, LAST, NOW, share),
+        next_step_start([*those, running(**one_more)], LAST, NOW, share),
     )
     assert after >= LAST
     if any(said):
         assert after <= before
-    assert next_step(those, LAST, NOW, 0.0) == LAST
+    assert next_step_start(those, LAST, NOW, 0.0) == LAST

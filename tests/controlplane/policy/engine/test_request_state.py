@@ -8,7 +8,7 @@ from controlplane.core.clock import Instant
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.policy.engine.request_state import Progress
+from controlplane.policy.engine.request_state import RequestState
 
 ANY = ServiceClass("any", Slo(), 0, sheddable=False)
 FORECAST = LengthForecast((0.0, 0.5, 1.0), (10.0, 60.0, 200.0))
@@ -18,10 +18,10 @@ lives = st.tuples(
 )
 
 
-def progress(name: str, life: tuple[int, int, int, int, bool]) -> Progress:
+def progress(name: str, life: tuple[int, int, int, int, bool]) -> RequestState:
     prompt, done, predicted, limit, is_foretold = life
     request = Request(name, Kind.GENERATE, "m", "t", ANY, ANY.slo, Instant(0), prompt, limit)
-    one = Progress(request, predicted, name, FORECAST if is_foretold else None)
+    one = RequestState(request, predicted, name, FORECAST if is_foretold else None)
     one.tokens += done
     return one
 
@@ -42,5 +42,5 @@ def test_what_is_to_come_follows_from_what_was_predicted(life):
 @pytest.mark.parametrize("done", [0, 50, 500])
 def test_what_is_foretold_later_replaces_the_number(done):
     one = progress("one", (100, done, 400, 1_000, False))
-    one.foretell(FORECAST)
+    one.set_forecast(FORECAST)
     assert one.remaining() == to_come((100, done, 400, 1_000, True))

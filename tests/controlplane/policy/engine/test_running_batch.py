@@ -14,8 +14,8 @@ from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
 from controlplane.policy.engine.gate_adapter import lease_table
 from controlplane.policy.engine.interface import EngineView
-from controlplane.policy.engine.request_state import Progress
-from controlplane.policy.engine.running_batch import Crowd
+from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.running_batch import RunningBatch
 
 LEVELS = (0.0, 0.3, 0.6, 1.0)
 
@@ -25,14 +25,14 @@ def forecast(random: Random) -> LengthForecast:
     return LengthForecast(LEVELS, tuple(sorted(random.choice([0.0, 1.5, 20.0, 60.0, 200.0]) for _ in LEVELS)))
 
 
-def newcomer(name: str, random: Random) -> Progress:
+def newcomer(name: str, random: Random) -> RequestState:
     ttft = random.choice([None, Duration(3), Duration(50)])
     klass = ServiceClass("any", Slo(ttft=ttft), random.randrange(3), sheddable=False)
     limit = random.choice([1, 30, 400])
     request = Request(
         name, Kind.GENERATE, "m", "t", klass, klass.slo, Instant(0), random.randint(1, 90), limit
     )
-    one = Progress(
+    one = RequestState(
         request,
         predicted=random.choice([1, 20, 90]),
         name=name,
@@ -50,20 +50,20 @@ def newcomer(name: str, random: Random) -> Progress:
 SEEN = ("tokens", "held", "first_token", "last_token", "is_missed", "forecast")
 
 
-def seen(one: Progress) -> list[object]:
+def seen(one: RequestState) -> list[object]:
     return [getattr(one, name) for name in SEEN]
 
 
-Twins = list[tuple[Progress, Progress]]
+Twins = list[tuple[RequestState, RequestState]]
 """Of each, one that is in the crowd, and one that is told by itself whatever becomes of it."""
 
 
-def twins(name: str, random: Random) -> tuple[Progress, Progress]:
+def twins(name: str, random: Random) -> tuple[RequestState, RequestState]:
     seed = random.random()
     return newcomer(name, Random(seed)), newcomer(name, Random(seed))
 
 
-def check(crowd: Crowd, those: Twins, now: Instant, random: Random) -> None:
+def check(crowd: RunningBatch, those: Twins, now: Instant, random: Random) -> None:
     alone = [one for _, one in those]
     assert crowd.ids == [one.request.id for one in alone]
     assert [crowd.ids[at] for at in crowd.by_id.argsort()] == sorted(crowd.ids)
@@ -73,7 +73,7 @@ def check(crowd: Crowd, those: Twins, now: Instant, random: Random) -> None:
     assert crowd.is_guess.tolist() == [one.is_guess for one in alone]
     assert crowd.to_come().tolist() == [one.remaining() for one in alone]
     assert crowd.memory_time().tolist() == [one.memory_time() for one in alone]
-    assert crowd.is_lost(now).tolist() == [one.is_hopeless(now, Duration(0)) for one in alone]
+    assert crowd.is_lost(now).tolist() == [one.cannot_meet_slo(now, Duration(0)) for one in alone]
     assert crowd.has_token_of(now).tolist() == [one.last_token == now for one in alone]
     deviations = [0.0 if one.forecast is None else one.forecast.deviation for one in alone]
     assert crowd.variance.tolist() == [one**2 for one in deviations]
@@ -88,7 +88,7 @@ def check(crowd: Crowd, those: Twins, now: Instant, random: Random) -> None:
 
 @given(random=st.randoms(use_true_random=True))
 def test_all_at_once_say_what_each_would_say_alone(random):
-    crowd = Crowd()
+    crowd = RunningBatch()
     those: Twins = []
     for step in range(40):
         now = Instant(10 + 2 * step)
@@ -102,9 +102,9 @@ def test_all_at_once_say_what_each_would_say_alone(random):
             assert seen(mine) == seen(alone)
         if those and random.random() < 0.2:
             mine, alone = random.choice(those)
-            mine.foretell(another := forecast(random))
-            alone.foretell(another)
-            crowd.foretold(mine)
+            mine.set_forecast(another := forecast(random))
+            alone.set_forecast(another)
+            crowd.set_forecast(mine)
         for at, (_, alone) in enumerate(those):
             new = random.choice([0, 1, 1, 1, 1, 40]) if step % 3 else 1
             if new:
@@ -125,7 +125,7 @@ def test_all_at_once_say_what_each_would_say_alone(random):
 def test_leases_stand_at_what_each_has_and_will_have(packed):
     running = [newcomer(f"r{at}", Random(at)) for at in range(20)]
     running[3].per_block = packed
-    crowd = Crowd(running)
+    crowd = RunningBatch(running)
     view = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, 100, 0, 0, 64, crowd)
     table = lease_table(crowd, view)
     slopes = [16 / (one.per_block or 16) for one in running]

@@ -5,15 +5,15 @@ from math import inf
 import pytest
 
 from controlplane.core.clock import Instant, milliseconds
-from controlplane.policy.engine.size_cutoff import SizeCut
+from controlplane.policy.engine.size_cutoff import SizeCutoff
 
 MEMORY = 10_000
 STEP = milliseconds(10)
 
 
-def seen(*, load: float, tokens: int, share: float = 0.75, count: int = 200) -> SizeCut:
+def seen(*, load: float, tokens: int, share: float = 0.75, count: int = 200) -> SizeCutoff:
     """After arrivals alike that keep `load` of the memory resident, each with `tokens` at its end."""
-    cut = SizeCut(window=count, share=share)
+    cut = SizeCutoff(window=count, share=share)
     size = 100.0 * tokens
     apart = milliseconds(10 * size / (load * MEMORY) * count / (count - 1))
     for number in range(count):
@@ -37,7 +37,7 @@ def test_what_is_left_over_is_less_where_few_requests_fill_the_memory(load, toke
 
 
 def test_all_is_left_over_until_something_is_known():
-    cut = SizeCut(window=200, share=0.75)
+    cut = SizeCutoff(window=200, share=0.75)
     cut.arrived(Instant(0), 1e9, 2_000)
     cut.update(MEMORY, STEP, use=0.0)
     assert (cut.spare, cut.size) == (1.0, inf)

@@ -11,18 +11,18 @@ from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
 from controlplane.policy.engine.interface import EngineView
-from controlplane.policy.engine.request_state import Progress
-from controlplane.policy.engine.running_batch import Crowd
+from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.engine.srmt import AgedShare
 
 QUOTA = 100
-VIEW = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, QUOTA, 0, 0, 64, Crowd())
+VIEW = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, QUOTA, 0, 0, 64, RunningBatch())
 KLASS = ServiceClass("any", Slo(), 0, sheddable=False)
 ANY = Request("any", Kind.GENERATE, "m", "t", KLASS, KLASS.slo, Instant(0), 1, 1)
 
 
-def holding(blocks: int) -> Progress:
-    one = Progress(ANY, predicted=1, name="any")
+def holding(blocks: int) -> RequestState:
+    one = RequestState(ANY, predicted=1, name="any")
     one.held = blocks
     return one
 
@@ -30,10 +30,10 @@ def holding(blocks: int) -> Progress:
 def served(share: float, stays: list[tuple[int, int]], steps: int) -> tuple[int, int]:
     """(block-steps of the aged, starts) when the next one of (blocks, steps) starts whenever it may."""
     account, used, starts = AgedShare(share), 0, 0
-    left: dict[Progress, int] = {}
+    left: dict[RequestState, int] = {}
     for _ in range(steps):
         used += sum(one.held for one in left)
-        account.account(replace(VIEW, running=Crowd(left)))
+        account.account(replace(VIEW, running=RunningBatch(left)))
         left = {one: stay - 1 for one, stay in left.items() if stay > 1}
         if account.has_credit:
             blocks, stay = stays[starts % len(stays)]
@@ -63,7 +63,7 @@ def test_nothing_is_saved_up_while_nobody_is_served():
         account.account(VIEW)
     one = holding(60)
     account.running.add(one)
-    account.account(replace(VIEW, running=Crowd([one])))
+    account.account(replace(VIEW, running=RunningBatch([one])))
     assert not account.has_credit
     account.account(VIEW)
     assert account.has_credit

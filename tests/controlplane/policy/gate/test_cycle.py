@@ -18,15 +18,15 @@ from controlplane.core.view import Pace, PoolView, Queue, Reserve, Running, Shar
 from controlplane.policy.gate.admission import Admission, AdmissionOptions, predicted_wait, wait_bound
 from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.gate.ordering import OrderingOptions
-from controlplane.policy.gate.preemption import EvictionOptions
-from controlplane.policy.registry import ADMISSIONS, ORDERINGS, chosen, gate_ordering
+from controlplane.policy.gate.preemption import PreemptionOptions
+from controlplane.policy.registry import ADMISSIONS, ORDERINGS, gate_ordering, lookup
 
 NOW = Instant(seconds(100))
 PACE = Pace(step=milliseconds(20), per_prompt_token=milliseconds(0.1))
 OPTIONS = AdmissionOptions(
     overflow_probability=0.05, max_waiting=4, max_wait=seconds(30), defer_threshold=milliseconds(50)
 )
-EVICTION = EvictionOptions(tau=seconds(1), almost_done_steps=2, thrash_penalty=1.0)
+EVICTION = PreemptionOptions(tau=seconds(1), almost_done_steps=2, thrash_penalty=1.0)
 CLASSES = [
     ServiceClass("batch", Slo(), priority=0, sheddable=False),
     ServiceClass("chat", Slo(ttft=seconds(2)), priority=1, sheddable=True),
@@ -57,7 +57,7 @@ queues = st.lists(wishes, min_size=1, max_size=8)
 
 
 def admission(name: str = "look-ahead") -> Admission:
-    return Admission(OPTIONS, EVICTION, chosen("admission.policy", ADMISSIONS, name))
+    return Admission(OPTIONS, EVICTION, lookup("admission.policy", ADMISSIONS, name))
 
 
 def waiting_of(wish: dict[str, Any], index: int, ordering: str) -> Waiting:
@@ -83,7 +83,7 @@ def share_of(load: list[Footprint], *, preemptible: bool = True, slots: int = 10
     ledger = MemoryLedger({Owner.LLM: Quota(1_000), Owner.EMBEDDING: Quota(0)})
     running = []
     for i, footprint in enumerate(load):
-        if ledger.wanted(Owner.LLM) + footprint.base > 1_000:
+        if ledger.demanded(Owner.LLM) + footprint.base > 1_000:
             break
         ledger.open(f"r{i}", Owner.LLM, footprint, priority=i % 2)
         running.append(
@@ -133,7 +133,7 @@ def test_every_policy_conforms(
     by_id = {w.request.id: w for w in queue.waiting}
     assert set(decided) <= set(by_id)
 
-    stands_back = partial(admission(policy).stands_back, share, now=NOW)
+    stands_back = partial(admission(policy).yields_to_timely, share, now=NOW)
     ranks = [(stands_back(by_id[name]), by_id[name].rank) for name, _ in plan.dispatches]
     assert ranks == sorted(ranks), "nobody overtakes but who would else be late too"
     priorities = dict(zip(share.leases.ids, share.leases.priority, strict=True))
@@ -281,23 +281,26 @@ def test_memory_reserved_for_a_higher_priority_is_there_for_it_alone():
     ledger.open("running", Owner.LLM, Footprint(100, steps=10), priority=0)
     share = Share(
         ceiling=1_000, held=100, deficit=0, largest=1_000, free_slots=9, leases=ledger.table(Owner.LLM),
-        pace=PACE, reserve=Reserve(held_back=600, priority=2),
+        pace=PACE, reserve=Reserve(reserved_bytes=600, priority=2),
     )  # fmt: skip
     one = admission()
     footprint = {"base": 400, "per_step": 0, "steps": 5, "spread": 0.0, "worst": 400}
     for at, expected in ((0, Reason.NO_MEMORY), (1, Reason.NO_MEMORY), (2, Admit)):
         wish = {"ago_ms": 0, "at": at, "footprint": Footprint(**footprint), "accepted": False}
-        verdict = one.try_admit(share, one.look(share), waiting_of({**wish, "undecided": True}, 0, "edf"))
+        verdict = one.try_admit(
+            share, one.lookahead(share), waiting_of({**wish, "undecided": True}, 0, "edf")
+        )
         assert verdict is expected or isinstance(verdict, Admit) == (expected is Admit)
     idle = replace(share, held=0, leases=MemoryLedger({Owner.LLM: Quota(1)}).table(Owner.LLM))
     assert isinstance(
-        one.try_admit(idle, one.look(idle), waiting_of({**wish, "at": 0, "undecided": True}, 0, "edf")), Admit
+        one.try_admit(idle, one.lookahead(idle), waiting_of({**wish, "at": 0, "undecided": True}, 0, "edf")),
+        Admit,
     )
 
 
 @pytest.mark.parametrize(("base", "passes"), [(400, True), (950, False)])
 def test_those_for_whom_memory_is_reserved_pass_one_that_only_the_reserve_keeps_waiting(base, passes):
-    share = replace(share_of([Footprint(100, steps=10)]), reserve=Reserve(held_back=600, priority=2))
+    share = replace(share_of([Footprint(100, steps=10)]), reserve=Reserve(reserved_bytes=600, priority=2))
     first = {"ago_ms": 20_000, "at": 0, "footprint": Footprint(base, steps=5, worst=base), "accepted": False}
     second = {"ago_ms": 0, "at": 2, "footprint": Footprint(300, steps=5, worst=300), "accepted": False}
     wishes = [{**wish, "undecided": True} for wish in (first, second)]
@@ -318,7 +321,7 @@ def test_a_serial_owner_frees_memory_as_it_works():
 
     def wait_ms(base: int, *, ahead: float = 0.0) -> float:
         waiting = waiting_of({**wish, "footprint": Footprint(base)}, 0, "edf")
-        return predicted_wait(share, admission().look(share), waiting, ahead=ahead) / 1e6
+        return predicted_wait(share, admission().lookahead(share), waiting, ahead=ahead) / 1e6
 
     # 4,000 tokens of 0.1 ms hold the pool: a quarter of it is free after a quarter of the work.
     assert [wait_ms(base) for base in (250, 500, 1_000)] == [100, 200, 400]

@@ -11,7 +11,7 @@ from controlplane.core.decision import Reason
 from controlplane.core.memory import Footprint
 from controlplane.core.request import Owner
 from controlplane.core.slo import Slo
-from controlplane.core.view import PoolView, Queue, Tempo
+from controlplane.core.view import DecodeLoad, PoolView, Queue
 from controlplane.policy.gate.cycle import run_cycle
 from tests.controlplane.policy.gate.test_cycle import (
     CLASSES,
@@ -24,9 +24,9 @@ from tests.controlplane.policy.gate.test_cycle import (
 )
 
 
-def one_more_at_a_time(width: int) -> Tempo:
+def one_more_at_a_time(width: int) -> DecodeLoad:
     """So many run, and one more keeps the promise of 20 ms a token that somebody has."""
-    return Tempo(
+    return DecodeLoad(
         step=lambda sequences, cells: 20e6 if sequences <= width + 1 else 21e6,
         per_prompt_token=0.0, lost_share=0.0, lost_deviation=0.0, sequences=width, cells=0, unread=0,
         left=np.array([1e12]), tokens=np.ones(1), promised=np.array([20e6]), priority=np.array([1.0]),
@@ -34,19 +34,19 @@ def one_more_at_a_time(width: int) -> Tempo:
 
 
 def test_who_would_break_the_pace_of_others_waits_and_takes_nobodys_place():
-    share = replace(share_of([Footprint(10, steps=400)]), tempo=one_more_at_a_time(1))
+    share = replace(share_of([Footprint(10, steps=400)]), decode_load=one_more_at_a_time(1))
     wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
     plan = run_cycle(view_of(share, [wish, wish]), NOW, admission())
     assert [(name, admit.victims) for name, admit in plan.dispatches] == [("w0", ())]
     assert [(name, defer.reason) for name, defer in plan.deferrals] == [("w1", Reason.NO_PACE)]
-    careless = replace(admission(), options=replace(OPTIONS, keeps_pace=False))
+    careless = replace(admission(), options=replace(OPTIONS, tpot_guard=False))
     assert len(run_cycle(view_of(share, [wish, wish]), NOW, careless).dispatches) == 2
 
 
 def test_who_is_never_refused_and_has_to_begin_in_time_waits_only_for_the_pace_of_higher_classes():
     """By waiting it would lose what its equals win, since there is always another one of its kind."""
     full = replace(one_more_at_a_time(2), sequences=3)
-    share = replace(share_of([Footprint(10, steps=400)]), tempo=full)
+    share = replace(share_of([Footprint(10, steps=400)]), decode_load=full)
 
     def starts(**other: Any) -> bool:
         wish = {
@@ -72,7 +72,7 @@ def test_who_is_never_refused_and_has_to_begin_in_time_waits_only_for_the_pace_o
 
 def test_an_engine_that_orders_gets_no_more_than_keep_their_pace():
     ordering = replace(share_of([Footprint(10, steps=400)]), inside=lambda waiting: 0.0)
-    share = replace(ordering, tempo=one_more_at_a_time(1))
+    share = replace(ordering, decode_load=one_more_at_a_time(1))
     wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
     plan = run_cycle(view_of(share, [wish, wish]), NOW, admission())
     assert [name for name, _ in plan.dispatches] == ["w0"]
@@ -84,7 +84,7 @@ def test_an_engine_that_orders_gets_no_more_than_keep_their_pace():
 def said(at: int, *, unread: int, width: int = 9, accepted: bool = False) -> str:
     """To one of the class number `at` beside so many: that it is in, or why not."""
     tempo = replace(one_more_at_a_time(width), per_prompt_token=1e5, unread=unread)
-    share = replace(share_of([Footprint(10, steps=5)]), tempo=tempo)
+    share = replace(share_of([Footprint(10, steps=5)]), decode_load=tempo)
     wish = {
         "footprint": Footprint(10, steps=5),
         "accepted": accepted,

@@ -11,9 +11,9 @@ from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace, PoolView, Queue, Share, Waiting
 from controlplane.policy.gate.admission import Admission, AdmissionOptions
 from controlplane.policy.gate.cycle import run_cycle
-from controlplane.policy.gate.moore_hodgson import Turn, giving_way
-from controlplane.policy.gate.preemption import EvictionOptions
-from controlplane.policy.registry import ADMISSIONS, chosen
+from controlplane.policy.gate.moore_hodgson import DeadlineJob, late_jobs
+from controlplane.policy.gate.preemption import PreemptionOptions
+from controlplane.policy.registry import ADMISSIONS, lookup
 
 NOW = Instant(seconds(100))
 PACE = Pace(step=milliseconds(20), per_prompt_token=milliseconds(0.1))
@@ -21,8 +21,8 @@ ADMISSION = Admission(
     AdmissionOptions(
         overflow_probability=0.05, max_waiting=9, max_wait=seconds(30), defer_threshold=milliseconds(50)
     ),
-    EvictionOptions(tau=seconds(1), almost_done_steps=2, thrash_penalty=1.0),
-    chosen("admission.policy", ADMISSIONS, "look-ahead"),
+    PreemptionOptions(tau=seconds(1), almost_done_steps=2, thrash_penalty=1.0),
+    lookup("admission.policy", ADMISSIONS, "look-ahead"),
 )
 INDEX = ServiceClass("index", Slo(e2e=seconds(2)), priority=0, sheddable=True)
 SEARCH = ServiceClass("search", Slo(e2e=seconds(2)), priority=1, sheddable=True)
@@ -34,7 +34,11 @@ Call = tuple[ServiceClass, int]
 
 turns = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 9), st.none() | st.integers(0, 2)), max_size=12
-).map(lambda drawn: [Turn(Instant(at), n, str(n), float(size), of) for n, (at, size, of) in enumerate(drawn)])
+).map(
+    lambda drawn: [
+        DeadlineJob(Instant(at), n, str(n), float(size), of) for n, (at, size, of) in enumerate(drawn)
+    ]
+)
 
 
 def called(name: str, of: ServiceClass, tokens: int, model: str, ago_ms: float = 0) -> Request:
@@ -126,7 +130,7 @@ def test_who_was_promised_nothing_gives_no_way():
 
 @given(turns, st.integers(0, 10))
 def test_all_that_stay_are_in_time_and_who_may_not_go_stays(drawn, begin):
-    gone = giving_way(drawn, begin, 1.0)
+    gone = late_jobs(drawn, begin, 1.0)
     assert gone <= {turn.name for turn in drawn if turn.standing is not None}
     alone = _in_time([turn for turn in drawn if turn.standing is None], begin)
     end = float(begin)
@@ -139,12 +143,12 @@ def test_all_that_stay_are_in_time_and_who_may_not_go_stays(drawn, begin):
 
 @given(turns, st.integers(0, 10))
 def test_lower_classes_change_nothing_for_higher_ones(drawn, begin):
-    gone = giving_way(drawn, begin, 1.0)
+    gone = late_jobs(drawn, begin, 1.0)
     above = [turn for turn in drawn if turn.standing is None or turn.standing > 0]
-    assert gone & {turn.name for turn in above} == giving_way(above, begin, 1.0)
+    assert gone & {turn.name for turn in above} == late_jobs(above, begin, 1.0)
 
 
-def _in_time(fixed: list[Turn], begin: float) -> set[str]:
+def _in_time(fixed: list[DeadlineJob], begin: float) -> set[str]:
     kept = set()
     for turn in sorted(fixed):
         if begin + turn.tokens <= turn.deadline:

@@ -12,9 +12,9 @@ from controlplane.core.clock import Duration, milliseconds, seconds
 from controlplane.core.decision import Victim
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.view import Running
-from controlplane.policy.gate.preemption import EvictionOptions, choose_victims, victim_cost
+from controlplane.policy.gate.preemption import PreemptionOptions, choose_victims, victim_cost
 
-OPTIONS = EvictionOptions(tau=seconds(0.5), almost_done_steps=8, thrash_penalty=1.0)
+OPTIONS = PreemptionOptions(tau=seconds(0.5), almost_done_steps=8, thrash_penalty=1.0)
 PLAIN = Running(
     request_id="a",
     priority=0,

@@ -12,8 +12,8 @@ from controlplane.core.clock import Instant, milliseconds, seconds
 from controlplane.core.memory import Footprint
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Tempo, Waiting
-from controlplane.policy.gate.tpot_guard import keeps_pace
+from controlplane.core.view import DecodeLoad, Waiting
+from controlplane.policy.gate.tpot_guard import tpot_feasible
 
 
 def newcomer(tpot_ms: float | None, *, prompt: int = 0, tokens: int = 10) -> Waiting:
@@ -23,10 +23,12 @@ def newcomer(tpot_ms: float | None, *, prompt: int = 0, tokens: int = 10) -> Wai
     return Waiting(request, Footprint(base=1, per_step=1, steps=tokens), None, (0, 0, "new"), 1.0)
 
 
-def running(*answers: tuple[float, int], tpot_ms: float | None = 20, sequences: int | None = None) -> Tempo:
+def running(
+    *answers: tuple[float, int], tpot_ms: float | None = 20, sequences: int | None = None
+) -> DecodeLoad:
     """Each of `answers` has so many milliseconds left for so many tokens. A step takes 10 ms and one more for
     each sequence, a prompt token 1 ms."""
-    return Tempo(
+    return DecodeLoad(
         step=lambda width, cells: 1e6 * (10 + width),
         per_prompt_token=1e6,
         lost_share=0.0,
@@ -66,14 +68,14 @@ def running(*answers: tuple[float, int], tpot_ms: float | None = 20, sequences: 
         (running((-50, 10), (125, 10)), newcomer(None), False),
     ],
 )
-def test_one_more(tempo: Tempo, one: Waiting, *, is_kept: bool) -> None:
-    assert keeps_pace(tempo, one) is is_kept
+def test_one_more(tempo: DecodeLoad, one: Waiting, *, is_kept: bool) -> None:
+    assert tpot_feasible(tempo, one) is is_kept
 
 
 def test_what_decoding_loses_takes_its_share() -> None:
     tempo = running((150, 10))
-    assert keeps_pace(tempo, newcomer(None))
-    assert not keeps_pace(replace(tempo, lost_share=0.25), newcomer(None))
+    assert tpot_feasible(tempo, newcomer(None))
+    assert not tpot_feasible(replace(tempo, lost_share=0.25), newcomer(None))
 
 
 def test_a_newcomer_must_keep_more_promises_than_it_is_likely_to_break() -> None:
@@ -81,16 +83,16 @@ def test_a_newcomer_must_keep_more_promises_than_it_is_likely_to_break() -> None
     another. In 4 steps it is 6 ms."""
     uneven = partial(replace, lost_deviation=3e6)
     # From 1.3 deviations in hand to 2 in arrears: 0.88 promises, less than one.
-    assert keeps_pace(uneven(running((1_140, 100))), newcomer(None))
+    assert tpot_feasible(uneven(running((1_140, 100))), newcomer(None))
     # Of two such, 1.76.
-    assert not keeps_pace(uneven(running((1_240, 100), (1_240, 100))), newcomer(None))
+    assert not tpot_feasible(uneven(running((1_240, 100), (1_240, 100))), newcomer(None))
     # Neither is kept anyway.
-    assert keeps_pace(uneven(running((900, 100), (900, 100))), newcomer(None))
+    assert tpot_feasible(uneven(running((900, 100), (900, 100))), newcomer(None))
     # Both are kept anyway.
-    assert keeps_pace(uneven(running((1_400, 100), (1_400, 100))), newcomer(None))
+    assert tpot_feasible(uneven(running((1_400, 100), (1_400, 100))), newcomer(None))
     # Its prompt costs 0.7 of a promise; its own is kept in one case of six, or it has none to miss.
-    assert not keeps_pace(uneven(running((48, 4), tpot_ms=None)), newcomer(12.1, prompt=10))
-    assert keeps_pace(uneven(running((48, 4), tpot_ms=None)), newcomer(None, prompt=10))
+    assert not tpot_feasible(uneven(running((48, 4), tpot_ms=None)), newcomer(12.1, prompt=10))
+    assert tpot_feasible(uneven(running((48, 4), tpot_ms=None)), newcomer(None, prompt=10))
 
 
 @given(
@@ -106,21 +108,21 @@ def test_more_time_left_keeps_nobody_out(
     in_time = [(max(left, tokens * least + 0.001), tokens) for left, tokens in answers]
     one = newcomer(tpot_ms, prompt=20)
     richer = [(left + more, tokens) for left, tokens in in_time]
-    if keeps_pace(running(*in_time), one):
-        assert keeps_pace(running(*richer), one)
+    if tpot_feasible(running(*in_time), one):
+        assert tpot_feasible(running(*richer), one)
 
 
 def test_of_what_was_promised_only_that_to_higher_classes_can_be_asked() -> None:
     tempo = replace(running((125, 10), (200, 10)), priority=np.array([2.0, 1.0]))
-    assert not keeps_pace(tempo.to_higher(1), newcomer(None))
-    assert keeps_pace(tempo.to_higher(2), newcomer(None))
+    assert not tpot_feasible(tempo.to_higher(1), newcomer(None))
+    assert tpot_feasible(tempo.to_higher(2), newcomer(None))
     assert tempo.to_higher(1).left.tolist() == [125e6]
 
 
 def test_the_next_of_a_round_finds_the_one_before() -> None:
     """With the newcomers of one round counted, no round lets in more than fit together."""
     tempo, count = running(tpot_ms=None, sequences=0), 0
-    while keeps_pace(tempo, one := newcomer(20)):
+    while tpot_feasible(tempo, one := newcomer(20)):
         tempo, count = tempo.with_one(one.request, one.footprint.steps), count + 1
     assert count == 10
     assert tempo.left.tolist() == [200e6] * 10

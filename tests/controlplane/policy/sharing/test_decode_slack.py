@@ -5,17 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration
-from controlplane.policy.sharing.decode_slack import Decoding, Pledge, decode_slack
+from controlplane.policy.sharing.decode_slack import Decoding, TokenDeadline, decode_slack
 
 D = Duration
 STEP = D(10)
-PLEDGES = st.builds(Pledge, st.integers(-100, 5_000).map(D), st.integers(1, 50))
+PLEDGES = st.builds(TokenDeadline, st.integers(-100, 5_000).map(D), st.integers(1, 50))
 TPOTS = st.none() | st.integers(1, 300).map(D)
 DECODINGS = st.builds(Decoding, st.lists(PLEDGES, max_size=2).map(tuple), TPOTS)
 
 
 def answer(left: int, steps: int = 1, tpot: int | None = 100) -> Decoding:
-    return Decoding((Pledge(D(left), steps),), None if tpot is None else D(tpot))
+    return Decoding((TokenDeadline(D(left), steps),), None if tpot is None else D(tpot))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_batches_as_long_as_allowed_make_nobody_late_who_would_have_been_in_time
     in_time = {n for n, (left, steps, _) in enumerate(answers) if left >= STEP * steps}
     while any(steps > done for _, steps, _ in answers):
         running = [
-            Decoding((Pledge(D(left - now), steps - done),), tpot)
+            Decoding((TokenDeadline(D(left - now), steps - done),), tpot)
             for left, steps, tpot in answers
             if steps > done
         ]
@@ -71,5 +71,5 @@ def test_batches_as_long_as_allowed_make_nobody_late_who_would_have_been_in_time
 
 @given(st.lists(st.tuples(st.integers(-500, 9), st.integers(1, 20), TPOTS), min_size=1))
 def test_where_all_are_lost_embeddings_get_as_much_as_the_engine(answers):
-    lost = [Decoding((Pledge(D(left), steps),), tpot) for left, steps, tpot in answers]
+    lost = [Decoding((TokenDeadline(D(left), steps),), tpot) for left, steps, tpot in answers]
     assert decode_slack(lost, STEP) >= STEP

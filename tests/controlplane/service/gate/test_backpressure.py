@@ -1,5 +1,5 @@
 from controlplane.core.clock import Instant, after, seconds, to_seconds
-from controlplane.service.gate.backpressure import Rates, TenantLimits
+from controlplane.service.gate.backpressure import RateLimiter, TenantLimits
 
 START = Instant(seconds(100))
 
@@ -9,13 +9,13 @@ def at(elapsed: float) -> Instant:
 
 
 def test_a_tenant_without_limits_never_waits():
-    rates = Rates({"free": TenantLimits()})
+    rates = RateLimiter({"free": TenantLimits()})
     assert all(rates.wait("free", START, 10**9) is None for _ in range(1_000))
     assert rates.wait("unknown", START, 1) is None
 
 
 def test_requests_refill_continuously():
-    rates = Rates({"t": TenantLimits(requests_per_minute=2)})
+    rates = RateLimiter({"t": TenantLimits(requests_per_minute=2)})
     assert rates.wait("t", START, 1) is None
     assert rates.wait("t", START, 1) is None
     told = rates.wait("t", START, 1)
@@ -25,7 +25,7 @@ def test_requests_refill_continuously():
 
 
 def test_output_tokens_run_into_debt_that_delays_the_next_request():
-    rates = Rates({"t": TenantLimits(tokens_per_minute=60)})
+    rates = RateLimiter({"t": TenantLimits(tokens_per_minute=60)})
     assert rates.wait("t", START, 10) is None
     rates.charge("t", START, 110)
     told = rates.wait("t", START, 10)
@@ -34,14 +34,14 @@ def test_output_tokens_run_into_debt_that_delays_the_next_request():
 
 
 def test_a_request_above_the_whole_minute_waits_for_a_full_bucket_only():
-    rates = Rates({"t": TenantLimits(tokens_per_minute=60)})
+    rates = RateLimiter({"t": TenantLimits(tokens_per_minute=60)})
     assert rates.wait("t", START, 600) is None
     told = rates.wait("t", START, 600)
     assert told is not None and to_seconds(told) == 600
 
 
 def test_what_one_limit_refuses_costs_nothing_of_the_other():
-    rates = Rates({"t": TenantLimits(requests_per_minute=1, tokens_per_minute=60)})
+    rates = RateLimiter({"t": TenantLimits(requests_per_minute=1, tokens_per_minute=60)})
     assert rates.wait("t", START, 10) is None
     for _ in range(5):
         told = rates.wait("t", START, 10)

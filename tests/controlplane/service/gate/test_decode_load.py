@@ -3,7 +3,7 @@
 from controlplane.core.clock import milliseconds
 from controlplane.core.ports import EngineStep
 from controlplane.core.request import Owner
-from controlplane.service.gate.snapshot import tempo_of
+from controlplane.service.gate.snapshot import decode_load
 
 
 def test_of_each_promised_pace_the_time_and_the_tokens_left(bench):
@@ -14,13 +14,13 @@ def test_of_each_promised_pace_the_time_and_the_tokens_left(bench):
             await anext(begun)
         unread = await b.ask("a prompt", max_tokens=8, service_class="batch")
         now, paces = dispatcher._clock.now(), dispatcher.paces[Owner.LLM]
-        share = dispatcher.sight._share(Owner.LLM, 0, now)
-        assert share.tempo is None, "no step was reported"
+        share = dispatcher.snapshots._share(Owner.LLM, 0, now)
+        assert share.decode_load is None, "no step was reported"
         for _ in range(16):
             b.generator.on_step(EngineStep(0, 1, 8, milliseconds(10)))
-        tempo = tempo_of(dispatcher.tickets(), share, paces, now)
+        tempo = decode_load(dispatcher.tickets(), share, paces, now)
         assert (tempo.sequences, tempo.cells, tempo.unread) == (2, 5 + 3 + 8, 8)
-        _, to_go = dispatcher.ledger.standing(begun.ticket.lease)
+        _, to_go = dispatcher.ledger.lease_state(begun.ticket.lease)
         assert tempo.tokens.tolist() == [to_go]
         assert tempo.left.tolist() == [begun.ticket.slack(now) + milliseconds(80) * (to_go - 1)]
         assert tempo.tightest == milliseconds(80)

@@ -10,12 +10,12 @@ from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.memory import Quota
 from controlplane.core.request import Owner
-from controlplane.service.gate.token_stream import Answer
-from controlplane.service.jobs import Caller, Cut, Hints
+from controlplane.service.gate.token_stream import TokenStream
+from controlplane.service.jobs import Caller, RequestHints, TruncationRequest
 from controlplane.service.ticket import Rejected
 
 
-async def read(answer: Answer) -> str:
+async def read(answer: TokenStream) -> str:
     return "".join([delta.text async for delta in answer])
 
 
@@ -258,7 +258,9 @@ def test_equal_priority_is_never_preempted(bench):
 def test_embeddings_are_leased_and_released(bench):
     async def scenario(b):
         intake, dispatcher = b.service.intake, b.service.dispatcher
-        job = await intake.embeddings("e", Caller("tests"), b.embedder.model, ["one", "two two"], Hints())
+        job = await intake.embeddings(
+            "e", Caller("tests"), b.embedder.model, ["one", "two two"], RequestHints()
+        )
         embedding = asyncio.create_task(dispatcher.embed(job))
         await b.embedder.until_runs(1)
         assert dispatcher.ledger.held(Owner.EMBEDDING) == b.embedder.batch_bytes([3, 7]) // 2
@@ -276,7 +278,7 @@ def test_embeddings_beyond_the_workspace_wait_their_turn(bench):
         intake, dispatcher = b.service.intake, b.service.dispatcher
         texts = ["x" * 500] * 8
         jobs = [
-            await intake.embeddings(f"e{n}", Caller("tests"), b.embedder.model, texts, Hints())
+            await intake.embeddings(f"e{n}", Caller("tests"), b.embedder.model, texts, RequestHints())
             for n in range(8)
         ]
         tasks = [asyncio.create_task(dispatcher.embed(job)) for job in jobs]
@@ -313,7 +315,7 @@ def test_answers_of_lower_priority_do_not_cut_embeddings(bench):
         limits = []
         for runs, name in enumerate(("equal", "urgent"), start=1):
             job = await b.service.intake.embeddings(
-                name, Caller("tests"), b.embedder.model, ["x"], Hints(service_class=name)
+                name, Caller("tests"), b.embedder.model, ["x"], RequestHints(service_class=name)
             )
             task = asyncio.create_task(b.service.dispatcher.embed(job))
             await b.embedder.until_runs(runs)
@@ -330,12 +332,14 @@ def test_too_long_an_input_is_cut_only_when_asked(bench):
     async def scenario(b):
         intake, limit, text = b.service.intake, b.embedder.max_input_tokens, "x" * 2_000 + "!"
         with pytest.raises(Refused, match=r"2,001 tokens; .* at most 512"):
-            await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], Hints())
-        job = await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], Hints(), cut=Cut())
+            await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], RequestHints())
+        job = await intake.embeddings(
+            "e", Caller("tests"), b.embedder.model, [text], RequestHints(), cut=TruncationRequest()
+        )
         assert bytes(job.inputs[0]) == b"x" * limit
         assert job.request.prompt_tokens == limit
         with pytest.raises(Refused, match=r"input\[1\] has no tokens"):
-            await intake.embeddings("e", Caller("tests"), b.embedder.model, [[5], []], Hints())
+            await intake.embeddings("e", Caller("tests"), b.embedder.model, [[5], []], RequestHints())
 
     bench(scenario)
 
@@ -345,7 +349,7 @@ def test_a_tenant_over_its_rate_is_rejected_with_the_refill(bench):
         b.service.dispatcher.paces[Owner.LLM].observe_step(1)
         job = await b.service.intake.completion(
             "r", Caller("web"), b.generator.model, "hi",
-            max_tokens=1, sampling=(await b.job()).sampling, hints=Hints(),
+            max_tokens=1, sampling=(await b.job()).sampling, hints=RequestHints(),
         )  # fmt: skip
         await read(await b.service.dispatcher.generate(job))
         with pytest.raises(Rejected) as caught:
@@ -360,7 +364,7 @@ def test_a_tenant_over_its_rate_is_rejected_with_the_refill(bench):
 def test_an_embedding_is_refused_for_work_with_which_it_cannot_be_in_time(bench):
     async def scenario(b):
         async def embed(inputs: int, e2e_ms: float):
-            hints = Hints(service_class="quick", e2e_ms=e2e_ms)
+            hints = RequestHints(service_class="quick", e2e_ms=e2e_ms)
             job = await b.service.intake.embeddings(
                 "test", Caller("tests"), b.embedder.model, ["x" * 100] * inputs, hints
             )

@@ -6,8 +6,8 @@ import pytest
 
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.decision import Reason
-from controlplane.service.gate.token_stream import Answer
-from controlplane.service.jobs import Caller, Hints
+from controlplane.service.gate.token_stream import TokenStream
+from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected
 
 
@@ -15,7 +15,7 @@ def engine(*, max_running: int) -> ScriptedGenerator:
     return ScriptedGenerator(max_running=max_running, prefill_seconds=0.1, token_seconds=0.1)
 
 
-async def read(answer: Answer) -> str:
+async def read(answer: TokenStream) -> str:
     return "".join([delta.text async for delta in answer])
 
 
@@ -102,7 +102,7 @@ def test_who_was_refused_is_told_so_though_its_engine_dies_in_the_same_turn(benc
 
 
 async def embedding(b):
-    job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["one"], Hints())
+    job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["one"], RequestHints())
     return await b.service.dispatcher.embed(job)
 
 

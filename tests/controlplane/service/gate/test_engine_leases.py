@@ -11,14 +11,14 @@ from controlplane.core.memory import Quota
 from controlplane.core.ports import EngineStep
 from controlplane.core.request import Owner, Phase
 from controlplane.core.view import Pace
-from controlplane.service.gate.token_stream import Answer
+from controlplane.service.gate.token_stream import TokenStream
 from controlplane.service.ticket import Rejected
 
 BLOCK = 16 * 1_024
 ORDERED = {"scheduling": {"engine": {"ordering": "srmt"}}}
 
 
-async def read(answer: Answer) -> str:
+async def read(answer: TokenStream) -> str:
     return "".join([delta.text async for delta in answer])
 
 
@@ -40,7 +40,7 @@ def test_whatever_is_accepted_is_forwarded_at_once_and_held_as_the_engine_says(b
         owner = b.service.state()["owners"]["llm"]
         assert owner["held_bytes"] == b.generator.state().used_bytes == 3 * BLOCK
         assert (owner["running"], ledger.deficit(Owner.LLM)) == (3, 0)
-        standing = [ledger.standing(answer.ticket.lease)[0] for answer in answers]
+        standing = [ledger.lease_state(answer.ticket.lease)[0] for answer in answers]
         assert sorted(standing) == [0, 0, 3 * BLOCK]
         ledger.check_integrity()
         await asyncio.gather(*reading)
@@ -112,7 +112,7 @@ def test_a_lower_quota_frees_memory_only_as_the_engine_gives_it_back(bench):
         answer = await b.ask("x" * 100, max_tokens=20)
         reading = asyncio.create_task(read(answer))
         await asyncio.sleep(0.15)
-        dispatcher.follow()
+        dispatcher.sync_engine_leases()
         assert ledger.held(Owner.LLM) == 7 * BLOCK
         ledger.set_quota(Owner.LLM, Quota(4 * BLOCK))
         free = ledger.free()

@@ -12,7 +12,7 @@ from controlplane.config import parse
 from controlplane.core.errors import BackendDown, BackendFailed
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
-from controlplane.service.jobs import Caller, Hints
+from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
@@ -43,7 +43,7 @@ plans = st.lists(
 
 async def ask(service: Service, wish: dict) -> None:
     await asyncio.sleep(wish["at"] / 1_000)
-    caller, hints = Caller("t"), Hints(service_class=wish["service_class"])
+    caller, hints = Caller("t"), RequestHints(service_class=wish["service_class"])
     if wish["is_embedding"]:
         job = await service.intake.embeddings("e", caller, "vectors", ["x" * wish["size"]], hints)
         await service.dispatcher.embed(job)
@@ -97,7 +97,7 @@ async def play(plan: list[dict], *, dies_at: float | None, orders: bool) -> None
     seen = Counter(await asyncio.gather(*(client(service, wish) for wish in plan)))
     dispatcher = service.dispatcher
     dispatcher.ledger.check_integrity()
-    assert [dispatcher.ledger.wanted(owner) for owner in Owner] == [0, 0]
+    assert [dispatcher.ledger.demanded(owner) for owner in Owner] == [0, 0]
     assert dispatcher.tickets() == ()
     assert [dispatcher.waiting(owner) for owner in Owner] == [0, 0]
     assert sum(seen.values()) == len(plan)

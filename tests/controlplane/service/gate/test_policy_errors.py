@@ -11,9 +11,9 @@ from controlplane.core.memory import MemoryLedger
 from controlplane.core.request import Owner
 from controlplane.policy.gate.admission import Admission
 from controlplane.policy.gate.ordering import Ordering
-from controlplane.service.jobs import Caller, Hints
+from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.runtime.health import Fault
-from controlplane.service.ticket import Rejected, Undecided
+from controlplane.service.ticket import DecisionFailed, Rejected
 
 ONE_AT_A_TIME = {"admission": {"engine_queue": 0}}
 SLOW = {"token_seconds": 0.05, "prefill_seconds": 0.1, "max_running": 1}
@@ -28,7 +28,7 @@ def faulty(*_: object) -> None:
 
 
 class FaultyAdmission(Admission):
-    look = faulty
+    lookahead = faulty
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FaultyFor:
 
 
 def decide_by(b, **changes) -> None:
-    b.service.dispatcher.use(replace(b.service.dispatcher._policies, **changes))
+    b.service.dispatcher.set_policies(replace(b.service.dispatcher._policies, **changes))
 
 
 def faulty_admission(b) -> Admission:
@@ -70,7 +70,7 @@ def test_who_cannot_be_decided_fails_at_once_and_the_log_tells_once(bench, caplo
         sound = b.service.dispatcher._policies.admission
         let_admission_raise(b)
         for _ in range(3):
-            with pytest.raises(Undecided, match="division by zero"):
+            with pytest.raises(DecisionFailed, match="division by zero"):
                 await b.ask()
             b.assert_nothing_is_held()
         assert b.service.impaired() == {"decisions": Fault.DEFECT}
@@ -86,7 +86,7 @@ def test_who_cannot_be_decided_fails_at_once_and_the_log_tells_once(bench, caplo
 def test_a_drain_does_not_wait_for_who_failed(bench):
     async def scenario(b):
         let_admission_raise(b)
-        with pytest.raises(Undecided):
+        with pytest.raises(DecisionFailed):
             await b.ask()
         before = asyncio.get_running_loop().time()
         await b.service.drain()
@@ -99,7 +99,7 @@ def test_an_observer_that_raises_fails_the_newcomer_alone(bench, caplog):
     async def scenario(b):
         running = asyncio.create_task(read(await b.ask(max_tokens=8)))
         b.service.dispatcher.on_offer = faulty
-        with pytest.raises(Undecided):
+        with pytest.raises(DecisionFailed):
             await b.ask()
         b.service.dispatcher.on_offer = None
         assert await running == 8
@@ -114,7 +114,7 @@ def test_an_order_that_raises_for_one_leaves_the_others_in_line(bench):
         waiting = asyncio.create_task(b.ask("waits"))
         await asyncio.sleep(0.01)
         decide_by(b, ordering=FaultyFor(b.service.dispatcher._policies.ordering, len("poison")))
-        with pytest.raises(Undecided, match="unranked"):
+        with pytest.raises(DecisionFailed, match="unranked"):
             await b.ask("poison")
         assert await running == 8
         assert await read(await waiting) == 4
@@ -135,7 +135,7 @@ def test_a_defect_while_others_wait_is_not_theirs_and_their_wait_stays_bounded(b
         dispatcher._policies = replace(dispatcher._policies, admission=faulty_admission(b))
         assert await running == 8
         assert dispatcher.waiting(Owner.LLM) == 1
-        with pytest.raises(Undecided):
+        with pytest.raises(DecisionFailed):
             await waiting
         assert asyncio.get_running_loop().time() < 3
 
@@ -150,15 +150,15 @@ def test_who_was_half_dispatched_gives_its_lease_back_and_the_next_one_takes_its
         running = asyncio.create_task(read(await b.ask(max_tokens=8)))
         waiting = [asyncio.create_task(b.ask(text)) for text in ("first", "second")]
         await asyncio.sleep(0.01)
-        started = dispatcher.first_tokens.started
+        started = dispatcher.ttft.started
 
         def once_faulty(*arguments):
-            dispatcher.first_tokens.started = started
+            dispatcher.ttft.started = started
             raise Defect("no forecast")
 
-        dispatcher.first_tokens.started = once_faulty
+        dispatcher.ttft.started = once_faulty
         assert await running == 8
-        with pytest.raises(Undecided, match="no forecast"):
+        with pytest.raises(DecisionFailed, match="no forecast"):
             await waiting[0]
         assert await read(await waiting[1]) == 4
 
@@ -169,8 +169,10 @@ def test_who_was_half_dispatched_gives_its_lease_back_and_the_next_one_takes_its
 def test_embeddings_fail_alike(bench):
     async def scenario(b):
         let_admission_raise(b)
-        job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["one"], Hints())
-        with pytest.raises(Undecided):
+        job = await b.service.intake.embeddings(
+            "e", Caller("tests"), b.embedder.model, ["one"], RequestHints()
+        )
+        with pytest.raises(DecisionFailed):
             await b.service.dispatcher.embed(job)
 
     assert bench(scenario).outcomes == ["failed"]
@@ -197,7 +199,7 @@ async def victim_of(b) -> asyncio.Task[int]:
 def test_who_made_room_for_a_defect_goes_on_by_itself(bench, monkeypatch):
     async def scenario(b):
         victim = await victim_of(b)
-        with monkeypatch.context() as patched, pytest.raises(Undecided, match="no lease"):
+        with monkeypatch.context() as patched, pytest.raises(DecisionFailed, match="no lease"):
             patched.setattr(MemoryLedger, "open", faulty_lease)
             await b.ask(max_tokens=2, service_class="interactive")
         assert await asyncio.wait_for(victim, 20) == 60

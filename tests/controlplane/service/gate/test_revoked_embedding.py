@@ -11,7 +11,7 @@ from controlplane.core.errors import BackendFailed
 from controlplane.core.memory import Footprint
 from controlplane.core.request import Kind, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.jobs import Caller, Hints
+from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected, Ticket
 
 CLASSES = {"documents": {"e2e_ms": 2_000, "default": True}}
@@ -24,7 +24,7 @@ def slow() -> ScriptedEmbedder:
 
 async def embedding(b, name: str, size: int):
     model = b.embedder.model
-    job = await b.service.intake.embeddings(name, Caller("tests"), model, ["a" * size], Hints())
+    job = await b.service.intake.embeddings(name, Caller("tests"), model, ["a" * size], RequestHints())
     return await b.service.dispatcher.embed(job)
 
 

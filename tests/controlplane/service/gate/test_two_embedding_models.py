@@ -6,7 +6,7 @@ from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.decision import Reason
-from controlplane.service.jobs import Caller, Hints
+from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
@@ -16,7 +16,7 @@ CLASSES = {"documents": {"e2e_ms": 300, "default": True}}
 
 async def told(service: Service, model: str, tokens: int, **hints: float) -> Reason | None:
     """Why it was turned away."""
-    job = await service.intake.embeddings("e", Caller("t"), model, ["x" * tokens], Hints(**hints))
+    job = await service.intake.embeddings("e", Caller("t"), model, ["x" * tokens], RequestHints(**hints))
     try:
         await service.dispatcher.embed(job)
     except Rejected as error:

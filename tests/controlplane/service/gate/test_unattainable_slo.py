@@ -8,7 +8,7 @@ from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Reason
 from controlplane.core.view import Pace
-from controlplane.service.jobs import Caller, Hints
+from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected
 
 GATE = {"admission": {"engine_queue": 0, "lengths": "max-tokens"}}
@@ -60,7 +60,7 @@ def test_who_would_wait_besides_is_refused(played):
 
 
 async def embed(b) -> None:
-    hints = Hints(service_class="interactive", e2e_ms=1)
+    hints = RequestHints(service_class="interactive", e2e_ms=1)
     job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["x" * 99], hints)
     await b.service.dispatcher.embed(job)
 

@@ -6,7 +6,7 @@ from controlplane.core.request import Kind, Owner, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Pace
 from controlplane.policy.sharing.quota import UrgencyOptions
-from controlplane.service.memory.demand import Lately, slacks, urgencies
+from controlplane.service.memory.demand import RecentArrivals, slacks, urgencies
 from controlplane.service.ticket import Ticket
 
 CRITICAL = milliseconds(500)
@@ -57,7 +57,7 @@ def test_before_the_first_token_the_prefill_counts_and_after_it_the_pace():
 
 
 def test_what_was_turned_away_counts_and_fades():
-    lately, now = Lately(), Instant(0)
+    lately, now = RecentArrivals(), Instant(0)
     lately.fade(now)
     lately.lost[Owner.LLM] += 1
     options = UrgencyOptions(critical=CRITICAL, critical_weight=2.0)

@@ -5,7 +5,7 @@ from controlplane.core.memory import Footprint
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.core.view import Reserve
-from controlplane.service.memory.demand import Foresight
+from controlplane.service.memory.demand import MemoryDemandForecast
 
 
 def request(kind=Kind.GENERATE, *, priority=2, tokens=10) -> Request:
@@ -15,7 +15,7 @@ def request(kind=Kind.GENERATE, *, priority=2, tokens=10) -> Request:
     )  # fmt: skip
 
 
-def taught(foresight: Foresight) -> Foresight:
+def taught(foresight: MemoryDemandForecast) -> MemoryDemandForecast:
     """Thirty seconds of three urgent requests of 100 bytes, and of 500 embedding tokens, each."""
     for second in range(30):
         for part in range(3):
@@ -27,7 +27,7 @@ def taught(foresight: Foresight) -> Foresight:
 
 
 def test_embedding_tokens_and_urgent_bytes_are_expected_as_they_came():
-    foresight = taught(Foresight(seconds(1), 0.9, high_priority=2))
+    foresight = taught(MemoryDemandForecast(seconds(1), 0.9, high_priority=2))
     now = Instant(seconds(30))
     assert foresight.embedding_tokens(now) == 500
     assert foresight.reserve(now, released_bytes=0) == Reserve(300, 2)
@@ -36,7 +36,7 @@ def test_embedding_tokens_and_urgent_bytes_are_expected_as_they_came():
 
 
 def test_what_has_come_is_no_longer_kept_and_what_did_not_come_is_let_go():
-    foresight = taught(Foresight(seconds(1), 0.9, high_priority=2))
+    foresight = taught(MemoryDemandForecast(seconds(1), 0.9, high_priority=2))
     foresight.offered(request(), Footprint(200), Instant(seconds(30.1)))
     assert foresight.reserve(Instant(seconds(30.2)), released_bytes=0) == Reserve(100, 2)
     foresight.offered(request(), Footprint(200), Instant(seconds(30.3)))
@@ -48,12 +48,19 @@ def test_what_has_come_is_no_longer_kept_and_what_did_not_come_is_let_go():
 
 def test_nothing_is_kept_without_a_level_a_class_or_a_past():
     assert (
-        taught(Foresight(seconds(1), None, high_priority=2)).reserve(Instant(seconds(30)), released_bytes=0)
+        taught(MemoryDemandForecast(seconds(1), None, high_priority=2)).reserve(
+            Instant(seconds(30)), released_bytes=0
+        )
         is None
     )
-    assert taught(Foresight(seconds(1), None, high_priority=2)).embedding_tokens(Instant(seconds(30))) == 0
     assert (
-        taught(Foresight(seconds(1), 0.9, high_priority=None)).reserve(Instant(seconds(30)), released_bytes=0)
+        taught(MemoryDemandForecast(seconds(1), None, high_priority=2)).embedding_tokens(Instant(seconds(30)))
+        == 0
+    )
+    assert (
+        taught(MemoryDemandForecast(seconds(1), 0.9, high_priority=None)).reserve(
+            Instant(seconds(30)), released_bytes=0
+        )
         is None
     )
-    assert Foresight(seconds(1), 0.9, high_priority=2).embedding_tokens(Instant(seconds(30))) == 0
+    assert MemoryDemandForecast(seconds(1), 0.9, high_priority=2).embedding_tokens(Instant(seconds(30))) == 0

@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.config import ConfigError
 from controlplane.service.memory.memory_plan import ModelFacts
-from controlplane.service.memory.model_config import facts_of
+from controlplane.service.memory.model_config import model_facts
 
 CONFIG = b'{"max_position_embeddings": 512}'
 
@@ -21,11 +21,11 @@ def written(folder: Path, sizes: dict[str, int] | None = None) -> Path:
 
 def test_of_several_forms_of_the_weights_one_is_loaded(tmp_path):
     halves = {"model-1-of-2.safetensors": 5, "model-2-of-2.safetensors": 6}
-    facts = facts_of(str(written(tmp_path / "both", {**halves, "consolidated.safetensors": 11})))
+    facts = model_facts(str(written(tmp_path / "both", {**halves, "consolidated.safetensors": 11})))
     assert (facts.weight_bytes, facts.context_tokens) == (11, 512)
-    assert facts_of(str(written(tmp_path / "own", {"adapted.safetensors": 3}))).weight_bytes == 3
+    assert model_facts(str(written(tmp_path / "own", {"adapted.safetensors": 3}))).weight_bytes == 3
     bins = {"pytorch_model.bin": 7, "optimizer.bin": 14}
-    assert facts_of(str(written(tmp_path / "bins", bins))).weight_bytes == 7
+    assert model_facts(str(written(tmp_path / "bins", bins))).weight_bytes == 7
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path, content, told):
     written(tmp_path)
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ConfigError, match=rf"config\.json: .*{told}.*; fetch the model anew"):
-        facts_of(str(tmp_path))
+        model_facts(str(tmp_path))
 
 
 def test_a_folder_without_config_is_told(tmp_path):
     with pytest.raises(ConfigError, match=r"no config\.json; give a folder"):
-        facts_of(str(tmp_path))
+        model_facts(str(tmp_path))
 
 
 @pytest.fixture
@@ -78,16 +78,16 @@ def in_cache(cache: Path, sizes: dict[str, int] | None = None) -> None:
 
 def test_what_the_hub_gave_earlier_serves_without_a_network(hub_cache):
     in_cache(hub_cache, {"model.safetensors": 9})
-    facts = facts_of("some/model")
+    facts = model_facts("some/model")
     assert (facts.weight_bytes, facts.context_tokens) == (9, 512)
 
 
 def test_a_model_of_which_only_the_config_was_fetched_is_told(hub_cache):
     in_cache(hub_cache)
     with pytest.raises(ConfigError, match="nothing was downloaded earlier; run `hf download some/model`"):
-        facts_of("some/model")
+        model_facts("some/model")
 
 
 def test_a_model_out_of_reach_is_told_with_the_cause(hub_cache):
     with pytest.raises(ConfigError, match=r"'some/model': neither a folder here.*HF_TOKEN.*says: .+"):
-        facts_of("some/model")
+        model_facts("some/model")

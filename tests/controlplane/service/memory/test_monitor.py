@@ -116,12 +116,12 @@ def test_readings_that_fail_are_told_once_and_end_nothing(caplog):
         monitor.start(0.01)
         bench.probe.fails = True
         await asyncio.sleep(0.1)
-        assert (monitor.trouble.fault, monitor.shown()["failures"]) == ("os_error", 10)
+        assert (monitor.health.fault, monitor.to_json()["failures"]) == ("os_error", 10)
         bench.probe.fails = False
         bench.probe.ours = 900
         await asyncio.sleep(0.02)
         monitor.stop()
-        assert monitor.trouble.fault is None
+        assert monitor.health.fault is None
         return monitor.alerts, metrics.exposition(monitor.readings(metrics)).decode()
 
     alerts, told = run(main())
@@ -152,7 +152,7 @@ def test_what_could_not_be_withheld_is_told_again():
 def test_a_reading_of_the_real_host_shows():
     monitor = MemoryMonitor(HostProbe(), lambda: 2**30, lambda _: None, 2**20, lambda: 7)
     monitor.sample()
-    shown = monitor.shown()
+    shown = monitor.to_json()
     monitor.stop()
     assert shown["total"] >= shown["free"] > 0 < shown["ours"] == shown["most_ours"]
     assert shown["disagreement"] == shown["alerts"] == 0

@@ -9,14 +9,14 @@ import pytest
 from backends.cost_models.step_time import affine, embedding_line, in_turn, llm_only
 from backends.device.kv_memory import ElasticMemory, StaticMemory
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
-from benchmark_control_plane.simulator.simulation import Ask, Embed, Machine, simulate
+from benchmark_control_plane.simulator.simulation import Embed, Machine, SimulatedRequest, simulate
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import ConfigError, parse
 from controlplane.core.generation import Sampling
 from controlplane.core.memory import Quota
 from controlplane.core.request import Owner
-from controlplane.service.jobs import Caller, Hints
-from controlplane.service.memory.quota_controller import Quotas
+from controlplane.service.jobs import Caller, RequestHints
+from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 
@@ -49,11 +49,11 @@ class Bench:
     embedder: ScriptedEmbedder
 
     @property
-    def quotas(self) -> Quotas:
-        return self.service.quotas
+    def quota_controller(self) -> QuotaController:
+        return self.service.quota_controller
 
     async def tick(self) -> None:
-        await self.quotas.tick(LoopClock().now())
+        await self.quota_controller.tick(LoopClock().now())
 
     def quota(self, owner: Owner) -> int:
         return self.service.dispatcher.ledger.quota(owner).nominal
@@ -61,7 +61,7 @@ class Bench:
     async def ask(self, name: str, prompt_tokens: int, service_class: str = "standard"):
         job = await self.service.intake.completion(
             name, Caller("t"), self.generator.model, "x" * prompt_tokens,
-            max_tokens=50, sampling=Sampling(max_tokens=50), hints=Hints(service_class=service_class),
+            max_tokens=50, sampling=Sampling(max_tokens=50), hints=RequestHints(service_class=service_class),
         )  # fmt: skip
         answer = await self.service.dispatcher.generate(job)
 
@@ -73,7 +73,11 @@ class Bench:
 
     async def embed(self, name: str, inputs: int, service_class: str = "standard"):
         job = await self.service.intake.embeddings(
-            name, Caller("t"), self.embedder.model, ["x" * 100] * inputs, Hints(service_class=service_class)
+            name,
+            Caller("t"),
+            self.embedder.model,
+            ["x" * 100] * inputs,
+            RequestHints(service_class=service_class),
         )
         return asyncio.create_task(self.service.dispatcher.embed(job))
 
@@ -125,7 +129,7 @@ def test_urgent_embeddings_take_over_by_bounded_steps_and_give_back():
         tasks = [await b.embed("e", 1, "urgent")]
         await b.tick()
         await asyncio.sleep(0.35)
-        b.quotas._moved_at = LoopClock().now()
+        b.quota_controller._moved_at = LoopClock().now()
         seen = []
         for _ in range(12):
             await b.tick()
@@ -173,11 +177,11 @@ def test_who_is_turned_away_for_memory_is_not_kept_waiting_for_a_tick():
     async def scenario(b):
         tasks = [await b.ask(f"r{n}", 250) for n in range(2)]
         await asyncio.sleep(1)
-        before = b.quotas._last_tick
+        before = b.quota_controller._last_tick
         waiting = asyncio.create_task(b.ask("last", 250))
         await asyncio.sleep(0.01)
         assert b.service.dispatcher.waiting(Owner.LLM) == 1
-        assert b.quotas._last_tick != before
+        assert b.quota_controller._last_tick != before
         assert b.quota(Owner.LLM) > 800 * KIB
         await given_up(waiting)
         return tasks
@@ -187,7 +191,7 @@ def test_who_is_turned_away_for_memory_is_not_kept_waiting_for_a_tick():
 
 def test_what_is_withheld_comes_off_the_batches_where_no_byte_moves_too():
     async def scenario(b):
-        b.quotas.withheld = 60 * KIB
+        b.quota_controller.withheld = 60 * KIB
         await b.tick()
         assert b.embedder.budget_bytes == b.quota(Owner.EMBEDDING) == 40 * KIB
         return []
@@ -205,7 +209,7 @@ def test_a_quota_below_use_preempts_nobody_while_nobody_asks():
         await b.generator.until_runs(2)
         b.generator.allow(1)
         await asyncio.sleep(0.01)
-        b.quotas.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
+        b.quota_controller.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
         await b.tick()
         used = b.generator.state().used_bytes
         assert b.quota(Owner.LLM) < used <= b.generator.quota_bytes
@@ -226,11 +230,11 @@ def test_running_answers_are_preempted_only_for_embeddings_of_higher_priority(se
         tasks += [await b.embed("first", 4, service_class), await b.embed("second", 4, service_class)]
         for _ in range(60):
             await asyncio.sleep(0.01)
-            b.quotas.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
+            b.quota_controller.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
             await b.tick()
         preempted = [t for t in b.service.dispatcher.tickets() if t.preemptions]
         assert bool(preempted) == is_preempted
-        assert (b.quotas.reclaimed_bytes > 0) == is_preempted
+        assert (b.quota_controller.reclaimed_bytes > 0) == is_preempted
         return [asyncio.create_task(quiet(t)) for t in tasks]
 
     async def quiet(task):
@@ -242,19 +246,19 @@ def test_running_answers_are_preempted_only_for_embeddings_of_higher_priority(se
 
 def test_the_llm_waits_for_the_batch_under_way():
     async def scenario(b):
-        b.quotas.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
+        b.quota_controller.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
         await b.tick()
         tasks = [await b.embed("e", 3)]
         await b.embedder.until_runs(1)
         await asyncio.sleep(0.01)
         # 300 tokens are on their way, of which the lease covers the half that may be in flight.
-        b.quotas.owned = {Owner.LLM: 896 * KIB, Owner.EMBEDDING: 104 * KIB}
+        b.quota_controller.owned = {Owner.LLM: 896 * KIB, Owner.EMBEDDING: 104 * KIB}
         await b.tick()
         assert b.embedder.budget_bytes == 104 * KIB
         assert b.quota(Owner.LLM) <= 1_000 * KIB - 150 * KIB
         b.embedder.allow(10)
         await asyncio.gather(*tasks)
-        b.quotas.owned = {Owner.LLM: 896 * KIB, Owner.EMBEDDING: 104 * KIB}
+        b.quota_controller.owned = {Owner.LLM: 896 * KIB, Owner.EMBEDDING: 104 * KIB}
         await b.tick()
         assert b.quota(Owner.LLM) == 896 * KIB
         return tasks
@@ -267,8 +271,8 @@ def test_a_small_model_beside_a_large_one_can_hold_its_longest_input():
 
     async def scenario(b):
         assert (small.budget_bytes, b.embedder.budget_bytes) == (100 * KIB, 100 * KIB)
-        b.quotas.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
-        b.quotas._target = 608 * KIB
+        b.quota_controller.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
+        b.quota_controller._target = 608 * KIB
         await b.tick()
         assert (small.budget_bytes, b.embedder.budget_bytes) == (100 * KIB, 292 * KIB)
         return []
@@ -330,7 +334,7 @@ MACHINE = Machine(
 
 def mixed():
     """Chats all the time; embeddings in bursts."""
-    chats = [Ask(0.02 * n, 50 + n % 7 * 20, 20 + n % 5 * 10, 100) for n in range(150)]
+    chats = [SimulatedRequest(0.02 * n, 50 + n % 7 * 20, 20 + n % 5 * 10, 100) for n in range(150)]
     bursts = [Embed(0.5 * (n // 20) + 0.001 * n, (60,) * 4, "urgent") for n in range(100)]
     return chats + bursts
 
@@ -350,7 +354,7 @@ def test_who_waits_with_batches_cut_to_a_smaller_quota_stays_so_when_policies_ch
         tasks = [await bench.embed(name, 4) for name in ("runs", "waits")]
         await bench.embedder.until_runs(1)
         dispatcher.ledger.set_quota(Owner.EMBEDDING, Quota(100 * KIB))
-        dispatcher.refit(Owner.EMBEDDING, 100 * KIB)
+        dispatcher.cap_waiting(Owner.EMBEDDING, 100 * KIB)
         await bench.service.reconfigure({"scheduling": {"ordering": "fcfs"}})
         assert [one.footprint.worst for one in dispatcher.queued(Owner.EMBEDDING)] == [100 * KIB]
         return tasks

@@ -18,9 +18,9 @@ LLM_GAINS, LLM_LOSES = 896 * KIB, 608 * KIB
 
 def own(b, llm):
     """What a tick would come to by urgency, at once."""
-    b.quotas.owned = {Owner.LLM: llm, Owner.EMBEDDING: 1_000 * KIB - llm}
-    b.quotas._target = llm
-    b.quotas._moved_at = None
+    b.quota_controller.owned = {Owner.LLM: llm, Owner.EMBEDDING: 1_000 * KIB - llm}
+    b.quota_controller._target = llm
+    b.quota_controller._moved_at = None
 
 
 def in_force(b):
@@ -74,7 +74,7 @@ def test_what_could_not_move_makes_up_for_nothing():
         b.generator.on_order = refuse
         for _ in range(20):
             await b.tick()
-            assert b.quotas.owned[Owner.LLM] == 800 * KIB
+            assert b.quota_controller.owned[Owner.LLM] == 800 * KIB
             await asyncio.sleep(0.05)
         b.generator.on_order = None
         await b.tick()
@@ -109,7 +109,7 @@ def test_nobody_is_preempted_for_a_quota_that_does_not_come():
             await asyncio.sleep(0.01)
             own(b, LLM_LOSES)
             await b.tick()
-        assert b.service.impaired() and b.quotas.reclaimed_bytes == 0
+        assert b.service.impaired() and b.quota_controller.reclaimed_bytes == 0
         b.generator.on_order = None
         return [asyncio.create_task(quiet(task)) for task in tasks]
 
@@ -142,7 +142,7 @@ def test_an_engine_that_never_answers_holds_up_no_later_tick(llm):
 def test_what_is_reserved_is_not_kept_for_ever_while_quotas_stand_still():
     async def scenario(b):
         b.generator.on_order = refuse
-        reserved = b.service.dispatcher.sight.reserved
+        reserved = b.service.dispatcher.snapshots.reserved
         reserved[Owner.LLM] = Reserve(100 * KIB, priority=5)
         own(b, LLM_LOSES)
         await b.tick()
@@ -156,7 +156,7 @@ def test_what_is_reserved_is_not_kept_for_ever_while_quotas_stand_still():
 def test_a_device_that_has_less_is_heeded_while_quotas_stand_still():
     async def scenario(b):
         b.generator.on_order = refuse
-        b.quotas.withheld = 50 * KIB
+        b.quota_controller.withheld = 50 * KIB
         own(b, LLM_LOSES)
         await b.tick()
         assert in_force(b) == (800, 150, 800, 150)
@@ -250,13 +250,13 @@ def test_a_refused_order_gives_the_limit_back(tmp_path):
 
 def test_a_defect_of_ours_is_told_with_where_it_was(caplog):
     async def scenario(b):
-        load, b.quotas.foresight.load = b.quotas.foresight.load, None
+        load, b.quota_controller.foresight.load = b.quota_controller.foresight.load, None
         await b.tick()
         await b.tick()
         assert b.service.impaired() == {"quotas": "defect"}
         (record,) = [record for record in caplog.records if record.name == LOGGER]
         assert record.exc_info is not None
-        b.quotas.foresight.load = load
+        b.quota_controller.foresight.load = load
         return []
 
     play(scenario)

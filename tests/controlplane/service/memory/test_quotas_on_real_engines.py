@@ -17,8 +17,8 @@ from controlplane.config import parse
 from controlplane.core.errors import BackendDown
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
-from controlplane.service.jobs import Caller, Hints
-from controlplane.service.runtime.timers import ScheduledTicks
+from controlplane.service.jobs import Caller, RequestHints
+from controlplane.service.runtime.timers import SchedulerTimer
 from controlplane.service.service import Service
 from tests.engines import TINY_ARGUMENTS
 
@@ -46,7 +46,7 @@ CALLER = Caller("tests")
 
 
 @dataclass
-class Ticks(ScheduledTicks):
+class Ticks(SchedulerTimer):
     """Tells when a tick is over."""
 
     ticked: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -91,7 +91,7 @@ async def test_a_burst_of_embeddings_takes_the_engines_quota_and_gives_it_back()
 
 
 async def burst_beside_answers(service, generator, embedder, ticks):
-    quotas, over, longest = service.quotas, 0, 0
+    quotas, over, longest = service.quota_controller, 0, 0
     nominal, least = quotas.usable[Owner.LLM], quotas.pool.sharing.options.lowest
     # How far the LLM may fall rests on what a batch of embeddings was measured to take.
     half_way = (nominal + least) / 2
@@ -119,11 +119,11 @@ async def burst_beside_answers(service, generator, embedder, ticks):
 
 
 async def killed_beside_ticks(service, ticks, pid):
-    usable, quotas = service.quotas.usable, service.dispatcher.ledger.quota
+    usable, quotas = service.quota_controller.usable, service.dispatcher.ledger.quota
     assert service.impaired() == {}
     os.kill(pid, signal.SIGKILL)
     await ticks.until(lambda: service.impaired() == {"quotas": "backend_down"})
-    assert {owner: quotas(owner).nominal for owner in Owner} == usable == service.quotas.owned
+    assert {owner: quotas(owner).nominal for owner in Owner} == usable == service.quota_controller.owned
     with pytest.raises(BackendDown):
         await service.check()
 
@@ -131,7 +131,7 @@ async def killed_beside_ticks(service, ticks, pid):
 async def chat(service, number):
     job = await service.intake.completion(
         f"a{number}", CALLER, "tandem/tiny-llama", [5 + number] * 40, max_tokens=TOKENS,
-        sampling=Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True), hints=Hints(),
+        sampling=Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True), hints=RequestHints(),
     )  # fmt: skip
     answer = await service.dispatcher.generate(job)
     return sum([len(delta.token_ids) async for delta in answer])
@@ -140,6 +140,6 @@ async def chat(service, number):
 async def embed(service, embedder, number):
     texts = [f"{number} {line} " + "word " * 55 for line in range(8)]
     job = await service.intake.embeddings(
-        f"e{number}", CALLER, embedder.model, texts, Hints(service_class="burst")
+        f"e{number}", CALLER, embedder.model, texts, RequestHints(service_class="burst")
     )
     return (await service.dispatcher.embed(job)).vectors

@@ -71,7 +71,7 @@ def test_a_pace_that_cannot_be_learned_breaks_no_answer(bench, caplog, broken):
 
 def test_a_first_token_that_cannot_be_judged_breaks_no_answer(bench):
     async def scenario(b):
-        b.service.dispatcher.first_tokens.appeared = faulty
+        b.service.dispatcher.ttft.appeared = faulty
         assert await read(await b.ask(max_tokens=4)) == 4
 
     assert bench(scenario).outcomes == ["met"]

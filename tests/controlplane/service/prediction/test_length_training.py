@@ -12,7 +12,7 @@ from controlplane.config import ConfigError, parse
 from controlplane.core.clock import Instant
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.prediction.length_training import Learning, require_place
+from controlplane.service.prediction.length_training import LengthTraining, require_place
 from predictors.output_length.features import gist_of
 from predictors.output_length.learned import LearnedLengths
 
@@ -24,7 +24,7 @@ def serve(lengths, count, seed=0, factor=1):
         chat = ServiceClass("chat", Slo(), priority=0, sheddable=False)
         request = Request(
             f"{seed}-{number}", Kind.GENERATE, "llm", "t", chat, Slo(), Instant(0), 10, 4_096,
-            gist=gist_of(f"{kind} topic {number % 20}"),
+            features=gist_of(f"{kind} topic {number % 20}"),
         )  # fmt: skip
         lengths.forecast(request)
         lengths.observe(request, round(factor * tokens * random.lognormvariate(0, 0.2)))
@@ -32,30 +32,30 @@ def serve(lengths, count, seed=0, factor=1):
 
 async def test_it_learns_when_enough_is_new_and_not_before():
     lengths = LearnedLengths()
-    learning = Learning(lengths, every_seconds=3_600, file=None)
+    learning = LengthTraining(lengths, every_seconds=3_600, file=None)
     first = lengths.model
     serve(lengths, 199)
-    await learning.look()
+    await learning.train_if_due()
     assert lengths.model is first
     serve(lengths, 1, seed=1)
-    await learning.look()
+    await learning.train_if_due()
     second = lengths.model
     assert second is not first
     serve(lengths, 99, seed=2)
-    await learning.look()
+    await learning.train_if_due()
     assert lengths.model is second
 
 
 async def test_what_was_learned_is_there_after_a_restart(tmp_path):
     file = tmp_path / "lengths.npz"
     lengths = LearnedLengths()
-    learning = Learning(lengths, every_seconds=3_600, file=file)
+    learning = LengthTraining(lengths, every_seconds=3_600, file=file)
     await learning.start()
     serve(lengths, 250)
     await learning.learn()
     await learning.stop()
     again = LearnedLengths()
-    restarted = Learning(again, every_seconds=3_600, file=file)
+    restarted = LengthTraining(again, every_seconds=3_600, file=file)
     await restarted.start()
     await restarted.stop()
     assert len(again.examples) == 250
@@ -66,7 +66,7 @@ async def test_a_disk_without_room_is_told_by_the_name_of_the_file(tmp_path, mon
     def fill(*_args, **_arrays):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    learning = Learning(lengths := LearnedLengths(), every_seconds=3_600, file=tmp_path / "lengths.npz")
+    learning = LengthTraining(lengths := LearnedLengths(), every_seconds=3_600, file=tmp_path / "lengths.npz")
     await learning.start()
     serve(lengths, 10)
     monkeypatch.setattr(np, "savez_compressed", fill)
@@ -77,7 +77,7 @@ async def test_a_disk_without_room_is_told_by_the_name_of_the_file(tmp_path, mon
 
 async def test_a_failed_training_leaves_the_model_and_says_so(caplog):
     lengths = LearnedLengths()
-    learning = Learning(lengths, every_seconds=3_600, file=None)
+    learning = LengthTraining(lengths, every_seconds=3_600, file=None)
     first = lengths.model
     serve(lengths, 10)
     with caplog.at_level(logging.WARNING):
@@ -88,24 +88,24 @@ async def test_a_failed_training_leaves_the_model_and_says_so(caplog):
 
 async def test_out_of_coverage_is_said_once_and_when_it_is_over(caplog):
     lengths = LearnedLengths()
-    learning = Learning(lengths, every_seconds=3_600, file=None)
+    learning = LengthTraining(lengths, every_seconds=3_600, file=None)
     caplog.set_level(logging.INFO)
     serve(lengths, 60)
     serve(lengths, 30, factor=20)
-    await learning.look()
+    await learning.train_if_due()
     assert "class chat: too many answers are longer than their 0.9 quantile" in caplog.text
     caplog.clear()
-    await learning.look()
+    await learning.train_if_due()
     assert caplog.text == ""
     serve(lengths, 100)
-    await learning.look()
+    await learning.train_if_due()
     assert "class chat: forecasts cover again" in caplog.text
 
 
 async def test_requests_are_served_while_it_learns():
     lengths = LearnedLengths()
     serve(lengths, 300)
-    learning = asyncio.create_task(Learning(lengths, every_seconds=3_600, file=None).learn())
+    learning = asyncio.create_task(LengthTraining(lengths, every_seconds=3_600, file=None).learn())
     served = 0
     while not learning.done() and served < 100:
         serve(lengths, 1, seed=10 + served)
@@ -120,7 +120,7 @@ async def test_requests_are_served_while_it_learns():
 async def test_a_corrupt_file_does_not_stop_the_start(tmp_path, content):
     file = tmp_path / "lengths.npz"
     file.write_bytes(content)
-    learning = Learning(LearnedLengths(), every_seconds=3_600, file=file)
+    learning = LengthTraining(LearnedLengths(), every_seconds=3_600, file=file)
     await learning.start()
     await learning.stop()
     assert file.with_name("lengths.npz.corrupt").read_bytes() == content

@@ -1,13 +1,13 @@
 import numpy as np
 
-from controlplane.core.request import Gist
-from controlplane.service.prediction.prompt_vector_cache import SeenVectors
+from controlplane.core.request import PromptFeatures
+from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 
-GIST = Gist((1.0,), (2,))
+GIST = PromptFeatures((1.0,), (2,))
 
 
 def test_a_text_embedded_before_brings_its_vector():
-    seen = SeenVectors("minilm")
+    seen = PromptVectorCache("minilm")
     seen.computed("minilm", ["a bee", "a wasp"], np.array([[0.5, 0.25], [1.0, 0.0]], np.float32))
     seen.computed("other", ["a fly"], np.array([[1.0]], np.float32))
     assert np.frombuffer(seen.beside(GIST, "a bee").vector, np.float16).tolist() == [0.5, 0.25]
@@ -15,7 +15,7 @@ def test_a_text_embedded_before_brings_its_vector():
 
 
 def test_the_vector_used_longest_ago_makes_room():
-    seen = SeenVectors("minilm")
+    seen = PromptVectorCache("minilm")
     one = np.ones((1, 1), np.float32)
     seen.computed("minilm", ["old"], one)
     seen.computed("minilm", ["older"], one)

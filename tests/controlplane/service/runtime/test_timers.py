@@ -1,10 +1,10 @@
 import asyncio
 
-from controlplane.service.runtime.timers import ScheduledTicks
+from controlplane.service.runtime.timers import SchedulerTimer
 
 
 async def test_work_is_done_again_and_again_until_stopped():
-    done, runs, ticks = asyncio.Event(), 0, ScheduledTicks()
+    done, runs, ticks = asyncio.Event(), 0, SchedulerTimer()
 
     async def work(step: int):
         nonlocal runs
@@ -23,7 +23,7 @@ async def test_work_is_done_again_and_again_until_stopped():
 
 
 async def test_a_run_that_was_due_before_the_stop_does_nothing_after_it():
-    runs, ticks = 0, ScheduledTicks()
+    runs, ticks = 0, SchedulerTimer()
 
     async def work():
         nonlocal runs
