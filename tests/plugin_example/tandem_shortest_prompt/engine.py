@@ -1,0 +1,21 @@
+"""An LLM backend that returns scripted tokens: every path of the server works without a GPU or a model."""
+
+from backends.testing.scripted import Script, ScriptedGenerator
+from controlplane.config import Config
+from controlplane.core.ports import Generator
+from controlplane.service.memory.memory_plan import MemoryPlan
+
+WORDS = ("Hello", " from", " a", " plug-in")
+
+
+def scripted_engine(config: Config, plan: MemoryPlan) -> Generator:
+    """The engine for `models.chat` of the configuration."""
+    chat = config.models.chat
+    assert chat is not None
+    return ScriptedGenerator(
+        model=chat.served_name,
+        kv_bytes=plan.kv_bytes,
+        default=Script(tokens=len(WORDS), words=WORDS),
+        prefill_seconds=0.01,
+        token_seconds=0.002,
+    )

@@ -1,0 +1,31 @@
+"""Orders waiting requests by prompt length, but lets nothing wait for ever."""
+
+from dataclasses import dataclass
+
+from controlplane.core.clock import milliseconds
+from controlplane.core.memory import Footprint
+from controlplane.core.request import Request
+from controlplane.core.view import Pace
+from controlplane.policy.gate.ordering import OrderingOptions, Rank
+
+
+@dataclass(frozen=True)
+class ShortestPrompt:
+    """Keys: arrival plus a delay per prompt token, arrival, id.
+
+    A short prompt overtakes a longer one that arrived up to (difference in tokens) x `ms_per_token` earlier, and
+    no request is overtaken by one that arrived later than that: the delay bounds the wait.
+    """
+
+    options: OrderingOptions
+
+    def __post_init__(self) -> None:
+        if self._ms_per_token() <= 0:
+            raise ValueError(f"options.ms_per_token={self._ms_per_token()}: a number above 0 is needed")
+
+    def rank(self, request: Request, footprint: Footprint, pace: Pace | None) -> Rank:
+        delay = milliseconds(self._ms_per_token() * request.prompt_tokens)
+        return (request.arrival + delay, request.arrival, request.id)
+
+    def _ms_per_token(self) -> float:
+        return float(str(self.options.extra.get("ms_per_token", 1.0)))
