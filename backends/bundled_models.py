@@ -31,7 +31,7 @@ _WIDTH = 256
 _LAYERS = 4
 _HEADS = 8
 # Common deviation of freshly initialised transformer weights (GPT-2, Llama).
-_DEVIATION = 0.02
+_WEIGHT_DEVIATION = 0.02
 
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 _ROLE_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -155,7 +155,7 @@ def ensure_tiny_model(name: str = "tiny-llama") -> Path:
     from safetensors import SafetensorError
 
     try:
-        _put(MODELS[name], final)
+        _build_atomically(MODELS[name], final)
     except (OSError, SafetensorError) as error:
         raise OSError(
             f"{PREFIX}{name} is built in {final.parent}, and that failed: {error}; make room there, or name "
@@ -164,7 +164,7 @@ def ensure_tiny_model(name: str = "tiny-llama") -> Path:
     return final
 
 
-def _put(make_config: Callable[[int, int, int], Any], final: Path) -> None:
+def _build_atomically(make_config: Callable[[int, int, int], Any], final: Path) -> None:
     final.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}-") as scratch:
         built = Path(scratch) / "model"
@@ -185,12 +185,12 @@ def _build(make_config: Callable[[int, int, int], Any], folder: Path) -> None:
     config = make_config(tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
     config.dtype = "bfloat16"
     model = AutoModelForCausalLM.from_config(config)
-    _fill(model)
+    _set_weights(model)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def _fill(model: "torch.nn.Module") -> None:
+def _set_weights(model: "torch.nn.Module") -> None:
     """Normal weights, norms at one, biases at zero. NumPy's stream is the same on every machine,
     which torch does not promise of its own."""
     import torch
@@ -201,7 +201,7 @@ def _fill(model: "torch.nn.Module") -> None:
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
-                drawn = stream.standard_normal(tuple(parameter.shape), dtype=np.float32) * _DEVIATION
+                drawn = stream.standard_normal(tuple(parameter.shape), dtype=np.float32) * _WEIGHT_DEVIATION
                 parameter.copy_(torch.from_numpy(drawn))
 
 
@@ -219,7 +219,7 @@ def _train_tokenizer() -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(_prose(), trainer)
+    bpe.train_from_iterator(_documentation(), trainer)
     bpe.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, bpe.token_to_id(BOS))]
     )
@@ -234,7 +234,7 @@ def _train_tokenizer() -> Any:
     )
 
 
-def _prose() -> Iterator[str]:
+def _documentation() -> Iterator[str]:
     """Docstrings of the standard library, read from its sources without importing them."""
     for name in _TEXT_MODULES:
         spec = importlib.util.find_spec(name)

@@ -17,32 +17,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # Of the shortest wait: what a pause costs the other, and how late we are at most.
-_BEATS = 16
+_TICKS = 16
 _PROC = Path("/proc")
 
 
 @dataclass(eq=False, slots=True)
 class Watchdog:
-    """`lost` is called once, when something owed is overdue by `stall_seconds`, or by more where more was
-    granted. `spared` says how many seconds do not count since it was last asked."""
+    """`on_expired` is called once, when something owed is overdue by `stall_seconds`, or by more where more was
+    granted. `excluded_seconds` says how many seconds do not count since it was last asked."""
 
     stall_seconds: float
-    lost: Callable[[], None]
-    spared: Callable[[], float]
-    counted: float = field(init=False, default=0.0)
+    on_expired: Callable[[], None]
+    excluded_seconds: Callable[[], float]
+    counted_seconds: float = field(init=False, default=0.0)
     """Seconds during which something was owed."""
     _due: dict[Hashable, float] = field(init=False, default_factory=dict)
     _timer: asyncio.TimerHandle | None = field(init=False, default=None)
 
-    def arm(self, what: Hashable, within: float = 0.0) -> None:
+    def arm(self, key: Hashable, timeout_seconds: float = 0.0) -> None:
         """Asking again for what is still owed gives no more time."""
-        self._due.setdefault(what, self.counted + max(self.stall_seconds, within))
+        self._due.setdefault(key, self.counted_seconds + max(self.stall_seconds, timeout_seconds))
         if self._timer is None:
-            self.spared()
-            self._wait()
+            self.excluded_seconds()
+            self._schedule_tick()
 
-    def disarm(self, what: Hashable) -> None:
-        self._due.pop(what, None)
+    def disarm(self, key: Hashable) -> None:
+        self._due.pop(key, None)
 
     def end(self) -> None:
         self._due.clear()
@@ -50,21 +50,21 @@ class Watchdog:
             self._timer.cancel()
             self._timer = None
 
-    def _wait(self) -> None:
-        every = self.stall_seconds / _BEATS
-        self._timer = asyncio.get_running_loop().call_later(every, self._beat, every)
+    def _schedule_tick(self) -> None:
+        interval = self.stall_seconds / _TICKS
+        self._timer = asyncio.get_running_loop().call_later(interval, self._tick, interval)
 
-    def _beat(self, every: float) -> None:
+    def _tick(self, interval: float) -> None:
         self._timer = None
         if not self._due:
             return
         # Before this beat is added: what arrived during a long one has not been read yet.
-        if self.counted >= min(self._due.values()):
+        if self.counted_seconds >= min(self._due.values()):
             self.end()
-            self.lost()
+            self.on_expired()
             return
-        self.counted += max(0.0, every - self.spared())
-        self._wait()
+        self.counted_seconds += max(0.0, interval - self.excluded_seconds())
+        self._schedule_tick()
 
 
 class SchedulingDelay:
@@ -72,14 +72,14 @@ class SchedulingDelay:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._waited = waited_seconds(pid)
+        self._seen_seconds = run_queue_seconds(pid)
 
     def __call__(self) -> float:
-        before, self._waited = self._waited, waited_seconds(self._pid)
-        return float("inf") if is_traced(self._pid) else max(0.0, self._waited - before)
+        previous, self._seen_seconds = self._seen_seconds, run_queue_seconds(self._pid)
+        return float("inf") if is_traced(self._pid) else max(0.0, self._seen_seconds - previous)
 
 
-def waited_seconds(pid: int) -> float:
+def run_queue_seconds(pid: int) -> float:
     """Ready to run, but without a core: of all threads together, so rather too much than too little."""
     waited = 0
     for path in (_PROC / str(pid) / "task").glob("*/schedstat"):
@@ -113,8 +113,8 @@ def end_with_parent() -> None:
     if parent is None:
         raise RuntimeError(f"process {os.getpid()} was not started by multiprocessing: it has no parent")
 
-    def follow() -> None:
+    def exit_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=follow, name="leash", daemon=True).start()
+    threading.Thread(target=exit_with_parent, name="exit-with-parent", daemon=True).start()

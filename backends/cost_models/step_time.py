@@ -197,7 +197,7 @@ def read_grid(
         raise ValueError(f"{path}: no row where {where or 'anything was measured'}")
     xs = sorted(found)
     curves = [
-        Curve(sorted(found[one]), [fmean(found[one][other]) for other in sorted(found[one])]) for one in xs
+        Curve(sorted(found[key]), [fmean(found[key][other]) for other in sorted(found[key])]) for key in xs
     ]
     return Grid(xs, curves)
 

@@ -94,7 +94,7 @@ class KvcachedMemory:
         self._unit = unit_bytes
         self._pool = pool_bytes
         self._original = self.read().total
-        self._set: int | None = None
+        self._last_set: int | None = None
         self.revision = 0
         """How many limits were set; each on top of the one before."""
 
@@ -114,18 +114,18 @@ class KvcachedMemory:
     def limit_llm(self, quota_bytes: int) -> None:
         """Raises LimitConflict if the limit is not the one that was set last."""
         # The engine must be able to hold its whole quota: up to a full unit, not down.
-        wanted = min(-(-quota_bytes // self._unit) * self._unit, self.most_llm_bytes)
+        limit = min(-(-quota_bytes // self._unit) * self._unit, self.most_llm_bytes)
         with self._locked(fcntl.LOCK_EX) as file:
             found = _read(file)
-            if self._set is not None and found.total != self._set:
+            if self._last_set is not None and found.total != self._last_set:
                 raise LimitConflict(
-                    f"{self._segment}: its limit is {found.total} bytes, {self._set} were set (revision "
+                    f"{self._segment}: its limit is {found.total} bytes, {self._last_set} were set (revision "
                     f"{self.revision}); stop whatever else sets kvcached's limit, kvctl for one"
                 )
             file.seek(0)
-            file.write(_FIELDS.pack(wanted, found.used, found.prealloc))
+            file.write(_FIELDS.pack(limit, found.used, found.prealloc))
             file.flush()
-        self._set = wanted
+        self._last_set = limit
         self.revision += 1
 
     def workspace_room(self, engine: EngineState) -> int:

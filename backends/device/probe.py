@@ -14,34 +14,34 @@ from typing import Any
 
 from controlplane.core.device import DeviceProbe, DeviceReading
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
-_GROUP = Path("/sys/fs/cgroup")
+_CGROUP = Path("/sys/fs/cgroup")
 # Readings between two searches for new processes of ours; a worker may have been replaced.
-_SEARCH_EVERY = 100
-# Readings between two questions about who holds what, as long as the free bytes stay within `_MOVED`: the
+_RESCAN_EVERY = 100
+# Readings between two questions about who holds what, as long as the free bytes stay within `_QUERY_ON_CHANGE_BYTES`: the
 # size of CUDA's smallest allocation.
-_ASK_EVERY = 10
-_MOVED = 2 * 2**20
+_QUERY_EVERY = 10
+_QUERY_ON_CHANGE_BYTES = 2 * 2**20
 _MEMINFO_BYTES = 256
 
 
 def memory_bytes() -> int:
     """Of the first GPU that this process may see; without any, of the host. Raises ValueError where
     CUDA_VISIBLE_DEVICES names a GPU that is not there."""
-    with _asked_gpu() as gpu:
+    with _opened_gpu() as gpu:
         return _host_bytes() if gpu is None else _gpu_bytes(*gpu)[0]
 
 
 def free_gpu_bytes() -> int | None:
     """None without a GPU: a host gives up memory for the asking. Raises ValueError as `memory_bytes`."""
-    with _asked_gpu() as gpu:
+    with _opened_gpu() as gpu:
         return None if gpu is None else _gpu_bytes(*gpu)[1]
 
 
 def gpu_name() -> str | None:
     """With its driver, as results name it. None without a GPU. Raises ValueError as `memory_bytes`."""
-    with _asked_gpu() as gpu:
+    with _opened_gpu() as gpu:
         if gpu is None:
             return None
         nvml, handle = gpu
@@ -55,20 +55,20 @@ def open_probe() -> DeviceProbe:
 
 
 @dataclass(eq=False, slots=True)
-class _Holdings:
+class _CachedUsage:
     """What our processes hold. To ask costs more than all the rest of a reading, so the last answer stands
     while the free bytes do."""
 
-    _ask: Callable[[], int]
-    _answer: int = field(init=False, default=0)
-    _free: int = field(init=False, default=0)
+    _query: Callable[[], int]
+    _used: int = field(init=False, default=0)
+    _free_at_query: int = field(init=False, default=0)
     _readings_left: int = field(init=False, default=0)
 
-    def beside(self, free: int) -> int:
-        if not self._readings_left or abs(free - self._free) >= _MOVED:
-            self._answer, self._free, self._readings_left = self._ask(), free, _ASK_EVERY
+    def at_free(self, free: int) -> int:
+        if not self._readings_left or abs(free - self._free_at_query) >= _QUERY_ON_CHANGE_BYTES:
+            self._used, self._free_at_query, self._readings_left = self._query(), free, _QUERY_EVERY
         self._readings_left -= 1
-        return self._answer
+        return self._used
 
 
 @dataclass(eq=False, slots=True)
@@ -80,36 +80,36 @@ class HostProbe:
     _files: dict[int, int] = field(init=False, default_factory=dict)
     _meminfo: int = field(init=False)
     _total: int = field(init=False)
-    _group: "_GroupUse | None" = field(init=False)
-    _holdings: _Holdings = field(init=False)
+    _cgroup: "_CgroupUsage | None" = field(init=False)
+    _usage: _CachedUsage = field(init=False)
     _reads: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._meminfo = os.open(_PROC / "meminfo", os.O_RDONLY)
-        self._holdings = _Holdings(lambda: sum([self._resident(pid) for pid in tuple(self._files)]))
+        self._usage = _CachedUsage(lambda: sum([self._resident(pid) for pid in tuple(self._files)]))
         self._total = _host_bytes()
-        self._group = None if _group_limit() is None else _GroupUse()
+        self._cgroup = None if _cgroup_limit() is None else _CgroupUsage()
 
     def read(self) -> DeviceReading:
-        if self._reads % _SEARCH_EVERY == 0:
-            self._search()
-            if self._group is not None:
-                self._group.look_at_cache()
+        if self._reads % _RESCAN_EVERY == 0:
+            self._rescan()
+            if self._cgroup is not None:
+                self._cgroup.refresh_cache()
         self._reads += 1
         free = min(self._total, _available(os.pread(self._meminfo, _MEMINFO_BYTES, 0)))
-        if self._group is not None:
-            free = min(free, max(0, self._total - self._group.used_bytes()))
-        ours = self._holdings.beside(free)
+        if self._cgroup is not None:
+            free = min(free, max(0, self._total - self._cgroup.used_bytes()))
+        ours = self._usage.at_free(free)
         return DeviceReading(self._total, free, ours, max(0, self._total - free - ours))
 
     def close(self) -> None:
         for descriptor in (self._meminfo, *self._files.values()):
             os.close(descriptor)
         self._files.clear()
-        if self._group is not None:
-            self._group.close()
+        if self._cgroup is not None:
+            self._cgroup.close()
 
-    def _search(self) -> None:
+    def _rescan(self) -> None:
         for pid in processes_of(os.getpid()):
             if pid not in self._files:
                 try:
@@ -119,7 +119,7 @@ class HostProbe:
 
     def _resident(self, pid: int) -> int:
         try:
-            return int(os.pread(self._files[pid], 64, 0).split()[1]) * _PAGE
+            return int(os.pread(self._files[pid], 64, 0).split()[1]) * _PAGE_BYTES
         except (OSError, IndexError):
             # It has ended: its file is readable no more.
             os.close(self._files.pop(pid))
@@ -127,18 +127,18 @@ class HostProbe:
 
 
 @dataclass(eq=False, slots=True)
-class _GroupUse:
+class _CgroupUsage:
     """Of this control group, without what it keeps of files and gives up for the asking."""
 
     _current: int = field(init=False)
     _cache: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self._current = os.open(_GROUP / "memory.current", os.O_RDONLY)
+        self._current = os.open(_CGROUP / "memory.current", os.O_RDONLY)
 
-    def look_at_cache(self) -> None:
+    def refresh_cache(self) -> None:
         """Costs more than all the rest of a reading."""
-        stated = (_GROUP / "memory.stat").read_text("ascii").splitlines()
+        stated = (_CGROUP / "memory.stat").read_text("ascii").splitlines()
         self._cache = next((int(line.split()[1]) for line in stated if line.startswith("inactive_file ")), 0)
 
     def used_bytes(self) -> int:
@@ -155,43 +155,43 @@ class GpuProbe:
     counts_untouched = True
     _nvml: Any
     _handle: Any
-    _family: set[int] = field(init=False, default_factory=set)
-    _holdings: _Holdings = field(init=False)
+    _pids: set[int] = field(init=False, default_factory=set)
+    _usage: _CachedUsage = field(init=False)
     _reads: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self._holdings = _Holdings(self._held)
+        self._usage = _CachedUsage(self._query_used)
 
     def read(self) -> DeviceReading:
-        if self._reads % _SEARCH_EVERY == 0:
-            self._family = processes_of(os.getpid())
+        if self._reads % _RESCAN_EVERY == 0:
+            self._pids = processes_of(os.getpid())
         self._reads += 1
         total, free = _gpu_bytes(self._nvml, self._handle)
-        ours = self._holdings.beside(free)
+        ours = self._usage.at_free(free)
         return DeviceReading(total, free, ours, max(0, total - free - ours))
 
     def close(self) -> None:
         self._nvml.nvmlShutdown()
 
-    def _held(self) -> int:
+    def _query_used(self) -> int:
         try:
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         except self._nvml.NVMLError_NotSupported:
             return 0  # under Windows' Linux, for one
-        return sum(int(one.usedGpuMemory or 0) for one in running if one.pid in self._family)
+        return sum(int(process.usedGpuMemory or 0) for process in running if process.pid in self._pids)
 
 
 def processes_of(root: int) -> set[int]:
     """`root` and all that it started, directly or not."""
-    found, open_ends = {root}, [root]
-    while open_ends:
-        tasks = _PROC / str(open_ends.pop()) / "task"
+    found, unvisited = {root}, [root]
+    while unvisited:
+        tasks = _PROC / str(unvisited.pop()) / "task"
         try:
             listed = [(task / "children").read_text().split() for task in tasks.iterdir()]
         except OSError:
             continue  # it has ended meanwhile
         children = {int(pid) for pids in listed for pid in pids} - found
-        open_ends += children
+        unvisited += children
         found |= children
     return found
 
@@ -202,20 +202,20 @@ def _available(meminfo: bytes) -> int:
 
 
 def _host_bytes() -> int:
-    physical = _PAGE * os.sysconf("SC_PHYS_PAGES")
-    limit = _group_limit()
+    physical = _PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")
+    limit = _cgroup_limit()
     return physical if limit is None else min(physical, limit)
 
 
-def _group_limit() -> int | None:
+def _cgroup_limit() -> int | None:
     """None where the control group may have all that there is."""
-    stated = _GROUP / "memory.max"
+    stated = _CGROUP / "memory.max"
     limit = stated.read_text().strip() if stated.is_file() else ""
     return int(limit) if limit.isdigit() else None
 
 
 @contextmanager
-def _asked_gpu() -> Iterator[tuple[Any, Any] | None]:
+def _opened_gpu() -> Iterator[tuple[Any, Any] | None]:
     """For one question; who asks again and again keeps a probe."""
     gpu = _first_gpu()
     try:
@@ -256,13 +256,13 @@ def _first_gpu() -> tuple[Any, Any] | None:
 def _gpu(nvml: Any, name: str) -> Any:
     if not name.isdigit():
         return nvml.nvmlDeviceGetHandleByUUID(name)
-    whole = nvml.nvmlDeviceGetHandleByIndex(int(name))
+    device = nvml.nvmlDeviceGetHandleByIndex(int(name))
     try:
-        is_in_parts = nvml.nvmlDeviceGetMigMode(whole)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        has_mig = nvml.nvmlDeviceGetMigMode(device)[0] == nvml.NVML_DEVICE_MIG_ENABLE
     except nvml.NVMLError_NotSupported:
-        return whole
+        return device
     # Of those CUDA sees the first alone.
-    return nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, 0) if is_in_parts else whole
+    return nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0) if has_mig else device
 
 
 def _gpu_bytes(nvml: Any, handle: Any) -> tuple[int, int]:

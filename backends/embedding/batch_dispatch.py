@@ -17,8 +17,8 @@ from itertools import count
 
 from backends.embedding.batcher import Batch, BatchQueue, QueuedCall
 from backends.embedding.budget import PassBudget
-from backends.embedding.deadline_order import Drain
-from backends.embedding.ipc import Computed, Ids, Rows
+from backends.embedding.deadline_order import ServiceRate
+from backends.embedding.ipc import Ids, PassResult, Rows
 from backends.embedding.memory_model import MemoryPoint
 from backends.embedding.time_model import TimePoint
 from controlplane.core.clock import Instant, seconds
@@ -33,28 +33,28 @@ _WINDOW_PASSES = 4
 
 @dataclass(eq=False, slots=True)
 class PendingCall:
-    """Who waits for `rows`. `missing` counts those not yet there, `tokens` their tokens; `settle` is called
+    """Who waits for `rows`. `rows_missing` counts those not yet there, `tokens` their tokens; `on_done` is called
     once."""
 
     inputs: list[Ids]
     rows: Rows
-    settle: Callable[[Exception | None], None]
-    missing: int = field(init=False)
+    on_done: Callable[[Exception | None], None]
+    rows_missing: int = field(init=False)
     tokens: int = field(init=False)
     was_retried: bool = False
-    is_settled: bool = False
+    is_done: bool = False
 
     def __post_init__(self) -> None:
-        self.missing, self.tokens = len(self.inputs), sum(map(len, self.inputs))
+        self.rows_missing, self.tokens = len(self.inputs), sum(map(len, self.inputs))
 
 
 @dataclass(frozen=True, slots=True)
-class _UnderWay:
-    """`is_last_try` of an input that found no memory before: nothing is sent beside it."""
+class _InFlight:
+    """`is_solo_retry` of an input that found no memory before: nothing is sent beside it."""
 
     batch: Batch[PendingCall]
     bytes: int
-    is_last_try: bool = False
+    is_solo_retry: bool = False
 
 
 @dataclass(slots=True)
@@ -62,31 +62,31 @@ class BatchDispatcher:
     budget: PassBudget | None = None
     out_of_memory: int = 0
     """How often a pass found none."""
-    back_in: float | None = None
+    restart_seconds: float | None = None
     """Seconds that replacing a worker takes, where that is known."""
     _queue: BatchQueue[PendingCall] = field(default_factory=lambda: BatchQueue(1))
-    _under_way: dict[int, _UnderWay] = field(default_factory=dict)
-    _last_tries: deque[Batch[PendingCall]] = field(default_factory=deque)
-    _drain: Drain = field(default_factory=Drain)
+    _in_flight: dict[int, _InFlight] = field(default_factory=dict)
+    _solo_retries: deque[Batch[PendingCall]] = field(default_factory=deque)
+    _rate: ServiceRate = field(default_factory=ServiceRate)
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
 
     @property
-    def are_under_way(self) -> bool:
-        return bool(self._under_way)
+    def has_batches_in_flight(self) -> bool:
+        return bool(self._in_flight)
 
     @property
-    def seconds_under_way(self) -> float:
+    def expected_seconds_in_flight(self) -> float:
         """What the batches that were sent should take, one after the other."""
         budget = self.budget
         if budget is None:
             return 0.0
-        batches = [sent.batch.items for sent in self._under_way.values()]
+        batches = [sent.batch.items for sent in self._in_flight.values()]
         return sum(budget.time.seconds(len(items), items[0].tokens) for items in batches)
 
-    def begin(self, budget: PassBudget) -> None:
+    def worker_started(self, budget: PassBudget) -> None:
         """A worker is there. What it was measured to be holds from now on."""
         if self.budget is not None:
-            budget.keep(self.budget)
+            budget.inherit(self.budget)
         self.budget = budget
         self._queue.budget_tokens = _WINDOW_PASSES * budget.full_tokens
         self._queue.pass_tokens = budget.time.model.start_tokens
@@ -95,120 +95,122 @@ class BatchDispatcher:
     def put(self, caller: PendingCall, *, deadline: Instant | None) -> QueuedCall[PendingCall]:
         return self._queue.put(caller, [len(ids) for ids in caller.inputs], deadline=deadline)
 
-    def leave(self, call: QueuedCall[PendingCall]) -> None:
+    def cancel(self, call: QueuedCall[PendingCall]) -> None:
         """What has not gone out never will. Twice is as good as once."""
         self._queue.discard(call)
 
-    def next(
+    def next_batch(
         self, limit_seconds: float | None, now: Instant, *, starts_small: bool = True
     ) -> tuple[int, list[Ids]] | None:
         """(number, inputs) of a batch to send `now`, which says who is late. `limit_seconds` bounds its time,
         one input at least. Without `starts_small` what is not worth a pass waits even if a lane is free."""
         budget = self.budget
-        if budget is None or len(self._under_way) > budget.lanes:
+        if budget is None or len(self._in_flight) > budget.lanes:
             return None
-        while self._last_tries and self._last_tries[0].items[0].call.is_gone:
-            self._last_tries.popleft()
-        if self._last_tries:
-            if self._under_way:
+        while self._solo_retries and self._solo_retries[0].items[0].call.is_discarded:
+            self._solo_retries.popleft()
+        if self._solo_retries:
+            if self._in_flight:
                 return None
-            return self._sent(_UnderWay(self._last_tries.popleft(), 0, is_last_try=True), now)
-        if any(sent.is_last_try for sent in self._under_way.values()):
+            return self._mark_sent(_InFlight(self._solo_retries.popleft(), 0, is_solo_retry=True), now)
+        if any(sent.is_solo_retry for sent in self._in_flight.values()):
             return None
-        may_be_small = starts_small and len(self._under_way) < budget.lanes
-        if not may_be_small and limit_seconds is None and not self._queue.has_a_pass(budget.tokens):
+        may_be_small = starts_small and len(self._in_flight) < budget.lanes
+        if not may_be_small and limit_seconds is None and not self._queue.is_worth_a_pass(budget.tokens):
             return None
         batch = self._queue.next_batch(
-            lambda longest: budget.most_inputs(longest, limit_seconds), now, self._drain.per_token
+            lambda longest: budget.max_inputs(longest, limit_seconds), now, self._rate.ns_per_token
         )
         if batch is None:
             return None
-        size = budget.memory.pass_bytes(len(batch.items), batch.items[0].tokens)
-        if not budget.fits_beside([found.bytes for found in self._under_way.values()], size):
-            self._queue.put_back([batch])
+        pass_bytes = budget.memory.pass_bytes(len(batch.items), batch.items[0].tokens)
+        if not budget.fits_with([sent.bytes for sent in self._in_flight.values()], pass_bytes):
+            self._queue.requeue([batch])
             return None
-        return self._sent(_UnderWay(batch, size), now)
+        return self._mark_sent(_InFlight(batch, pass_bytes), now)
 
-    def _sent(self, sent: _UnderWay, now: Instant) -> tuple[int, list[Ids]]:
-        self._drain.begins(now)
+    def _mark_sent(self, sent: _InFlight, now: Instant) -> tuple[int, list[Ids]]:
+        self._rate.pass_started(now)
         number = next(self._numbers)
-        self._under_way[number] = sent
+        self._in_flight[number] = sent
         return number, [item.call.caller.inputs[item.position] for item in sent.batch.items]
 
-    def computed(self, number: int, found: Computed, now: Instant) -> EmbeddingPass | None:
+    def pass_finished(self, number: int, result: PassResult, now: Instant) -> EmbeddingPass | None:
         """None for a batch that nobody waits for any more."""
-        if (sent := self._under_way.pop(number, None)) is None:
+        if (sent := self._in_flight.pop(number, None)) is None:
             return None
         assert self.budget is not None
         batch, budget = sent.batch, self.budget
         inputs, longest = len(batch.items), batch.items[0].tokens
-        budget.time.observe(TimePoint(inputs, longest, found.elapsed_ns / 1e9))
-        budget.memory = budget.memory.raised_to(MemoryPoint(inputs, longest, found.peak_bytes))
-        budget.went_well(batch.padded_tokens)
-        for item, row in zip(batch.items, found.rows, strict=True):
+        budget.time.observe(TimePoint(inputs, longest, result.elapsed_ns / 1e9))
+        budget.memory = budget.memory.raised_to_cover(MemoryPoint(inputs, longest, result.peak_bytes))
+        budget.record_success(batch.padded_tokens)
+        for item, row in zip(batch.items, result.rows, strict=True):
             caller = item.call.caller
             caller.rows[item.position] = row
-            caller.missing -= 1
+            caller.rows_missing -= 1
             caller.tokens -= item.tokens
-            if caller.missing == 0:
-                self._settle(item.call, None)
+            if caller.rows_missing == 0:
+                self._finish(item.call, None)
         # Lanes share the device: what ran beside this pass had its part of the time.
-        beside = min(budget.lanes, len(self._under_way) + 1)
+        concurrent = min(budget.lanes, len(self._in_flight) + 1)
         tokens = sum(item.tokens for item in batch.items)
-        self._drain.ends(now, tokens)
-        if not self._under_way and not self._queue.has_calls:
-            self._drain.rests()
-        return EmbeddingPass(inputs, tokens, batch.padded_tokens, seconds(found.elapsed_ns / 1e9 / beside))
+        self._rate.pass_finished(now, tokens)
+        if not self._in_flight and not self._queue.has_calls:
+            self._rate.idle()
+        return EmbeddingPass(
+            inputs, tokens, batch.padded_tokens, seconds(result.elapsed_ns / 1e9 / concurrent)
+        )
 
-    def failed(self, number: int, told: str, *, is_out_of_memory: bool) -> None:
-        if (sent := self._under_way.pop(number, None)) is None:
+    def pass_failed(self, number: int, message: str, *, is_out_of_memory: bool) -> None:
+        if (sent := self._in_flight.pop(number, None)) is None:
             return
         assert self.budget is not None
         batch = sent.batch
         if is_out_of_memory:
-            self._ran_out(batch.padded_tokens)
+            self._record_out_of_memory(batch.padded_tokens)
         if halves := batch.halves():
-            _log.warning("a batch of %d inputs failed, halving it: %s", len(batch.items), told)
-            self._queue.put_back(halves)
-        elif is_out_of_memory and not sent.is_last_try:
-            self._last_tries.append(batch)
+            _log.warning("a batch of %d inputs failed, halving it: %s", len(batch.items), message)
+            self._queue.requeue(halves)
+        elif is_out_of_memory and not sent.is_solo_retry:
+            self._solo_retries.append(batch)
         else:
             item = batch.items[0]
             failure = NoMemory if is_out_of_memory else BackendFailed
-            self._settle(item.call, failure(f"input {item.position}: {told}", position=item.position))
+            self._finish(item.call, failure(f"input {item.position}: {message}", position=item.position))
 
-    def worker_died(self, why: str, *, was_killed: bool = False, has_told: bool = False) -> None:
-        """`has_told`: which batch has broken it is known, and was told by `failed`."""
-        batches = [sent.batch for sent in self._under_way.values()]
-        self._under_way.clear()
-        self._drain.rests()
-        for call in _calls_of([] if has_told else batches):
+    def worker_died(self, reason: str, *, was_killed: bool = False, failure_reported: bool = False) -> None:
+        """`failure_reported`: which batch has broken it is known, and was told by `pass_failed`."""
+        batches = [sent.batch for sent in self._in_flight.values()]
+        self._in_flight.clear()
+        self._rate.idle()
+        for call in _calls_of([] if failure_reported else batches):
             if call.caller.was_retried:
-                self._settle(call, BackendDown(why, retry_after=self.back_in))
+                self._finish(call, BackendDown(reason, retry_after=self.restart_seconds))
             call.caller.was_retried = True
         if was_killed and batches:
-            self._ran_out(max(batch.padded_tokens for batch in batches))
+            self._record_out_of_memory(max(batch.padded_tokens for batch in batches))
             batches = [part for batch in batches for part in batch.halves() or (batch,)]
-        self._queue.put_back(batches)
+        self._queue.requeue(batches)
 
-    def give_up(self, why: str, *, retry_after: float | None = None) -> None:
+    def fail_all(self, reason: str, *, retry_after: float | None = None) -> None:
         """Nobody will compute what is here."""
-        batches = [*self._last_tries, *(sent.batch for sent in self._under_way.values())]
-        self._last_tries.clear()
-        self._under_way.clear()
+        batches = [*self._solo_retries, *(sent.batch for sent in self._in_flight.values())]
+        self._solo_retries.clear()
+        self._in_flight.clear()
         for call in (*self._queue.drain(), *_calls_of(batches)):
-            self._settle(call, BackendDown(why, retry_after=retry_after))
+            self._finish(call, BackendDown(reason, retry_after=retry_after))
 
-    def _ran_out(self, padded_tokens: int) -> None:
+    def _record_out_of_memory(self, padded_tokens: int) -> None:
         assert self.budget is not None
         self.out_of_memory += 1
-        self.budget.ran_out(padded_tokens)
+        self.budget.record_out_of_memory(padded_tokens)
 
-    def _settle(self, call: QueuedCall[PendingCall], error: Exception | None) -> None:
+    def _finish(self, call: QueuedCall[PendingCall], error: Exception | None) -> None:
         self._queue.discard(call)
-        if not call.caller.is_settled:
-            call.caller.is_settled = True
-            call.caller.settle(error)
+        if not call.caller.is_done:
+            call.caller.is_done = True
+            call.caller.on_done(error)
 
 
 def _calls_of(batches: Sequence[Batch[PendingCall]]) -> list[QueuedCall[PendingCall]]:

@@ -26,24 +26,24 @@ class PassBudget:
     memory: EmbeddingMemory
     time: ObservedTime
     bytes: int | None = None
-    _survivable: int | None = field(default=None, init=False)
+    _oom_limit_tokens: int | None = field(default=None, init=False)
 
     @property
     def tokens(self) -> int:
         """Padded tokens of one pass, its time aside."""
         bounds = [self.full_tokens]
-        if self._survivable is not None:
-            bounds.append(self._survivable)
+        if self._oom_limit_tokens is not None:
+            bounds.append(self._oom_limit_tokens)
         if self.bytes is not None:
-            bounds.append(self.memory.most_tokens(self.bytes // self.lanes))
+            bounds.append(self.memory.max_tokens(self.bytes // self.lanes))
         return max(1, min(bounds))
 
-    def most_inputs(self, longest: int, limit_seconds: float | None) -> int:
+    def max_inputs(self, longest: int, limit_seconds: float | None) -> int:
         """Inputs that one pass may hold when the longest of them has this many tokens."""
-        most = max(1, self.tokens // longest)
+        limit = max(1, self.tokens // longest)
         if limit_seconds is not None:
-            most = min(most, self.time.most_inputs(longest, limit_seconds))
-        return most
+            limit = min(limit, self.time.max_inputs(longest, limit_seconds))
+        return limit
 
     def seconds(self, token_counts: Sequence[int]) -> float:
         """All of these inputs, with nothing else to do: passes of like length, spread over the lanes."""
@@ -51,7 +51,7 @@ class PassBudget:
         passes: list[float] = []
         at = 0
         while at < len(ordered):
-            inputs = min(self.most_inputs(ordered[at], None), len(ordered) - at)
+            inputs = min(self.max_inputs(ordered[at], None), len(ordered) - at)
             passes.append(self.time.seconds(inputs, ordered[at]))
             at += inputs
         return max(sum(passes) / self.lanes, max(passes, default=0.0))
@@ -62,23 +62,23 @@ class PassBudget:
             token_counts, budget_tokens=self.tokens
         )
 
-    def fits_beside(self, under_way: list[int], pass_bytes: int) -> bool:
+    def fits_with(self, in_flight: list[int], pass_bytes: int) -> bool:
         """Whether a pass of these bytes may join those under way: the largest run side by side."""
-        if self.bytes is None or not under_way:
+        if self.bytes is None or not in_flight:
             return True
-        return sum(sorted([*under_way, pass_bytes])[-self.lanes :]) <= self.bytes
+        return sum(sorted([*in_flight, pass_bytes])[-self.lanes :]) <= self.bytes
 
-    def keep(self, previous: "PassBudget") -> None:
+    def inherit(self, previous: "PassBudget") -> None:
         """What was set and learned for the worker before this one."""
-        self.bytes, self._survivable = previous.bytes, previous._survivable
+        self.bytes, self._oom_limit_tokens = previous.bytes, previous._oom_limit_tokens
 
-    def ran_out(self, padded_tokens: int) -> None:
+    def record_out_of_memory(self, padded_tokens: int) -> None:
         """A pass of this size found no memory."""
-        self._survivable = max(1, min(padded_tokens, self.tokens) // 2)
+        self._oom_limit_tokens = max(1, min(padded_tokens, self.tokens) // 2)
 
-    def went_well(self, padded_tokens: int) -> None:
-        if self._survivable is None or 2 * padded_tokens < self._survivable:
+    def record_success(self, padded_tokens: int) -> None:
+        if self._oom_limit_tokens is None or 2 * padded_tokens < self._oom_limit_tokens:
             return
-        self._survivable += max(1, self._survivable // _RECOVERY_PASSES)
-        if self._survivable >= self.full_tokens:
-            self._survivable = None
+        self._oom_limit_tokens += max(1, self._oom_limit_tokens // _RECOVERY_PASSES)
+        if self._oom_limit_tokens >= self.full_tokens:
+            self._oom_limit_tokens = None

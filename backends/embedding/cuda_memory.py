@@ -13,26 +13,26 @@ import torch
 class CudaMemory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._before = 0
-        self._most_kept: int | None = None
+        self._allocated_before = 0
+        self._max_reserved: int | None = None
 
-    def keeps_at_most_this(self) -> None:
+    def cap_reserved(self) -> None:
         """From now on."""
-        self._most_kept = torch.cuda.memory_reserved(self._device)
+        self._max_reserved = torch.cuda.memory_reserved(self._device)
 
-    def begin(self) -> None:
+    def begin_pass(self) -> None:
         """A pass."""
-        self._before = torch.cuda.memory_allocated(self._device)
+        self._allocated_before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
 
-    def taken(self) -> int:
+    def pass_peak_bytes(self) -> int:
         """By the pass at its height."""
-        return int(torch.cuda.max_memory_allocated(self._device) - self._before)
+        return int(torch.cuda.max_memory_allocated(self._device) - self._allocated_before)
 
-    def kept(self) -> int:
+    def trim_reserved(self) -> int:
         """Of all passes and the model."""
         found: int = torch.cuda.memory_reserved(self._device)
-        if self._most_kept is None or found <= self._most_kept:
+        if self._max_reserved is None or found <= self._max_reserved:
             return found
         torch.cuda.empty_cache()
         return int(torch.cuda.memory_reserved(self._device))

@@ -16,13 +16,13 @@ from controlplane.core.clock import Instant, between, seconds
 from controlplane.policy.gate.moore_hodgson import DeadlineJob, late_jobs
 
 Key = tuple[bool, int, int]
-_LONGEST_LATE = seconds(60)
-_MEMORY_PASSES = 32
+_MAX_TARDINESS = seconds(60)
+_RATE_MEMORY_PASSES = 32
 
 by_key = attrgetter("key")
 
 
-def key_of(deadline: Instant | None, arrival: int) -> Key:
+def deadline_key(deadline: Instant | None, arrival: int) -> Key:
     return (deadline is None, deadline or 0, arrival)
 
 
@@ -36,55 +36,57 @@ class Pending(Protocol):
 Entry = TypeVar("Entry", bound=Pending)
 
 
-def in_time_first(calls: Sequence[Entry], now: Instant, per_token: float) -> Iterator[Entry]:
-    """`calls` are sorted by key; `per_token` in nanoseconds, 0 if nothing is known."""
-    long_late, unpromised = (
-        bisect_left(calls, key_of(deadline, 0), key=by_key) for deadline in (_long_before(now), None)
+def on_time_first(calls: Sequence[Entry], now: Instant, ns_per_token: float) -> Iterator[Entry]:
+    """`calls` are sorted by key; `ns_per_token` in nanoseconds, 0 if nothing is known."""
+    tardy_end, deadline_end = (
+        bisect_left(calls, deadline_key(deadline, 0), key=by_key) for deadline in (_tardy_cutoff(now), None)
     )
-    promised = calls[long_late:unpromised]
-    first = sum(call.tokens for call in calls[:long_late])
-    named = {str(call.key[2]): call for call in promised}
-    turns = [DeadlineJob(Instant(one.key[1]), one.key[2], name, one.tokens) for name, one in named.items()]
-    behind = late_jobs(turns, now + per_token * first, per_token)
+    with_deadline = calls[tardy_end:deadline_end]
+    tokens_before = sum(call.tokens for call in calls[:tardy_end])
+    by_name = {str(call.key[2]): call for call in with_deadline}
+    jobs = [
+        DeadlineJob(Instant(call.key[1]), call.key[2], name, call.tokens) for name, call in by_name.items()
+    ]
+    late = late_jobs(jobs, now + ns_per_token * tokens_before, ns_per_token)
     return chain(
-        calls[:long_late],
-        (call for name, call in named.items() if name not in behind),
-        (call for name, call in named.items() if name in behind),
-        calls[unpromised:],
+        calls[:tardy_end],
+        (call for name, call in by_name.items() if name not in late),
+        (call for name, call in by_name.items() if name in late),
+        calls[deadline_end:],
     )
 
 
-def _long_before(now: Instant) -> Instant:
-    return Instant(now - _LONGEST_LATE)
+def _tardy_cutoff(now: Instant) -> Instant:
+    return Instant(now - _MAX_TARDINESS)
 
 
 @dataclass(slots=True)
-class Drain:
+class ServiceRate:
     """How fast is work done lately? From the end of one pass to the end of the next while there is work, so
     that what runs side by side, and what the device does besides, is counted."""
 
-    _took: float = 0.0
+    _busy_ns: float = 0.0
     _tokens: float = 0.0
-    _since: Instant | None = None
+    _last_end: Instant | None = None
 
     @property
-    def per_token(self) -> float:
+    def ns_per_token(self) -> float:
         """Nanoseconds; 0 before the first pass ends."""
-        return self._took / self._tokens if self._tokens else 0.0
+        return self._busy_ns / self._tokens if self._tokens else 0.0
 
-    def begins(self, now: Instant) -> None:
+    def pass_started(self, now: Instant) -> None:
         """A pass does. Time counts from the first one after a rest."""
-        if self._since is None:
-            self._since = now
+        if self._last_end is None:
+            self._last_end = now
 
-    def ends(self, now: Instant, tokens: int) -> None:
+    def pass_finished(self, now: Instant, tokens: int) -> None:
         """A pass of so many tokens did."""
-        if self._since is not None:
-            kept = 1 - 1 / _MEMORY_PASSES
-            self._took = kept * self._took + between(self._since, now)
-            self._tokens = kept * self._tokens + tokens
-            self._since = now
+        if self._last_end is not None:
+            decay = 1 - 1 / _RATE_MEMORY_PASSES
+            self._busy_ns = decay * self._busy_ns + between(self._last_end, now)
+            self._tokens = decay * self._tokens + tokens
+            self._last_end = now
 
-    def rests(self) -> None:
+    def idle(self) -> None:
         """Nobody waits, or nobody is there to work."""
-        self._since = None
+        self._last_end = None

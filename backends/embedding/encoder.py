@@ -17,22 +17,22 @@ from transformers.utils.logging import disable_progress_bar
 from backends.embedding import time_model
 from backends.embedding.cuda_memory import CudaMemory
 from backends.embedding.handshake import EncoderFacts, EncoderOptions
-from backends.embedding.ipc import Computed, Ids, Rows
-from backends.embedding.memory_model import EmbeddingMemory, fitted, prior
+from backends.embedding.ipc import Ids, PassResult, Rows
+from backends.embedding.memory_model import EmbeddingMemory, fit_memory_model, prior
 from backends.embedding.profiling import memory_points, time_points, trim_heap
 from backends.embedding.time_model import PassTime
 from backends.embedding.truncation import Truncation
 
 _PROBES = ["", "Tandem", "  Two kinds of work share one device, and neither waits for long."]
 # Of the text; the longest probe has more.
-_PROBE_CUT_TO = 4
+_TRUNCATED_PROBE_TOKENS = 4
 _TOLERANCE = {torch.float32: 1e-4}
-_LOOSE_TOLERANCE = 3e-2  # half precision differs in the second digit with the padding alone
+_HALF_PRECISION_TOLERANCE = 3e-2  # half precision differs in the second digit with the padding alone
 # What oneDNN says when memory runs out, and says again of the same shape once there is memory.
-_LASTING = "could not create a primitive"
+_PERMANENT_FAILURE = "could not create a primitive"
 # The CPU's allocator has no error class of its own, nor have CUDA's libraries, which allocate beside PyTorch.
-_NO_MEMORY = (
-    *("can't allocate memory", "not enough memory", "could not create a memory", _LASTING),
+_OUT_OF_MEMORY_MARKS = (
+    *("can't allocate memory", "not enough memory", "could not create a memory", _PERMANENT_FAILURE),
     *("CUDA error: out of memory", "_STATUS_ALLOC_FAILED"),
 )
 
@@ -44,7 +44,7 @@ class Unsupported(RuntimeError):
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _OUT_OF_MEMORY_MARKS)
 
 
 def _lanes(device: torch.device, threads: int) -> tuple[int, int]:
@@ -70,30 +70,30 @@ class Encoder:
         self._model.eval()
         self.lanes, self._lane_threads = _lanes(self.device, options.threads or torch.get_num_threads())
         self.yields_cpu = options.yields_cpu and self.device.type == "cpu"
-        self.enter_lane()
-        self._adjust_norm(normalize=options.normalize)
+        self.set_thread_count()
+        self._set_normalization(normalize=options.normalize)
         self.tokenizer = self._fast_tokenizer(options.model)
-        self.as_served = self._served_tokenizer()
-        self._truncation = Truncation.of(self.as_served, self.tokenizer.truncation_side)
-        self.max_input_tokens = self._longest_input(options.max_input_tokens)
+        self.raw_tokenizer = self._make_raw_tokenizer()
+        self._truncation = Truncation.of(self.raw_tokenizer, self.tokenizer.truncation_side)
+        self.max_input_tokens = self._resolve_max_input_tokens(options.max_input_tokens)
         self.vocabulary = int(self._transformer().get_input_embeddings().num_embeddings)
         self._has_token_types = "token_type_ids" in self.tokenizer.model_input_names
         self._pads_left = self.tokenizer.padding_side == "left"
         self._pad_id = int(self.tokenizer.pad_token_id or 0)
-        self.dimension = self._check_against_encode()
-        self._cuda = CudaMemory(self.device) if self.device.type == "cuda" else None
+        self.dimension = self._verify_against_encode()
+        self._cuda_memory = CudaMemory(self.device) if self.device.type == "cuda" else None
 
     @property
     def device(self) -> torch.device:
         return torch.device(self._model.device)
 
-    def enter_lane(self) -> None:
+    def set_thread_count(self) -> None:
         """Called by each thread that will compute."""
         torch.set_num_threads(self._lane_threads)
 
     def facts(self, batch_tokens: int) -> EncoderFacts:
         """Measures: takes some forward passes. Raises Unsupported where the device has no room for them."""
-        pass_time, memory = self._measured(batch_tokens)
+        pass_time, memory = self._profile(batch_tokens)
         return EncoderFacts(
             dimension=self.dimension,
             max_input_tokens=self.max_input_tokens,
@@ -104,22 +104,24 @@ class Encoder:
             yields_cpu=self.yields_cpu,
             time=pass_time,
             memory=memory,
-            tokenizer=self.as_served.to_str(),
+            tokenizer=self.raw_tokenizer.to_str(),
             truncation=self._truncation,
             prompts=self._prompts(),
             default_prompt=self._model.default_prompt_name,
         )
 
-    def computed(self, lengths: Ids, ids: Ids) -> Computed:
+    def run_pass(self, lengths: Ids, ids: Ids) -> PassResult:
         """`vectors` with its cost."""
-        if self._cuda is not None:
-            self._cuda.begin()
+        if self._cuda_memory is not None:
+            self._cuda_memory.begin_pass()
         start = time.perf_counter_ns()
         rows = self.vectors(lengths, ids)
         elapsed = time.perf_counter_ns() - start
-        if self._cuda is None:
-            return Computed(rows, elapsed, 0, 0)
-        return Computed(rows, elapsed, self._cuda.taken(), self._cuda.kept())
+        if self._cuda_memory is None:
+            return PassResult(rows, elapsed, 0, 0)
+        return PassResult(
+            rows, elapsed, self._cuda_memory.pass_peak_bytes(), self._cuda_memory.trim_reserved()
+        )
 
     def release(self) -> None:
         """What the allocator keeps for later passes goes back to the device."""
@@ -149,21 +151,21 @@ class Encoder:
             found: Rows = rows.float().cpu().numpy()
         return found
 
-    def is_broken_by(self, error: Exception) -> bool:
+    def is_fatal(self, error: Exception) -> bool:
         """Whether this process will go on failing: a lost CUDA context, a failure that oneDNN keeps."""
         if self.device.type != "cuda":
-            return _LASTING in str(error)
+            return _PERMANENT_FAILURE in str(error)
         try:
             torch.cuda.synchronize(self.device)
         except RuntimeError:
             return True
         return False
 
-    def _measured(self, batch_tokens: int) -> tuple[PassTime, EmbeddingMemory]:
-        compute, device, longest = self._compute_filler, self.device, self.max_input_tokens
+    def _profile(self, batch_tokens: int) -> tuple[PassTime, EmbeddingMemory]:
+        compute, device, longest = self._run_filler, self.device, self.max_input_tokens
         try:
             times = time_points(compute, device, longest=longest, batch_tokens=batch_tokens)
-            pass_time = time_model.fitted(times)
+            pass_time = time_model.fit_time_model(times)
             pass_tokens = pass_time.full_speed_tokens(batch_tokens)
             points = memory_points(compute, device, longest=longest, pass_tokens=pass_tokens)
         except Exception as error:
@@ -173,15 +175,15 @@ class Encoder:
                 f"a pass of {batch_tokens} tokens, or of one input of {longest}, finds no memory on "
                 f"{device}; lower batch_tokens or max_input_tokens"
             ) from error
-        if self._cuda is not None:
-            self._cuda.keeps_at_most_this()
+        if self._cuda_memory is not None:
+            self._cuda_memory.cap_reserved()
         if points is not None:
-            return pass_time, fitted(points, dimension=self.dimension)
+            return pass_time, fit_memory_model(points, dimension=self.dimension)
         element = next(self._model.parameters()).element_size()
         config = self._transformer().config.to_dict()
         return pass_time, prior(config, bytes_per_element=element, dimension=self.dimension)
 
-    def _compute_filler(self, inputs: int, length: int) -> None:
+    def _run_filler(self, inputs: int, length: int) -> None:
         """Several inputs are padded by one token: without any there would be no mask either."""
         lengths = np.full(inputs, length, dtype=np.uint32)
         lengths[-1] -= inputs > 1 and length > 1
@@ -196,7 +198,7 @@ class Encoder:
             )
         return stated
 
-    def _adjust_norm(self, *, normalize: bool | None) -> None:
+    def _set_normalization(self, *, normalize: bool | None) -> None:
         from sentence_transformers.models import Normalize
 
         names = [name for name, module in self._model.named_children() if isinstance(module, Normalize)]
@@ -218,19 +220,19 @@ class Encoder:
             )
         return tokenizer
 
-    def _served_tokenizer(self) -> Tokenizer:
+    def _make_raw_tokenizer(self) -> Tokenizer:
         tokenizer = Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
 
-    def _longest_input(self, wanted: int | None) -> int:
+    def _resolve_max_input_tokens(self, wanted: int | None) -> int:
         positions = getattr(self._transformer().config, "max_position_embeddings", None)
         limit = positions if isinstance(positions, int) and positions > 0 else None
         # RoBERTa and its kin count positions from behind the padding's.
-        before = getattr(getattr(self._transformer(), "embeddings", None), "padding_idx", None)
-        if limit is not None and before is not None:
-            limit -= before + 1
+        padding_position = getattr(getattr(self._transformer(), "embeddings", None), "padding_idx", None)
+        if limit is not None and padding_position is not None:
+            limit -= padding_position + 1
         if wanted is not None:
             if limit is not None and wanted > limit:
                 raise Unsupported(f"max_input_tokens={wanted}: the model has {limit} positions; lower it")
@@ -241,21 +243,21 @@ class Encoder:
             raise Unsupported("the model states no longest input; set max_input_tokens")
         return int(found)
 
-    def _check_against_encode(self) -> int:
+    def _verify_against_encode(self) -> int:
         """The dimension. Raises Unsupported where ids alone do not give what encode gives."""
-        found = self.as_served.encode_batch(_PROBES)
+        found = self.raw_tokenizer.encode_batch(_PROBES)
         # The empty text has no tokens where nothing is put around it.
-        probes = {text: one.ids for text, one in zip(_PROBES, found, strict=True) if one.ids}
-        short = min(self.max_input_tokens, self._truncation.special_tokens + _PROBE_CUT_TO)
-        self._compare(probes, short)
-        return self._compare(probes, self.max_input_tokens)
+        probes = {text: encoded.ids for text, encoded in zip(_PROBES, found, strict=True) if encoded.ids}
+        short = min(self.max_input_tokens, self._truncation.special_tokens + _TRUNCATED_PROBE_TOKENS)
+        self._verify_at_length(probes, short)
+        return self._verify_at_length(probes, self.max_input_tokens)
 
-    def _compare(self, probes: dict[str, list[int]], limit: int) -> int:
+    def _verify_at_length(self, probes: dict[str, list[int]], limit: int) -> int:
         self._model.max_seq_length = limit
         expected = np.asarray(self._model.encode([*probes], prompt="", show_progress_bar=False))
         inputs = [np.array(self._truncation.truncate(ids, limit), dtype=np.uint32) for ids in probes.values()]
         found = self.vectors(np.array([len(ids) for ids in inputs], dtype=np.uint32), np.concatenate(inputs))
-        tolerance = _TOLERANCE.get(next(self._model.parameters()).dtype, _LOOSE_TOLERANCE)
+        tolerance = _TOLERANCE.get(next(self._model.parameters()).dtype, _HALF_PRECISION_TOLERANCE)
         gap = float(np.abs(found - expected).max() / max(1.0, float(np.abs(expected).max())))
         if found.shape != expected.shape or not gap <= tolerance:
             raise Unsupported(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.uint32]
 Rows = npt.NDArray[np.float32]
 
-HEAD = struct.Struct("<BIQ")
+HEADER = struct.Struct("<BIQ")
 _COST = struct.Struct("<QQQ")
 
 
@@ -39,7 +39,7 @@ class FrameKind(IntEnum):
     LEAVING = 12
 
 
-ANSWERS = {
+REQUEST_KIND = {
     FrameKind.READY: FrameKind.READY,
     FrameKind.LOAD_FAILED: FrameKind.READY,
     FrameKind.VECTORS: FrameKind.BATCH,
@@ -58,12 +58,12 @@ class Frame:
     payload: bytes
 
     def pack(self) -> bytes:
-        return HEAD.pack(self.kind, self.batch, len(self.payload)) + self.payload
+        return HEADER.pack(self.kind, self.batch, len(self.payload)) + self.payload
 
 
-def unpack_head(head: bytes) -> tuple[FrameKind, int, int]:
+def unpack_header(head: bytes) -> tuple[FrameKind, int, int]:
     """(kind, batch number, payload bytes). Raises ValueError for an unknown kind."""
-    kind, batch, size = HEAD.unpack(head)
+    kind, batch, size = HEADER.unpack(head)
     return FrameKind(kind), batch, size
 
 
@@ -80,17 +80,17 @@ def unpack_inputs(payload: bytes) -> tuple[Ids, Ids]:
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class PassResult:
     rows: Rows
     elapsed_ns: int
     peak_bytes: int
-    kept_bytes: int = 0
+    reserved_bytes: int = 0
 
     def pack(self) -> bytes:
-        cost = _COST.pack(self.elapsed_ns, self.peak_bytes, self.kept_bytes)
+        cost = _COST.pack(self.elapsed_ns, self.peak_bytes, self.reserved_bytes)
         return cost + self.rows.astype("<f4", copy=False).tobytes()
 
     @classmethod
-    def unpack(cls, payload: bytes, dimension: int) -> "Computed":
+    def unpack(cls, payload: bytes, dimension: int) -> "PassResult":
         rows = np.frombuffer(payload, dtype="<f4", offset=_COST.size).reshape(-1, dimension)
         return cls(rows, *_COST.unpack_from(payload))

@@ -48,12 +48,12 @@ class EmbeddingMemory:
         rows = min(len(token_counts), max(1, budget_tokens // max(1, shortest)))
         return round(self.base + self.per_token * tokens) + self._output_bytes(rows)
 
-    def most_tokens(self, limit_bytes: int) -> int:
+    def max_tokens(self, limit_bytes: int) -> int:
         """Padded tokens of the largest pass within `limit_bytes`, each counted as an input of its own."""
         per_token = self.per_token + _FLOAT32_BYTES * self.dimension
         return max(0, int((limit_bytes - self.base) / per_token))
 
-    def raised_to(self, point: MemoryPoint) -> "EmbeddingMemory":
+    def raised_to_cover(self, point: MemoryPoint) -> "EmbeddingMemory":
         """This model, or the steeper one that a pass asks for which took more."""
         if point.peak_bytes <= self.pass_bytes(point.inputs, point.padded_length):
             return self
@@ -78,7 +78,7 @@ def prior(config: Mapping[str, Any], *, bytes_per_element: int, dimension: int) 
     return EmbeddingMemory(0, per_token, dimension, is_measured=False)
 
 
-def fitted(points: Sequence[MemoryPoint], *, dimension: int) -> EmbeddingMemory:
+def fit_memory_model(points: Sequence[MemoryPoint], *, dimension: int) -> EmbeddingMemory:
     """The lowest line from the smallest point up that no measured point lies above.
 
     Raises ValueError without two points of different size.

@@ -17,7 +17,7 @@ from backends.embedding import cuda_memory
 from backends.embedding.memory_model import MemoryPoint
 from backends.embedding.time_model import TimePoint
 
-_LONGEST_SECONDS = 0.5
+_MAX_PASS_SECONDS = 0.5
 _REPEATS = 3
 
 Compute = Callable[[int, int], object]
@@ -46,7 +46,7 @@ def time_points(
     seconds(1, min(8, longest))
     for inputs, length in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)):
         points.append(TimePoint(inputs, length, min(seconds(inputs, length) for _ in range(_REPEATS))))
-        if points[-1].seconds > _LONGEST_SECONDS:
+        if points[-1].seconds > _MAX_PASS_SECONDS:
             break
     return points
 

@@ -13,8 +13,8 @@ from itertools import combinations
 import numpy as np
 
 # Batches this many times as long as starting them lose 3 % of the best throughput.
-_STARTS_A_PASS = 32
-_CLIP = 4.0
+_MIN_STARTS_PER_PASS = 32
+_MAX_SCALE_CHANGE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class PassTime:
     def seconds(self, inputs: int, padded_length: int) -> float:
         return self.base + inputs * self._per_input(padded_length)
 
-    def most_inputs(self, padded_length: int, seconds: float) -> int:
+    def max_inputs(self, padded_length: int, seconds: float) -> int:
         """How many inputs of this length a pass of that time holds; one at least."""
         each = self._per_input(padded_length)
         return max(1, int((seconds - self.base) / each)) if each > 0 else 2**31
@@ -49,13 +49,13 @@ class PassTime:
         """The smallest pass of nearly full throughput; `batch_tokens` bounds it."""
         if self.per_token <= 0:
             return batch_tokens
-        return max(1, min(batch_tokens, _STARTS_A_PASS * self.start_tokens))
+        return max(1, min(batch_tokens, _MIN_STARTS_PER_PASS * self.start_tokens))
 
     def _per_input(self, padded_length: int) -> float:
         return (self.per_token + self.per_square * padded_length) * padded_length
 
 
-def fitted(points: Sequence[TimePoint]) -> PassTime:
+def fit_time_model(points: Sequence[TimePoint]) -> PassTime:
     """Least relative squares. Raises ValueError without a point."""
     if not points:
         raise ValueError("no pass was measured: a time model needs one at least")
@@ -83,19 +83,20 @@ class ObservedTime:
     model: PassTime
     memory: int = 32
     scale: float = 1.0
-    _seen: int = 0
+    _observations: int = 0
 
     def seconds(self, inputs: int, padded_length: int) -> float:
         return self.scale * self.model.seconds(inputs, padded_length)
 
-    def most_inputs(self, padded_length: int, seconds: float) -> int:
-        return self.model.most_inputs(padded_length, seconds / self.scale)
+    def max_inputs(self, padded_length: int, seconds: float) -> int:
+        return self.model.max_inputs(padded_length, seconds / self.scale)
 
     def observe(self, point: TimePoint) -> None:
         expected = self.model.seconds(point.inputs, point.padded_length)
         if expected <= 0 or point.seconds <= 0:
             return
-        self._seen += 1
-        rate = max(1 / self.memory, 1 / (self._seen + 1))
-        seen = min(max(point.seconds / expected, self.scale / _CLIP), self.scale * _CLIP)
-        self.scale += rate * (seen - self.scale)
+        self._observations += 1
+        rate = max(1 / self.memory, 1 / (self._observations + 1))
+        lowest, highest = self.scale / _MAX_SCALE_CHANGE, self.scale * _MAX_SCALE_CHANGE
+        ratio = min(max(point.seconds / expected, lowest), highest)
+        self.scale += rate * (ratio - self.scale)

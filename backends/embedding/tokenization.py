@@ -20,46 +20,46 @@ def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 class PendingTokenizations:
     def __init__(self) -> None:
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._pending: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = count(1)
 
-    async def tokenized(self, texts: Sequence[str], ask: Callable[[Frame], None]) -> list[list[int]]:
+    async def tokenize(self, texts: Sequence[str], send: Callable[[Frame], None]) -> list[list[int]]:
         """Raises BackendDown also for a text with no tokens to give."""
         number = next(self._numbers)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        ask(Frame(FrameKind.TEXTS, number, json.dumps(list(texts)).encode()))
+        response = self._pending[number] = asyncio.get_running_loop().create_future()
+        send(Frame(FrameKind.TEXTS, number, json.dumps(list(texts)).encode()))
         try:
-            payload = await answer
+            payload = await response
         finally:
-            del self._waiting[number]
+            del self._pending[number]
         if not payload:
             raise BackendDown("the embedding worker could not tokenise")
         lengths, ids = unpack_inputs(payload)
         return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
-    def answered(self, frame: Frame) -> None:
-        waiting = self._waiting.get(frame.batch)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(frame.payload)
+    def resolve(self, frame: Frame) -> None:
+        response = self._pending.get(frame.batch)
+        if response is not None and not response.done():
+            response.set_result(frame.payload)
 
-    def lost(self, why: str) -> None:
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(BackendDown(why))
+    def fail_all(self, reason: str) -> None:
+        for response in self._pending.values():
+            if not response.done():
+                response.set_exception(BackendDown(reason))
 
 
 # FOLDED inputs.py:
 # Can this model embed these token ids, and what does it want before a text?
 
 
-def checked(inputs: Sequence[Sequence[int]], facts: EncoderFacts) -> list[Ids]:
+def validate_inputs(inputs: Sequence[Sequence[int]], facts: EncoderFacts) -> list[Ids]:
     """uint32 ids, input by input. Raises Refused."""
     if not inputs:
         raise Refused("input is empty: give at least one text or token array", param="input")
-    return [_checked_input(position, ids, facts) for position, ids in enumerate(inputs)]
+    return [_validate_input(position, ids, facts) for position, ids in enumerate(inputs)]
 
 
-def _checked_input(position: int, ids: Sequence[int], facts: EncoderFacts) -> Ids:
+def _validate_input(position: int, ids: Sequence[int], facts: EncoderFacts) -> Ids:
     if not len(ids):
         raise Refused(f"input {position} has no tokens: send one at least or leave it out", param="input")
     if len(ids) > facts.max_input_tokens:

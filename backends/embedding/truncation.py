@@ -54,6 +54,6 @@ class Truncation:
                 f"none of it; ask for at least {special + 1}",
                 param="truncate_prompt_tokens",
             )
-        room = limit - special
-        kept = ids[end - room : end] if (side or self.side) == "left" else ids[begin : begin + room]
+        length = limit - special
+        kept = ids[end - length : end] if (side or self.side) == "left" else ids[begin : begin + length]
         return [*ids[:begin], *kept, *ids[end:]]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from backends.embedding.handshake import EncoderOptions
-from backends.embedding.ipc import HEAD, Frame, FrameKind, pack_inputs, unpack_head, unpack_inputs
+from backends.embedding.ipc import HEADER, Frame, FrameKind, pack_inputs, unpack_header, unpack_inputs
 
 if TYPE_CHECKING:
     from backends.embedding.encoder import Encoder
@@ -42,7 +42,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 def _read_ahead(connection: socket.socket, frames: "SimpleQueue[Frame]", texts: "SimpleQueue[Frame]") -> None:
     try:
         while True:
-            kind, batch, size = unpack_head(_receive(connection, HEAD.size))
+            kind, batch, size = unpack_header(_receive(connection, HEADER.size))
             frame = Frame(kind, batch, _receive(connection, size))
             (texts if kind is FrameKind.TEXTS else frames).put(frame)
     except (EOFError, ConnectionError):
@@ -50,10 +50,10 @@ def _read_ahead(connection: socket.socket, frames: "SimpleQueue[Frame]", texts: 
         os._exit(0)
 
 
-_SESSION_NICENESS = Path("/proc/self/autogroup")
+_AUTOGROUP = Path("/proc/self/autogroup")
 
 
-def yield_cpu() -> None:
+def lower_cpu_priority() -> None:
     """From here on this process runs only on cores that nothing else wants; whoever wakes up on such a
     core takes it at once. That is Linux; elsewhere the lowest priority comes close."""
     if not hasattr(os, "SCHED_IDLE"):
@@ -64,13 +64,13 @@ def yield_cpu() -> None:
     os.setsid()
     with contextlib.suppress(OSError):
         # Refused where a container mounts it read-only; then this session only weighs as much as another.
-        _SESSION_NICENESS.write_text("19")
+        _AUTOGROUP.write_text("19")
     # Of each thread by itself, and inherited: torch has some already.
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
 
 
-def _answer(encoder: "Encoder", frame: Frame) -> tuple[Frame, bool]:
+def _reply(encoder: "Encoder", frame: Frame) -> tuple[Frame, bool]:
     """The reply, and whether this process can go on. The error itself goes with this call: its frames hold
     the tensors of the pass that failed, in the way of the smaller ones after it."""
     from backends.embedding.encoder import is_out_of_memory
@@ -81,22 +81,22 @@ def _answer(encoder: "Encoder", frame: Frame) -> tuple[Frame, bool]:
         return Frame(FrameKind.PONG, frame.batch, b""), True
     try:
         lengths, ids = unpack_inputs(frame.payload)
-        return Frame(FrameKind.VECTORS, frame.batch, encoder.computed(lengths, ids).pack()), True
+        return Frame(FrameKind.VECTORS, frame.batch, encoder.run_pass(lengths, ids).pack()), True
     except Exception as error:
         # Whatever one batch does to the model is that batch's failure; the server narrows it down.
         kind = FrameKind.OUT_OF_MEMORY if is_out_of_memory(error) else FrameKind.FAILED
-        told = f"{type(error).__name__}: {error}".encode()
-        return Frame(kind, frame.batch, told), not encoder.is_broken_by(error)
+        message = f"{type(error).__name__}: {error}".encode()
+        return Frame(kind, frame.batch, message), not encoder.is_fatal(error)
 
 
 def _run_lane(
     encoder: "Encoder", connection: socket.socket, sending: threading.Lock, frames: "SimpleQueue[Frame]"
 ) -> None:
-    encoder.enter_lane()
+    encoder.set_thread_count()
     while True:
-        reply, goes_on = _answer(encoder, frames.get())
+        reply, is_usable = _reply(encoder, frames.get())
         with sending:
-            if goes_on:
+            if is_usable:
                 connection.sendall(reply.pack())
             else:
                 connection.sendall(Frame(FrameKind.LEAVING, 0, b"").pack() + reply.pack())
@@ -106,13 +106,13 @@ def _run_lane(
 def _run_tokenizer(
     encoder: "Encoder", connection: socket.socket, sending: threading.Lock, texts: "SimpleQueue[Frame]"
 ) -> None:
-    tokenizer = encoder.as_served
+    tokenizer = encoder.raw_tokenizer
     while True:
         frame = texts.get()
         try:
             # One text at a time: a batch would wake a thread for every core.
-            found = [tokenizer.encode(text).ids for text in json.loads(frame.payload)]
-            payload = pack_inputs([np.array(ids, dtype=np.uint32) for ids in found])
+            token_ids = [tokenizer.encode(text).ids for text in json.loads(frame.payload)]
+            payload = pack_inputs([np.array(ids, dtype=np.uint32) for ids in token_ids])
         except Exception:
             # The server tries again by itself, and then tells its caller what is wrong with the text.
             payload = b""
@@ -137,7 +137,7 @@ def _serve(connection: socket.socket, options: EncoderOptions) -> int:
         connection.sendall(Frame(FrameKind.LOAD_FAILED, 0, message).pack())
         return 1
     if encoder.yields_cpu:
-        yield_cpu()
+        lower_cpu_priority()
     connection.sendall(ready.pack())
     gc.freeze()
     sending = threading.Lock()
@@ -152,8 +152,8 @@ def main(arguments: list[str]) -> int:
     """Arguments: the number of the inherited socket, the options as JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    inherited, options = arguments
-    with socket.socket(fileno=int(inherited)) as connection:
+    descriptor, options = arguments
+    with socket.socket(fileno=int(descriptor)) as connection:
         return _serve(connection, EncoderOptions.from_json(options))
 
 

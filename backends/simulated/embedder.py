@@ -14,7 +14,7 @@ from itertools import count
 import numpy as np
 
 from backends.cost_models.step_time import StepLoad
-from backends.embedding.deadline_order import Drain, Key, by_key, in_time_first, key_of
+from backends.embedding.deadline_order import Key, ServiceRate, by_key, deadline_key, on_time_first
 from backends.embedding.truncation import Truncation
 from backends.simulated.device import SimulatedDevice
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
@@ -25,10 +25,10 @@ from controlplane.core.request import Request
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """`left` inputs of so many `tokens` are to be computed still; `lengths` holds those in no batch yet."""
+    """`inputs_left` inputs of so many `tokens` are to be computed still; `lengths` holds those in no batch yet."""
 
     lengths: list[int]
-    left: int
+    inputs_left: int
     tokens: int
     key: Key
     done: asyncio.Future[None]
@@ -74,10 +74,10 @@ class SimulatedEmbedder:
         self._queue: list[_Call] = []
         self._batch: list[tuple[_Call, int]] = []
         self._calls: dict[str, _Call] = {}
-        self._drain = Drain()
+        self._rate = ServiceRate()
         self._padded = 0
         self._room = room
-        self._survivable = batch_tokens
+        self._oom_limit_tokens = batch_tokens
         device.attach(self)
 
     @property
@@ -109,7 +109,7 @@ class SimulatedEmbedder:
         """Longest first, with the device to themselves."""
         ordered, took = sorted(token_counts, reverse=True), 0.0
         while ordered:
-            inputs = max(1, self._tokens_now() // ordered[0])
+            inputs = max(1, self._batch_budget_tokens() // ordered[0])
             took += self._device.duration(StepLoad(inputs=len(ordered[:inputs]), length=ordered[0]))
             del ordered[:inputs]
         return seconds(took)
@@ -126,7 +126,7 @@ class SimulatedEmbedder:
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
         longest = max(token_counts, default=0)
         padded = len(token_counts) * longest
-        return min(padded, max(longest, self._tokens_now())) * self._bytes_per_token
+        return min(padded, max(longest, self._batch_budget_tokens())) * self._bytes_per_token
 
     async def embed(
         self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
@@ -134,7 +134,7 @@ class SimulatedEmbedder:
         self._device.require_up()
         # Longest first, so that what shares a batch is of like length; taken from the end.
         lengths = sorted(len(ids) for ids in inputs)
-        key, done = key_of(deadline, next(self._serial)), asyncio.get_running_loop().create_future()
+        key, done = deadline_key(deadline, next(self._serial)), asyncio.get_running_loop().create_future()
         call = _Call(lengths, len(lengths), sum(lengths), key, done)
         self._calls[request.id] = call
         insort(self._queue, call, key=by_key)
@@ -148,16 +148,16 @@ class SimulatedEmbedder:
         return np.full((len(inputs), self.dimension), self.dimension**-0.5, dtype=np.float32)
 
     def plan(self, load: StepLoad) -> bool:
-        longest, budget = 0, self._tokens_now()
+        longest, budget = 0, self._batch_budget_tokens()
         limit = None if self.batch_limit is None else self.batch_limit()
-        alone = self._device.duration(load) if load.has_llm and limit is not None else 0.0
+        llm_seconds = self._device.duration(load) if load.has_llm and limit is not None else 0.0
         self._batch = []
         now = _now()
-        for call in in_time_first(self._queue, now, self._drain.per_token):
+        for call in on_time_first(self._queue, now, self._rate.ns_per_token):
             while call.lengths:
                 wider = max(longest, call.lengths[-1])
                 if self._batch and not self._fits(
-                    replace(load, inputs=len(self._batch) + 1, length=wider), alone, budget, limit
+                    replace(load, inputs=len(self._batch) + 1, length=wider), llm_seconds, budget, limit
                 ):
                     break
                 longest = wider
@@ -165,17 +165,19 @@ class SimulatedEmbedder:
             if call.lengths:
                 break
             self._queue.remove(call)
-        self._padded, tried = longest * len(self._batch), len(self._batch)
+        self._padded, attempted = longest * len(self._batch), len(self._batch)
         has_failed = self._room is not None and self.pass_bytes > self._room()
         if has_failed:
-            self._fail_batch()
+            self._requeue_batch()
         else:
-            self._survivable = min(self._batch_tokens, self._survivable + self._survivable // 16 + 1)
+            self._oom_limit_tokens = min(
+                self._batch_tokens, self._oom_limit_tokens + self._oom_limit_tokens // 16 + 1
+            )
         if self._batch:
-            self._drain.begins(now)
+            self._rate.pass_started(now)
         # By itself it is the whole step that is lost: nothing else would bring the next one about.
-        is_step = bool(self._batch) or (has_failed and tried > 0 and not load.has_llm)
-        load.inputs, load.length = (tried, longest) if is_step else (0, 0)
+        is_step = bool(self._batch) or (has_failed and attempted > 0 and not load.has_llm)
+        load.inputs, load.length = (attempted, longest) if is_step else (0, 0)
         return is_step
 
     @property
@@ -183,35 +185,35 @@ class SimulatedEmbedder:
         """Of the batch under way."""
         return self._padded * self._bytes_per_token
 
-    def _fail_batch(self) -> None:
+    def _requeue_batch(self) -> None:
         """Out of memory: all go back to the queue."""
         self.out_of_memory += 1
-        self._survivable = max(1, self._padded // 2)
+        self._oom_limit_tokens = max(1, self._padded // 2)
         for call, length in reversed(self._batch):
             if not call.lengths:
                 insort(self._queue, call, key=by_key)
             call.lengths.append(length)
         self._batch, self._padded = [], 0
 
-    def _tokens_now(self) -> int:
-        return min(self._batch_tokens, self._survivable, self.budget_bytes // self._bytes_per_token)
+    def _batch_budget_tokens(self) -> int:
+        return min(self._batch_tokens, self._oom_limit_tokens, self.budget_bytes // self._bytes_per_token)
 
-    def _fits(self, together: StepLoad, alone: float, budget: int, limit: Duration | None) -> bool:
+    def _fits(self, step: StepLoad, llm_seconds: float, budget: int, limit: Duration | None) -> bool:
         """`limit` is what the batch may add to the `alone` seconds of the step beside it."""
-        if together.inputs * together.length > budget:
+        if step.inputs * step.length > budget:
             return False
-        return limit is None or self._device.duration(together) - alone <= to_seconds(limit)
+        return limit is None or self._device.duration(step) - llm_seconds <= to_seconds(limit)
 
     def complete(self, duration: float) -> None:
         for call, length in self._batch:
-            call.left -= 1
+            call.inputs_left -= 1
             call.tokens -= length
-            if not call.left and not call.done.done():
+            if not call.inputs_left and not call.done.done():
                 call.done.set_result(None)
         tokens = sum(length for _, length in self._batch)
-        self._drain.ends(_now(), tokens)
+        self._rate.pass_finished(_now(), tokens)
         if not self._queue:
-            self._drain.rests()
+            self._rate.idle()
         if self.on_pass is not None and self._batch:
             self.on_pass(EmbeddingPass(len(self._batch), tokens, self._padded, seconds(duration)))
 

@@ -24,17 +24,17 @@ from controlplane.core.request import Request
 
 _TOKEN = 0
 _TEXT = "w "
-_QUEUED_AHEAD = 64
+_EXTRA_QUEUED = 64
 """Requests in the engine's own queue that an unlimited pool has room for."""
 
 
 @dataclass(eq=False, slots=True)
 class _Sample(EngineSequence):
-    """`answer` is set when it joins one; `capped` if max_tokens, not the answer's own end, stops it."""
+    """`generation` is set when it joins one; `capped` if max_tokens, not the generation's own end, stops it."""
 
     index: int = 0
     is_capped: bool = False
-    answer: "_Generation" = field(init=False)
+    generation: "_Generation" = field(init=False)
 
 
 @dataclass(eq=False, slots=True)
@@ -42,7 +42,7 @@ class _Generation:
     samples: list[_Sample]
     deltas: deque[Delta] = field(default_factory=deque)
     waiter: asyncio.Future[None] | None = None
-    lost: str | None = None
+    down_reason: str | None = None
 
     def push(self, delta: Delta) -> None:
         self.deltas.append(delta)
@@ -52,17 +52,17 @@ class _Generation:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
-    async def more(self) -> None:
+    async def wait_for_delta(self) -> None:
         """Returns when there are deltas. Raises BackendDown."""
-        if not self.deltas and self.lost is None:
+        if not self.deltas and self.down_reason is None:
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
-        if not self.deltas and self.lost is not None:
-            raise BackendDown(f"simulated device: {self.lost}")
+        if not self.deltas and self.down_reason is not None:
+            raise BackendDown(f"simulated device: {self.down_reason}")
 
 
 class SimulatedGenerator:
-    """A `Generator`. `lengths` gives the true length of a request's answer, which nobody else sees.
+    """A `Generator`. `lengths` gives the true length of a request's generation, which nobody else sees.
 
     `kv_bytes` None puts no limit on memory in the engine; the gate is told of a pool that all fit in.
     One that `orders` keeps to a quota and says what each request holds; its order stays first come.
@@ -87,7 +87,7 @@ class SimulatedGenerator:
                 f"kv_bytes={kv_bytes}: {blocks} blocks, but one of max_model_tokens={max_model_tokens} "
                 f"takes {geometry.blocks(max_model_tokens)} and would never finish; change one of them"
             )
-        ample = geometry.bytes(max_model_tokens) * 2 * (max_running + _QUEUED_AHEAD)
+        ample = geometry.bytes(max_model_tokens) * 2 * (max_running + _EXTRA_QUEUED)
         self.model = model
         self.stall_count = 0
         self.orders = orders
@@ -106,9 +106,9 @@ class SimulatedGenerator:
             max_running=max_running,
             step_tokens=step_tokens,
         )
-        self._answers: dict[str, _Generation] = {}
+        self._generations: dict[str, _Generation] = {}
         self._tokens: dict[int, Delta] = {}
-        self._work = (0, 0, 0)
+        self._step_counts = (0, 0, 0)
         self._gate_preemptions = 0
         self._gate_recompute_tokens = 0
         device.attach(self)
@@ -150,33 +150,33 @@ class SimulatedGenerator:
         left = self._lengths(request) - (len(prompt) - request.prompt_tokens)
         output = max(1, min(left, sampling.max_tokens))
         is_capped = left >= sampling.max_tokens
-        answer = _Generation(
+        generation = _Generation(
             [_Sample(len(prompt), output, index=i, is_capped=is_capped) for i in range(sampling.n)]
         )
-        for sample in answer.samples:
-            sample.answer = answer
+        for sample in generation.samples:
+            sample.generation = generation
             self._engine.waiting.append(sample)
-        self._answers[request.id] = answer
+        self._generations[request.id] = generation
         self._device.wake()
         open_samples = sampling.n
         try:
             while open_samples:
-                await answer.more()
-                delta = answer.deltas.popleft()
+                await generation.wait_for_delta()
+                delta = generation.deltas.popleft()
                 open_samples -= delta.finish_reason is not None
                 yield delta
         finally:
-            self._drop(answer)
-            self._answers.pop(request.id, None)
+            self._remove(generation)
+            self._generations.pop(request.id, None)
 
     async def preempt(self, request_id: str) -> None:
-        answer = self._answers.get(request_id)
-        if answer is None:
+        generation = self._generations.get(request_id)
+        if generation is None:
             return
-        self._gate_recompute_tokens += sum(sample.computed for sample in answer.samples)
-        for sample in self._drop(answer):
+        self._gate_recompute_tokens += sum(sample.computed for sample in generation.samples)
+        for sample in self._remove(generation):
             self._gate_preemptions += 1
-            answer.push(Delta(sample.index, "", (), finish_reason="preempted"))
+            generation.push(Delta(sample.index, "", (), finish_reason="preempted"))
 
     async def set_quota(self, quota_bytes: int) -> None:
         blocks = quota_bytes // self.geometry.bytes_per_block
@@ -200,8 +200,8 @@ class SimulatedGenerator:
         self._device.require_up()
         size, engine = self.geometry.bytes_per_block, self._engine
         held = {
-            request_id: sum(sample.blocks for sample in answer.samples) * size
-            for request_id, answer in self._answers.items()
+            request_id: sum(sample.blocks for sample in generation.samples) * size
+            for request_id, generation in self._generations.items()
         }
         used = sum(held.values())
         quota = min(engine.quota * size, self.kv_bytes)
@@ -224,24 +224,24 @@ class SimulatedGenerator:
 
     def plan(self, load: StepLoad) -> bool:
         has_work = self._engine.plan(load)
-        self._work = (load.prefill_tokens, load.decodes, load.cells)
+        self._step_counts = (load.prefill_tokens, load.decodes, load.cells)
         return has_work
 
     def complete(self, duration: float) -> None:
         if self.on_step is not None:
-            self.on_step(EngineStep(*self._work, seconds(duration)))
+            self.on_step(EngineStep(*self._step_counts, seconds(duration)))
         for sample in self._engine.complete():
-            sample.answer.push(self._token(sample.index) if not sample.is_gone else _last(sample))
+            sample.generation.push(self._token(sample.index) if not sample.is_gone else _final_delta(sample))
 
     def fail(self, reason: str) -> None:
-        for answer in self._answers.values():
-            self._drop(answer)
-            answer.lost = reason
-            answer.wake()
+        for generation in self._generations.values():
+            self._remove(generation)
+            generation.down_reason = reason
+            generation.wake()
 
-    def _drop(self, answer: _Generation) -> list[_Sample]:
+    def _remove(self, generation: _Generation) -> list[_Sample]:
         """Takes what has not ended out of the engine."""
-        left = [sample for sample in answer.samples if not sample.is_gone]
+        left = [sample for sample in generation.samples if not sample.is_gone]
         for sample in left:
             self._engine.remove(sample)
         return left
@@ -253,6 +253,6 @@ class SimulatedGenerator:
         return self._tokens[index]
 
 
-def _last(sample: _Sample) -> Delta:
+def _final_delta(sample: _Sample) -> Delta:
     reason = "length" if sample.is_capped else "stop"
     return Delta(sample.index, _TEXT, (_TOKEN,), finish_reason=reason)

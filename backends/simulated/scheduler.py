@@ -3,7 +3,7 @@
 Rule, as stock vLLM: all that run get their next tokens first, in the order they joined, prompts in
 chunks within the step's token budget; where blocks run out the last of them is preempted, gives up all its
 blocks and will recompute. If nobody was preempted, those that wait join in order while blocks, budget and
-slots last. A step that completes a sequence's known tokens yields one more. No prefix is reused. No clock,
+slots last. A step that completes a sequence's known tokens yields sequence more. No prefix is reused. No clock,
 no waiting: the caller lets the step last, then calls `complete`.
 """
 
@@ -65,12 +65,12 @@ class SimulatedScheduler(Generic[S]):
     def plan(self, load: StepLoad) -> bool:
         """Composes the next step and adds it to `load`; False if there is nothing to compute."""
         self._batch, self._chunks = [], []
-        had = self.preemptions
+        preemptions_before = self.preemptions
         while self.free_blocks < 0:
             self.preempt(self.running[-1])
         budget = self._advance_running(self.step_tokens, load)
-        if self.preemptions == had:
-            self._join_waiting(budget, load)
+        if self.preemptions == preemptions_before:
+            self._start_waiting(budget, load)
         return bool(self._batch)
 
     def _advance_running(self, budget: int, load: StepLoad) -> int:
@@ -80,55 +80,55 @@ class SimulatedScheduler(Generic[S]):
         decodes = cells = 0
         # Preemption shortens `running` from its end, beyond `at` or at it.
         while at < len(running) and budget > 0:
-            one = running[at]
-            start = one.computed
-            chunk = one.total - start
+            sequence = running[at]
+            start = sequence.computed
+            chunk = sequence.total - start
             if chunk > budget:
                 chunk = budget
-            needed = -(-(start + chunk) // block) - one.blocks
+            needed = -(-(start + chunk) // block) - sequence.blocks
             if needed > 0:
-                if not self._make_room(one, needed):
+                if not self._free_blocks_for(sequence, needed):
                     break
-                one.blocks += needed
+                sequence.blocks += needed
                 self.free_blocks -= needed
-            if chunk == 1 and one.produced:
+            if chunk == 1 and sequence.produced:
                 decodes += 1
             else:
                 load.prefill_tokens += chunk
                 load.squares += chunk * (2 * start + chunk)
             cells += start
             budget -= chunk
-            batch.append(one)
+            batch.append(sequence)
             chunks.append(chunk)
             at += 1
         load.decodes += decodes
         load.cells += cells
         return budget
 
-    def _make_room(self, one: S, needed: int) -> bool:
-        """False if `one` was itself the last to be preempted."""
+    def _free_blocks_for(self, sequence: S, needed: int) -> bool:
+        """False if `sequence` was itself the last to be preempted."""
         while self.free_blocks < needed:
             victim = self.running[-1]
             self.preempt(victim)
-            if victim is one:
+            if victim is sequence:
                 return False
         return True
 
-    def _join_waiting(self, budget: int, load: StepLoad) -> None:
+    def _start_waiting(self, budget: int, load: StepLoad) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.max_running:
-            one = self.waiting[0]
-            chunk = min(one.total, budget)
+            sequence = self.waiting[0]
+            chunk = min(sequence.total, budget)
             needed = -(-chunk // self.block_tokens)
             if needed > self.free_blocks:
                 return
             self.waiting.popleft()
-            self.running.append(one)
-            one.blocks = needed
+            self.running.append(sequence)
+            sequence.blocks = needed
             self.free_blocks -= needed
             load.prefill_tokens += chunk
             load.squares += chunk * chunk
             budget -= chunk
-            self._batch.append(one)
+            self._batch.append(sequence)
             self._chunks.append(chunk)
 
     def preempt(self, victim: S) -> None:
@@ -140,35 +140,35 @@ class SimulatedScheduler(Generic[S]):
         self.preemptions += 1
         self.waiting.appendleft(victim)
 
-    def remove(self, one: S) -> None:
+    def remove(self, sequence: S) -> None:
         """Gone, whatever it was doing; a step under way counts nothing for it."""
-        one.is_gone = True
-        if one in self.waiting:
-            self.waiting.remove(one)
-        elif one in self.running:
-            self.running.remove(one)
-        self._release(one)
+        sequence.is_gone = True
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        elif sequence in self.running:
+            self.running.remove(sequence)
+        self._release(sequence)
 
-    def _release(self, one: S) -> None:
-        self.free_blocks += one.blocks
-        one.blocks = 0
-        one.computed = 0
+    def _release(self, sequence: S) -> None:
+        self.free_blocks += sequence.blocks
+        sequence.blocks = 0
+        sequence.computed = 0
 
     def complete(self) -> list[S]:
         """The planned step is over. Returns those that got a token; `produced == output` has left."""
         emitted: list[S] = []
         has_ended = False
-        for one, chunk in zip(self._batch, self._chunks, strict=True):
-            if one.is_gone:
+        for sequence, chunk in zip(self._batch, self._chunks, strict=True):
+            if sequence.is_gone:
                 continue
-            one.computed += chunk
-            if one.computed == one.total:
-                one.total += 1
-                one.produced += 1
-                emitted.append(one)
-                if one.produced >= one.output:
-                    one.is_gone = has_ended = True
-                    self._release(one)
+            sequence.computed += chunk
+            if sequence.computed == sequence.total:
+                sequence.total += 1
+                sequence.produced += 1
+                emitted.append(sequence)
+                if sequence.produced >= sequence.output:
+                    sequence.is_gone = has_ended = True
+                    self._release(sequence)
         if has_ended:
-            self.running = [one for one in self.running if not one.is_gone]
+            self.running = [sequence for sequence in self.running if not sequence.is_gone]
         return emitted

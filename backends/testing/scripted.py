@@ -114,13 +114,13 @@ class ScriptedGenerator(ScriptedEngine):
                 await run.ended.wait()
 
     async def set_quota(self, quota_bytes: int) -> None:
-        await self._hear()
+        await self._accept_order()
         if not self.geometry.bytes_per_block <= quota_bytes <= self.kv_bytes:
             raise Refused(f"quota of {quota_bytes} bytes: from one block to {self.kv_bytes}")
         self.quota_bytes = quota_bytes
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:
-        await self._hear()
+        await self._accept_order()
         self.options |= changes
 
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
@@ -130,7 +130,7 @@ class ScriptedGenerator(ScriptedEngine):
     def set_device_contention(self, *, is_shared: bool) -> None:
         self.is_sharing = is_shared
 
-    async def _hear(self) -> None:
+    async def _accept_order(self) -> None:
         if not self.orders:
             raise Refused(f"scripted engine {self.model!r} does not order; make it with orders=True")
         if self.on_order is not None:
@@ -180,9 +180,9 @@ class ScriptedGenerator(ScriptedEngine):
 
 
 def _delta(run: ScriptedRun, sampling: Sampling, index: int, finish_reason: str | None) -> Delta:
-    said = run.done - 1 - len(run.script.thoughts)
-    word = run.script.words[said % len(run.script.words)] if said >= 0 else ""
-    thought = run.script.thoughts[said] if said < 0 else ""
+    position = run.done - 1 - len(run.script.thoughts)
+    word = run.script.words[position % len(run.script.words)] if position >= 0 else ""
+    thought = run.script.thoughts[position] if position < 0 else ""
     logprobs: tuple[TokenLogprob, ...] = ()
     if sampling.logprobs is not None:
         others = tuple((f"other{rank}", -1.0 - rank) for rank in range(sampling.logprobs))
@@ -278,8 +278,8 @@ class ScriptedEmbedder(ScriptedEngine):
         await self.check()
         if prompt is not None and prompt not in self.prompts:
             raise Refused(f"prompt_name={prompt!r}: no such prompt", param="prompt_name")
-        before = "" if prompt is None else self.prompts[prompt]
-        return [list((before + text).encode()) for text in texts]
+        prefix = "" if prompt is None else self.prompts[prompt]
+        return [list((prefix + text).encode()) for text in texts]
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
         padded = len(token_counts) * max(token_counts, default=0)

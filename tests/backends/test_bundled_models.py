@@ -49,7 +49,7 @@ def test_a_finished_model_is_not_built_again(tmp_path, monkeypatch):
 
 def test_nothing_half_built_is_left(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
-    monkeypatch.setattr(bundled_models, "_fill", lambda model: 1 / 0)
+    monkeypatch.setattr(bundled_models, "_set_weights", lambda model: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         bundled_models.ensure_tiny_model()
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.supervision import SchedulingDelay, Watchdog, is_traced, waited_seconds
+from backends.supervision import SchedulingDelay, Watchdog, is_traced, run_queue_seconds
 from benchmark_control_plane.simulator.virtual_time import run
 
 on_linux = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux tells")
@@ -127,11 +127,11 @@ def test_a_process_that_waits_for_its_core_is_hindered():
     core = min(os.sched_getaffinity(0))
     spinning = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
     with running(spinning), running(spinning) as pid:
-        hindered, before = SchedulingDelay(pid), waited_seconds(pid)
-        while waited_seconds(pid) == before:
+        hindered, before = SchedulingDelay(pid), run_queue_seconds(pid)
+        while run_queue_seconds(pid) == before:
             pass
         assert 0 < hindered() < 60
-    assert waited_seconds(pid) == 0
+    assert run_queue_seconds(pid) == 0
 
 
 @on_linux

@@ -172,7 +172,7 @@ def test_who_holds_what_is_asked_when_the_free_bytes_have_moved_and_now_and_then
 
 
 def test_in_a_control_group_the_rest_of_its_limit_is_free(monkeypatch, tmp_path):
-    monkeypatch.setattr(device_probe, "_GROUP", tmp_path)
+    monkeypatch.setattr(device_probe, "_CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text(f"{1000 * MIB}\n")
     (tmp_path / "memory.current").write_text(f"{700 * MIB}\n")
     (tmp_path / "memory.stat").write_text(f"anon {600 * MIB}\ninactive_file {100 * MIB}\n")

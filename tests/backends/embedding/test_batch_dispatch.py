@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from backends.embedding.batch_dispatch import BatchDispatcher, PendingCall
 from backends.embedding.budget import PassBudget
-from backends.embedding.ipc import Computed
+from backends.embedding.ipc import PassResult
 from backends.embedding.memory_model import EmbeddingMemory
 from backends.embedding.time_model import ObservedTime, PassTime
 from controlplane.core.clock import Instant
@@ -23,8 +23,8 @@ class Desk:
     """Callers, and a worker that answers each input with (its first id, its length)."""
 
     def __init__(self, tokens: int, lanes: int = 1) -> None:
-        self.deliveries = BatchDispatcher()
-        self.deliveries.begin(budget(tokens, lanes))
+        self.dispatcher = BatchDispatcher()
+        self.dispatcher.worker_started(budget(tokens, lanes))
         self.rows: list[np.ndarray] = []
         self.calls = []
         self.settled: list[list[Exception | None]] = []
@@ -37,16 +37,16 @@ class Desk:
         self.rows.append(rows)
         self.settled.append(settled)
         caller = PendingCall(inputs, rows, settled.append)
-        self.calls.append(self.deliveries.put(caller, deadline=deadline))
+        self.calls.append(self.dispatcher.put(caller, deadline=deadline))
 
     def feed(self, limit: float | None = None, *, starts_small: bool = True) -> None:
-        while (sent := self.deliveries.next(limit, Instant(0), starts_small=starts_small)) is not None:
+        while (sent := self.dispatcher.next_batch(limit, Instant(0), starts_small=starts_small)) is not None:
             self.sent[sent[0]] = sent[1]
 
     def answer(self, number: int) -> None:
         inputs = self.sent.pop(number)
         rows = np.array([[ids[0], len(ids)] for ids in inputs], dtype=np.float32)
-        self.deliveries.computed(number, Computed(rows, 1_000_000, 0), Instant(0))
+        self.dispatcher.pass_finished(number, PassResult(rows, 1_000_000, 0), Instant(0))
 
     def finish(self) -> None:
         self.feed()
@@ -78,11 +78,11 @@ def test_every_call_is_settled_once_and_a_row_that_came_is_right(asked, events, 
         elif event == "die":
             deaths += 1
             desk.sent.clear()
-            desk.deliveries.worker_died("it died", was_killed=random.random() < 0.5)
-            desk.deliveries.begin(budget(tokens, lanes))
+            desk.dispatcher.worker_died("it died", was_killed=random.random() < 0.5)
+            desk.dispatcher.worker_started(budget(tokens, lanes))
         else:
             del desk.sent[number]
-            desk.deliveries.failed(number, event, is_out_of_memory=event == "out of memory")
+            desk.dispatcher.pass_failed(number, event, is_out_of_memory=event == "out of memory")
     desk.finish()
     for number, (settled, (lengths, _)) in enumerate(zip(desk.settled, asked, strict=True)):
         assert len(settled) == 1
@@ -107,8 +107,8 @@ def test_one_out_of_memory_at_any_batch_loses_nothing(at):
         number = min(desk.sent)
         if turn == at:
             assert len(desk.sent.pop(number)) == 4
-            desk.deliveries.failed(number, "no memory", is_out_of_memory=True)
-            assert desk.deliveries.budget.tokens == 20
+            desk.dispatcher.pass_failed(number, "no memory", is_out_of_memory=True)
+            assert desk.dispatcher.budget.tokens == 20
         else:
             desk.answer(number)
         desk.feed()
@@ -127,7 +127,7 @@ def test_an_input_that_always_fails_takes_only_its_own_call_with_it():
         number, inputs = next(iter(desk.sent.items()))
         if any(ids[0] == poison for ids in inputs):
             del desk.sent[number]
-            desk.deliveries.failed(number, "bad input", is_out_of_memory=False)
+            desk.dispatcher.pass_failed(number, "bad input", is_out_of_memory=False)
         else:
             desk.answer(number)
         desk.feed()
@@ -139,13 +139,13 @@ def test_an_input_that_always_fails_takes_only_its_own_call_with_it():
 
 def test_a_second_death_fails_what_was_under_way_twice_and_nothing_else():
     desk = Desk(10)
-    desk.deliveries.back_in = 3.0
+    desk.dispatcher.restart_seconds = 3.0
     for _ in range(4):
         desk.ask([10])
     for _ in range(2):
         desk.feed()
-        desk.deliveries.worker_died("worker 7 died")
-        desk.deliveries.begin(budget(10))
+        desk.dispatcher.worker_died("worker 7 died")
+        desk.dispatcher.worker_started(budget(10))
     desk.sent.clear()
     told = [error for settled in desk.settled[:2] for error in settled]
     assert [(str(error), error.retry_after) for error in told] == [("worker 7 died", 3.0)] * 2
@@ -167,9 +167,9 @@ def test_a_worker_that_a_batch_breaks_costs_nobody_else_a_try():
             desk.answer(min(desk.sent))
             continue
         desk.sent.clear()
-        desk.deliveries.failed(number, "bad input", is_out_of_memory=False)
-        desk.deliveries.worker_died("it ended", has_told=True)
-        desk.deliveries.begin(budget(40, lanes=2))
+        desk.dispatcher.pass_failed(number, "bad input", is_out_of_memory=False)
+        desk.dispatcher.worker_died("it ended", failure_reported=True)
+        desk.dispatcher.worker_started(budget(40, lanes=2))
         broken += 1
     assert broken == 3
     assert [type(*settled) for settled in desk.settled] == [type(None)] * 5 + [BackendFailed]
@@ -181,9 +181,9 @@ def test_what_a_killed_worker_had_is_tried_again_in_halves():
     desk.feed()
     assert [len(inputs) for inputs in desk.sent.values()] == [8, 8]
     desk.sent.clear()
-    desk.deliveries.worker_died("it was killed", was_killed=True)
-    desk.deliveries.begin(budget(80))
-    assert (desk.deliveries.budget.tokens, desk.deliveries.out_of_memory) == (40, 1)
+    desk.dispatcher.worker_died("it was killed", was_killed=True)
+    desk.dispatcher.worker_started(budget(80))
+    assert (desk.dispatcher.budget.tokens, desk.dispatcher.out_of_memory) == (40, 1)
     desk.feed()
     assert [len(inputs) for inputs in desk.sent.values()] == [4, 4]
     desk.finish()
@@ -223,7 +223,7 @@ def test_a_single_input_without_memory_is_tried_once_more_with_nothing_beside_it
     desk.feed()
     for number in (1, 2):
         desk.sent.pop(number)
-        desk.deliveries.failed(number, "no memory", is_out_of_memory=True)
+        desk.dispatcher.pass_failed(number, "no memory", is_out_of_memory=True)
         desk.feed()
     assert list(desk.sent) == [3]
     desk.answer(3)
@@ -232,7 +232,7 @@ def test_a_single_input_without_memory_is_tried_once_more_with_nothing_beside_it
     desk.answer(4)
     desk.feed()
     desk.sent.pop(5)
-    desk.deliveries.failed(5, "no memory", is_out_of_memory=True)
+    desk.dispatcher.pass_failed(5, "no memory", is_out_of_memory=True)
     desk.finish()
     [failure] = desk.settled.pop(1)
     assert isinstance(failure, NoMemory)
@@ -247,18 +247,18 @@ def test_a_time_limit_cuts_batches_and_ends_with_its_cause():
     assert [len(inputs) for inputs in desk.sent.values()] == [5, 5]
     for number in list(desk.sent):
         desk.answer(number)
-    desk.deliveries.budget.time.scale = 1.0
+    desk.dispatcher.budget.time.scale = 1.0
     desk.feed()
     assert max(len(inputs) for inputs in desk.sent.values()) > 5
 
 
 def test_batches_within_the_bytes_wait_for_each_other():
     desk = Desk(1_000)
-    desk.deliveries.budget.bytes = 150
+    desk.dispatcher.budget.bytes = 150
     desk.ask([10] * 3)
     desk.feed()
     assert [len(inputs) for inputs in desk.sent.values()] == [1, 1]
-    assert desk.deliveries.budget.bytes >= 10 * 10 + 8
+    assert desk.dispatcher.budget.bytes >= 10 * 10 + 8
 
 
 def test_giving_up_settles_everyone():
@@ -266,8 +266,8 @@ def test_giving_up_settles_everyone():
     desk.ask([10] * 3)
     desk.ask([5])
     desk.feed()
-    desk.deliveries.failed(1, "no memory", is_out_of_memory=True)
-    desk.deliveries.give_up("stopped")
+    desk.dispatcher.pass_failed(1, "no memory", is_out_of_memory=True)
+    desk.dispatcher.fail_all("stopped")
     assert [str(*settled) for settled in desk.settled] == ["stopped"] * 2
     desk.feed()
     assert len(desk.sent) == 2
@@ -278,20 +278,20 @@ def test_a_pass_that_took_more_memory_steepens_the_model():
     desk.ask([10] * 10)
     desk.feed()
     number = next(iter(desk.sent))
-    before = desk.deliveries.budget.memory.pass_bytes(10, 10)
+    before = desk.dispatcher.budget.memory.pass_bytes(10, 10)
     rows = np.zeros((10, 2), dtype=np.float32)
-    desk.deliveries.computed(number, Computed(rows, 1_000_000, 2 * before), Instant(0))
-    assert desk.deliveries.budget.memory.pass_bytes(10, 10) == 2 * before
+    desk.dispatcher.pass_finished(number, PassResult(rows, 1_000_000, 2 * before), Instant(0))
+    assert desk.dispatcher.budget.memory.pass_bytes(10, 10) == 2 * before
 
 
 def test_what_is_under_way_should_take_the_time_of_its_passes():
     desk = Desk(40, lanes=2)
-    assert desk.deliveries.seconds_under_way == 0
+    assert desk.dispatcher.expected_seconds_in_flight == 0
     desk.ask([40, 40])
     desk.feed()
-    assert desk.deliveries.seconds_under_way == pytest.approx(0.002 + 1e-4 * 80)
+    assert desk.dispatcher.expected_seconds_in_flight == pytest.approx(0.002 + 1e-4 * 80)
     desk.answer(next(iter(desk.sent)))
-    assert 0 < desk.deliveries.seconds_under_way < 0.01
+    assert 0 < desk.dispatcher.expected_seconds_in_flight < 0.01
     desk.finish()
-    assert desk.deliveries.seconds_under_way == 0
-    assert BatchDispatcher().seconds_under_way == 0
+    assert desk.dispatcher.expected_seconds_in_flight == 0
+    assert BatchDispatcher().expected_seconds_in_flight == 0

@@ -63,7 +63,7 @@ def test_every_input_goes_out_exactly_once_within_the_budget(steps, budget, pass
         assert len(batch.items) == 1 or batch.padded_tokens <= budget
         tokens = [i.tokens for i in batch.items]
         assert tokens == sorted(tokens, reverse=True)
-        assert all(not i.call.is_gone for i in batch.items)
+        assert all(not i.call.is_discarded for i in batch.items)
         names = [(i.call.caller, i.position) for i in batch.items]
         if not failed:
             model.check_fresh(batch)
@@ -88,18 +88,18 @@ def test_every_input_goes_out_exactly_once_within_the_budget(steps, budget, pass
         elif action == "fail" and not failed and (batch := queue.next_batch()) is not None:
             model.check_fresh(batch)
             failed.extend((i.call.caller, i.position) for i in batch.items)
-            queue.put_back(batch.halves() or [batch])
+            queue.requeue(batch.halves() or [batch])
         if not failed and pass_tokens:
             waiting = sum(model.lengths[number][position] for number, position in model.waiting)
             worth = min(8 * pass_tokens, budget)
-            assert queue.has_a_pass(budget) == (waiting >= worth)
+            assert queue.is_worth_a_pass(budget) == (waiting >= worth)
     while take():
         pass
     expected = {
         (number, position)
         for number, call in enumerate(calls)
         for position in range(len(call.lengths))
-        if not call.is_gone
+        if not call.is_discarded
     }
     assert expected <= answered
     assert not model.waiting
@@ -172,8 +172,8 @@ def test_draining_names_each_call_once_and_leaves_nothing():
     second = queue.put("second", [10], deadline=None)
     batch = queue.next_batch()
     assert batch is not None
-    queue.put_back([batch])
+    queue.requeue([batch])
     assert sorted(call.caller for call in queue.drain()) == ["first", "second"]
-    assert first.is_gone
-    assert second.is_gone
+    assert first.is_discarded
+    assert second.is_discarded
     assert queue.next_batch() is None

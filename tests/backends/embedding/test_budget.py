@@ -23,7 +23,7 @@ def budget(full_tokens: int = 1_600, *, lanes: int = 1, limit_bytes: int | None 
 )  # fmt: skip
 def test_every_bound_is_kept_by_all_but_a_single_input(full, lanes, limit_bytes, longest, limit_seconds):
     found = budget(full, lanes=lanes, limit_bytes=limit_bytes)
-    most = found.most_inputs(longest, limit_seconds)
+    most = found.max_inputs(longest, limit_seconds)
     assert most >= 1
     if most > 1:
         assert most * longest <= full
@@ -33,35 +33,35 @@ def test_every_bound_is_kept_by_all_but_a_single_input(full, lanes, limit_bytes,
 
 def test_out_of_memory_halves_and_full_passes_win_it_back():
     found = budget(1_600)
-    found.ran_out(1_600)
+    found.record_out_of_memory(1_600)
     assert found.tokens == 800
-    found.ran_out(800)
+    found.record_out_of_memory(800)
     assert found.tokens == 400
-    found.went_well(100)
+    found.record_success(100)
     assert found.tokens == 400, "a small pass says nothing about a large one"
     seen = []
     while found.tokens < 1_600:
         seen.append(found.tokens)
-        found.went_well(found.tokens)
+        found.record_success(found.tokens)
     assert len(seen) > 16
     assert seen == sorted(seen)
 
 
 def test_a_restarted_worker_inherits_what_was_learned():
     before = budget(1_600, limit_bytes=10**6)
-    before.ran_out(1_600)
+    before.record_out_of_memory(1_600)
     after = budget(1_600)
-    after.keep(before)
+    after.inherit(before)
     assert (after.tokens, after.bytes) == (800, 10**6)
 
 
 def test_lanes_share_the_bytes():
     one, two = budget(lanes=1, limit_bytes=70_000), budget(lanes=2, limit_bytes=70_000)
-    assert one.tokens == MEMORY.most_tokens(70_000)
-    assert two.tokens == MEMORY.most_tokens(35_000)
-    assert two.fits_beside([35_000, 35_000], 35_000), "the third only lies ready"
-    assert not two.fits_beside([35_000], 40_000)
-    assert two.fits_beside([], 10**9), "whatever it takes alone, it gets"
+    assert one.tokens == MEMORY.max_tokens(70_000)
+    assert two.tokens == MEMORY.max_tokens(35_000)
+    assert two.fits_with([35_000, 35_000], 35_000), "the third only lies ready"
+    assert not two.fits_with([35_000], 40_000)
+    assert two.fits_with([], 10**9), "whatever it takes alone, it gets"
 
 
 def test_time_of_many_inputs_is_that_of_their_passes():

@@ -38,7 +38,7 @@ async def test_out_of_memory_halves_the_batch_and_fails_only_what_never_fits(cap
     embedder = WorkerEmbedder(MINILM, batch_tokens=BUDGET, threads=1)
     await embedder.start()
     # A machine that is slow just now would make passes of one or two inputs, which fit.
-    budget = embedder._deliveries.budget
+    budget = embedder._dispatcher.budget
     assert budget is not None
     budget.full_tokens = BUDGET
     expected = await embed(embedder, heavy_inputs(16))
@@ -217,7 +217,7 @@ async def test_options_reach_the_model():
 @pytest.mark.engine
 async def test_a_length_that_the_model_lacks_stops_the_start():
     embedder = WorkerEmbedder(MINILM, dimensions=(64, 512), threads=1)
-    with pytest.raises(BackendDown, match="dimensions=512 is more than the 384 that it has"):
+    with pytest.raises(BackendDown, match="dimensions=512 exceeds the 384 dimensions of the model"):
         await embedder.start()
 
 
@@ -270,14 +270,14 @@ def test_the_server_side_imports_neither_torch_nor_transformers():
 async def test_nobody_waits_for_a_worker_that_nobody_listens_to_any_more(caplog):
     """Neither for vectors nor for a text's tokens."""
     embedder, asked = WorkerEmbedder(MINILM), asyncio.Event()
-    text = asyncio.create_task(embedder._texts.tokenized(["a text"], lambda frame: asked.set()))
+    text = asyncio.create_task(embedder._tokenizations.tokenize(["a text"], lambda frame: asked.set()))
 
     async def fail():
         await asked.wait()
         raise ValueError("a defect")
 
     keeper = asyncio.create_task(fail())
-    keeper.add_done_callback(embedder._keeper_ended)
+    keeper.add_done_callback(embedder._supervisor_ended)
     with pytest.raises(BackendDown, match="no longer kept up"):
         async with asyncio.timeout(5):
             await text

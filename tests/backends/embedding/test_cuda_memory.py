@@ -65,19 +65,19 @@ def test_a_measured_pass_takes_whole_segments_and_none_of_an_earlier_one(allocat
 
 def test_what_a_pass_took_is_told_with_what_is_kept(allocator):
     memory = CudaMemory(DEVICE)
-    memory.begin()
+    memory.begin_pass()
     allocator.run(30)
-    assert (memory.taken(), memory.kept()) == (30, 140)
+    assert (memory.pass_peak_bytes(), memory.trim_reserved()) == (30, 140)
 
 
 def test_no_more_is_kept_than_the_largest_measured_pass_left(allocator):
     memory = CudaMemory(DEVICE)
     allocator.run(60)
-    memory.keeps_at_most_this()
+    memory.cap_reserved()
     for size, kept in ((60, 160), (41, 160), (30, 100), (30, 140), (20, 160), (50, 100)):
-        memory.begin()
+        memory.begin_pass()
         allocator.run(size)
-        assert memory.kept() == kept, size
+        assert memory.trim_reserved() == kept, size
 
 
 def test_no_timed_pass_of_several_inputs_is_larger_than_a_batch():

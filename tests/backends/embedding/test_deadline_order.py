@@ -6,7 +6,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.embedding.deadline_order import Drain, Key, in_time_first, key_of
+from backends.embedding.deadline_order import Key, ServiceRate, deadline_key, on_time_first
 from controlplane.core.clock import Instant, seconds
 
 
@@ -19,14 +19,14 @@ class Call:
 
 def calls(*tokens_and_deadlines: tuple[int, int | None]) -> list[Call]:
     made = [
-        Call(name, tokens, key_of(None if deadline is None else Instant(deadline), name))
+        Call(name, tokens, deadline_key(None if deadline is None else Instant(deadline), name))
         for name, (tokens, deadline) in enumerate(tokens_and_deadlines)
     ]
     return sorted(made, key=lambda call: call.key)
 
 
 def names(waiting: list[Call], now: int = 0, per_token: float = 1.0) -> list[int]:
-    return [call.name for call in in_time_first(waiting, Instant(now), per_token)]
+    return [call.name for call in on_time_first(waiting, Instant(now), per_token)]
 
 
 def in_time(order: list[Call], per_token: float) -> int:
@@ -42,7 +42,7 @@ def in_time(order: list[Call], per_token: float) -> int:
 )
 def test_no_order_brings_more_in_time(asked, per_token):
     waiting = calls(*asked)
-    chosen = list(in_time_first(waiting, Instant(0), per_token))
+    chosen = list(on_time_first(waiting, Instant(0), per_token))
     best = max(in_time(list(order), per_token) for order in permutations(waiting))
     assert in_time(chosen, per_token) == best
 
@@ -79,15 +79,15 @@ def test_who_is_late_by_a_minute_goes_first():
 
 
 def test_a_rate_is_from_end_to_end_and_not_over_rests():
-    drain = Drain()
-    assert drain.per_token == 0.0
-    drain.begins(Instant(1_000))
-    drain.begins(Instant(1_500))
-    drain.ends(Instant(2_000), 10)
-    assert drain.per_token == 100.0
-    drain.ends(Instant(3_000), 10)
-    assert drain.per_token == 100.0
-    drain.rests()
-    drain.begins(Instant(90_000))
-    drain.ends(Instant(90_010), 10)
-    assert 50.0 < drain.per_token < 70.0
+    rate = ServiceRate()
+    assert rate.ns_per_token == 0.0
+    rate.pass_started(Instant(1_000))
+    rate.pass_started(Instant(1_500))
+    rate.pass_finished(Instant(2_000), 10)
+    assert rate.ns_per_token == 100.0
+    rate.pass_finished(Instant(3_000), 10)
+    assert rate.ns_per_token == 100.0
+    rate.idle()
+    rate.pass_started(Instant(90_000))
+    rate.pass_finished(Instant(90_010), 10)
+    assert 50.0 < rate.ns_per_token < 70.0

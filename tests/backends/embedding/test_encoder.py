@@ -25,7 +25,7 @@ def test_a_measured_pass_is_padded_as_real_ones_are(encoder):
     )
     try:
         for inputs, length in ((3, 16), (1, 16), (2, 1)):
-            encoder._compute_filler(inputs, length)
+            encoder._run_filler(inputs, length)
     finally:
         hook.remove()
     assert [tuple(mask.shape) for mask in masks] == [(3, 16), (1, 16), (2, 1)]

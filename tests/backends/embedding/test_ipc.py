@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.embedding.ipc import (
-    HEAD,
-    Computed,
+    HEADER,
     Frame,
     FrameKind,
+    PassResult,
     pack_inputs,
-    unpack_head,
+    unpack_header,
     unpack_inputs,
 )
 
@@ -25,17 +25,17 @@ def test_inputs_survive_the_wire(inputs):
 
 def test_rows_survive_the_wire():
     rows = np.array([[1.5, -2.0], [0.0, 3e-8]], dtype=np.float32)
-    found = Computed.unpack(Computed(rows, 5, 7, 9).pack(), 2)
+    found = PassResult.unpack(PassResult(rows, 5, 7, 9).pack(), 2)
     assert (found.rows == rows).all()
-    assert (found.elapsed_ns, found.peak_bytes, found.kept_bytes) == (5, 7, 9)
+    assert (found.elapsed_ns, found.peak_bytes, found.reserved_bytes) == (5, 7, 9)
 
 
 def test_head_names_kind_batch_and_size():
     packed = Frame(FrameKind.VECTORS, 7, b"abc").pack()
-    assert unpack_head(packed[: HEAD.size]) == (FrameKind.VECTORS, 7, 3)
-    assert packed[HEAD.size :] == b"abc"
+    assert unpack_header(packed[: HEADER.size]) == (FrameKind.VECTORS, 7, 3)
+    assert packed[HEADER.size :] == b"abc"
 
 
 def test_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="99"):
-        unpack_head(HEAD.pack(99, 0, 0))
+        unpack_header(HEADER.pack(99, 0, 0))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.embedding.batcher import BatchQueue
-from backends.embedding.memory_model import EmbeddingMemory, MemoryPoint, fitted, prior
+from backends.embedding.memory_model import EmbeddingMemory, MemoryPoint, fit_memory_model, prior
 
 MEMORIES = st.builds(
     EmbeddingMemory, st.integers(0, 10**6), st.floats(0, 10**5), st.integers(1, 4_096), st.booleans()
@@ -43,7 +43,7 @@ POINTS = st.lists(
 
 @given(POINTS, st.integers(1, 1_024))
 def test_fit_lies_above_every_measured_point(points, dimension):
-    memory = fitted(points, dimension=dimension)
+    memory = fit_memory_model(points, dimension=dimension)
     assert memory.is_measured
     for point in points:
         assert memory.pass_bytes(point.inputs, point.padded_length) >= point.peak_bytes - 1
@@ -52,14 +52,14 @@ def test_fit_lies_above_every_measured_point(points, dimension):
 def test_fit_finds_the_line_that_made_the_points():
     truth = EmbeddingMemory(1_000, 50.0, 8, is_measured=True)
     shapes = [(1, 8), (4, 64), (16, 128)]
-    found = fitted([MemoryPoint(n, w, truth.pass_bytes(n, w)) for n, w in shapes], dimension=8)
+    found = fit_memory_model([MemoryPoint(n, w, truth.pass_bytes(n, w)) for n, w in shapes], dimension=8)
     assert found.per_token == pytest.approx(50.0, rel=0.01)
     assert found.base == pytest.approx(1_432, rel=0.01)
 
 
 @given(MEMORIES, st.integers(0, 10**9))
 def test_the_largest_pass_within_bytes_fits_them(memory, limit):
-    tokens = memory.most_tokens(limit)
+    tokens = memory.max_tokens(limit)
     assert tokens == 0 or memory.pass_bytes(tokens, 1) <= limit + 1
     assert memory.pass_bytes(tokens + 2, 1) >= limit or memory.base > limit
 
@@ -67,13 +67,13 @@ def test_the_largest_pass_within_bytes_fits_them(memory, limit):
 @given(MEMORIES, st.builds(MemoryPoint, st.integers(1, 64), st.integers(1, 512), st.integers(0, 10**9)))
 def test_a_pass_that_took_more_is_never_underestimated_again(memory, point):
     before = memory.pass_bytes(point.inputs, point.padded_length)
-    raised = memory.raised_to(point)
+    raised = memory.raised_to_cover(point)
     assert raised.pass_bytes(point.inputs, point.padded_length) >= max(before, point.peak_bytes) - 1
 
 
 def test_one_point_is_no_line():
     with pytest.raises(ValueError, match="two passes of different size"):
-        fitted([MemoryPoint(1, 8, 100)], dimension=4)
+        fit_memory_model([MemoryPoint(1, 8, 100)], dimension=4)
 
 
 def test_nothing_asked_takes_nothing():
