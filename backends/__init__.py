@@ -1,1 +1,1 @@
-"""Engines behind the ports of controlplane.core.ports."""
+"""Engines that implement the ports of `controlplane.core.ports`, real, simulated and scripted."""

@@ -1,8 +1,9 @@
-"""Where does a model come from on a machine without any? It is built here, the same everywhere.
+"""Small models that need no network: generators built on first use, and MiniLM from a package.
 
-The weights are random but seeded, so the text is nonsense, yet every engine path is real: attention,
-sampling, tokens, templates. The tokenizer is trained on documentation that ships with Python. A
-finished folder is never touched again; a recipe that changes gets a new number and so a new folder.
+The generators have seeded random weights, so their text is meaningless, but attention, sampling, tokenization
+and chat templates run as in a real model. Their tokenizer is trained on documentation that ships with Python.
+Every machine builds the same bytes. A finished folder is never changed; a changed recipe gets a new `RECIPE`
+number and so a new folder.
 """
 
 import ast
@@ -30,7 +31,7 @@ _VOCABULARY = 2048
 _WIDTH = 256
 _LAYERS = 4
 _HEADS = 8
-# Common deviation of freshly initialised transformer weights (GPT-2, Llama).
+# Standard deviation at initialization in GPT-2 and Llama.
 _WEIGHT_DEVIATION = 0.02
 
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
@@ -101,7 +102,7 @@ def _opt_config(eos: int, bos: int, pad: int) -> Any:
 
 
 def _llama_mha_config(eos: int, bos: int, pad: int) -> Any:
-    """Heads share no keys, as in Llama-2-7B and -13B."""
+    """Multi-head attention without shared keys and values, as in Llama-2-7B and -13B."""
     config = _llama_config(eos, bos, pad)
     config.num_key_value_heads = _HEADS
     return config
@@ -115,10 +116,10 @@ MODELS: dict[str, Callable[[int, int, int], Any]] = {
 
 
 def resolve(name: str) -> str:
-    """The folder of a bundled model (`tandem/tiny-llama`, `tandem/minilm`); any other name unchanged.
+    """Folder of a bundled model (`tandem/tiny-llama`, `tandem/minilm`); any other name is returned unchanged.
 
-    A tiny model is built when it is missing. Raises ValueError for an unknown `tandem/` name, OSError where
-    the folder cannot be written, FileNotFoundError if the package that carries MiniLM is not installed.
+    A tiny model is built if its folder does not exist. Raises ValueError for an unknown `tandem/` name,
+    OSError if the folder cannot be written, FileNotFoundError if the package with MiniLM is not installed.
     """
     if name == MINILM:
         return _minilm_folder()
@@ -136,6 +137,7 @@ def _minilm_folder() -> str:
 
 
 def cache_folder() -> Path:
+    """Folder for built models: `$TANDEM_CACHE`, else `tandem` in `$XDG_CACHE_HOME` or `~/.cache`."""
     stated = os.environ.get("TANDEM_CACHE")
     if stated:
         return Path(stated)
@@ -143,23 +145,25 @@ def cache_folder() -> Path:
 
 
 def ensure_tiny_model(name: str = "tiny-llama") -> Path:
-    """Path of the finished model folder. Raises ValueError for an unknown name, OSError where it cannot be
-    written."""
+    """Returns the folder of a tiny model and builds it first if it does not exist.
+
+    Raises ValueError for an unknown name, OSError if the folder cannot be written.
+    """
     if name not in MODELS:
         known = ", ".join(PREFIX + known for known in sorted(MODELS))
-        raise ValueError(f"model {PREFIX}{name}: no such bundled model; known are {known}")
+        raise ValueError(f"model {PREFIX}{name}: no such bundled model; choose one of {known}")
     final = cache_folder() / f"{name}-{RECIPE}"
     if final.is_dir():
         return final
-    # What writes the weights has an error of its own for a full disk.
+    # safetensors raises an error class of its own for a full disk.
     from safetensors import SafetensorError
 
     try:
         _build_atomically(MODELS[name], final)
     except (OSError, SafetensorError) as error:
         raise OSError(
-            f"{PREFIX}{name} is built in {final.parent}, and that failed: {error}; make room there, or name "
-            "another folder in TANDEM_CACHE"
+            f"cannot build {PREFIX}{name} in {final.parent}: {error}; free disk space there or set "
+            "TANDEM_CACHE to another folder"
         ) from error
     return final
 
@@ -172,7 +176,7 @@ def _build_atomically(make_config: Callable[[int, int, int], Any], final: Path) 
         try:
             built.rename(final)
         except OSError:
-            # Another process finished first: its folder holds the same bytes.
+            # Another process finished first; its folder holds the same bytes.
             if not final.is_dir():
                 raise
 
@@ -191,8 +195,11 @@ def _build(make_config: Callable[[int, int, int], Any], folder: Path) -> None:
 
 
 def _set_weights(model: "torch.nn.Module") -> None:
-    """Normal weights, norms at one, biases at zero. NumPy's stream is the same on every machine,
-    which torch does not promise of its own."""
+    """Sets normal weights, norms of one and biases of zero.
+
+    Weights are drawn with NumPy, whose random streams are the same on every machine; torch guarantees no such
+    thing.
+    """
     import torch
 
     stream = np.random.Generator(np.random.PCG64(_SEED))
@@ -235,13 +242,13 @@ def _train_tokenizer() -> Any:
 
 
 def _documentation() -> Iterator[str]:
-    """Docstrings of the standard library, read from its sources without importing them."""
+    """Yields docstrings of the standard library, read from its sources without importing them."""
     for name in _TEXT_MODULES:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             raise RuntimeError(
-                f"module {name}: the tokenizer is trained on its documentation; install the whole "
-                "standard library (Debian: python3-full)"
+                f"no source of module {name}, on whose documentation the tokenizer is trained; install "
+                "the complete standard library (Debian: python3-full)"
             )
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
         for node in ast.walk(tree):

@@ -1,9 +1,9 @@
-"""Has another process had long enough to answer? Which of what it owes is overdue.
+"""Deadline supervision of a child process, and a child's exit with its parent.
 
-Rule: time counts in beats of our own loop. A pause of the whole process group, a breakpoint or a suspended
-machine is one beat, however long it was, and what came meanwhile is taken in before the next. What the other
-process waited for a core does not count, nor what passes while somebody traces it; only Linux tells these
-two.
+The `Watchdog` counts ticks of the supervisor's own event loop. A pause of the whole process group (a
+breakpoint, a suspended machine) is one tick, however long it lasts, and responses that arrived during it are
+read before the next tick. Time in which the child waited for a core or was traced by a debugger is excluded;
+both are known on Linux only.
 """
 
 import asyncio
@@ -16,35 +16,45 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Of the shortest wait: what a pause costs the other, and how late we are at most.
+# Ticks per `stall_seconds`: bounds both the credit for one pause and the lateness of expiry.
 _TICKS = 16
 _PROC = Path("/proc")
 
 
 @dataclass(eq=False, slots=True)
 class Watchdog:
-    """`on_expired` is called once, when something owed is overdue by `stall_seconds`, or by more where more was
-    granted. `excluded_seconds` says how many seconds do not count since it was last asked."""
+    """Supervises a child process with deadlines that exclude time in which either side was suspended.
+
+    `arm` starts a deadline, `disarm` ends it. The first deadline that expires calls `on_expired` once and
+    clears the others. Deadlines are checked every `stall_seconds` / 16, so expiry is at most that much late.
+
+    Args:
+        stall_seconds: shortest deadline, in seconds.
+        on_expired: called once, from the event loop.
+        excluded_seconds: seconds since its previous call that do not count; infinity excludes the whole tick.
+    """
 
     stall_seconds: float
     on_expired: Callable[[], None]
     excluded_seconds: Callable[[], float]
     counted_seconds: float = field(init=False, default=0.0)
-    """Seconds during which something was owed."""
+    """Seconds counted while a deadline was pending."""
     _due: dict[Hashable, float] = field(init=False, default_factory=dict)
     _timer: asyncio.TimerHandle | None = field(init=False, default=None)
 
     def arm(self, key: Hashable, timeout_seconds: float = 0.0) -> None:
-        """Asking again for what is still owed gives no more time."""
+        """Starts the deadline `max(stall_seconds, timeout_seconds)` of `key`; no effect if one is pending."""
         self._due.setdefault(key, self.counted_seconds + max(self.stall_seconds, timeout_seconds))
         if self._timer is None:
             self.excluded_seconds()
             self._schedule_tick()
 
     def disarm(self, key: Hashable) -> None:
+        """Ends the deadline of `key`, if one is pending."""
         self._due.pop(key, None)
 
     def end(self) -> None:
+        """Clears all deadlines and stops the timer."""
         self._due.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -58,7 +68,7 @@ class Watchdog:
         self._timer = None
         if not self._due:
             return
-        # Before this beat is added: what arrived during a long one has not been read yet.
+        # Checked before this tick is added: responses that arrived during a long tick are not read yet.
         if self.counted_seconds >= min(self._due.values()):
             self.end()
             self.on_expired()
@@ -68,50 +78,56 @@ class Watchdog:
 
 
 class SchedulingDelay:
-    """Asked again and again: for how many seconds could the process `pid` do nothing since the last time?"""
+    """Callable: seconds since its previous call in which process `pid` was not able to run."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._seen_seconds = run_queue_seconds(pid)
 
     def __call__(self) -> float:
+        """Returns the delay in seconds, or infinity while the process is traced."""
         previous, self._seen_seconds = self._seen_seconds, run_queue_seconds(self._pid)
         return float("inf") if is_traced(self._pid) else max(0.0, self._seen_seconds - previous)
 
 
 def run_queue_seconds(pid: int) -> float:
-    """Ready to run, but without a core: of all threads together, so rather too much than too little."""
+    """Total time that the threads of `pid` were runnable without a core (Linux schedstat; 0 elsewhere).
+
+    The sum over threads overestimates the delay of a process whose threads wait at the same time.
+    """
     waited = 0
     for path in (_PROC / str(pid) / "task").glob("*/schedstat"):
-        # A thread may end between the two.
+        # The thread may exit between listing and reading.
         with suppress(OSError):
             waited += int(path.read_text("ascii").split()[1])
     return waited / 1e9
 
 
 def is_traced(pid: int) -> bool:
-    """By a debugger, for example."""
+    """Whether a debugger or another tracer is attached to `pid` (Linux; False elsewhere)."""
     try:
         status = (_PROC / str(pid) / "status").read_text("utf-8", "replace")
     except OSError:
-        # It has ended, or this is no Linux.
+        # The process has exited, or the system is not Linux.
         return False
     found = re.search(r"^TracerPid:\s+(\d+)$", status, re.MULTILINE)
     return found is not None and int(found[1]) > 0
 
 
-# FOLDED leash.py:
-# Does a process end with the one that started it, however that ended? A server that is killed, by hand or
-# for want of memory, would leave its engine behind, and with it the device's memory.
-#
-# For processes that `multiprocessing` starts, forked or spawned: each has a pipe that ends with its parent.
-
-
 def end_with_parent() -> None:
-    """From now on; at once, whatever it does then. Raises RuntimeError in a process that has none."""
+    """Makes this process exit with status 1 as soon as its parent exits, however the parent ended.
+
+    Without this, a server that is killed (by hand or by the OOM killer) would leave its engine, and the
+    engine's device memory, behind. Works for forked and spawned `multiprocessing` children, which hold a pipe
+    that closes with the parent; the exit is immediate and runs no cleanup.
+
+    Raises RuntimeError in a process that `multiprocessing` did not start.
+    """
     parent = multiprocessing.parent_process()
     if parent is None:
-        raise RuntimeError(f"process {os.getpid()} was not started by multiprocessing: it has no parent")
+        raise RuntimeError(
+            f"process {os.getpid()} was not started by multiprocessing: it has no parent to follow"
+        )
 
     def exit_with_parent() -> None:
         parent.join()

@@ -1,7 +1,7 @@
-"""How long should a step take, by what the device can do? A bound from figures, before anything was measured.
+"""Roofline model of a step: the time that its arithmetic or its memory traffic takes on a device.
 
-Rule: a step lasts as long as its arithmetic or its memory traffic, whichever is longer, and a fixed part.
-GPUs are known by name; a CPU is measured.
+A step takes the longer of the two plus a fixed overhead. It gives a prior before anything is measured. GPUs
+are looked up by name; a CPU is measured.
 """
 
 import re
@@ -14,16 +14,16 @@ from backends.cost_models.step_time import BatchTime, StepLoad
 from controlplane.core.geometry import required, stated
 from controlplane.core.ports import StepCost
 
-# Dense kernels of usual shapes reach about so much of the peaks.
+# Share of the peaks that dense kernels of common shapes reach.
 _OPERATIONS_REACHED, _BANDWIDTH_REACHED = 0.6, 0.8
 _OVERHEAD = 2e-3
-# A step to price: a full chunk of a prompt, and many answers of middling length.
+# Workload of `step_cost`: a full prompt chunk, and decodes with contexts of medium length.
 _CHUNK, _DECODES, _CONTEXT = 2_048, 64, 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What kernels reach, not the data sheet: operations and bytes a second, and a step's fixed seconds."""
+    """Achievable arithmetic (operations/s), memory bandwidth (bytes/s) and fixed overhead of a step (s)."""
 
     operations: float
     bandwidth: float
@@ -31,7 +31,7 @@ class Device:
 
 
 def _gpu(teraflops: float, terabytes: float, overhead: float = _OVERHEAD) -> Device:
-    """Of the data sheet's peaks: dense arithmetic in 16 bits, and memory bandwidth, a second."""
+    """Derives a device from data-sheet peaks: dense 16-bit TFLOP/s and memory bandwidth in TB/s."""
     return Device(_OPERATIONS_REACHED * teraflops * 1e12, _BANDWIDTH_REACHED * terabytes * 1e12, overhead)
 
 
@@ -39,7 +39,7 @@ A100_40GB = _gpu(312, 1.555, 3e-3)
 A100_80GB = _gpu(312, 2.039, 3e-3)
 H100_SXM = _gpu(989, 3.35)
 
-# By words of the name that the driver gives, the more particular first.
+# By words of the driver's name; specific names come before general ones.
 GPUS: Mapping[str, Device] = {
     "B200": _gpu(2_250, 7.7),
     "GH200": _gpu(989, 4.0),
@@ -67,14 +67,16 @@ GPUS: Mapping[str, Device] = {
 
 
 def gpu_named(name: str) -> Device | None:
-    """By the driver's name, as "NVIDIA A100-SXM4-40GB"; None for one that nobody has entered."""
+    """Looks up the driver's name ("NVIDIA A100-SXM4-40GB"); None for an unknown GPU."""
     words = set(re.split(r"[\s-]+", name.lower()))
     return next((device for known, device in GPUS.items() if words >= set(known.lower().split())), None)
 
 
 def measured_cpu(dtype: str) -> Device:
-    """With the threads that torch has now; takes some tens of milliseconds. Raises AttributeError for what is
-    no dtype of torch's."""
+    """Measures this CPU with torch's current threads, in some tens of milliseconds.
+
+    Raises AttributeError if torch has no such dtype.
+    """
     import torch
 
     side, size = 512, 1 << 24
@@ -93,8 +95,14 @@ def _seconds(work: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """One model on one device: numbers multiplied per token, bytes of those weights, attention width over
-    all layers, bytes of a token's keys and values."""
+    """Costs of one model on one device.
+
+    Args:
+        weights: weights multiplied per token.
+        weight_bytes: bytes of those weights.
+        attention_width: heads times head size, summed over the layers.
+        cell_bytes: bytes of one token's keys and values; 0 for an encoder.
+    """
 
     weights: int
     weight_bytes: float
@@ -105,8 +113,17 @@ class ModelCosts:
 def figures(
     config: Mapping[str, Any], cell_bytes: int, *, bytes_per_weight: float = 2, tensor_parallel: int = 1
 ) -> ModelCosts:
-    """From a model's Hugging Face config. `cell_bytes` is `KvGeometry.bytes_per_token`; 0 marks an encoder.
-    Of experts those that one token takes are counted. Raises GeometryError."""
+    """Costs of a model from its Hugging Face config.
+
+    Of a mixture of experts, only the experts that one token uses are counted. Raises GeometryError if a size
+    is missing.
+
+    Args:
+        config: the config as a mapping.
+        cell_bytes: `KvGeometry.bytes_per_token`; 0 for an encoder.
+        bytes_per_weight: 2 for 16-bit weights.
+        tensor_parallel: devices that share the model.
+    """
     text: Mapping[str, Any] = config.get("text_config") or config
     layers = required(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     hidden = required(text, "hidden_size", "n_embd", "d_model")
@@ -127,13 +144,16 @@ def figures(
 
 
 def roofline(device: Device, llm: ModelCosts, embedder: ModelCosts | None = None) -> BatchTime:
-    """max(all arithmetic, all traffic) + overhead: a decode's traffic hides an embedding's arithmetic."""
+    """Step time max(arithmetic, traffic) + overhead of an LLM and an embedding model on one device.
+
+    The sums go over both models, so embedding arithmetic overlaps with the memory traffic of decoding.
+    """
 
     def batch_time(load: StepLoad) -> float:
         operations = traffic = 0.0
         if load.has_llm:
             tokens = load.prefill_tokens + load.decodes
-            # A causal prompt attends to half its square; each pair takes 4 operations per width.
+            # Causal attention covers half the squared length; each pair takes 4 operations per unit of width.
             pairs = load.squares / 2 + load.cells
             operations += 2 * llm.weights * tokens + 4 * llm.attention_width * pairs
             traffic += llm.weight_bytes + llm.cell_bytes * (load.cells + tokens)
@@ -149,8 +169,10 @@ def roofline(device: Device, llm: ModelCosts, embedder: ModelCosts | None = None
 
 
 def step_cost(batch_time: BatchTime) -> StepCost:
-    """The line through such a model's times: of one decode, of many, of many over long contexts, and of one
-    beside a chunk of a prompt."""
+    """Linear step cost through four points of a batch-time model.
+
+    The points are one decode, many decodes, many with long contexts, and one decode with a prompt chunk.
+    """
     step = batch_time(StepLoad(decodes=1))
     many = batch_time(StepLoad(decodes=_DECODES))
     cells = _DECODES * _CONTEXT

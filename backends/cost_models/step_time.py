@@ -1,8 +1,8 @@
-"""How long does a step take when an LLM and an embedding model share one device?
+"""Step times of an LLM and an embedding model that share one device, from lines and measured profiles.
 
-A step reads prompt chunks, decodes one token each for others, and may embed one padded batch besides.
-`in_turn` runs the kinds one after another and adds their times. Here are lines and measured profiles;
-`roofline` reasons from a device's figures. A kind without work costs nothing. Seconds throughout.
+A step prefills prompt chunks, decodes one token for each other running request, and may compute one padded
+embedding batch. `in_turn` adds the times of the parts. A part without work takes no time. `roofline` derives
+a model from device figures instead. All times are in seconds.
 """
 
 import csv
@@ -19,9 +19,12 @@ from typing import IO, cast
 
 @dataclass(slots=True)
 class StepLoad:
-    """`squares` sums end^2 - start^2 over the prompt chunks: a prompt's chunks add up to its length squared,
-    the measure of its attention. `cells` are the KV cells that the sequences hold; the embedding batch is
-    `inputs` padded to `length`."""
+    """Work of one step.
+
+    `squares` is the sum of end^2 - start^2 over the prompt chunks, so the chunks of a prompt add up to its
+    squared length, which measures its attention. `cells` are the KV cells that the sequences hold. The
+    embedding batch has `inputs` inputs padded to `length` tokens.
+    """
 
     prefill_tokens: int = 0
     squares: int = 0
@@ -32,21 +35,22 @@ class StepLoad:
 
     @property
     def has_llm(self) -> bool:
+        """Whether the step prefills or decodes."""
         return self.prefill_tokens > 0 or self.decodes > 0
 
 
 BatchTime = Callable[[StepLoad], float]
 
 StepTime = Callable[[int, int, int], float]
-"""Of an LLM alone: (prefill tokens, decoding requests, KV cells) -> seconds."""
+"""(prefill tokens, decoding requests, KV cells) -> seconds of a step of an LLM alone."""
 
 TILE_TOKENS = 128
-# Llama-2-70B on A100s after Vidur's profile.
+# Llama-2-70B on A100s, from Vidur's profile.
 LLAMA2_70B_TP1 = (0.09255, 2.093e-4, 0.04804, 2.5e-7)
 
 
 def tile(a: float, b: float, g: float, d: float) -> StepTime:
-    """a + b * tokens + g * (tiles - 1) + d * cells: GEMMs run in tiles of tokens, so time rises in stairs."""
+    """Step time a + b * tokens + g * (tiles - 1) + d * cells: GEMMs compute whole tiles of tokens."""
 
     def step_time(prefill_tokens: int, decodes: int, cells: int) -> float:
         tokens = prefill_tokens + decodes
@@ -56,7 +60,7 @@ def tile(a: float, b: float, g: float, d: float) -> StepTime:
 
 
 def affine(a: float, b: float, c: float, d: float) -> StepTime:
-    """a + b * prefill tokens + c * decodes + d * cells: the line that most papers fit."""
+    """Step time a + b * prefill tokens + c * decodes + d * cells, the form that most papers fit."""
 
     def step_time(prefill_tokens: int, decodes: int, cells: int) -> float:
         return a + b * prefill_tokens + c * decodes + d * cells
@@ -68,23 +72,24 @@ MODELS: Mapping[str, Callable[[float, float, float, float], StepTime]] = {"tile"
 
 
 def pace(step_time: StepTime, memory: int) -> tuple[float, float]:
-    """Seconds of an ordinary step (one tile of decodes, memory half full) and of one more prompt token."""
+    """Seconds of a typical step (one tile of decodes, memory half full) and of one more prompt token."""
     ordinary = step_time(0, TILE_TOKENS, memory // 2)
     tokens = 8 * TILE_TOKENS
     return ordinary, (step_time(tokens, TILE_TOKENS, 0) - step_time(0, TILE_TOKENS, 0)) / tokens
 
 
 def in_turn(*parts: BatchTime) -> BatchTime:
-    """The parts share the device by turns, within each step."""
+    """Time of a step that runs the parts sequentially."""
     return lambda load: sum(part(load) for part in parts)
 
 
 def llm_only(step_time: StepTime) -> BatchTime:
+    """Adapts a step time of an LLM alone to a batch time."""
     return lambda load: step_time(load.prefill_tokens, load.decodes, load.cells) if load.has_llm else 0.0
 
 
 def embedding_line(base: float, per_token: float) -> BatchTime:
-    """base + per_token * padded tokens."""
+    """Batch time base + per_token * padded tokens."""
     return lambda load: base + per_token * load.inputs * load.length if load.inputs else 0.0
 
 
@@ -93,9 +98,12 @@ def embedding_line(base: float, per_token: float) -> BatchTime:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """In DistServe's form, in seconds: prefill a + b*P + c*P^2; decode a + b*cells + c*D, in two pieces by
-    the number of decodes D. A mixed step costs the decode and the prompt's own terms: the weights are read
-    once. `slower` stretches what memory traffic bounds: decoding."""
+    """Fit in DistServe's form, in seconds, with two pieces by the number of decodes D.
+
+    Prefill takes a + b*P + c*P^2, decode a + b*cells + c*D. A mixed step takes the decode and the prompt's
+    linear and square terms, because weights are read once. `slower` scales decoding, which memory bandwidth
+    bounds.
+    """
 
     prefill: tuple[float, float, float]
     small: tuple[float, float, float]
@@ -104,6 +112,7 @@ class Fit:
     slower: float = 1.0
 
     def __call__(self, load: StepLoad) -> float:
+        """Time of the step in seconds."""
         start, linear, square = self.prefill
         prompt = linear * load.prefill_tokens + square * load.squares
         if not load.decodes:
@@ -113,7 +122,10 @@ class Fit:
 
 
 def fitted_profile(path: Path, model: str, *, tensor_parallel: int = 1) -> Fit:
-    """From a JSON file of such fits in milliseconds. Raises ValueError naming what the file has instead."""
+    """Reads a fit from a JSON file of fits in milliseconds.
+
+    Raises ValueError, listing the available fits, if the file has none for the model and degree.
+    """
     fits = json.loads(path.read_text(encoding="utf-8"))
     try:
         fit = fits[model][str(tensor_parallel)]
@@ -125,7 +137,9 @@ def fitted_profile(path: Path, model: str, *, tensor_parallel: int = 1) -> Fit:
         )
     except KeyError as error:
         known = ", ".join(f"{name} on {ranks}" for name, by in fits.items() for ranks in by)
-        raise ValueError(f"{path}: no {error} for {model} on {tensor_parallel}; it has {known}") from error
+        raise ValueError(
+            f"{path}: no fit {error} for {model} with tensor_parallel={tensor_parallel}; it has {known}"
+        ) from error
 
 
 def _seconds(milliseconds: Sequence[float]) -> tuple[float, float, float]:
@@ -144,20 +158,24 @@ OPT_13B_A100_80G = Fit(
 BATCH_TIMES: Mapping[str, BatchTime] = {
     "opt-13b-a100-80g": OPT_13B_A100_80G,
     "opt-13b-a100-40g": replace(OPT_13B_A100_80G, slower=2_039 / 1_555),
-    # For tests of counts and order alone.
+    # For tests of counts and order only.
     "instant": lambda load: 0.0,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Measurements at rising `points`; between them linear, beyond them along the last slope, before them
-    flat: a smaller batch than any measured costs as much."""
+    """Piecewise linear curve through measurements at increasing `points`.
+
+    Beyond the last point the last slope continues. Before the first the curve is flat, because a smaller
+    batch than any measured takes as long.
+    """
 
     points: Sequence[float]
     values: Sequence[float]
 
     def at(self, point: float) -> float:
+        """Value at `point`."""
         points, values = self.points, self.values
         if len(points) == 1 or point <= points[0]:
             return values[0]
@@ -168,20 +186,30 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """One curve over y at each of rising `xs`; across them as along a curve."""
+    """One curve over y at each of increasing `xs`, interpolated between them like a curve."""
 
     xs: Sequence[float]
     curves: Sequence[Curve]
 
     def at(self, x: float, y: float) -> float:
+        """Value at (x, y)."""
         return Curve(self.xs, [curve.at(y) for curve in self.curves]).at(x)
 
 
 def read_grid(
     path: Path, x: str, y: str, milliseconds: str, *, where: Mapping[str, str] | None = None
 ) -> Grid:
-    """From a CSV (plain or .gz) with these columns, of the rows whose columns match `where`. What was
-    measured twice is averaged. Raises ValueError if a column or every row is missing."""
+    """Reads a grid from three columns of a CSV file, plain or .gz.
+
+    Args:
+        path: the file.
+        x: column of the outer coordinate.
+        y: column of the inner coordinate.
+        milliseconds: column of the durations; repeated measurements are averaged.
+        where: values that other columns must have.
+
+    Raises ValueError if a column is missing or no row matches.
+    """
     found: dict[float, dict[float, list[float]]] = {}
     with _opened(path) as file:
         reader = csv.DictReader(file)
@@ -194,7 +222,7 @@ def read_grid(
                 by_y = found.setdefault(float(row[x]), {})
                 by_y.setdefault(float(row[y]), []).append(1e-3 * float(row[milliseconds]))
     if not found:
-        raise ValueError(f"{path}: no row where {where or 'anything was measured'}")
+        raise ValueError(f"{path}: no row where {where or 'a time was measured'}")
     xs = sorted(found)
     curves = [
         Curve(sorted(found[key]), [fmean(found[key][other]) for other in sorted(found[key])]) for key in xs
@@ -203,7 +231,7 @@ def read_grid(
 
 
 def embedding_table(grid: Grid) -> BatchTime:
-    """`grid` over padded length and number of inputs."""
+    """Batch time from a `grid` over padded length and number of inputs."""
     return lambda load: grid.at(load.length, load.inputs) if load.inputs else 0.0
 
 

@@ -1,12 +1,12 @@
-"""Which bytes can the embedding workspace physically take while the LLM owns so much? One answer a mode.
+"""Physical memory available to the embedding workspace, given what the LLM's KV cache owns.
 
-`static`: the engine took its whole KV cache when it started. A smaller LLM quota frees blocks, not
-bytes: the workspace keeps what was left beside the cache, whatever the quotas say.
-`kvcached`: KV blocks are mapped on demand (CUDA virtual memory, the `kvcached` package inside the
-engine), so what the engine has ceded returns to the device. Its limit lies in a file in shared memory:
-three 64-bit numbers, total, used and preallocated bytes, under an advisory lock. It is applied at the
-engine's next allocation and never evicts; only what is neither in use nor kept ready is free.
-`elastic`: an ideal of that, for simulators.
+- `static`: the engine allocated its whole KV cache at startup. A smaller LLM quota frees blocks, not bytes,
+  so the workspace always has exactly what was left beside the cache.
+- `kvcached`: KV blocks are mapped on demand (CUDA virtual memory, the `kvcached` package inside the engine),
+  so memory ceded by the engine returns to the device. The limit is in a file in shared memory: three 64-bit
+  numbers (total, used and preallocated bytes) under an advisory lock. It takes effect at the engine's next
+  allocation and never evicts; only bytes that are neither used nor preallocated are free.
+- `elastic`: an ideal of `kvcached`, for simulators.
 """
 
 import fcntl
@@ -24,12 +24,14 @@ from controlplane.core.ports import EngineState
 SEGMENTS = Path("/dev/shm")
 _NAME_VARIABLE = "KVCACHED_IPC_NAME"
 _FIELDS = struct.Struct("=qqq")
-# A page of CUDA's virtual memory; one is mapped for K and one for V in each layer at once.
+# Page of CUDA's virtual memory.
 _PAGE_BYTES = 2 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class StaticMemory:
+    """Memory with a fixed split between KV cache and embedding workspace."""
+
     kv_bytes: int
     workspace_bytes: int
 
@@ -37,22 +39,28 @@ class StaticMemory:
 
     @property
     def pool_bytes(self) -> int:
+        """Bytes of KV cache and workspace together."""
         return self.kv_bytes + self.workspace_bytes
 
     @property
     def most_llm_bytes(self) -> int:
+        """Largest LLM quota: the whole KV cache."""
         return self.kv_bytes
 
     def limit_llm(self, quota_bytes: int) -> None:
-        """Nothing: the cache was allocated at the start."""
+        """Does nothing; the cache was allocated at startup."""
 
     def workspace_room(self, engine: EngineState) -> int:
+        """Bytes of the workspace, whatever the engine has ceded."""
         return self.workspace_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ElasticMemory:
-    """`kv_bytes` is the cache at its largest; all of the pool, or less."""
+    """Memory that follows the engine's quota without delay.
+
+    `kv_bytes` is the largest KV cache; at most `pool_bytes`.
+    """
 
     pool_bytes: int
     kv_bytes: int
@@ -61,18 +69,20 @@ class ElasticMemory:
 
     @property
     def most_llm_bytes(self) -> int:
+        """Largest LLM quota."""
         return self.kv_bytes
 
     def limit_llm(self, quota_bytes: int) -> None:
-        """Nothing: a block that nobody holds is not there."""
+        """Does nothing; an unused block takes no memory."""
 
     def workspace_room(self, engine: EngineState) -> int:
+        """Bytes of the pool that the engine does not hold."""
         return self.pool_bytes - (engine.total_bytes - engine.ceded_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class KvLimit:
-    """What the segment says. `used` blocks are mapped and held, `prealloc` ones mapped and kept ready."""
+    """Content of the segment: `used` blocks are mapped and held, `prealloc` ones mapped in reserve."""
 
     total: int
     used: int
@@ -80,12 +90,16 @@ class KvLimit:
 
     @property
     def mapped(self) -> int:
+        """Bytes mapped on the device."""
         return self.used + self.prealloc
 
 
 class KvcachedMemory:
-    """`unit_bytes` is what is mapped at once (`kvcached_unit`): limits are whole units, and never
-    the original total, which the engine would take for no change."""
+    """Memory whose KV limit is set through the shared segment of kvcached.
+
+    `unit_bytes` is the granularity of mapping (`kvcached_unit`). Limits are whole units, and never equal to
+    the original total, which the engine would not recognize as a change.
+    """
 
     mode = "kvcached"
 
@@ -96,31 +110,34 @@ class KvcachedMemory:
         self._original = self.read().total
         self._last_set: int | None = None
         self.revision = 0
-        """How many limits were set; each on top of the one before."""
+        """Number of limits set so far."""
 
     @property
     def pool_bytes(self) -> int:
+        """Bytes that the KV cache and the workspace may take together."""
         return self._pool
 
     @property
     def most_llm_bytes(self) -> int:
+        """Largest limit that can be set."""
         whole = min(self._original, self._pool) // self._unit * self._unit
         return whole if whole < self._original else whole - self._unit
 
     def read(self) -> KvLimit:
+        """Reads the segment under a shared lock."""
         with self._locked(fcntl.LOCK_SH) as file:
             return _read(file)
 
     def limit_llm(self, quota_bytes: int) -> None:
-        """Raises LimitConflict if the limit is not the one that was set last."""
-        # The engine must be able to hold its whole quota: up to a full unit, not down.
+        """Sets the limit. Raises LimitConflict if another process has changed it since."""
+        # Rounded up to a whole unit, so that the engine can hold its whole quota.
         limit = min(-(-quota_bytes // self._unit) * self._unit, self.most_llm_bytes)
         with self._locked(fcntl.LOCK_EX) as file:
             found = _read(file)
             if self._last_set is not None and found.total != self._last_set:
                 raise LimitConflict(
-                    f"{self._segment}: its limit is {found.total} bytes, {self._last_set} were set (revision "
-                    f"{self.revision}); stop whatever else sets kvcached's limit, kvctl for one"
+                    f"{self._segment}: the limit is {found.total} bytes, but {self._last_set} was set "
+                    f"(revision {self.revision}); stop whatever else sets kvcached's limit, such as kvctl"
                 )
             file.seek(0)
             file.write(_FIELDS.pack(limit, found.used, found.prealloc))
@@ -129,7 +146,10 @@ class KvcachedMemory:
         self.revision += 1
 
     def workspace_room(self, engine: EngineState) -> int:
-        """The engine's own fence counts too: what a step under way may still write is not ceded."""
+        """Bytes of the pool that are neither mapped, allowed to be mapped, nor held by the engine.
+
+        The engine's state counts because a step in flight may still write into blocks that are not ceded yet.
+        """
         found = self.read()
         held = engine.total_bytes - engine.ceded_bytes
         return max(0, self._pool - max(found.mapped, found.total, held))
@@ -149,18 +169,18 @@ def _read(file: IO[bytes]) -> KvLimit:
     found = file.read(_FIELDS.size)
     if len(found) < _FIELDS.size:
         raise ValueError(
-            f"{file.name}: {len(found)} bytes where kvcached keeps {_FIELDS.size}; is this its segment?"
+            f"{file.name}: {len(found)} bytes instead of {_FIELDS.size}; name kvcached's segment"
         )
     return KvLimit(*_FIELDS.unpack(found))
 
 
 def kvcached_unit(layers: int) -> int:
-    """Bytes that are mapped at once: a page for keys and one for values in every layer."""
+    """Bytes mapped at once: one CUDA page each for keys and values in every layer."""
     return 2 * layers * _PAGE_BYTES
 
 
 def kvcached_segment(folder: Path = SEGMENTS) -> Path:
-    """Where the engine's limit lies. Raises ValueError saying what is missing."""
+    """Path of the segment with the engine's limit. Raises ValueError if it does not exist."""
     name = os.environ.get(_NAME_VARIABLE)
     if not name:
         raise ValueError(
@@ -170,7 +190,7 @@ def kvcached_segment(folder: Path = SEGMENTS) -> Path:
     segment = folder / Path(name).name
     if not segment.is_file():
         raise ValueError(
-            f"pool.device_memory=kvcached: no segment {segment}, so the engine does not run on kvcached; "
-            "install it where vLLM runs (it follows some of vLLM's releases only), or use static"
+            f"pool.device_memory=kvcached: no segment {segment}, so the engine does not use kvcached; "
+            "install a release of it that supports this vLLM, or use static"
         )
     return segment

@@ -1,8 +1,9 @@
-"""How much memory does the device have, who uses it, and how much is free?
+"""Reads total, free and used memory of the device.
 
-NVML where there is a GPU: bytes on the device, by process. Otherwise the host: physical memory (or what the
-control group allows), and the resident pages of our processes. `read` is made to be called a
-hundred times a second: free bytes are read each time, the rest when they have moved and now and then.
+With a GPU, NVML reports bytes on the device by process. Otherwise the device is the host: physical memory (or
+the limit of the control group) and the resident pages of our processes. `read` is cheap enough for a hundred
+calls per second: free bytes are read every time, memory per process when they changed and otherwise every
+`_QUERY_EVERY` readings.
 """
 
 import os
@@ -17,30 +18,38 @@ from controlplane.core.device import DeviceProbe, DeviceReading
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
-# Readings between two searches for new processes of ours; a worker may have been replaced.
+# Readings between two scans for new child processes; a worker may have been replaced.
 _RESCAN_EVERY = 100
-# Readings between two questions about who holds what, as long as the free bytes stay within `_QUERY_ON_CHANGE_BYTES`: the
-# size of CUDA's smallest allocation.
+# Readings between two queries of memory per process while free bytes change by less than
+# `_QUERY_ON_CHANGE_BYTES`, the size of CUDA's smallest allocation.
 _QUERY_EVERY = 10
 _QUERY_ON_CHANGE_BYTES = 2 * 2**20
 _MEMINFO_BYTES = 256
 
 
 def memory_bytes() -> int:
-    """Of the first GPU that this process may see; without any, of the host. Raises ValueError where
-    CUDA_VISIBLE_DEVICES names a GPU that is not there."""
+    """Total bytes of the first visible GPU, or of the host without one.
+
+    Raises ValueError if CUDA_VISIBLE_DEVICES names a GPU that does not exist.
+    """
     with _opened_gpu() as gpu:
         return _host_bytes() if gpu is None else _gpu_bytes(*gpu)[0]
 
 
 def free_gpu_bytes() -> int | None:
-    """None without a GPU: a host gives up memory for the asking. Raises ValueError as `memory_bytes`."""
+    """Free bytes of the first visible GPU; None without one, because a host reclaims caches on demand.
+
+    Raises ValueError if CUDA_VISIBLE_DEVICES names a GPU that does not exist.
+    """
     with _opened_gpu() as gpu:
         return None if gpu is None else _gpu_bytes(*gpu)[1]
 
 
 def gpu_name() -> str | None:
-    """With its driver, as results name it. None without a GPU. Raises ValueError as `memory_bytes`."""
+    """Name and driver version of the first visible GPU, as recorded in results; None without one.
+
+    Raises ValueError if CUDA_VISIBLE_DEVICES names a GPU that does not exist.
+    """
     with _opened_gpu() as gpu:
         if gpu is None:
             return None
@@ -49,15 +58,17 @@ def gpu_name() -> str | None:
 
 
 def open_probe() -> DeviceProbe:
-    """Raises ValueError as `memory_bytes`."""
+    """Opens a probe of the first visible GPU, or of the host without one.
+
+    Raises ValueError if CUDA_VISIBLE_DEVICES names a GPU that does not exist.
+    """
     gpu = _first_gpu()
     return HostProbe() if gpu is None else GpuProbe(*gpu)
 
 
 @dataclass(eq=False, slots=True)
 class _CachedUsage:
-    """What our processes hold. To ask costs more than all the rest of a reading, so the last answer stands
-    while the free bytes do."""
+    """Bytes held by our processes, queried only when free memory has changed or the value is old."""
 
     _query: Callable[[], int]
     _used: int = field(init=False, default=0)
@@ -65,6 +76,7 @@ class _CachedUsage:
     _readings_left: int = field(init=False, default=0)
 
     def at_free(self, free: int) -> int:
+        """Bytes held by our processes when `free` bytes are free."""
         if not self._readings_left or abs(free - self._free_at_query) >= _QUERY_ON_CHANGE_BYTES:
             self._used, self._free_at_query, self._readings_left = self._query(), free, _QUERY_EVERY
         self._readings_left -= 1
@@ -73,8 +85,11 @@ class _CachedUsage:
 
 @dataclass(eq=False, slots=True)
 class HostProbe:
-    """`total` and `free` are the host's, or the control group's where that has less; a resident page that
-    several of our processes share counts for each of them."""
+    """Probe of host memory.
+
+    `total` and `free` are those of the host, or of the control group if it has less. A resident page that
+    several of our processes share counts for each of them.
+    """
 
     counts_untouched = False
     _files: dict[int, int] = field(init=False, default_factory=dict)
@@ -91,6 +106,7 @@ class HostProbe:
         self._cgroup = None if _cgroup_limit() is None else _CgroupUsage()
 
     def read(self) -> DeviceReading:
+        """Reads memory now."""
         if self._reads % _RESCAN_EVERY == 0:
             self._rescan()
             if self._cgroup is not None:
@@ -103,6 +119,7 @@ class HostProbe:
         return DeviceReading(self._total, free, ours, max(0, self._total - free - ours))
 
     def close(self) -> None:
+        """Closes all files."""
         for descriptor in (self._meminfo, *self._files.values()):
             os.close(descriptor)
         self._files.clear()
@@ -115,20 +132,20 @@ class HostProbe:
                 try:
                     self._files[pid] = os.open(_PROC / str(pid) / "statm", os.O_RDONLY)
                 except OSError:
-                    continue  # it has ended meanwhile
+                    continue  # the process has exited
 
     def _resident(self, pid: int) -> int:
         try:
             return int(os.pread(self._files[pid], 64, 0).split()[1]) * _PAGE_BYTES
         except (OSError, IndexError):
-            # It has ended: its file is readable no more.
+            # The process has exited.
             os.close(self._files.pop(pid))
             return 0
 
 
 @dataclass(eq=False, slots=True)
 class _CgroupUsage:
-    """Of this control group, without what it keeps of files and gives up for the asking."""
+    """Memory used by this control group, without the file cache that the kernel reclaims on demand."""
 
     _current: int = field(init=False)
     _cache: int = field(init=False, default=0)
@@ -137,20 +154,22 @@ class _CgroupUsage:
         self._current = os.open(_CGROUP / "memory.current", os.O_RDONLY)
 
     def refresh_cache(self) -> None:
-        """Costs more than all the rest of a reading."""
+        """Reads the size of the reclaimable file cache, which costs more than the rest of a reading."""
         stated = (_CGROUP / "memory.stat").read_text("ascii").splitlines()
         self._cache = next((int(line.split()[1]) for line in stated if line.startswith("inactive_file ")), 0)
 
     def used_bytes(self) -> int:
+        """Bytes used now."""
         return max(0, int(os.pread(self._current, 64, 0)) - self._cache)
 
     def close(self) -> None:
+        """Closes the file."""
         os.close(self._current)
 
 
 @dataclass(eq=False, slots=True)
 class GpuProbe:
-    """Of NVML's `handle`."""
+    """Probe of the GPU or MIG device with NVML handle `_handle`."""
 
     counts_untouched = True
     _nvml: Any
@@ -163,6 +182,7 @@ class GpuProbe:
         self._usage = _CachedUsage(self._query_used)
 
     def read(self) -> DeviceReading:
+        """Reads memory now."""
         if self._reads % _RESCAN_EVERY == 0:
             self._pids = processes_of(os.getpid())
         self._reads += 1
@@ -171,25 +191,26 @@ class GpuProbe:
         return DeviceReading(total, free, ours, max(0, total - free - ours))
 
     def close(self) -> None:
+        """Shuts NVML down."""
         self._nvml.nvmlShutdown()
 
     def _query_used(self) -> int:
         try:
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         except self._nvml.NVMLError_NotSupported:
-            return 0  # under Windows' Linux, for one
+            return 0  # for example under WSL
         return sum(int(process.usedGpuMemory or 0) for process in running if process.pid in self._pids)
 
 
 def processes_of(root: int) -> set[int]:
-    """`root` and all that it started, directly or not."""
+    """Ids of process `root` and all its descendants."""
     found, unvisited = {root}, [root]
     while unvisited:
         tasks = _PROC / str(unvisited.pop()) / "task"
         try:
             listed = [(task / "children").read_text().split() for task in tasks.iterdir()]
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has exited
         children = {int(pid) for pids in listed for pid in pids} - found
         unvisited += children
         found |= children
@@ -208,7 +229,7 @@ def _host_bytes() -> int:
 
 
 def _cgroup_limit() -> int | None:
-    """None where the control group may have all that there is."""
+    """Memory limit of the control group in bytes; None if unlimited."""
     stated = _CGROUP / "memory.max"
     limit = stated.read_text().strip() if stated.is_file() else ""
     return int(limit) if limit.isdigit() else None
@@ -216,7 +237,7 @@ def _cgroup_limit() -> int | None:
 
 @contextmanager
 def _opened_gpu() -> Iterator[tuple[Any, Any] | None]:
-    """For one question; who asks again and again keeps a probe."""
+    """Opens NVML for one query; a probe keeps it open."""
     gpu = _first_gpu()
     try:
         yield gpu
@@ -226,11 +247,13 @@ def _opened_gpu() -> Iterator[tuple[Any, Any] | None]:
 
 
 def _first_gpu() -> tuple[Any, Any] | None:
-    """NVML, initialised, and the handle of the first GPU that this process may see. None where there is none,
-    and where it has no memory of its own: then the host's is meant."""
+    """Returns initialized NVML and the handle of the first visible GPU.
+
+    None without a GPU, and for a GPU that shares the host's memory.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     first = visible.split(",")[0].strip()
-    # Behind what is no device CUDA sees none.
+    # CUDA ignores the list from the first invalid entry on.
     if not first.isdigit() and not first.startswith(("GPU-", "MIG-")):
         return None
     try:
@@ -249,7 +272,9 @@ def _first_gpu() -> tuple[Any, Any] | None:
         return None
     except pynvml.NVMLError as error:
         pynvml.nvmlShutdown()
-        raise ValueError(f"CUDA_VISIBLE_DEVICES={visible}: {error}; `nvidia-smi -L` lists them") from error
+        raise ValueError(
+            f"CUDA_VISIBLE_DEVICES={visible}: {error}; choose a GPU that `nvidia-smi -L` lists"
+        ) from error
     return pynvml, handle
 
 
@@ -261,11 +286,11 @@ def _gpu(nvml: Any, name: str) -> Any:
         has_mig = nvml.nvmlDeviceGetMigMode(device)[0] == nvml.NVML_DEVICE_MIG_ENABLE
     except nvml.NVMLError_NotSupported:
         return device
-    # Of those CUDA sees the first alone.
+    # CUDA uses only the first MIG device.
     return nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0) if has_mig else device
 
 
 def _gpu_bytes(nvml: Any, handle: Any) -> tuple[int, int]:
-    """(total, free), without what the driver keeps for itself: no process ever gets that."""
+    """(total, free) bytes, without the driver's reserve, which no process can use."""
     found = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
     return int(found.total) - int(found.reserved), int(found.free)

@@ -1,1 +1,1 @@
-"""Embedding models in a process of their own."""
+"""Embedding models served with sentence-transformers in a process of their own."""

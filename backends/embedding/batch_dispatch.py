@@ -1,12 +1,13 @@
-"""Which batch goes to the worker, and what does its answer mean? No socket, no clock, no waiting.
+"""Chooses the batch to send to the worker and applies its results, without a socket, a clock or waiting.
 
-Rule: one batch a lane is computed, one more lies ready if it is worth a pass as it is: what goes out early
-gets no more company. Rows go to their call; a call is settled with its last row. A batch that fails is
-halved until the single input at fault is found, and only that input's call fails. One that found no memory
-lowers the budget besides; if it was a single input, it is tried once more with nothing beside it. What a
-dead worker had goes first to the next one, once; a call whose second worker dies too fails. One that somebody
-killed may have been too large for the system's memory: its batches go out in halves. One that ends because of
-a batch that failed ends nobody else's tries.
+One batch per lane is computed, and one more waits at the worker if it is worth a pass already: a batch sent
+early cannot be extended. Rows are written into their call, which completes with its last row.
+
+A failed batch is halved until the input at fault is found; only that input's call fails. An out-of-memory
+error also lowers the budget; a single input that ran out of memory is retried once with nothing else in
+flight. Batches of a worker that died are sent first to the next one. A call fails if the second worker dies
+with it too, unless the worker reported which batch broke it. A worker killed from outside may have exceeded
+the system's memory, so its batches are sent in halves.
 """
 
 import logging
@@ -27,14 +28,17 @@ from controlplane.core.ports import EmbeddingPass
 
 _log = logging.getLogger(__name__)
 
-# Inputs of like length are sought among this many passes' worth of the most urgent ones.
+# The batcher groups inputs by length within a window of this many passes of the most urgent inputs.
 _WINDOW_PASSES = 4
 
 
 @dataclass(eq=False, slots=True)
 class PendingCall:
-    """Who waits for `rows`. `rows_missing` counts those not yet there, `tokens` their tokens; `on_done` is called
-    once."""
+    """One call that waits for its `rows`.
+
+    `rows_missing` counts the rows not computed yet and `tokens` their tokens. `on_done` is called exactly
+    once, with None or the error.
+    """
 
     inputs: list[Ids]
     rows: Rows
@@ -50,7 +54,7 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """`is_solo_retry` of an input that found no memory before: nothing is sent beside it."""
+    """A batch sent to the worker; a `is_solo_retry` repeats an input that ran out of memory, alone."""
 
     batch: Batch[PendingCall]
     bytes: int
@@ -59,11 +63,13 @@ class _InFlight:
 
 @dataclass(slots=True)
 class BatchDispatcher:
+    """Queue, batches in flight and retries of one model; `budget` is None before the first worker."""
+
     budget: PassBudget | None = None
     out_of_memory: int = 0
-    """How often a pass found none."""
+    """Number of passes that ran out of memory."""
     restart_seconds: float | None = None
-    """Seconds that replacing a worker takes, where that is known."""
+    """Predicted seconds until a replaced worker is ready; None if unknown."""
     _queue: BatchQueue[PendingCall] = field(default_factory=lambda: BatchQueue(1))
     _in_flight: dict[int, _InFlight] = field(default_factory=dict)
     _solo_retries: deque[Batch[PendingCall]] = field(default_factory=deque)
@@ -72,11 +78,12 @@ class BatchDispatcher:
 
     @property
     def has_batches_in_flight(self) -> bool:
+        """Whether a batch was sent and has no result yet."""
         return bool(self._in_flight)
 
     @property
     def expected_seconds_in_flight(self) -> float:
-        """What the batches that were sent should take, one after the other."""
+        """Predicted duration of all batches in flight, one after the other."""
         budget = self.budget
         if budget is None:
             return 0.0
@@ -84,7 +91,7 @@ class BatchDispatcher:
         return sum(budget.time.seconds(len(items), items[0].tokens) for items in batches)
 
     def worker_started(self, budget: PassBudget) -> None:
-        """A worker is there. What it was measured to be holds from now on."""
+        """Adopts the limits profiled by a new worker, and the limits learned with the previous one."""
         if self.budget is not None:
             budget.inherit(self.budget)
         self.budget = budget
@@ -93,17 +100,23 @@ class BatchDispatcher:
         self._queue.lanes = budget.lanes
 
     def put(self, caller: PendingCall, *, deadline: Instant | None) -> QueuedCall[PendingCall]:
+        """Queues a call."""
         return self._queue.put(caller, [len(ids) for ids in caller.inputs], deadline=deadline)
 
     def cancel(self, call: QueuedCall[PendingCall]) -> None:
-        """What has not gone out never will. Twice is as good as once."""
+        """Drops the inputs of a call that are not in flight. Idempotent."""
         self._queue.discard(call)
 
     def next_batch(
         self, limit_seconds: float | None, now: Instant, *, starts_small: bool = True
     ) -> tuple[int, list[Ids]] | None:
-        """(number, inputs) of a batch to send `now`, which says who is late. `limit_seconds` bounds its time,
-        one input at least. Without `starts_small` what is not worth a pass waits even if a lane is free."""
+        """Returns (number, inputs) of a batch to send, or None if none should be sent now.
+
+        Args:
+            limit_seconds: bound of the predicted duration; one input is always allowed. None: no bound.
+            now: current time, to find calls that must be late.
+            starts_small: whether a free lane may take a batch that is not worth a pass on its own.
+        """
         budget = self.budget
         if budget is None or len(self._in_flight) > budget.lanes:
             return None
@@ -136,7 +149,7 @@ class BatchDispatcher:
         return number, [item.call.caller.inputs[item.position] for item in sent.batch.items]
 
     def pass_finished(self, number: int, result: PassResult, now: Instant) -> EmbeddingPass | None:
-        """None for a batch that nobody waits for any more."""
+        """Writes the rows and updates the models; None if the batch is not in flight any more."""
         if (sent := self._in_flight.pop(number, None)) is None:
             return None
         assert self.budget is not None
@@ -152,7 +165,7 @@ class BatchDispatcher:
             caller.tokens -= item.tokens
             if caller.rows_missing == 0:
                 self._finish(item.call, None)
-        # Lanes share the device: what ran beside this pass had its part of the time.
+        # Lanes share the device, so each concurrent pass accounts for its part of the elapsed time.
         concurrent = min(budget.lanes, len(self._in_flight) + 1)
         tokens = sum(item.tokens for item in batch.items)
         self._rate.pass_finished(now, tokens)
@@ -163,6 +176,7 @@ class BatchDispatcher:
         )
 
     def pass_failed(self, number: int, message: str, *, is_out_of_memory: bool) -> None:
+        """Retries a failed batch in halves, or fails the call of its single input."""
         if (sent := self._in_flight.pop(number, None)) is None:
             return
         assert self.budget is not None
@@ -170,7 +184,7 @@ class BatchDispatcher:
         if is_out_of_memory:
             self._record_out_of_memory(batch.padded_tokens)
         if halves := batch.halves():
-            _log.warning("a batch of %d inputs failed, halving it: %s", len(batch.items), message)
+            _log.warning("a batch of %d inputs failed; retrying it in halves: %s", len(batch.items), message)
             self._queue.requeue(halves)
         elif is_out_of_memory and not sent.is_solo_retry:
             self._solo_retries.append(batch)
@@ -180,7 +194,14 @@ class BatchDispatcher:
             self._finish(item.call, failure(f"input {item.position}: {message}", position=item.position))
 
     def worker_died(self, reason: str, *, was_killed: bool = False, failure_reported: bool = False) -> None:
-        """`failure_reported`: which batch has broken it is known, and was told by `pass_failed`."""
+        """Requeues the batches that were in flight.
+
+        Args:
+            reason: message for calls that fail.
+            was_killed: the worker was killed from outside, possibly by the OOM killer.
+            failure_reported: the worker reported the batch that broke it, so its other calls keep their
+                retry.
+        """
         batches = [sent.batch for sent in self._in_flight.values()]
         self._in_flight.clear()
         self._rate.idle()
@@ -194,7 +215,7 @@ class BatchDispatcher:
         self._queue.requeue(batches)
 
     def fail_all(self, reason: str, *, retry_after: float | None = None) -> None:
-        """Nobody will compute what is here."""
+        """Fails all calls with BackendDown."""
         batches = [*self._solo_retries, *(sent.batch for sent in self._in_flight.values())]
         self._solo_retries.clear()
         self._in_flight.clear()

@@ -1,13 +1,13 @@
-"""Which inputs are computed together next? The most urgent one, with those that cost it least padding.
+"""Forms the next embedding batch: the most urgent input, with inputs that add little padding.
 
-Rule: calls stand as `on_time_first` has them: by deadline, but who cannot be in time behind. The window is
-the longest prefix of their inputs whose tokens fit the budget. It is sorted by length and cut into
-passes, each within the budget in *padded* tokens (inputs times the longest of them), within what the
-caller allows for that length, and cut early where padding would cost more than starting another pass. The
-pass holding the most urgent input goes out; the rest stays and is chosen again beside whatever arrived
-meanwhile, so nothing waits behind what is less urgent for longer than one budget of tokens. An input
-above the budget goes alone. Halves of a failed pass go first. The pass closes when it is asked for;
-whoever asks learns from `is_worth_a_pass` whether what is here is worth one.
+Calls are ordered by `on_time_first`. The window is the longest prefix of their inputs whose tokens fit the
+token budget. It is sorted by length and split into passes. Each pass stays within the budget in padded tokens
+(inputs times the longest of them) and within the caller's limit for that length; a pass also ends where
+padding would cost more than starting another one. The pass that contains the most urgent input is returned;
+the rest stays queued and competes with later arrivals. An input therefore waits for at most one budget of
+less urgent tokens. An input above the budget forms a pass alone. Halves of a failed pass come first.
+
+A pass is formed when it is requested; `is_worth_a_pass` tells whether the queue justifies one.
 """
 
 from bisect import bisect_left, insort
@@ -22,12 +22,12 @@ from controlplane.core.clock import Instant
 
 Caller = TypeVar("Caller")
 
-# A smaller part than this many starts of a pass costs more than uneven lanes do, or a lane that waits.
+# A pass of fewer tokens than this multiple of its start cost wastes more time than an idle or uneven lane.
 _MIN_STARTS_PER_PASS = 8
 _EPOCH = Instant(0)
 
 MaxInputs = Callable[[int], int]
-"""How many inputs a pass may hold, by the tokens of its longest."""
+"""Inputs that a pass may hold, given the tokens of its longest input."""
 
 
 def _unlimited(_longest: int) -> int:
@@ -36,8 +36,11 @@ def _unlimited(_longest: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class QueuedCall(Generic[Caller]):
-    """One request's inputs. `pending` holds the positions not yet given out, longest input first; `tokens` is
-    their sum."""
+    """Inputs of one request.
+
+    `pending` holds the positions that are not part of any pass yet, longest input first; `tokens` is their
+    sum.
+    """
 
     caller: Caller
     lengths: Sequence[int]
@@ -56,6 +59,7 @@ class Item(Generic[Caller]):
 
     @property
     def tokens(self) -> int:
+        """Length of the input in tokens."""
         return self.call.lengths[self.position]
 
 
@@ -67,19 +71,27 @@ class Batch(Generic[Caller]):
 
     @property
     def padded_tokens(self) -> int:
+        """Tokens of the pass when all inputs are padded to the longest."""
         return len(self.items) * self.items[0].tokens
 
     def halves(self) -> tuple["Batch[Caller]", ...]:
-        """Two smaller batches, or none when one input is all there is."""
+        """Two smaller batches; none if there is only one input."""
         middle = len(self.items) // 2
         return (Batch(self.items[:middle]), Batch(self.items[middle:])) if middle else ()
 
 
 @dataclass(slots=True)
 class BatchQueue(Generic[Caller]):
-    """`budget_tokens` bounds one pass in padded tokens; `pass_tokens` is what starting a pass costs,
-    counted in tokens computed in the same time. Among `lanes` each takes its part of what the window
-    holds (guided self-scheduling, Polychronopoulos and Kuck 1987), so that they end together."""
+    """Queue of calls that are split into batches.
+
+    Each of `lanes` takes its share of the window (guided self-scheduling, Polychronopoulos and Kuck 1987), so
+    that all lanes end at about the same time.
+
+    Args:
+        budget_tokens: bound of one pass, in padded tokens.
+        pass_tokens: cost of starting a pass, in tokens computed in the same time.
+        lanes: passes computed concurrently.
+    """
 
     budget_tokens: int
     pass_tokens: int = 0
@@ -90,17 +102,22 @@ class BatchQueue(Generic[Caller]):
     _tokens: int = 0
 
     def is_worth_a_pass(self, budget_tokens: int) -> bool:
-        """Whether company would hardly cheapen what is here, or there is no room for more in a pass."""
+        """Whether to start a pass now although more inputs may arrive.
+
+        True if a failed pass is to be retried, if starting a pass costs little compared with the queued
+        tokens, or if they fill a pass of `budget_tokens`.
+        """
         if any(not item.call.is_discarded for batch in self._retries for item in batch.items):
             return True
         return self._tokens >= min(_MIN_STARTS_PER_PASS * self.pass_tokens, budget_tokens)
 
     @property
     def has_calls(self) -> bool:
-        """With inputs not yet given out, halves of failed passes aside."""
+        """Whether inputs are queued, halves of failed passes excluded."""
         return bool(self._calls)
 
     def put(self, caller: Caller, lengths: Sequence[int], *, deadline: Instant | None) -> QueuedCall[Caller]:
+        """Queues a call with inputs of these lengths, in tokens."""
         key = deadline_key(deadline, next(self._arrivals))
         longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
         call = QueuedCall(caller, lengths, key, longest_first, sum(lengths))
@@ -109,7 +126,7 @@ class BatchQueue(Generic[Caller]):
         return call
 
     def discard(self, call: QueuedCall[Caller]) -> None:
-        """Its client left: what was not given out never will be. Twice is as good as once."""
+        """Drops all inputs of a call that are not part of a pass yet. Idempotent."""
         call.is_discarded = True
         if call.pending:
             self._tokens -= call.tokens
@@ -117,13 +134,19 @@ class BatchQueue(Generic[Caller]):
             self._remove_call(call)
 
     def requeue(self, batches: Sequence[Batch[Caller]]) -> None:
-        """These go out next, in this order and as they are; inputs of gone calls are left out then."""
+        """Makes these batches the next ones, in this order; inputs of discarded calls are left out then."""
         self._retries.extendleft(reversed(batches))
 
     def next_batch(
         self, max_inputs: MaxInputs = _unlimited, now: Instant = _EPOCH, ns_per_token: float = 0.0
     ) -> Batch[Caller] | None:
-        """`ns_per_token` is the time in nanoseconds that a token takes lately; 0 if that is not known."""
+        """Removes and returns the next batch, or None if no input is queued.
+
+        Args:
+            max_inputs: inputs that a pass may hold, given the tokens of its longest input.
+            now: current time, to find calls that must be late.
+            ns_per_token: recent service time of a token in nanoseconds; 0 if unknown.
+        """
         while self._retries:
             items = tuple(i for i in self._retries.popleft().items if not i.call.is_discarded)
             if items:
@@ -140,7 +163,7 @@ class BatchQueue(Generic[Caller]):
         return Batch(tuple(chosen))
 
     def drain(self) -> list[QueuedCall[Caller]]:
-        """Every call with inputs still here, each once; the queue is empty afterwards."""
+        """Empties the queue and returns every call that still had inputs in it, once."""
         left = {id(c): c for c in self._calls}
         left |= {id(i.call): i.call for b in self._retries for i in b.items if not i.call.is_discarded}
         self._retries.clear()

@@ -1,10 +1,11 @@
-"""How large may the next pass be? The tightest of four bounds, one input at least.
+"""Bounds the next embedding pass; at least one input is always allowed.
 
-- `full_tokens`: the configured `batch_tokens`, or less where more would not be faster;
+The tightest of four bounds applies:
+
+- `full_tokens`: the configured `batch_tokens`, or less if larger passes are not faster;
 - bytes: the share of the embedding quota that one lane may take, by the memory model;
-- what has lately run out of memory: half of it, raised again by a sixteenth with every pass that came
-  near the bound;
-- time: what the caller allows for this pass, by the time model.
+- recent out-of-memory errors: half of the failed pass, raised by a sixteenth after every pass near the bound;
+- time: the caller's limit for this pass, by the time model.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,11 @@ _RECOVERY_PASSES = 16
 
 @dataclass(slots=True)
 class PassBudget:
-    """`bytes` is what all batches in flight may take together; None: whatever they need. `lanes` is how
-    many passes the worker computes side by side."""
+    """Bounds of a pass, learned and configured.
+
+    `bytes` is the limit of all batches in flight together; None means no limit. `lanes` is the number of
+    passes that the worker computes concurrently.
+    """
 
     full_tokens: int
     lanes: int
@@ -30,7 +34,7 @@ class PassBudget:
 
     @property
     def tokens(self) -> int:
-        """Padded tokens of one pass, its time aside."""
+        """Padded tokens of one pass, without the time bound."""
         bounds = [self.full_tokens]
         if self._oom_limit_tokens is not None:
             bounds.append(self._oom_limit_tokens)
@@ -39,14 +43,17 @@ class PassBudget:
         return max(1, min(bounds))
 
     def max_inputs(self, longest: int, limit_seconds: float | None) -> int:
-        """Inputs that one pass may hold when the longest of them has this many tokens."""
+        """Inputs that one pass may hold if its longest input has `longest` tokens."""
         limit = max(1, self.tokens // longest)
         if limit_seconds is not None:
             limit = min(limit, self.time.max_inputs(longest, limit_seconds))
         return limit
 
     def seconds(self, token_counts: Sequence[int]) -> float:
-        """All of these inputs, with nothing else to do: passes of like length, spread over the lanes."""
+        """Predicted time of these inputs on an otherwise idle device.
+
+        The inputs are sorted by length, split into passes and spread over the lanes.
+        """
         ordered = sorted(token_counts, reverse=True)
         passes: list[float] = []
         at = 0
@@ -57,26 +64,30 @@ class PassBudget:
         return max(sum(passes) / self.lanes, max(passes, default=0.0))
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
-        """The most that these inputs take while they are computed."""
+        """Largest number of bytes that these inputs take while they are computed."""
         return min(self.lanes, len(token_counts)) * self.memory.batch_bytes(
             token_counts, budget_tokens=self.tokens
         )
 
     def fits_with(self, in_flight: list[int], pass_bytes: int) -> bool:
-        """Whether a pass of these bytes may join those under way: the largest run side by side."""
+        """Whether a pass of `pass_bytes` fits in memory together with those in flight.
+
+        Only the `lanes` largest passes are computed at once.
+        """
         if self.bytes is None or not in_flight:
             return True
         return sum(sorted([*in_flight, pass_bytes])[-self.lanes :]) <= self.bytes
 
     def inherit(self, previous: "PassBudget") -> None:
-        """What was set and learned for the worker before this one."""
+        """Takes over limits set and learned with the previous worker."""
         self.bytes, self._oom_limit_tokens = previous.bytes, previous._oom_limit_tokens
 
     def record_out_of_memory(self, padded_tokens: int) -> None:
-        """A pass of this size found no memory."""
+        """Halves the bound after a pass of `padded_tokens` ran out of memory."""
         self._oom_limit_tokens = max(1, min(padded_tokens, self.tokens) // 2)
 
     def record_success(self, padded_tokens: int) -> None:
+        """Raises the bound after a pass of at least half of it."""
         if self._oom_limit_tokens is None or 2 * padded_tokens < self._oom_limit_tokens:
             return
         self._oom_limit_tokens += max(1, self._oom_limit_tokens // _RECOVERY_PASSES)

@@ -1,8 +1,8 @@
-"""What does a pass take of a CUDA device, and what stays taken?
+"""CUDA memory of embedding passes: peak use, and a cap on what PyTorch's caching allocator keeps.
 
-PyTorch's allocator takes whole segments and keeps what a pass frees, for later ones of like shapes. Rule: it
-may keep as much as the largest measured pass left. What is more lies scattered where few passes find room,
-and is missed by others on the device, who do not always outlive that; it goes back after the pass.
+The allocator reserves whole segments and keeps freed ones for later allocations of similar size. It may keep
+as much as the largest profiled pass left reserved. More than that is fragmented, so few passes can reuse it,
+while other processes on the device may fail without it; the excess is released after the pass.
 """
 
 from collections.abc import Callable
@@ -11,26 +11,28 @@ import torch
 
 
 class CudaMemory:
+    """Measures one pass at a time on a CUDA device and trims the allocator's cache."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._allocated_before = 0
         self._max_reserved: int | None = None
 
     def cap_reserved(self) -> None:
-        """From now on."""
+        """Makes the bytes reserved now the most that is kept after later passes."""
         self._max_reserved = torch.cuda.memory_reserved(self._device)
 
     def begin_pass(self) -> None:
-        """A pass."""
+        """Resets the peak before a pass."""
         self._allocated_before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def pass_peak_bytes(self) -> int:
-        """By the pass at its height."""
+        """Peak of the bytes allocated since `begin_pass`, above those allocated then."""
         return int(torch.cuda.max_memory_allocated(self._device) - self._allocated_before)
 
     def trim_reserved(self) -> int:
-        """Of all passes and the model."""
+        """Empties the allocator's cache if it exceeds the cap; returns the bytes reserved afterwards."""
         found: int = torch.cuda.memory_reserved(self._device)
         if self._max_reserved is None or found <= self._max_reserved:
             return found
@@ -39,7 +41,7 @@ class CudaMemory:
 
 
 def peak_bytes(compute: Callable[[int, int], object], device: torch.device, inputs: int, length: int) -> int:
-    """That the device loses to a pass, in whole segments."""
+    """Bytes that the device loses to one pass, in whole allocator segments."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,8 +1,9 @@
-"""Whose inputs are computed first? As many calls in time as there can be.
+"""Orders embedding calls so that as many as possible meet their deadline (Moore-Hodgson).
 
-Rule: calls stand in order (deadline; arrival), but who gives way at the rate of late stands behind those that
-stay, and last who has no deadline. It is asked anew for each pass, so who gave way comes back when there is
-time. Who is late by a minute goes first of all, so that nobody waits for ever.
+Calls are ordered by (deadline, arrival). Calls that must be late at the current service rate move behind
+those that can be on time; calls without a deadline come last. The order is recomputed before every pass, so a
+deferred call may become feasible again. A call that is late by a minute comes first, which prevents
+starvation.
 """
 
 from bisect import bisect_left
@@ -23,11 +24,12 @@ by_key = attrgetter("key")
 
 
 def deadline_key(deadline: Instant | None, arrival: int) -> Key:
+    """Sort key of a call: by deadline, then arrival; calls without a deadline last."""
     return (deadline is None, deadline or 0, arrival)
 
 
 class Pending(Protocol):
-    """`tokens` are those in no pass yet."""
+    """A call with `tokens` that are not part of any pass yet."""
 
     key: Key
     tokens: int
@@ -37,7 +39,14 @@ Entry = TypeVar("Entry", bound=Pending)
 
 
 def on_time_first(calls: Sequence[Entry], now: Instant, ns_per_token: float) -> Iterator[Entry]:
-    """`calls` are sorted by key; `ns_per_token` in nanoseconds, 0 if nothing is known."""
+    """Yields `calls` in the order in which to compute them.
+
+    Args:
+        calls: sorted by `key`.
+        now: current time.
+        ns_per_token: service time of a token in nanoseconds; 0 if unknown, then nothing is deferred except
+            calls already late.
+    """
     tardy_end, deadline_end = (
         bisect_left(calls, deadline_key(deadline, 0), key=by_key) for deadline in (_tardy_cutoff(now), None)
     )
@@ -62,8 +71,11 @@ def _tardy_cutoff(now: Instant) -> Instant:
 
 @dataclass(slots=True)
 class ServiceRate:
-    """How fast is work done lately? From the end of one pass to the end of the next while there is work, so
-    that what runs side by side, and what the device does besides, is counted."""
+    """Recent service time per token, measured from the end of one pass to the end of the next.
+
+    Idle time is excluded. Lanes that run concurrently and other work on the device are included. Older passes
+    decay exponentially, with a memory of 32 passes.
+    """
 
     _busy_ns: float = 0.0
     _tokens: float = 0.0
@@ -71,16 +83,16 @@ class ServiceRate:
 
     @property
     def ns_per_token(self) -> float:
-        """Nanoseconds; 0 before the first pass ends."""
+        """Nanoseconds per token; 0 before the first pass ends."""
         return self._busy_ns / self._tokens if self._tokens else 0.0
 
     def pass_started(self, now: Instant) -> None:
-        """A pass does. Time counts from the first one after a rest."""
+        """Starts the measurement if no pass was in flight."""
         if self._last_end is None:
             self._last_end = now
 
     def pass_finished(self, now: Instant, tokens: int) -> None:
-        """A pass of so many tokens did."""
+        """Records the end of a pass of `tokens` tokens."""
         if self._last_end is not None:
             decay = 1 - 1 / _RATE_MEMORY_PASSES
             self._busy_ns = decay * self._busy_ns + between(self._last_end, now)
@@ -88,5 +100,5 @@ class ServiceRate:
             self._last_end = now
 
     def idle(self) -> None:
-        """Nobody waits, or nobody is there to work."""
+        """Stops the measurement: no work is pending, or no worker is ready."""
         self._last_end = None

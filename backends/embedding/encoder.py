@@ -1,8 +1,8 @@
-"""What are the vectors of these token ids? sentence-transformers, entered below its tokenizer.
+"""Computes vectors from token ids with sentence-transformers, below its tokenizer.
 
-Rule: ids are padded, masked and sent through the model's own modules, so a vector equals what
-`SentenceTransformer.encode` gives for the text, or for what it leaves of it. That is checked on probe texts
-when the model loads, because a model may depend on more than its ids (a chat template, an image).
+Ids are padded, masked and passed through the model's own modules, so a vector equals
+`SentenceTransformer.encode` of the text, or of its truncation. The loader verifies this on probe texts,
+because a model may depend on more than token ids (a chat template, an image).
 """
 
 import time
@@ -24,13 +24,13 @@ from backends.embedding.time_model import PassTime
 from backends.embedding.truncation import Truncation
 
 _PROBES = ["", "Tandem", "  Two kinds of work share one device, and neither waits for long."]
-# Of the text; the longest probe has more.
+# Tokens of text left of a truncated probe; the longest probe has more.
 _TRUNCATED_PROBE_TOKENS = 4
 _TOLERANCE = {torch.float32: 1e-4}
-_HALF_PRECISION_TOLERANCE = 3e-2  # half precision differs in the second digit with the padding alone
-# What oneDNN says when memory runs out, and says again of the same shape once there is memory.
+_HALF_PRECISION_TOLERANCE = 3e-2  # half precision differs in the second digit by the padding alone
+# oneDNN's error when memory runs out; it caches the failure and repeats it for the same shape.
 _PERMANENT_FAILURE = "could not create a primitive"
-# The CPU's allocator has no error class of its own, nor have CUDA's libraries, which allocate beside PyTorch.
+# The CPU allocator and CUDA libraries that allocate outside PyTorch raise a plain RuntimeError.
 _OUT_OF_MEMORY_MARKS = (
     *("can't allocate memory", "not enough memory", "could not create a memory", _PERMANENT_FAILURE),
     *("CUDA error: out of memory", "_STATUS_ALLOC_FAILED"),
@@ -38,28 +38,31 @@ _OUT_OF_MEMORY_MARKS = (
 
 
 class Unsupported(RuntimeError):
-    """The model cannot be served from token ids; the message says why and what to do."""
+    """The model cannot be served from token ids; the message states the reason and the remedy."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error reports exhausted memory, on a CPU or a GPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _OUT_OF_MEMORY_MARKS)
 
 
 def _lanes(device: torch.device, threads: int) -> tuple[int, int]:
-    """(passes side by side, threads each). On a CPU two passes with half the threads each do more than one
-    with all: what does not run in parallel within a pass runs beside the other."""
+    """Returns (passes computed concurrently, threads of each).
+
+    On a CPU two passes with half the threads each have more throughput than one pass with all, because the
+    serial parts of one overlap with the other.
+    """
     if device.type != "cpu" or threads < 2:
         return 1, threads
     return 2, threads // 2
 
 
 class Encoder:
-    """A loaded model and the facts that the server asks of it."""
+    """A loaded model, and the properties of it that the server needs."""
 
     def __init__(self, options: EncoderOptions) -> None:
-        # Nobody watches a worker's progress bars.
         disable_progress_bar()
         self._model = SentenceTransformer(
             options.model,
@@ -85,14 +88,15 @@ class Encoder:
 
     @property
     def device(self) -> torch.device:
+        """Device of the model."""
         return torch.device(self._model.device)
 
     def set_thread_count(self) -> None:
-        """Called by each thread that will compute."""
+        """Sets torch's thread count; called in each thread that computes."""
         torch.set_num_threads(self._lane_threads)
 
     def facts(self, batch_tokens: int) -> EncoderFacts:
-        """Measures: takes some forward passes. Raises Unsupported where the device has no room for them."""
+        """Profiles the model with some passes. Raises Unsupported if the device has no memory for them."""
         pass_time, memory = self._profile(batch_tokens)
         return EncoderFacts(
             dimension=self.dimension,
@@ -111,7 +115,7 @@ class Encoder:
         )
 
     def run_pass(self, lengths: Ids, ids: Ids) -> PassResult:
-        """`vectors` with its cost."""
+        """Computes `vectors` and measures duration and memory."""
         if self._cuda_memory is not None:
             self._cuda_memory.begin_pass()
         start = time.perf_counter_ns()
@@ -124,14 +128,14 @@ class Encoder:
         )
 
     def release(self) -> None:
-        """What the allocator keeps for later passes goes back to the device."""
+        """Returns the allocator's cached memory to the device or the system."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         elif self.device.type == "cpu":
             trim_heap()
 
     def vectors(self, lengths: Ids, ids: Ids) -> Rows:
-        """float32 [inputs, dimension]; `ids` holds all inputs one after the other."""
+        """Vectors, float32 [inputs, dimension]; `ids` is the concatenation of all inputs."""
         width = int(lengths.max())
         columns = np.arange(width)
         if self._pads_left:
@@ -152,7 +156,7 @@ class Encoder:
         return found
 
     def is_fatal(self, error: Exception) -> bool:
-        """Whether this process will go on failing: a lost CUDA context, a failure that oneDNN keeps."""
+        """Whether this process cannot compute any more: a lost CUDA context, or a cached oneDNN failure."""
         if self.device.type != "cuda":
             return _PERMANENT_FAILURE in str(error)
         try:
@@ -172,8 +176,8 @@ class Encoder:
             if not is_out_of_memory(error):
                 raise
             raise Unsupported(
-                f"a pass of {batch_tokens} tokens, or of one input of {longest}, finds no memory on "
-                f"{device}; lower batch_tokens or max_input_tokens"
+                f"a pass of {batch_tokens} tokens, or of one input of {longest}, does not fit into "
+                f"the memory of {device}; lower batch_tokens or max_input_tokens"
             ) from error
         if self._cuda_memory is not None:
             self._cuda_memory.cap_reserved()
@@ -184,17 +188,21 @@ class Encoder:
         return pass_time, prior(config, bytes_per_element=element, dimension=self.dimension)
 
     def _run_filler(self, inputs: int, length: int) -> None:
-        """Several inputs are padded by one token: without any there would be no mask either."""
+        """Runs a pass of filler tokens.
+
+        Several inputs are padded by one token, because a pass without padding has no mask and is cheaper.
+        """
         lengths = np.full(inputs, length, dtype=np.uint32)
         lengths[-1] -= inputs > 1 and length > 1
         self.vectors(lengths, np.full(lengths.sum(), min(5, self.vocabulary - 1), dtype=np.uint32))
 
     def _prompts(self) -> dict[str, str]:
-        """Raises Unsupported where a prompt's own tokens must be left out of the mean."""
+        """The model's prompts. Raises Unsupported if it excludes their tokens from pooling."""
         stated = {name: text for name, text in (self._model.prompts or {}).items() if text}
         if stated and any(getattr(module, "include_prompt", True) is False for module in self._model):
             raise Unsupported(
-                "the model pools without its prompt's tokens, which token ids do not show; serve another"
+                "the model excludes prompt tokens from pooling, but token ids do not mark them; "
+                "serve another model"
             )
         return stated
 
@@ -215,8 +223,8 @@ class Encoder:
         tokenizer = self._model.tokenizer
         if not getattr(tokenizer, "is_fast", False):
             raise Unsupported(
-                f"model {name!r}: its tokenizer has no fast form, which the server needs; "
-                "save it once with a tokenizer.json and name that folder"
+                f"model {name!r}: its tokenizer has no fast version, which the server needs; "
+                "save the model with a tokenizer.json and serve that folder"
             )
         return tokenizer
 
@@ -229,7 +237,7 @@ class Encoder:
     def _resolve_max_input_tokens(self, wanted: int | None) -> int:
         positions = getattr(self._transformer().config, "max_position_embeddings", None)
         limit = positions if isinstance(positions, int) and positions > 0 else None
-        # RoBERTa and its kin count positions from behind the padding's.
+        # In RoBERTa models the first position follows the position of the padding token.
         padding_position = getattr(getattr(self._transformer(), "embeddings", None), "padding_idx", None)
         if limit is not None and padding_position is not None:
             limit -= padding_position + 1
@@ -240,13 +248,13 @@ class Encoder:
         own = self._model.max_seq_length
         found = min((n for n in (own, limit) if n is not None), default=None)
         if found is None or found > 10**9:
-            raise Unsupported("the model states no longest input; set max_input_tokens")
+            raise Unsupported("the model states no maximum length; set max_input_tokens")
         return int(found)
 
     def _verify_against_encode(self) -> int:
-        """The dimension. Raises Unsupported where ids alone do not give what encode gives."""
+        """Returns the dimension. Raises Unsupported if token ids alone do not reproduce `encode`."""
         found = self.raw_tokenizer.encode_batch(_PROBES)
-        # The empty text has no tokens where nothing is put around it.
+        # The empty text has no tokens if the model adds no special tokens.
         probes = {text: encoded.ids for text, encoded in zip(_PROBES, found, strict=True) if encoded.ids}
         short = min(self.max_input_tokens, self._truncation.special_tokens + _TRUNCATED_PROBE_TOKENS)
         self._verify_at_length(probes, short)

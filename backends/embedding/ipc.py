@@ -1,12 +1,13 @@
-"""How do server and worker speak? Length-prefixed frames over one socket pair.
+"""Length-prefixed frames between server and embedding worker over one socket pair.
 
-A frame is a head (kind, batch number, payload bytes; little-endian) and its payload. Token ids travel
-as uint32 behind their lengths, vectors as raw float32 rows behind the nanoseconds and the peak bytes that
-they took and the bytes that the allocator keeps (0: not measured), everything else as UTF-8 text or JSON.
-The worker's first frame is READY or LOAD_FAILED. Each BATCH is answered once, by VECTORS, OUT_OF_MEMORY or
-FAILED; each PING by PONG, and so each RELEASE, when what was kept is given back; each TEXTS (a JSON list) by
-TOKENS, packed like a batch, or empty when a text has no tokens to give. A worker that a batch has broken says
-LEAVING before it answers that batch, and then ends.
+A frame is a little-endian header (kind, batch number, payload bytes) and a payload. Token ids are uint32
+after a table of their lengths. Vectors are float32 rows after the pass's nanoseconds, peak bytes and reserved
+bytes (0: not measured). All other payloads are UTF-8 text or JSON.
+
+The first frame of the worker is READY or LOAD_FAILED. Each BATCH gets one response: VECTORS, OUT_OF_MEMORY or
+FAILED. PING gets PONG; so does RELEASE, after cached memory was released. TEXTS (a JSON list) gets TOKENS,
+packed like a batch, or empty if a text cannot be tokenized. A worker that a batch has broken sends LEAVING,
+then the response to that batch, and exits.
 """
 
 import struct
@@ -25,6 +26,8 @@ _COST = struct.Struct("<QQQ")
 
 
 class FrameKind(IntEnum):
+    """Kinds of frames; the values are part of the wire format."""
+
     READY = 1
     LOAD_FAILED = 2
     BATCH = 3
@@ -48,32 +51,36 @@ REQUEST_KIND = {
     FrameKind.PONG: FrameKind.PING,
     FrameKind.TOKENS: FrameKind.TEXTS,
 }
-"""What each frame of the worker's is the answer to; LEAVING is none."""
+"""The request kind that each frame of the worker responds to; LEAVING responds to none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
+    """One message; `batch` is the number that a response repeats."""
+
     kind: FrameKind
     batch: int
     payload: bytes
 
     def pack(self) -> bytes:
+        """Serializes header and payload."""
         return HEADER.pack(self.kind, self.batch, len(self.payload)) + self.payload
 
 
 def unpack_header(head: bytes) -> tuple[FrameKind, int, int]:
-    """(kind, batch number, payload bytes). Raises ValueError for an unknown kind."""
+    """Returns (kind, batch number, payload bytes). Raises ValueError for an unknown kind."""
     kind, batch, size = HEADER.unpack(head)
     return FrameKind(kind), batch, size
 
 
 def pack_inputs(inputs: Sequence[Ids]) -> bytes:
+    """Serializes token ids, input by input."""
     count = np.array([len(inputs), *map(len, inputs)], dtype="<u4")
     return b"".join((count.tobytes(), *(ids.astype("<u4", copy=False).tobytes() for ids in inputs)))
 
 
 def unpack_inputs(payload: bytes) -> tuple[Ids, Ids]:
-    """(lengths [inputs], the ids of all inputs one after the other)."""
+    """Returns (lengths [inputs], ids of all inputs concatenated)."""
     words = np.frombuffer(payload, dtype="<u4")
     first = 1 + int(words[0])
     return words[1:first], words[first:]
@@ -81,16 +88,20 @@ def unpack_inputs(payload: bytes) -> tuple[Ids, Ids]:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
+    """Vectors of one pass, with its duration and memory."""
+
     rows: Rows
     elapsed_ns: int
     peak_bytes: int
     reserved_bytes: int = 0
 
     def pack(self) -> bytes:
+        """Serializes the payload of a VECTORS frame."""
         cost = _COST.pack(self.elapsed_ns, self.peak_bytes, self.reserved_bytes)
         return cost + self.rows.astype("<f4", copy=False).tobytes()
 
     @classmethod
     def unpack(cls, payload: bytes, dimension: int) -> "PassResult":
+        """Parses the output of `pack`; rows have `dimension` columns."""
         rows = np.frombuffer(payload, dtype="<f4", offset=_COST.size).reshape(-1, dimension)
         return cls(rows, *_COST.unpack_from(payload))

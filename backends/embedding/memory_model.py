@@ -1,9 +1,9 @@
-"""How many bytes does one embedding pass take on the device?
+"""Predicts the device bytes of one embedding pass.
 
-Rule: `base + per_token * inputs * padded_length + 4 * inputs * dimension`. `base` and `per_token` are
-measured at start-up where the peak of a pass can be read (CUDA's allocator, a Linux process's resident
-memory), and bound every point of the grid; a later pass that takes more raises them. Elsewhere they are
-a prior from the model's config, and `is_measured` says so.
+`base + per_token * inputs * padded_length + 4 * inputs * dimension`. `base` and `per_token` are profiled at
+startup where the peak of a pass can be read (CUDA's allocator, the resident memory of a Linux process), and
+bound every measured point; a later pass that takes more raises them. Elsewhere they are a prior from the
+model's config, and `is_measured` is False.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _FLOAT32_BYTES = 4
-# Live at once in an encoder layer, in hidden-size vectors a token: the residual stream, its norm,
-# query, key, value, the attention's output, its projection and one copy for a cast or a transpose.
+# Hidden-size vectors per token that are live at once in an encoder layer: residual stream, its norm, query,
+# key, value, attention output, its projection, and one copy for a cast or a transpose.
 _HIDDEN_COPIES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """Peak bytes above the idle model, seen for one pass."""
+    """Peak bytes of one pass above the idle model."""
 
     inputs: int
     padded_length: int
@@ -26,21 +26,25 @@ class MemoryPoint:
 
     @property
     def tokens(self) -> int:
+        """Padded tokens of the pass."""
         return self.inputs * self.padded_length
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingMemory:
+    """Coefficients of the memory of a pass, in bytes."""
+
     base: int
     per_token: float
     dimension: int
     is_measured: bool
 
     def pass_bytes(self, inputs: int, padded_length: int) -> int:
+        """Bytes of one pass."""
         return round(self.base + self.per_token * inputs * padded_length) + self._output_bytes(inputs)
 
     def batch_bytes(self, token_counts: Sequence[int], *, budget_tokens: int) -> int:
-        """Bytes of the largest pass that these inputs can need under the token budget."""
+        """Bytes of the largest pass that these inputs may need under the token budget."""
         if not token_counts:
             return 0
         longest, shortest = max(token_counts), min(token_counts)
@@ -49,19 +53,22 @@ class EmbeddingMemory:
         return round(self.base + self.per_token * tokens) + self._output_bytes(rows)
 
     def max_tokens(self, limit_bytes: int) -> int:
-        """Padded tokens of the largest pass within `limit_bytes`, each counted as an input of its own."""
+        """Padded tokens of the largest pass within `limit_bytes`.
+
+        Each token counts as an input of its own, which bounds the output vectors from above.
+        """
         per_token = self.per_token + _FLOAT32_BYTES * self.dimension
         return max(0, int((limit_bytes - self.base) / per_token))
 
     def raised_to_cover(self, point: MemoryPoint) -> "EmbeddingMemory":
-        """This model, or the steeper one that a pass asks for which took more."""
+        """Returns this model, with a larger `per_token` if the measured pass took more than predicted."""
         if point.peak_bytes <= self.pass_bytes(point.inputs, point.padded_length):
             return self
         over = point.peak_bytes - self.base - self._output_bytes(point.inputs)
         return replace(self, per_token=over / point.tokens)
 
     def workspace_bytes(self, *, budget_tokens: int, max_input_tokens: int) -> int:
-        """Bytes of the largest pass that the budget allows, whatever the inputs."""
+        """Bytes of the largest pass that the token budget allows for any inputs."""
         tokens = max(budget_tokens, max_input_tokens)
         return round(self.base + self.per_token * tokens) + self._output_bytes(tokens)
 
@@ -70,7 +77,10 @@ class EmbeddingMemory:
 
 
 def prior(config: Mapping[str, Any], *, bytes_per_element: int, dimension: int) -> EmbeddingMemory:
-    """From a Hugging Face config: bytes * (8 * hidden_size + intermediate_size) a token, no base."""
+    """Estimates memory from a Hugging Face config, without a base.
+
+    A token takes bytes_per_element * (8 * hidden_size + intermediate_size).
+    """
     text = config.get("text_config") or config
     hidden = int(text.get("hidden_size") or text.get("d_model") or text.get("dim") or dimension)
     inner = int(text.get("intermediate_size") or text.get("d_ff") or text.get("hidden_dim") or 4 * hidden)
@@ -79,13 +89,13 @@ def prior(config: Mapping[str, Any], *, bytes_per_element: int, dimension: int) 
 
 
 def fit_memory_model(points: Sequence[MemoryPoint], *, dimension: int) -> EmbeddingMemory:
-    """The lowest line from the smallest point up that no measured point lies above.
+    """Fits the lowest line through the smallest point that lies above all other points.
 
     Raises ValueError without two points of different size.
     """
     ordered = sorted(points, key=lambda p: (p.tokens, p.peak_bytes))
     if len(ordered) < 2 or ordered[0].tokens == ordered[-1].tokens:
-        raise ValueError(f"memory grid of {len(points)} points: needs two passes of different size")
+        raise ValueError(f"memory grid of {len(points)} points: two passes of different size are needed")
     base = ordered[0].peak_bytes
     rise = ((p.peak_bytes - _FLOAT32_BYTES * p.inputs * dimension - base) / p.tokens for p in ordered[1:])
     return EmbeddingMemory(base, max(0.0, *rise), dimension, is_measured=True)

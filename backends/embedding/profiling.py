@@ -1,8 +1,9 @@
-"""What do a loaded model's passes cost on this device? Some passes of filler, timed and weighed.
+"""Measures time and memory of passes of a loaded model at startup.
 
-Rule: sizes grow while a pass stays under half a second, so that a large model on a slow device starts
-too. On a CPU the clock is the thread's own, which other processes at the start do not slow, and memory is
-the process's resident peak, which Linux resets on request; without either, `None`.
+Pass sizes grow until one takes more than half a second, so that a large model on a slow device starts in
+reasonable time. On a CPU with one thread the clock is the thread's CPU time, which other processes do not
+distort. Memory is the allocator's peak on CUDA and the process's peak resident size on Linux; elsewhere it is
+not measured (None).
 """
 
 import ctypes
@@ -21,12 +22,20 @@ _MAX_PASS_SECONDS = 0.5
 _REPEATS = 3
 
 Compute = Callable[[int, int], object]
-"""One pass of that many inputs of that length."""
+"""Runs one pass of (inputs, tokens each)."""
 
 
 def time_points(
     compute: Compute, device: torch.device, *, longest: int, batch_tokens: int
 ) -> list[TimePoint]:
+    """Durations of passes of growing size.
+
+    Args:
+        compute: runs one pass.
+        device: device that computes.
+        longest: tokens of the longest input.
+        batch_tokens: largest pass of several inputs, in padded tokens.
+    """
     clock = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
     def seconds(inputs: int, length: int) -> float:
@@ -38,9 +47,9 @@ def time_points(
     shapes |= {(1, length) for length in (256, 1_024, 4_096) if length < longest}
     shapes |= {(1, longest), (4, longest)}
     if device.type != "cpu":
-        # A wide device shows what a token costs only when it is full.
+        # A GPU shows its cost per token only when it is fully occupied.
         shapes |= {(max(1, batch_tokens // length), length) for length in {min(64, longest), longest}}
-    # A pass of several inputs that is larger than any batch may be one that there is no memory for.
+    # A pass larger than any batch may not fit into memory.
     shapes = {(n, length) for n, length in shapes if n == 1 or n * length <= batch_tokens}
     points: list[TimePoint] = []
     seconds(1, min(8, longest))
@@ -54,7 +63,10 @@ def time_points(
 def memory_points(
     compute: Compute, device: torch.device, *, longest: int, pass_tokens: int
 ) -> list[MemoryPoint] | None:
-    """Raises torch.OutOfMemoryError when the largest pass does not fit. None where nothing tells."""
+    """Peak bytes of passes up to `pass_tokens`, or None where they cannot be measured.
+
+    Raises torch.OutOfMemoryError if the largest pass does not fit.
+    """
     lengths = sorted({min(8, longest), min(64, longest), longest})
     shapes = {(1, lengths[0]), *((max(1, pass_tokens // length), length) for length in lengths)}
     if device.type == "cuda":
@@ -68,7 +80,7 @@ def memory_points(
 
 
 def _resident_peak_bytes(compute: Compute, device: torch.device, inputs: int, length: int) -> int:
-    # What earlier passes freed would be used again without growing anything: give it back first.
+    # Memory freed by earlier passes would be reused and hide the growth, so it is returned first.
     trim_heap()
     _reset_resident_peak()
     before = _status_bytes("VmRSS")
@@ -77,13 +89,16 @@ def _resident_peak_bytes(compute: Compute, device: torch.device, inputs: int, le
 
 
 def trim_heap() -> None:
-    """Gives what was freed back to the system, where its C library can."""
+    """Returns freed heap memory to the system if the C library has `malloc_trim`."""
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 
 
 def _reset_resident_peak() -> bool:
-    """proc(5): 5 written to clear_refs. False where the system has no such file, or no malloc_trim."""
+    """Resets VmHWM by writing 5 to clear_refs (proc(5)).
+
+    False if the system has no such file, or no `malloc_trim`.
+    """
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:

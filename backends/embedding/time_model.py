@@ -1,9 +1,9 @@
-"""How long does one embedding pass take?
+"""Predicts the duration of one embedding pass.
 
-Rule: `base + per_token * tokens + per_square * tokens * padded_length`, over padded tokens: starting, the
-dense layers, attention. Fitted at start-up to a grid of measured passes, none of the three below zero,
-each point weighted by what it took, so that short passes count as much as long ones. Online, the whole
-line is scaled by a running mean of seen over predicted: a device that is shared is slower.
+`base + per_token * tokens + per_square * tokens * padded_length` over padded tokens: start cost, dense
+layers, attention. The coefficients are fitted at startup to a grid of measured passes by least squares of the
+relative error, none below zero. Online, a running mean of observed over predicted time scales the model,
+which accounts for a device that is shared with other work.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,15 @@ from itertools import combinations
 
 import numpy as np
 
-# Batches this many times as long as starting them lose 3 % of the best throughput.
+# A pass this many times as long as its start cost loses 3 % of the best throughput.
 _MIN_STARTS_PER_PASS = 32
 _MAX_SCALE_CHANGE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class TimePoint:
+    """Measured duration of one pass."""
+
     inputs: int
     padded_length: int
     seconds: float
@@ -26,27 +28,28 @@ class TimePoint:
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """Seconds."""
+    """Coefficients of the pass time, in seconds."""
 
     base: float
     per_token: float
     per_square: float
 
     def seconds(self, inputs: int, padded_length: int) -> float:
+        """Duration of a pass."""
         return self.base + inputs * self._per_input(padded_length)
 
     def max_inputs(self, padded_length: int, seconds: float) -> int:
-        """How many inputs of this length a pass of that time holds; one at least."""
+        """Inputs of this length that fit into `seconds`; at least 1."""
         each = self._per_input(padded_length)
         return max(1, int((seconds - self.base) / each)) if each > 0 else 2**31
 
     @property
     def start_tokens(self) -> int:
-        """What starting a pass costs, in tokens computed in the same time."""
+        """Cost of starting a pass, in tokens computed in the same time."""
         return round(self.base / self.per_token) if self.per_token > 0 else 0
 
     def full_speed_tokens(self, batch_tokens: int) -> int:
-        """The smallest pass of nearly full throughput; `batch_tokens` bounds it."""
+        """Smallest pass with nearly full throughput, in padded tokens; at most `batch_tokens`."""
         if self.per_token <= 0:
             return batch_tokens
         return max(1, min(batch_tokens, _MIN_STARTS_PER_PASS * self.start_tokens))
@@ -56,15 +59,15 @@ class PassTime:
 
 
 def fit_time_model(points: Sequence[TimePoint]) -> PassTime:
-    """Least relative squares. Raises ValueError without a point."""
+    """Fits `PassTime` by least relative squares. Raises ValueError without a point."""
     if not points:
-        raise ValueError("no pass was measured: a time model needs one at least")
+        raise ValueError("no pass was measured; a time model needs at least one")
     took = np.array([p.seconds for p in points])
     tokens = np.array([float(p.inputs * p.padded_length) for p in points])
     lengths = np.array([float(p.padded_length) for p in points])
     terms = np.stack([np.ones_like(took), tokens, tokens * lengths], axis=1) / took[:, None]
     best: tuple[float, tuple[float, ...]] = (float("inf"), (0.0, 0.0, 0.0))
-    # Three terms have seven subsets: the best one without a negative coefficient is the answer.
+    # Non-negative least squares over three terms: the best of seven subsets without a negative coefficient.
     for size in (1, 2, 3):
         for chosen in combinations(range(3), size):
             found, *_ = np.linalg.lstsq(terms[:, chosen], np.ones(len(took)), rcond=None)
@@ -78,7 +81,7 @@ def fit_time_model(points: Sequence[TimePoint]) -> PassTime:
 
 @dataclass(slots=True)
 class ObservedTime:
-    """`model` as measured, `scale` as seen lately over `memory` passes."""
+    """Scales the profiled `model` by the ratio observed over the last `memory` passes."""
 
     model: PassTime
     memory: int = 32
@@ -86,12 +89,15 @@ class ObservedTime:
     _observations: int = 0
 
     def seconds(self, inputs: int, padded_length: int) -> float:
+        """Duration of a pass at the current scale."""
         return self.scale * self.model.seconds(inputs, padded_length)
 
     def max_inputs(self, padded_length: int, seconds: float) -> int:
+        """Inputs of this length that fit into `seconds` at the current scale; at least 1."""
         return self.model.max_inputs(padded_length, seconds / self.scale)
 
     def observe(self, point: TimePoint) -> None:
+        """Updates the scale; one pass changes it by a bounded factor."""
         expected = self.model.seconds(point.inputs, point.padded_length)
         if expected <= 0 or point.seconds <= 0:
             return

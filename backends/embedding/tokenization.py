@@ -1,5 +1,4 @@
-"""Which texts does the worker turn into tokens now? Each question waits for its own answer, or for the
-worker's end."""
+"""Tokenizes texts in the server or in the worker, and validates token ids against the model."""
 
 import asyncio
 import json
@@ -15,16 +14,22 @@ from controlplane.core.errors import BackendDown, Refused
 
 
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text, special tokens included."""
     return [found.ids for found in tokenizer.encode_batch_fast(list(texts))]
 
 
 class PendingTokenizations:
+    """Tokenizations in flight at the worker; each waits for its response or for the worker's end."""
+
     def __init__(self) -> None:
         self._pending: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = count(1)
 
     async def tokenize(self, texts: Sequence[str], send: Callable[[Frame], None]) -> list[list[int]]:
-        """Raises BackendDown also for a text with no tokens to give."""
+        """Tokenizes `texts` in the worker; `send` transmits the request.
+
+        Raises BackendDown if the worker ends, or cannot tokenize one of the texts.
+        """
         number = next(self._numbers)
         response = self._pending[number] = asyncio.get_running_loop().create_future()
         send(Frame(FrameKind.TEXTS, number, json.dumps(list(texts)).encode()))
@@ -33,39 +38,40 @@ class PendingTokenizations:
         finally:
             del self._pending[number]
         if not payload:
-            raise BackendDown("the embedding worker could not tokenise")
+            raise BackendDown("the embedding worker failed to tokenize")
         lengths, ids = unpack_inputs(payload)
         return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
     def resolve(self, frame: Frame) -> None:
+        """Completes the tokenization that `frame` responds to, if it still waits."""
         response = self._pending.get(frame.batch)
         if response is not None and not response.done():
             response.set_result(frame.payload)
 
     def fail_all(self, reason: str) -> None:
+        """Fails all pending tokenizations with BackendDown."""
         for response in self._pending.values():
             if not response.done():
                 response.set_exception(BackendDown(reason))
 
 
-# FOLDED inputs.py:
-# Can this model embed these token ids, and what does it want before a text?
-
-
 def validate_inputs(inputs: Sequence[Sequence[int]], facts: EncoderFacts) -> list[Ids]:
-    """uint32 ids, input by input. Raises Refused."""
+    """Returns the ids as uint32 arrays, one per input.
+
+    Raises Refused if there is no input, or an input is empty, too long or has an id outside the vocabulary.
+    """
     if not inputs:
-        raise Refused("input is empty: give at least one text or token array", param="input")
+        raise Refused("input is empty; send at least one text or token array", param="input")
     return [_validate_input(position, ids, facts) for position, ids in enumerate(inputs)]
 
 
 def _validate_input(position: int, ids: Sequence[int], facts: EncoderFacts) -> Ids:
     if not len(ids):
-        raise Refused(f"input {position} has no tokens: send one at least or leave it out", param="input")
+        raise Refused(f"input {position} has no tokens; send at least one or remove the input", param="input")
     if len(ids) > facts.max_input_tokens:
         raise Refused(
             f"input {position} has {len(ids)} tokens: the model takes 1 to {facts.max_input_tokens}; "
-            "split the text",
+            "split the text or set truncate_prompt_tokens",
             param="input",
             code="context_length_exceeded",
         )
@@ -73,14 +79,14 @@ def _validate_input(position: int, ids: Sequence[int], facts: EncoderFacts) -> I
     if lowest < 0 or highest >= facts.vocabulary:
         raise Refused(
             f"input {position} has token id {lowest if lowest < 0 else highest}: the model's "
-            f"ids run from 0 to {facts.vocabulary - 1}; tokenise with its own tokenizer",
+            f"ids run from 0 to {facts.vocabulary - 1}; tokenize with its own tokenizer",
             param="input",
         )
     return np.asarray(ids, dtype=np.uint32)
 
 
 def prompt_text(name: str | None, facts: EncoderFacts) -> str:
-    """What goes before a text: the prompt of that name, or the model's default. Raises Refused."""
+    """Text of the named prompt, or of the model's default. Raises Refused for an unknown name."""
     if name is not None and name not in facts.prompts:
         known = ", ".join(sorted(facts.prompts)) or "none"
         raise Refused(

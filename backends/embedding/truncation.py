@@ -1,9 +1,8 @@
-"""What is left of a text that is too long? Its begin or its end, still between the model's special tokens.
+"""Truncates token ids at either side of the text and keeps the model's special tokens around it.
 
-Rule: as a Hugging Face tokenizer cuts under `truncation=True, max_length=limit`: what it puts before and
-after every text stays and counts, the text between gives way. So the vector of what is left is the one that
-sentence-transformers gives under that `max_seq_length`. Ids that a client made keep those of the special
-tokens that stand around them.
+The result equals that of a Hugging Face tokenizer with `truncation=True, max_length=limit`: the special
+tokens stay and count towards the limit. The vector is therefore the one that sentence-transformers computes
+under that `max_seq_length`. Of token ids sent by a client, those special tokens are kept that they contain.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ _PROBE = "a"
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """`opening` and `closing` are the ids around every text; `side` is where the tokenizer itself cuts."""
+    """Special tokens before (`opening`) and after (`closing`) every text, and the tokenizer's own `side`."""
 
     opening: tuple[int, ...] = ()
     closing: tuple[int, ...] = ()
@@ -27,19 +26,28 @@ class Truncation:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, side: TruncationSide) -> "Truncation":
-        """Raises ValueError for a tokenizer that sees nothing in a letter."""
+        """Reads the special tokens from an encoded probe text.
+
+        Raises ValueError if the tokenizer has no token for a letter.
+        """
         probe = tokenizer.encode(_PROBE)
         text = [position for position, is_special in enumerate(probe.special_tokens_mask) if not is_special]
         if not text:
-            raise ValueError(f"the tokenizer has no token for {_PROBE!r}; serve a model with another")
+            raise ValueError(
+                f"the tokenizer has no token for {_PROBE!r}; serve a model with another tokenizer"
+            )
         return cls(tuple(probe.ids[: text[0]]), tuple(probe.ids[text[-1] + 1 :]), side)
 
     @property
     def special_tokens(self) -> int:
+        """Number of special tokens around a text."""
         return len(self.opening) + len(self.closing)
 
     def truncate(self, ids: Sequence[int], limit: int, side: TruncationSide | None = None) -> Sequence[int]:
-        """At most `limit` ids. Raises Refused when none of the text would be left."""
+        """Returns at most `limit` of the ids, cut at `side` (None: the tokenizer's own side).
+
+        Raises Refused if no token of the text would remain.
+        """
         if len(ids) <= limit:
             return ids
         begin, end = len(self.opening), len(ids) - len(self.closing)
@@ -51,7 +59,7 @@ class Truncation:
         if limit <= special:
             raise Refused(
                 f"truncate_prompt_tokens={limit}: the model's {special} special tokens around a text leave "
-                f"none of it; ask for at least {special + 1}",
+                f"no room for it; set at least {special + 1}",
                 param="truncate_prompt_tokens",
             )
         length = limit - special

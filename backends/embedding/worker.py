@@ -1,9 +1,9 @@
-"""The embedding process: computes batches that arrive on a socket, one a lane at a time.
+"""Embedding process: computes batches that arrive on a socket, one per lane at a time.
 
-Rule: a thread reads frames ahead while the lanes compute, so the next batch is already here when one
-ends. Lanes are threads: torch lets go of the interpreter while it computes. The server's end of the
-socket closing, for whatever reason, ends this process at once. Signals meant for the server's process
-group are ignored: the server decides when work ends.
+A reader thread receives frames while the lanes compute, so the next batch is available when one ends. Lanes
+are threads, because torch releases the GIL while it computes. The process exits as soon as the server's end
+of the socket closes. It ignores SIGINT and SIGTERM, which also reach the server's process group: the server
+decides when work ends.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """Raises EOFError when the server is gone."""
+    """Reads exactly `size` bytes. Raises EOFError if the server closed the socket."""
     received = bytearray(size)
     view = memoryview(received)
     while view:
@@ -46,7 +46,7 @@ def _read_ahead(connection: socket.socket, frames: "SimpleQueue[Frame]", texts: 
             frame = Frame(kind, batch, _receive(connection, size))
             (texts if kind is FrameKind.TEXTS else frames).put(frame)
     except (EOFError, ConnectionError):
-        # Nobody is left to answer, so a batch in progress is not worth finishing.
+        # The server is gone, so the results of a batch in progress would be discarded.
         os._exit(0)
 
 
@@ -54,25 +54,30 @@ _AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def lower_cpu_priority() -> None:
-    """From here on this process runs only on cores that nothing else wants; whoever wakes up on such a
-    core takes it at once. That is Linux; elsewhere the lowest priority comes close."""
+    """Lets this process run only on cores that no other process wants (SCHED_IDLE on Linux).
+
+    Elsewhere it takes the lowest niceness, which comes close.
+    """
     if not hasattr(os, "SCHED_IDLE"):
         os.nice(19)
         return
-    # Linux may share each core between sessions before it shares it between threads, and a session weighs
-    # there what its threads weigh: whoever shared this one with idle threads would be kept waiting with them.
+    # Linux autogroups divide a core among sessions first, then among the threads of each. Without a session
+    # of its own, idle-class threads would lower the share of the server's session.
     os.setsid()
     with contextlib.suppress(OSError):
-        # Refused where a container mounts it read-only; then this session only weighs as much as another.
+        # Read-only in some containers; this session then has the weight of any other.
         _AUTOGROUP.write_text("19")
-    # Of each thread by itself, and inherited: torch has some already.
+    # The policy is set per thread and inherited; torch has started threads already.
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
 
 
 def _reply(encoder: "Encoder", frame: Frame) -> tuple[Frame, bool]:
-    """The reply, and whether this process can go on. The error itself goes with this call: its frames hold
-    the tensors of the pass that failed, in the way of the smaller ones after it."""
+    """Computes the response to `frame`, and whether this process can continue.
+
+    The exception is dropped with this call: its traceback holds the tensors of the failed pass, which would
+    occupy the memory that the next, smaller passes need.
+    """
     from backends.embedding.encoder import is_out_of_memory
 
     if frame.kind is FrameKind.RELEASE:
@@ -83,7 +88,7 @@ def _reply(encoder: "Encoder", frame: Frame) -> tuple[Frame, bool]:
         lengths, ids = unpack_inputs(frame.payload)
         return Frame(FrameKind.VECTORS, frame.batch, encoder.run_pass(lengths, ids).pack()), True
     except Exception as error:
-        # Whatever one batch does to the model is that batch's failure; the server narrows it down.
+        # Any exception fails only this batch; the server halves it to find the input at fault.
         kind = FrameKind.OUT_OF_MEMORY if is_out_of_memory(error) else FrameKind.FAILED
         message = f"{type(error).__name__}: {error}".encode()
         return Frame(kind, frame.batch, message), not encoder.is_fatal(error)
@@ -110,29 +115,29 @@ def _run_tokenizer(
     while True:
         frame = texts.get()
         try:
-            # One text at a time: a batch would wake a thread for every core.
+            # One text at a time: `encode_batch` would use a thread on every core.
             token_ids = [tokenizer.encode(text).ids for text in json.loads(frame.payload)]
             payload = pack_inputs([np.array(ids, dtype=np.uint32) for ids in token_ids])
         except Exception:
-            # The server tries again by itself, and then tells its caller what is wrong with the text.
+            # An empty payload reports the failure; the server then tokenizes in its own process.
             payload = b""
         with sending:
             connection.sendall(Frame(FrameKind.TOKENS, frame.batch, payload).pack())
 
 
 def _serve(connection: socket.socket, options: EncoderOptions) -> int:
-    """Returns only when the model does not load."""
+    """Runs the worker; returns, with exit status 1, only if the model does not load."""
     frames: SimpleQueue[Frame] = SimpleQueue()
     texts: SimpleQueue[Frame] = SimpleQueue()
     threading.Thread(target=_read_ahead, args=(connection, frames, texts), daemon=True).start()
     try:
-        # Imported here because it takes seconds, which the thread above already watches over.
+        # Imported late because it takes seconds, in which the reader thread already notices a closed socket.
         from backends.embedding.encoder import Encoder
 
         encoder = Encoder(options)
         ready = Frame(FrameKind.READY, 0, encoder.facts(options.batch_tokens).to_json())
     except Exception as error:
-        # Whatever keeps the model from loading is for the server to report, in one place.
+        # Any exception becomes LOAD_FAILED; the server reports it.
         message = f"{type(error).__name__}: {error}".encode()
         connection.sendall(Frame(FrameKind.LOAD_FAILED, 0, message).pack())
         return 1
@@ -149,7 +154,7 @@ def _serve(connection: socket.socket, options: EncoderOptions) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Arguments: the number of the inherited socket, the options as JSON."""
+    """Entry point; `arguments` are the number of the inherited socket and the options as JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     descriptor, options = arguments

@@ -1,8 +1,7 @@
-"""Is the worker there, and what does it say? One worker process and the socket to it.
+"""One embedding worker process and the socket that connects the server to it.
 
-Rule: the socket is the worker's life line in both directions. Its end of file is the worker's death,
-seen at once; closing it tells the worker to go. What then still runs is killed, and so is a worker that
-leaves anything unanswered for too long.
+End of file on the socket reports the worker's death immediately; closing the socket makes the worker exit. A
+worker that does not exit within a grace period, or misses a deadline of the watchdog, is killed.
 """
 
 import asyncio
@@ -24,17 +23,21 @@ _EXIT_GRACE_SECONDS = 5.0
 
 @dataclass(eq=False, slots=True)
 class Heartbeat:
-    """Wakes whoever waits for a sign of life."""
+    """Wakes the coroutines that wait for the next frame from the worker."""
 
     event: asyncio.Event = field(default_factory=asyncio.Event)
 
     def notify(self) -> None:
+        """Wakes all current waiters; later ones wait for the next call."""
         self.event.set()
         self.event = asyncio.Event()
 
 
 class WorkerLink:
-    """Opened by `open`; `close` ends the process too. `is_stalled` once it was taken for dead."""
+    """Connection to one worker process; `open` starts the process and `close` ends it.
+
+    `is_stalled` is True once the watchdog has killed the worker.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,13 @@ class WorkerLink:
     async def open(
         cls, options: EncoderOptions, *, stall_seconds: float, load_seconds: float = math.inf
     ) -> "WorkerLink":
-        """Whatever is asked of the worker may take `stall_seconds`, and loading its model `load_seconds`."""
+        """Starts a worker.
+
+        Args:
+            options: model and settings of the worker.
+            stall_seconds: deadline of every request to the worker.
+            load_seconds: deadline of loading the model, if longer.
+        """
         server_end, worker_end = socket.socketpair()
         with worker_end:
             try:
@@ -76,19 +85,21 @@ class WorkerLink:
 
     @property
     def pid(self) -> int:
+        """Process id of the worker."""
         return self._worker.pid
 
     @property
     def age_seconds(self) -> float:
+        """Seconds since the worker was started."""
         return asyncio.get_running_loop().time() - self._opened
 
     @property
     def pending_seconds(self) -> float:
-        """How long anything was asked of it. When it has loaded: what that took."""
+        """Seconds in which a response was pending; right after READY, the time that loading took."""
         return self._watchdog.counted_seconds
 
     async def receive(self) -> Frame | None:
-        """The next frame, or None when the worker is gone."""
+        """Next frame, or None if the worker is gone."""
         try:
             kind, batch, size = unpack_header(await self._reader.readexactly(HEADER.size))
             frame = Frame(kind, batch, await self._reader.readexactly(size))
@@ -99,31 +110,33 @@ class WorkerLink:
         return frame
 
     def send(self, frame: Frame, *, timeout_seconds: float = 0.0) -> None:
-        """Never waits: the caller bounds what is under way. Its answer may take `within` seconds, if that
-        is more than anything may."""
+        """Writes a frame without waiting and starts the deadline of its response.
+
+        The caller bounds the frames in flight. `timeout_seconds` extends the deadline beyond `stall_seconds`.
+        """
         self._writer.write(frame.pack())
         self._watchdog.arm(_watchdog_key(frame), timeout_seconds)
 
     @property
     def was_killed(self) -> bool:
-        """By somebody else than us; the system does that where memory runs out."""
+        """Whether another process or the kernel's OOM killer killed the worker with SIGKILL."""
         return self._worker.returncode == -signal.SIGKILL and not self._was_killed_here
 
     async def close(self) -> str:
-        """How the worker ended. May be called again."""
+        """Ends the worker and describes how it ended. Idempotent."""
         self._watchdog.end()
-        # Aborted, because a plain close would first flush to a worker that may have stopped reading.
+        # `close` would first flush to a worker that may have stopped reading.
         self._writer.transport.abort()
         status = await self._wait_for_exit()
         if status is None:
             self._kill()
             status = await self._wait_for_exit()
-        description = "it does not even heed being killed" if status is None else f"exit status {status}"
-        description += ", killed by somebody, or by the system for want of memory" if self.was_killed else ""
-        return f"it left something unanswered for too long; {description}" if self.is_stalled else description
+        description = "it does not exit even after SIGKILL" if status is None else f"exit status {status}"
+        description += ", killed by another process or by the OOM killer" if self.was_killed else ""
+        return f"no response within its deadline; {description}" if self.is_stalled else description
 
     async def _wait_for_exit(self) -> int | None:
-        """None while it is still there."""
+        """Exit status, or None if the worker still runs after the grace period."""
         with suppress(TimeoutError):
             return await asyncio.wait_for(self._worker.wait(), _EXIT_GRACE_SECONDS)
         return None
@@ -131,7 +144,7 @@ class WorkerLink:
     def _expire(self) -> None:
         self.is_stalled = True
         self._kill()
-        # Whoever listens hears the end even if the process does not heed that.
+        # `receive` then returns None even if the process does not exit.
         self._writer.transport.abort()
 
     def _kill(self) -> None:
@@ -141,13 +154,13 @@ class WorkerLink:
 
 
 def _watchdog_key(frame: Frame) -> Hashable:
-    """What its answer will settle: a RELEASE is answered like a PING."""
+    """Deadline that the response to `frame` ends; RELEASE gets the same response as PING."""
     kind = FrameKind.PING if frame.kind is FrameKind.RELEASE else frame.kind
     return kind, frame.batch
 
 
 def _environment(options: EncoderOptions) -> dict[str, str]:
-    # The worker must import what the server would, however the server's path came about.
+    # The worker must import the same modules as the server, however the server's path was set.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     if options.threads is not None:
         environment["OMP_NUM_THREADS"] = str(options.threads)

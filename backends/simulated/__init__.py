@@ -1,0 +1,1 @@
+"""Engines without a model that run in virtual time on a simulated device."""

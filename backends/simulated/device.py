@@ -1,8 +1,8 @@
-"""How do two kinds of work share one device that is not there? Step by step, on the loop's clock.
+"""Simulated device that several backends share, step by step on the event loop's clock.
 
-Rule: one task composes a step from all kinds of work, lets it last as long as the batch-time model says, and
-hands out the results. As with a real engine, the next step is composed before anybody can react to the
-last one. Meant for a virtual-time loop, where the same requests always take the same course.
+One task composes a step from all kinds of work, sleeps for the time that the batch-time model gives, and
+distributes the results. As in a real engine, the next step is composed before any client reacts to the
+previous one. On a virtual-time loop the same requests always produce the same schedule.
 """
 
 import asyncio
@@ -13,24 +13,29 @@ from backends.cost_models.step_time import BatchTime, StepLoad
 from controlplane.core.errors import BackendDown
 
 OnStep = Callable[[float, float, StepLoad], None]
-"""(start, duration, load) of every step, when it is over."""
+"""(start, duration, load) of a finished step, in seconds."""
 
 
 class Work(Protocol):
     """One kind of work on the device."""
 
     def plan(self, load: StepLoad) -> bool:
-        """Adds its part of the next step to `load`; False if it has none."""
+        """Adds its part of the next step to `load`; returns False if it has none."""
         ...
 
-    def complete(self, duration: float) -> None: ...
+    def complete(self, duration: float) -> None:
+        """Delivers the results of the planned step, which took `duration` seconds."""
+        ...
 
     def fail(self, reason: str) -> None:
-        """The device is gone; whatever was under way fails with BackendDown."""
+        """Fails all requests with BackendDown, because the device is down."""
 
 
 class SimulatedDevice:
-    """Backends made on it share its time. It runs while any of them is started."""
+    """Device whose time is shared by the backends attached to it; it runs while any of them is started.
+
+    `on_step` observes every finished step. `down` is the reason why the device is down, or None.
+    """
 
     def __init__(self, batch_time: BatchTime, *, on_step: OnStep | None = None) -> None:
         self._batch_time = batch_time
@@ -42,22 +47,26 @@ class SimulatedDevice:
         self.down: str | None = "not started"
 
     def attach(self, work: Work) -> None:
+        """Adds a kind of work; work attached first is planned first."""
         self._works.append(work)
 
     def wake(self) -> None:
+        """Ends the idle wait after work has arrived."""
         self._has_work.set()
 
     def duration(self, load: StepLoad) -> float:
+        """Seconds that a step with this load takes."""
         return self._batch_time(load)
 
     def start(self) -> None:
+        """Counts one more user and starts the device if it is stopped."""
         self._users += 1
         if self._task is None:
             self.down = None
             self._task = asyncio.create_task(self._run(), name="simulated device")
 
     async def stop(self) -> None:
-        """Raises what a step died of, if one did."""
+        """Counts one user less; stops after the last. Raises the exception that ended a step, if one did."""
         self._users -= 1
         if self._users <= 0 and self._task is not None:
             task, self._task = self._task, None
@@ -68,6 +77,7 @@ class SimulatedDevice:
                 task.result()
 
     def require_up(self) -> None:
+        """Raises BackendDown if the device is down."""
         if self.down is not None:
             raise BackendDown(f"simulated device: {self.down}")
 
@@ -81,7 +91,7 @@ class SimulatedDevice:
             while True:
                 await self._step()
         except Exception as error:
-            self._fail(f"died of {error!r}")
+            self._fail(f"failed with {error!r}")
             raise
 
     async def _step(self) -> None:
@@ -93,7 +103,9 @@ class SimulatedDevice:
             return
         duration = self._batch_time(load)
         if duration < 0:
-            raise ValueError(f"the batch-time model gives {duration} s for {load}; no step takes less than 0")
+            raise ValueError(
+                f"the batch-time model gives {duration} s for {load}; a duration must be at least 0"
+            )
         start = asyncio.get_running_loop().time()
         await asyncio.sleep(duration)
         for work in busy:

@@ -1,8 +1,7 @@
-"""How would an embedding model share a simulated device? One batch a step, earliest deadline first, who
-cannot be in time behind.
+"""Simulated embedding model on a simulated device: one batch per step, in deadline order.
 
-A batch is padded to its longest input, within the budget in bytes and what the time allows; one input alone
-is never cut. Nothing is computed: vectors are all alike.
+Calls are ordered by `on_time_first`. A batch is padded to its longest input and bounded by the budget in
+bytes and by the time limit; a single input is never split. Nothing is computed: all vectors are equal.
 """
 
 import asyncio
@@ -25,7 +24,10 @@ from controlplane.core.request import Request
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """`inputs_left` inputs of so many `tokens` are to be computed still; `lengths` holds those in no batch yet."""
+    """A call; `lengths` are its inputs in no batch yet.
+
+    `inputs_left` and `tokens` count the inputs that are not computed yet.
+    """
 
     lengths: list[int]
     inputs_left: int
@@ -35,7 +37,11 @@ class _Call:
 
 
 class SimulatedEmbedder:
-    """An `Embedder`."""
+    """`Embedder` on a `SimulatedDevice`.
+
+    `room` returns the bytes that the device really has for a batch. A batch that takes more runs out of
+    memory: its step is lost and it is retried at half the size.
+    """
 
     def __init__(
         self,
@@ -49,12 +55,14 @@ class SimulatedEmbedder:
         max_running: int = 256,
         room: Callable[[], int] | None = None,
     ) -> None:
-        """`room` is what the device really has left for a batch: one that takes more fails, is lost for the
-        step, and is tried again at half the size."""
+        """Attaches the embedder to `device`; `room` simulates a shortage of memory.
+
+        Raises ValueError if an input of `max_input_tokens` does not fit a batch.
+        """
         if batch_tokens < max_input_tokens:
             raise ValueError(
-                f"batch_tokens={batch_tokens}: an input of max_input_tokens={max_input_tokens} must fit a "
-                "batch; raise it"
+                f"batch_tokens={batch_tokens}: a batch must fit an input of max_input_tokens="
+                f"{max_input_tokens}; raise batch_tokens"
             )
         self.model = model
         self.dimension = dimension
@@ -82,31 +90,38 @@ class SimulatedEmbedder:
 
     @property
     def is_computing(self) -> bool:
+        """Whether the current step has an embedding batch."""
         return bool(self._batch)
 
     def tokens_left(self, request_id: str) -> int | None:
+        """Tokens of the request that are not computed yet; None for an unknown request."""
         call = self._calls.get(request_id)
         return None if call is None else call.tokens
 
     @property
     def workspace_bytes(self) -> int:
+        """Bytes of the largest batch."""
         return self._batch_tokens * self._bytes_per_token
 
     async def start(self) -> None:
+        """Starts the device if it is stopped."""
         self._device.start()
 
     async def stop(self) -> None:
+        """Stops the device if no other backend uses it."""
         await self._device.stop()
 
     async def check(self) -> None:
+        """Raises BackendDown if the device is down."""
         self._device.require_up()
 
     def set_budget_bytes(self, budget_bytes: int) -> None:
+        """Sets the bytes of a batch, from the next one on."""
         self.budget_bytes = budget_bytes
         self._device.wake()
 
     def batch_time(self, token_counts: Sequence[int]) -> Duration:
-        """Longest first, with the device to themselves."""
+        """Time of these inputs, longest first, on an otherwise idle device."""
         ordered, took = sorted(token_counts, reverse=True), 0.0
         while ordered:
             inputs = max(1, self._batch_budget_tokens() // ordered[0])
@@ -115,15 +130,18 @@ class SimulatedEmbedder:
         return seconds(took)
 
     async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
+        """One token per UTF-8 byte."""
         await self.check()
         return [list(text.encode()) for text in texts]
 
     def truncate(
         self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None
     ) -> Sequence[int]:
+        """Cuts `token_ids` to `limit`."""
         return Truncation().truncate(token_ids, limit, side)
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
+        """Largest number of bytes that these inputs take while they are computed."""
         longest = max(token_counts, default=0)
         padded = len(token_counts) * longest
         return min(padded, max(longest, self._batch_budget_tokens())) * self._bytes_per_token
@@ -131,8 +149,9 @@ class SimulatedEmbedder:
     async def embed(
         self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
     ) -> Vectors:
+        """Returns equal unit vectors once all inputs were in a batch."""
         self._device.require_up()
-        # Longest first, so that what shares a batch is of like length; taken from the end.
+        # Sorted so that a batch holds inputs of similar length; taken from the end, longest first.
         lengths = sorted(len(ids) for ids in inputs)
         key, done = deadline_key(deadline, next(self._serial)), asyncio.get_running_loop().create_future()
         call = _Call(lengths, len(lengths), sum(lengths), key, done)
@@ -148,6 +167,7 @@ class SimulatedEmbedder:
         return np.full((len(inputs), self.dimension), self.dimension**-0.5, dtype=np.float32)
 
     def plan(self, load: StepLoad) -> bool:
+        """Adds the next batch to `load`."""
         longest, budget = 0, self._batch_budget_tokens()
         limit = None if self.batch_limit is None else self.batch_limit()
         llm_seconds = self._device.duration(load) if load.has_llm and limit is not None else 0.0
@@ -175,18 +195,18 @@ class SimulatedEmbedder:
             )
         if self._batch:
             self._rate.pass_started(now)
-        # By itself it is the whole step that is lost: nothing else would bring the next one about.
+        # Without LLM work a failed batch must still take a step, or the device would go idle and never retry.
         is_step = bool(self._batch) or (has_failed and attempted > 0 and not load.has_llm)
         load.inputs, load.length = (attempted, longest) if is_step else (0, 0)
         return is_step
 
     @property
     def pass_bytes(self) -> int:
-        """Of the batch under way."""
+        """Bytes of the current batch."""
         return self._padded * self._bytes_per_token
 
     def _requeue_batch(self) -> None:
-        """Out of memory: all go back to the queue."""
+        """Handles out of memory: halves the bound and returns all inputs to their calls."""
         self.out_of_memory += 1
         self._oom_limit_tokens = max(1, self._padded // 2)
         for call, length in reversed(self._batch):
@@ -199,12 +219,13 @@ class SimulatedEmbedder:
         return min(self._batch_tokens, self._oom_limit_tokens, self.budget_bytes // self._bytes_per_token)
 
     def _fits(self, step: StepLoad, llm_seconds: float, budget: int, limit: Duration | None) -> bool:
-        """`limit` is what the batch may add to the `alone` seconds of the step beside it."""
+        """Whether the batch fits the token budget and adds at most `limit` to the LLM's part of the step."""
         if step.inputs * step.length > budget:
             return False
         return limit is None or self._device.duration(step) - llm_seconds <= to_seconds(limit)
 
     def complete(self, duration: float) -> None:
+        """Completes the calls whose last input was in the batch."""
         for call, length in self._batch:
             call.inputs_left -= 1
             call.tokens -= length
@@ -218,6 +239,7 @@ class SimulatedEmbedder:
             self.on_pass(EmbeddingPass(len(self._batch), tokens, self._padded, seconds(duration)))
 
     def fail(self, reason: str) -> None:
+        """Fails all calls with BackendDown."""
         self._queue.clear()
         for call in self._calls.values():
             if not call.done.done():

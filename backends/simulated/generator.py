@@ -1,7 +1,8 @@
-"""What would the gate do with an LLM on hardware that is not here? One on a simulated device.
+"""Simulated LLM on a simulated device.
 
-Rule: requests queue in front of a `SimulatedDevice`, which gives each of its steps to all kinds of work. The
-LLM batches as `simulated_engine` says, with blocks of KV cache. Nothing is computed: tokens are all alike.
+Requests queue in front of a `SimulatedDevice`, which gives each of its steps to all kinds of work.
+`SimulatedScheduler` forms the LLM's batches over blocks of KV cache. Nothing is computed: all tokens are
+equal.
 """
 
 import asyncio
@@ -25,12 +26,12 @@ from controlplane.core.request import Request
 _TOKEN = 0
 _TEXT = "w "
 _EXTRA_QUEUED = 64
-"""Requests in the engine's own queue that an unlimited pool has room for."""
+"""Requests waiting in the engine that an unlimited pool also has room for."""
 
 
 @dataclass(eq=False, slots=True)
 class _Sample(EngineSequence):
-    """`generation` is set when it joins one; `capped` if max_tokens, not the generation's own end, stops it."""
+    """One sequence of a generation; `is_capped` if max_tokens rather than an end of sequence stops it."""
 
     index: int = 0
     is_capped: bool = False
@@ -39,21 +40,25 @@ class _Sample(EngineSequence):
 
 @dataclass(eq=False, slots=True)
 class _Generation:
+    """The samples of one request and the deltas not yet read by its stream."""
+
     samples: list[_Sample]
     deltas: deque[Delta] = field(default_factory=deque)
     waiter: asyncio.Future[None] | None = None
     down_reason: str | None = None
 
     def push(self, delta: Delta) -> None:
+        """Adds a delta and wakes the stream."""
         self.deltas.append(delta)
         self.wake()
 
     def wake(self) -> None:
+        """Wakes the stream."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
     async def wait_for_delta(self) -> None:
-        """Returns when there are deltas. Raises BackendDown."""
+        """Returns when a delta is available. Raises BackendDown if the device is down."""
         if not self.deltas and self.down_reason is None:
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
@@ -62,10 +67,19 @@ class _Generation:
 
 
 class SimulatedGenerator:
-    """A `Generator`. `lengths` gives the true length of a request's generation, which nobody else sees.
+    """`Generator` on a `SimulatedDevice`.
 
-    `kv_bytes` None puts no limit on memory in the engine; the gate is told of a pool that all fit in.
-    One that `orders` keeps to a quota and says what each request holds; its order stays first come.
+    Args:
+        device: shared device.
+        geometry: size of blocks and tokens of the KV cache.
+        lengths: true output length of a request, which the gate does not see.
+        kv_bytes: KV cache; None for no limit in the engine, the gate then sees a pool in which all requests
+            fit.
+        model: name.
+        max_model_tokens: longest sequence.
+        max_running: sequences in a batch.
+        step_tokens: tokens in a step (chunked prefill).
+        orders: enforce a quota and report the bytes of each request; the order stays FCFS.
     """
 
     def __init__(
@@ -84,8 +98,9 @@ class SimulatedGenerator:
         blocks = None if kv_bytes is None else kv_bytes // geometry.bytes_per_block
         if blocks is not None and blocks < geometry.blocks(max_model_tokens):
             raise ValueError(
-                f"kv_bytes={kv_bytes}: {blocks} blocks, but one of max_model_tokens={max_model_tokens} "
-                f"takes {geometry.blocks(max_model_tokens)} and would never finish; change one of them"
+                f"kv_bytes={kv_bytes}: {blocks} blocks, but a sequence of "
+                f"max_model_tokens={max_model_tokens} takes {geometry.blocks(max_model_tokens)} and would "
+                "never finish; change either"
             )
         ample = geometry.bytes(max_model_tokens) * 2 * (max_running + _EXTRA_QUEUED)
         self.model = model
@@ -114,19 +129,24 @@ class SimulatedGenerator:
         device.attach(self)
 
     async def start(self) -> None:
+        """Starts the device if it is stopped."""
         self._device.start()
 
     async def stop(self) -> None:
+        """Stops the device if no other backend uses it."""
         await self._device.stop()
 
     async def check(self) -> None:
+        """Raises BackendDown if the device is down."""
         self._device.require_up()
 
     async def tokenize(self, text: str) -> list[int]:
+        """One token per UTF-8 byte."""
         await self.check()
         return list(text.encode())
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
+        """Concatenates the contents of the messages."""
         await self.check()
         return list("".join(str(message.get("content") or "") for message in prompt.messages).encode())
 
@@ -139,14 +159,15 @@ class SimulatedGenerator:
         *,
         standing: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
+        """Streams one delta per token and sample. Raises Refused if prompt and output do not fit."""
         self._device.require_up()
         if sampling.max_tokens < 1 or len(prompt) + sampling.max_tokens > self.max_model_tokens:
             raise Refused(
-                f"{len(prompt)} prompt tokens and {sampling.max_tokens} to come: the simulated model "
+                f"{len(prompt)} prompt tokens and max_tokens={sampling.max_tokens}: the simulated model "
                 f"generates at least 1 and holds {self.max_model_tokens}; change prompt or max_tokens",
                 param="max_tokens",
             )
-        # A resumed request brings its output so far as prompt.
+        # A resumed request has its previous output in the prompt.
         left = self._lengths(request) - (len(prompt) - request.prompt_tokens)
         output = max(1, min(left, sampling.max_tokens))
         is_capped = left >= sampling.max_tokens
@@ -170,6 +191,7 @@ class SimulatedGenerator:
             self._generations.pop(request.id, None)
 
     async def preempt(self, request_id: str) -> None:
+        """Removes the request from the engine and ends its stream with `preempted`."""
         generation = self._generations.get(request_id)
         if generation is None:
             return
@@ -179,24 +201,27 @@ class SimulatedGenerator:
             generation.push(Delta(sample.index, "", (), finish_reason="preempted"))
 
     async def set_quota(self, quota_bytes: int) -> None:
+        """Sets the quota, from the next step on. Raises Refused outside one block to `kv_bytes`."""
         blocks = quota_bytes // self.geometry.bytes_per_block
         if not self.orders or self._blocks is None:
-            raise Refused(f"{self.model!r} keeps to no quota; make it with kv_bytes and orders=True")
+            raise Refused(f"{self.model!r} enforces no quota; create it with kv_bytes and orders=True")
         if not 1 <= blocks <= self._blocks:
-            raise Refused(f"quota of {quota_bytes} bytes: from one block to {self.kv_bytes}")
+            raise Refused(f"quota of {quota_bytes} bytes: choose one block to {self.kv_bytes} bytes")
         self._engine.set_quota(blocks)
         self._device.wake()
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:
-        raise Refused(f"{self.model!r} serves first come only; it has no options")
+        """Raises Refused: the simulated scheduler has no options."""
+        raise Refused(f"{self.model!r} schedules FCFS only and has no options; remove them")
 
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
-        pass
+        """Does nothing: the simulated scheduler uses no forecast."""
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        pass
+        """Does nothing: the device itself shares its steps."""
 
     def state(self) -> EngineState:
+        """Memory, queues and preemptions now. Raises BackendDown if the device is down."""
         self._device.require_up()
         size, engine = self.geometry.bytes_per_block, self._engine
         held = {
@@ -219,35 +244,38 @@ class SimulatedGenerator:
 
     @property
     def step_bytes(self) -> int:
-        """Of all blocks in use in the step that was planned last."""
+        """Bytes of all blocks in use in the step planned last."""
         return (self._engine.quota - self._engine.free_blocks) * self.geometry.bytes_per_block
 
     def plan(self, load: StepLoad) -> bool:
+        """Adds the LLM's next batch to `load`."""
         has_work = self._engine.plan(load)
         self._step_counts = (load.prefill_tokens, load.decodes, load.cells)
         return has_work
 
     def complete(self, duration: float) -> None:
+        """Delivers the tokens of the planned step."""
         if self.on_step is not None:
             self.on_step(EngineStep(*self._step_counts, seconds(duration)))
         for sample in self._engine.complete():
             sample.generation.push(self._token(sample.index) if not sample.is_gone else _final_delta(sample))
 
     def fail(self, reason: str) -> None:
+        """Fails all generations with BackendDown."""
         for generation in self._generations.values():
             self._remove(generation)
             generation.down_reason = reason
             generation.wake()
 
     def _remove(self, generation: _Generation) -> list[_Sample]:
-        """Takes what has not ended out of the engine."""
+        """Removes the unfinished samples from the engine and returns them."""
         left = [sample for sample in generation.samples if not sample.is_gone]
         for sample in left:
             self._engine.remove(sample)
         return left
 
     def _token(self, index: int) -> Delta:
-        # All alike, so one serves for all: making each would cost more than the rest of a step.
+        # Shared between requests: creating a delta per token would cost more than the rest of a step.
         if index not in self._tokens:
             self._tokens[index] = Delta(index, _TEXT, (_TOKEN,))
         return self._tokens[index]

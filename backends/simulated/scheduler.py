@@ -1,10 +1,12 @@
-"""Which tokens does an LLM engine compute in its next step? Continuous batching over blocks of KV cache.
+"""Simulated continuous batching over blocks of KV cache, as in stock vLLM.
 
-Rule, as stock vLLM: all that run get their next tokens first, in the order they joined, prompts in
-chunks within the step's token budget; where blocks run out the last of them is preempted, gives up all its
-blocks and will recompute. If nobody was preempted, those that wait join in order while blocks, budget and
-slots last. A step that completes a sequence's known tokens yields sequence more. No prefix is reused. No clock,
-no waiting: the caller lets the step last, then calls `complete`.
+Running sequences get their next tokens first, in the order in which they started, prompts in chunks within
+the token budget of the step. If blocks run out, the sequence that started last is preempted: it loses all its
+blocks and will recompute. If none was preempted, waiting sequences start in order while blocks, budget and
+slots last. A step that computes the last known token of a sequence produces one more. There is no prefix
+caching.
+
+The scheduler has no clock: the caller lets the step take its time, then calls `complete`.
 """
 
 from collections import deque
@@ -16,8 +18,11 @@ from backends.cost_models.step_time import StepLoad
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """`total` tokens are known, the first `computed` of them are in the cache, `produced` are output;
-    it ends after `output`."""
+    """One sequence; it ends after `output` tokens.
+
+    `total` tokens are known, of which the first `computed` are in the KV cache; `produced` of them are
+    output.
+    """
 
     prompt: int
     output: int
@@ -36,14 +41,17 @@ S = TypeVar("S", bound=Sequence)
 
 
 class SimulatedScheduler(Generic[S]):
-    """`running` and `waiting` may be reordered between steps: the last of `running` is preempted first, the
-    first of `waiting` joins first. `blocks` is None without a memory limit."""
+    """Scheduler whose queues may be reordered between steps.
+
+    The last of `running` is preempted first; the first of `waiting` starts first. `blocks` None means no
+    memory limit.
+    """
 
     def __init__(self, *, blocks: int | None, block_tokens: int, max_running: int, step_tokens: int) -> None:
         if min(block_tokens, max_running, step_tokens) < 1:
             raise ValueError(
                 f"block_tokens={block_tokens}, max_running={max_running}, step_tokens={step_tokens}: "
-                "each is at least 1"
+                "each must be at least 1"
             )
         self.waiting: deque[S] = deque()
         self.running: list[S] = []
@@ -58,7 +66,7 @@ class SimulatedScheduler(Generic[S]):
         self._chunks: list[int] = []
 
     def set_quota(self, blocks: int) -> None:
-        """In force from the next step on."""
+        """Sets the blocks, from the next step on."""
         self.free_blocks += blocks - self.quota
         self.quota = blocks
 
@@ -74,11 +82,11 @@ class SimulatedScheduler(Generic[S]):
         return bool(self._batch)
 
     def _advance_running(self, budget: int, load: StepLoad) -> int:
-        """What is left of the budget."""
+        """Schedules running sequences and returns the rest of the token budget."""
         block, running, at = self.block_tokens, self.running, 0
         batch, chunks = self._batch, self._chunks
         decodes = cells = 0
-        # Preemption shortens `running` from its end, beyond `at` or at it.
+        # Preemption removes sequences from the end of `running`, at index `at` or after it.
         while at < len(running) and budget > 0:
             sequence = running[at]
             start = sequence.computed
@@ -106,7 +114,7 @@ class SimulatedScheduler(Generic[S]):
         return budget
 
     def _free_blocks_for(self, sequence: S, needed: int) -> bool:
-        """False if `sequence` was itself the last to be preempted."""
+        """Preempts until `needed` blocks are free; False if that preempted `sequence` itself."""
         while self.free_blocks < needed:
             victim = self.running[-1]
             self.preempt(victim)
@@ -132,7 +140,7 @@ class SimulatedScheduler(Generic[S]):
             self._chunks.append(chunk)
 
     def preempt(self, victim: S) -> None:
-        """Back to the head of those that wait, without its blocks."""
+        """Moves `victim` to the head of the waiting queue and frees its blocks."""
         self.running.remove(victim)
         self.recompute_tokens += victim.computed
         self._release(victim)
@@ -141,7 +149,7 @@ class SimulatedScheduler(Generic[S]):
         self.waiting.appendleft(victim)
 
     def remove(self, sequence: S) -> None:
-        """Gone, whatever it was doing; a step under way counts nothing for it."""
+        """Removes a sequence; a step in flight produces no token for it."""
         sequence.is_gone = True
         if sequence in self.waiting:
             self.waiting.remove(sequence)
@@ -155,7 +163,10 @@ class SimulatedScheduler(Generic[S]):
         sequence.computed = 0
 
     def complete(self) -> list[S]:
-        """The planned step is over. Returns those that got a token; `produced == output` has left."""
+        """Ends the planned step and returns the sequences that got a token.
+
+        A sequence with `produced == output` has been removed.
+        """
         emitted: list[S] = []
         has_ended = False
         for sequence, chunk in zip(self._batch, self._chunks, strict=True):

@@ -1,0 +1,1 @@
+"""Scripted engines for tests of the gate and of policies."""

@@ -1,9 +1,8 @@
-"""What would the gate do with an engine that behaves just so? The only test double: engines that a test
-scripts.
+"""Scripted engines: test doubles of `Generator` and `Embedder` that follow a `Script` per request.
 
-Rule: a request follows the next `Script` of `upcoming`, or `default`. It advances by the loop's clock
-(durations in seconds, zero for at once), or, in an engine made with `is_stepped`, by `allow` alone.
-A token is a byte of UTF-8. Everything asked is kept in `runs`, with how it ended.
+A request follows the next script of `upcoming`, or `default`. It advances on the event loop's clock
+(durations in seconds; zero for at once) or, in an engine with `is_stepped`, only by `allow`. A token is a
+UTF-8 byte. `runs` records every request and how it ended.
 """
 
 import asyncio
@@ -30,9 +29,12 @@ _GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens
 
 
 class ScriptedGenerator(ScriptedEngine):
-    """A `Generator`. The first token takes `prefill_seconds` and as much a prompt token, each other
-    `token_seconds`. One that `orders` takes every order, keeps it for the test to see, and obeys none; what a
-    test sets as `on_order` comes first, and may raise or never end."""
+    """A `Generator` that produces scripted tokens.
+
+    The first token takes `prefill_seconds` plus `prompt_token_seconds` for each prompt token, each other
+    token `token_seconds`. With `orders` the engine accepts quota and options and records them for the test,
+    without effect. The coroutine `on_order` runs before each of them and may raise or never return.
+    """
 
     def __init__(
         self,
@@ -68,15 +70,18 @@ class ScriptedGenerator(ScriptedEngine):
         self._preemptions = 0
 
     async def start(self) -> None:
+        """Starts the engine with its whole KV cache as quota."""
         await super().start()
-        # A new engine knows of no quota.
+        # A restarted engine has lost its quota.
         self.quota_bytes = self.kv_bytes
 
     async def tokenize(self, text: str) -> list[int]:
+        """One token per UTF-8 byte."""
         await self.check()
         return list(text.encode())
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
+        """Concatenates the texts of the messages. Raises Refused for other content."""
         await self.check()
         return list("".join(_content(message) for message in prompt.messages).encode())
 
@@ -89,12 +94,13 @@ class ScriptedGenerator(ScriptedEngine):
         *,
         standing: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
+        """Streams the scripted output. Raises what the script says."""
         run = ScriptedRun(request, self._next_script(), sampling, tuple(prompt), chat, standing)
         if run.script.refuses is not None:
             raise Refused(run.script.refuses)
         if len(prompt) + sampling.max_tokens > self.max_model_tokens:
             raise Refused(
-                f"{len(prompt)} prompt tokens and {sampling.max_tokens} to come: the model holds "
+                f"{len(prompt)} prompt tokens and max_tokens={sampling.max_tokens}: the model holds "
                 f"{self.max_model_tokens}; shorten the prompt or lower max_tokens",
                 param="max_tokens",
                 code="context_length_exceeded",
@@ -106,6 +112,7 @@ class ScriptedGenerator(ScriptedEngine):
                     yield delta
 
     async def preempt(self, request_id: str) -> None:
+        """Ends the stream with `preempted` and waits until it has ended."""
         for run in self.live:
             if run.request.id == request_id:
                 self._preemptions += 1
@@ -114,30 +121,37 @@ class ScriptedGenerator(ScriptedEngine):
                 await run.ended.wait()
 
     async def set_quota(self, quota_bytes: int) -> None:
+        """Records a quota. Raises Refused outside one block to `kv_bytes`."""
         await self._accept_order()
         if not self.geometry.bytes_per_block <= quota_bytes <= self.kv_bytes:
-            raise Refused(f"quota of {quota_bytes} bytes: from one block to {self.kv_bytes}")
+            raise Refused(f"quota of {quota_bytes} bytes: choose one block to {self.kv_bytes} bytes")
         self.quota_bytes = quota_bytes
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:
+        """Records changed options."""
         await self._accept_order()
         self.options |= changes
 
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
+        """Records a forecast."""
         if self.orders:
             self.forecasts[request_id] = forecast
 
     def set_device_contention(self, *, is_shared: bool) -> None:
+        """Records whether the device is shared."""
         self.is_sharing = is_shared
 
     async def _accept_order(self) -> None:
         if not self.orders:
-            raise Refused(f"scripted engine {self.model!r} does not order; make it with orders=True")
+            raise Refused(
+                f"scripted engine {self.model!r} takes no quota or options; create it with orders=True"
+            )
         if self.on_order is not None:
             await self.on_order()
         await self.check()
 
     def state(self) -> EngineState:
+        """Memory and queues that follow from the live runs. Raises BackendDown if the engine is down."""
         if self._down is not None:
             raise BackendDown(f"scripted engine {self.model!r}: {self._down}")
         running = self.live[: self.max_running]
@@ -212,13 +226,16 @@ def _content(message: Mapping[str, Any]) -> str:
         return content
     texts = [part["text"] for part in content if part.get("type") == "text"]
     if len(texts) != len(content):
-        raise Refused("the scripted model reads text only; leave out the other parts", param="messages")
+        raise Refused("the scripted model accepts text only; remove the other parts", param="messages")
     return "".join(texts)
 
 
 class ScriptedEmbedder(ScriptedEngine):
-    """An `Embedder`. A call is one step of `call_seconds` and `token_seconds` a token. Vectors follow
-    from the token ids alone and have unit length."""
+    """An `Embedder` with scripted failures.
+
+    A call is one step of `call_seconds` plus `token_seconds` for each token. Vectors depend on the token ids
+    only and have unit length.
+    """
 
     def __init__(
         self,
@@ -253,41 +270,52 @@ class ScriptedEmbedder(ScriptedEngine):
 
     @property
     def is_computing(self) -> bool:
+        """Whether a call is in progress."""
         return bool(self.live)
 
     def tokens_left(self, request_id: str) -> int | None:
+        """Tokens of a live request; None for an unknown one."""
         run = next((run for run in self.live if run.request.id == request_id), None)
         return None if run is None else sum(map(len, run.inputs))
 
     @property
     def workspace_bytes(self) -> int:
+        """Bytes of the largest batch."""
         return max(self._batch_tokens, self.max_input_tokens) * self._bytes_per_token
 
     def set_budget_bytes(self, budget_bytes: int) -> None:
+        """Records a budget."""
         self.budget_bytes = budget_bytes
 
     def truncate(
         self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None
     ) -> Sequence[int]:
+        """Cuts `token_ids` to `limit`."""
         return Truncation().truncate(token_ids, limit, side)
 
     def batch_time(self, token_counts: Sequence[int]) -> Duration:
+        """Time of one call with these inputs."""
         return seconds(self._call_seconds + self._token_seconds * sum(token_counts))
 
     async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
+        """One token per UTF-8 byte. Raises Refused for an unknown prompt."""
         await self.check()
         if prompt is not None and prompt not in self.prompts:
-            raise Refused(f"prompt_name={prompt!r}: no such prompt", param="prompt_name")
+            raise Refused(
+                f"prompt_name={prompt!r}: unknown prompt; choose one of `prompts`", param="prompt_name"
+            )
         prefix = "" if prompt is None else self.prompts[prompt]
         return [list((prefix + text).encode()) for text in texts]
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
+        """Largest number of bytes that these inputs take while they are computed."""
         padded = len(token_counts) * max(token_counts, default=0)
         return min(padded, max(self._batch_tokens, self.max_input_tokens)) * self._bytes_per_token
 
     async def embed(
         self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
     ) -> Vectors:
+        """Returns vectors after one step. Raises what the script says."""
         run = ScriptedRun(request, self._next_script(), inputs=tuple(map(tuple, inputs)), deadline=deadline)
         if run.script.refuses is not None:
             raise Refused(run.script.refuses)

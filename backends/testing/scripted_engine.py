@@ -1,4 +1,4 @@
-"""How does a scripted engine live and step? What both kinds of the test double have in common."""
+"""Life cycle, stepping and records that both scripted engines share."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,12 @@ from controlplane.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """`tokens` is the answer's length (None: as long as `max_tokens` lets it be); `words` are its pieces
-    of text, one a token, repeated as needed; `thoughts` come before them, a token each, as reasoning.
-    `fails_at` and `dies_at` count the tokens before the end: the request's own, or the engine's."""
+    """Course of one request.
+
+    `tokens` is the output length (None: `max_tokens`). `words` are the texts of its tokens, repeated as
+    needed; `thoughts` precede them as reasoning, one token each. `fails_at` and `dies_at` are the number of
+    tokens after which the request, or the whole engine, fails. `refuses` is the message of a Refused error.
+    """
 
     tokens: int | None = None
     words: tuple[str, ...] = ("word ",)
@@ -34,8 +37,10 @@ ANSWER = Script()
 
 @dataclass(eq=False, slots=True)
 class ScriptedRun:
-    """One request as the engine saw it. `end` is "finished", "aborted", "preempted", "failed", "died"
-    or, while it runs, None."""
+    """One request as the engine saw it.
+
+    `end` is "finished", "aborted", "preempted", "failed" or "died"; None while it runs.
+    """
 
     request: Request
     script: Script
@@ -54,7 +59,7 @@ class ScriptedRun:
 
 
 class ScriptedEngine:
-    """Liveness, steps and records, for both kinds."""
+    """State and stepping common to the scripted generator and embedder."""
 
     def __init__(self, *, model: str, max_running: int, is_stepped: bool, default: Script) -> None:
         self.model = model
@@ -70,45 +75,48 @@ class ScriptedEngine:
         self.on_start: Callable[[], Awaitable[None]] | None = None
 
     async def start(self) -> None:
-        """Also brings a dead engine back. What a test sets as `on_start` comes first, and may never end."""
+        """Starts or restarts the engine; the test's `on_start` runs first and may never return."""
         if self.on_start is not None:
             await self.on_start()
         self._down = None
 
     async def stop(self) -> None:
+        """Stops the engine and fails live runs."""
         self.die("stopped")
 
     async def check(self) -> None:
+        """Raises BackendDown if the engine is down."""
         if self._down is not None:
             raise BackendDown(f"scripted engine {self.model!r}: {self._down}")
 
     def die(self, reason: str = "died") -> None:
-        """Whatever runs fails with BackendDown; so does all else until `start`."""
+        """Fails live runs, and all calls until `start`, with BackendDown."""
         self._down = reason
         for run in self.live:
             run.wake.set()
 
     def allow(self, steps: int = 1, *, request_id: str | None = None) -> None:
-        """Lets one running request, or all of them, take that many steps more."""
+        """Lets one live run, or all of them, take `steps` more steps."""
         if not self._is_stepped:
-            raise RuntimeError("this engine follows the clock; make it with is_stepped=True to step it")
+            raise RuntimeError("this engine follows the clock; create it with is_stepped=True to step it")
         for run in self.live:
             if request_id in (None, run.request.id):
                 run.allowed += steps
                 run.wake.set()
 
     async def until_runs(self, count: int) -> None:
-        """Returns when so many requests have ever begun."""
+        """Returns once `count` requests have begun since the engine was created."""
         async with self._arrived:
             await self._arrived.wait_for(lambda: len(self.runs) >= count)
 
     @property
     def live(self) -> list[ScriptedRun]:
+        """Runs that have not ended."""
         return [run for run in self.runs if run.end is None]
 
     @property
     def aborted(self) -> list[str]:
-        """Ids of requests whose client left."""
+        """Ids of requests that the client cancelled."""
         return [run.request.id for run in self.runs if run.end == "aborted"]
 
     async def _begin(self, run: ScriptedRun) -> None:
@@ -121,7 +129,7 @@ class ScriptedEngine:
         return self.upcoming.popleft() if self.upcoming else self.default
 
     async def _advance(self, run: ScriptedRun, duration: float) -> None:
-        """Returns when one step is over, or at once when the run is preempted."""
+        """Returns when one step is over, or at once if the run is preempted."""
         if self._is_stepped:
             while not (run.allowed or run.is_preempted or self._down):
                 run.wake.clear()
@@ -129,7 +137,7 @@ class ScriptedEngine:
             run.allowed -= run.allowed > 0
         elif duration > 0:
             run.wake.clear()
-            # Death and preemption end a step early; otherwise it takes its time.
+            # Death and preemption set `wake` and end the step early.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(duration):
                     await run.wake.wait()
@@ -145,7 +153,7 @@ class ScriptedEngine:
     @staticmethod
     @contextlib.contextmanager
     def _ending(run: ScriptedRun) -> Iterator[None]:
-        """How it is left is how the run ended."""
+        """Records how the run ended, from how the block is left."""
         end = "aborted"
         try:
             yield

@@ -125,5 +125,5 @@ def test_absence_is_said_with_the_remedy(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"no segment .*tandem.*or use static"):
         kvcached_segment(tmp_path)
     (tmp_path / "tandem").write_bytes(b"short")
-    with pytest.raises(ValueError, match="5 bytes where kvcached keeps 24"):
+    with pytest.raises(ValueError, match="5 bytes instead of 24"):
         KvcachedMemory(kvcached_segment(tmp_path), pool_bytes=1, unit_bytes=1)

@@ -72,7 +72,7 @@ def test_a_pass_that_took_more_is_never_underestimated_again(memory, point):
 
 
 def test_one_point_is_no_line():
-    with pytest.raises(ValueError, match="two passes of different size"):
+    with pytest.raises(ValueError, match="two passes of different size are needed"):
         fit_memory_model([MemoryPoint(1, 8, 100)], dimension=4)
 
 
