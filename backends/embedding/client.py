@@ -1,11 +1,9 @@
-"""How does the server get vectors? It queues inputs, keeps the worker fed, and outlives it.
+"""The `Embedder` port: queues inputs, keeps the worker process supplied with batches, and restarts it.
 
-Rule: a worker that dies is replaced at once, and ever more slowly while it does not come up. One that owes
-an answer for too long is taken for dead and killed. Until it is up again, new calls are refused, so that
-their callers can go elsewhere; those it had wait for the first replacement.
-
-A lane that is free takes a small pass too, but not before the event loop has been through all that arrived
-together. Neither torch nor sentence-transformers is imported here.
+A worker that dies is replaced at once, then with exponential backoff; one that misses a deadline is killed.
+Until the next worker is ready, new calls are rejected with `Retry-After`, and accepted calls wait for the
+first replacement. A free lane also takes a small pass, but only after the event loop has processed all
+requests that arrived together. This module imports neither torch nor sentence-transformers.
 """
 
 import asyncio
@@ -13,7 +11,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -21,36 +19,36 @@ from tokenizers import Tokenizer
 from backends.bundled_models import resolve
 from backends.embedding.batch_dispatch import BatchDispatcher, PendingCall
 from backends.embedding.budget import PassBudget
-from backends.embedding.handshake import EncoderFacts, EncoderOptions
+from backends.embedding.handshake import EncoderFacts, EncoderOptions, ModelProperties
 from backends.embedding.ipc import Frame, FrameKind, PassResult, pack_inputs
 from backends.embedding.time_model import ObservedTime
 from backends.embedding.tokenization import PendingTokenizations, prompt_text, token_ids, validate_inputs
 from backends.embedding.worker_link import Heartbeat, WorkerLink
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
 from controlplane.core.errors import BackendDown
-from controlplane.core.ports import EmbeddingPass, TruncationSide, Vectors
+from controlplane.core.ports import EmbeddingPass, Vectors
 from controlplane.core.request import Request
 
 _log = logging.getLogger(__name__)
 
-# Below these a thread costs more than it saves: about a millisecond of work.
+# Smaller work, about a millisecond, runs on the event loop: a thread would cost more than it saves.
 _CHARACTERS_INLINE = 4_000
 _TOKENS_INLINE = 16_000
 _FIRST_BACKOFF_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 30.0
-# Work that takes so many times what it should is not done any more: other work beside it, a kernel that is
-# compiled or a file that is read for the first time do not explain it.
+# Work counts as stalled after this multiple of its predicted duration. Contention, kernel compilation and
+# first reads of a file stay below it.
 _STALL_FACTOR = 10
 
 
-class WorkerEmbedder:
+class WorkerEmbedder(ModelProperties):
     """The `Embedder` port on sentence-transformers in a process of its own.
 
-    `model` is a folder, a hub name or `tandem/minilm`; `batch_tokens` the largest pass in padded
-    tokens; `dimensions` the shorter lengths that the model was trained for (Matryoshka);
-    `check_seconds` how long a busy worker may stay silent before `check` calls it down. `stall_seconds`, or
-    ten times what its work should take if that is more, is how long it may owe an answer before it is
-    killed. One that `returns_memory` keeps none for later passes when its budget falls.
+    `model` is a folder, a Hugging Face name or `tandem/minilm`; `batch_tokens` the largest pass in padded
+    tokens; `dimensions` the shorter vector lengths that the model was trained for (Matryoshka). `check`
+    allows a busy worker `check_seconds` of silence. A response is due within `stall_seconds`, or ten times
+    the predicted duration of the batches in flight if that is longer. `returns_memory` releases the
+    allocator's cache when the budget is lowered. `EncoderOptions` describes the other arguments.
     """
 
     def __init__(
@@ -108,12 +106,13 @@ class WorkerEmbedder:
         self.batch_limit: Callable[[], Duration | None] | None = None
 
     async def start(self) -> None:
-        """Raises BackendDown with the worker's own words when the model does not load."""
+        """Starts the worker. Raises BackendDown with the worker's message if the model does not load."""
         link = await self._launch()
         self._supervisor = asyncio.create_task(self._supervise(link), name=f"embedding-worker-{self.model}")
         self._supervisor.add_done_callback(self._supervisor_ended)
 
     async def stop(self) -> None:
+        """Ends the worker and fails pending calls with BackendDown."""
         keeper, self._supervisor = self._supervisor, None
         self._down_reason = f"embedding model {self.model!r} is stopped"
         if keeper is not None:
@@ -125,7 +124,7 @@ class WorkerEmbedder:
         self._fail_pending(self._down_reason)
 
     async def check(self) -> None:
-        """Any frame is a sign of life; the worker is asked for one in case it is idle."""
+        """Raises BackendDown unless the worker sends a frame (a result or a PONG) within `check_seconds`."""
         link = self._require_up()
         next_frame = self._heartbeat.event
         self._send_frame(link, Frame(FrameKind.PING, 0, b""))
@@ -133,89 +132,74 @@ class WorkerEmbedder:
             await asyncio.wait_for(next_frame.wait(), self._check_seconds)
         except TimeoutError:
             raise BackendDown(
-                f"embedding worker {link.pid} gave no sign of life for {self._check_seconds:g} s"
+                f"embedding worker {link.pid}: no frame for {self._check_seconds:g} s"
             ) from None
         self._require_up()
 
     @property
     def facts(self) -> EncoderFacts:
-        """What the worker stated of its model. Raises BackendDown before the first start."""
+        """Properties of the model, reported by the worker. Raises BackendDown before the first start."""
         if self._facts is None:
             raise BackendDown(self._down_reason)
         return self._facts
 
     @property
-    def dimension(self) -> int:
-        return self.facts.dimension
-
-    @property
     def supported_dimensions(self) -> tuple[int, ...]:
-        """Lengths that OpenAI's `dimensions` may ask for, the full one last."""
+        """Vector lengths that OpenAI's `dimensions` may request, the full one last."""
         return (*(d for d in self._short_dimensions if d < self.dimension), self.dimension)
 
     @property
-    def max_input_tokens(self) -> int:
-        return self.facts.max_input_tokens
-
-    @property
-    def vocabulary(self) -> int:
-        return self.facts.vocabulary
-
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        return self.facts.prompts
-
-    @property
     def is_computing(self) -> bool:
+        """Whether a batch is in flight."""
         return self._dispatcher.has_batches_in_flight
 
     @property
     def out_of_memory(self) -> int:
+        """Number of passes that ran out of memory."""
         return self._dispatcher.out_of_memory
 
     def tokens_left(self, request_id: str) -> int | None:
+        """Tokens of the request that are not computed yet; None for an unknown request."""
         pending = self._calls.get(request_id)
         return None if pending is None else pending.tokens
 
     @property
     def workspace_bytes(self) -> int:
-        facts = self.facts
-        tokens = facts.time.full_speed_tokens(self._options.batch_tokens)
-        return facts.lanes * facts.memory.workspace_bytes(
-            budget_tokens=tokens, max_input_tokens=self.max_input_tokens
-        )
+        """Bytes of the largest passes on all lanes."""
+        return self.facts.workspace_bytes(self._options.batch_tokens)
 
     @property
     def budget_bytes(self) -> int:
+        """Bytes that batches in flight may take now."""
         configured = self._budget().bytes
         return self.workspace_bytes if configured is None else configured
 
     def set_budget_bytes(self, budget_bytes: int) -> None:
+        """Sets the bytes that batches in flight may take. Raises ValueError if negative."""
         if budget_bytes < 0:
-            raise ValueError(f"budget_bytes={budget_bytes}: bytes are 0 or more")
+            raise ValueError(f"budget_bytes={budget_bytes}: must be at least 0")
         is_reduced = budget_bytes < self.budget_bytes
         self._budget().bytes = budget_bytes
         if is_reduced and self._returns_memory and self._link is not None and self.ready.is_set():
-            # Behind the passes that were sent under the former budget.
+            # The worker handles RELEASE after the passes already sent under the previous budget.
             self._send_frame(self._link, Frame(FrameKind.RELEASE, 0, b""))
         self._schedule_send()
 
-    def truncate(
-        self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None
-    ) -> Sequence[int]:
-        return self.facts.truncation.truncate(token_ids, limit, side)
-
     def batch_time(self, token_counts: Sequence[int]) -> Duration:
+        """Predicted time of these inputs on an otherwise idle device."""
         return seconds(self._budget().seconds(token_counts))
 
     @property
     def worker_pid(self) -> int | None:
+        """Process id of the worker; None while none is ready."""
         return self._link.pid if self._link is not None and self.ready.is_set() else None
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
+        """Largest number of bytes that these inputs take while they are computed."""
         return self._budget().batch_bytes(token_counts)
 
     async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
+        """Token ids of `texts`, each after the prompt, never truncated. Raises Refused or BackendDown."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise BackendDown(self._down_reason)
@@ -225,7 +209,7 @@ class WorkerEmbedder:
             return token_ids(tokenizer, texts)
         if self.facts.yields_cpu:
             with contextlib.suppress(BackendDown):
-                # There nobody who has more urgent work waits for the core.
+                # The worker tokenizes at idle priority, so it delays no urgent work on this core.
                 link = self._require_up()
                 return await self._tokenizations.tokenize(texts, lambda frame: self._send_frame(link, frame))
         return await asyncio.to_thread(token_ids, tokenizer, texts)
@@ -233,7 +217,11 @@ class WorkerEmbedder:
     async def embed(
         self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
     ) -> Vectors:
-        """Raises Refused for ids that the model does not have and inputs it cannot hold."""
+        """Vectors, float32 [inputs, dimension]; row i belongs to input i.
+
+        Raises Refused for empty, too long or unknown tokens, BackendFailed if the model fails on an input,
+        BackendDown if no worker is ready or the second worker died with the call.
+        """
         self._require_up()
         facts = self.facts
         if sum(map(len, inputs)) <= _TOKENS_INLINE:
@@ -262,7 +250,7 @@ class WorkerEmbedder:
             self._calls.pop(request.id, None)
 
     def _budget(self) -> PassBudget:
-        """Raises BackendDown before the first start."""
+        """Bounds of the next pass. Raises BackendDown before the first start."""
         if self._dispatcher.budget is None:
             raise BackendDown(self._down_reason)
         return self._dispatcher.budget
@@ -276,7 +264,7 @@ class WorkerEmbedder:
         link.send(frame, timeout_seconds=_STALL_FACTOR * self._dispatcher.expected_seconds_in_flight)
 
     async def _launch(self) -> WorkerLink:
-        """The first may take all the time it needs: a model may come from far away."""
+        """Starts a worker and loads its model; the first load has no deadline, as it may download."""
         load_limit = math.inf if self._load_seconds is None else _STALL_FACTOR * self._load_seconds
         link = await WorkerLink.open(
             self._options, stall_seconds=self._stall_seconds, load_seconds=load_limit
@@ -310,13 +298,13 @@ class WorkerEmbedder:
         )
         self._load_seconds = max(self._load_seconds or 0.0, link.pending_seconds)
         self._link, self.allocator_bytes = link, 0
-        # A first start may have waited for a download.
+        # Bounded because the first start may include a download.
         self._dispatcher.restart_seconds = min(link.age_seconds, _MAX_BACKOFF_SECONDS)
         self.ready.set()
         self._schedule_send()
 
     async def _supervise(self, link: WorkerLink) -> None:
-        """Listens to one worker after another, until cancelled."""
+        """Processes the frames of one worker after another until cancelled."""
         while True:
             while (frame := await link.receive()) is not None:
                 self._handle_frame(frame)
@@ -334,7 +322,7 @@ class WorkerEmbedder:
             link = await self._restart()
 
     async def _restart(self) -> WorkerLink:
-        """Tries for ever, ever more slowly. Calls wait for the first try only."""
+        """Retries with exponential backoff, forever; pending calls wait for the first attempt only."""
         backoff = _FIRST_BACKOFF_SECONDS
         while True:
             self.restarts += 1
@@ -342,21 +330,21 @@ class WorkerEmbedder:
                 return await self._launch()
             except (BackendDown, OSError) as error:
                 self._down_reason = str(error)
-                _log.error("%s; trying again in %g s", error, backoff)
+                _log.error("%s; retrying in %g s", error, backoff)
                 self._dispatcher.fail_all(self._down_reason, retry_after=self._dispatcher.restart_seconds)
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _MAX_BACKOFF_SECONDS)
 
     def _fail_pending(self, reason: str) -> None:
-        """Nobody will answer what waits here."""
+        """Fails all pending calls and tokenizations with BackendDown."""
         self._tokenizations.fail_all(reason)
         self._dispatcher.fail_all(reason)
 
     def _supervisor_ended(self, keeper: asyncio.Task[None]) -> None:
-        """Only a defect of ours ends the keeper uncalled; then nothing waits on for ever."""
+        """Fails pending calls if the supervising task raised, which only a defect in this module causes."""
         if not keeper.cancelled() and (error := keeper.exception()) is not None:
             self.ready.clear()
-            self._down_reason = f"embedding model {self.model!r} is no longer kept up: {error!r}"
+            self._down_reason = f"embedding model {self.model!r} is not supervised any more: {error!r}"
             _log.critical(self._down_reason, exc_info=error)
             self._fail_pending(self._down_reason)
 
@@ -378,7 +366,7 @@ class WorkerEmbedder:
             self._send_frame(self._link, Frame(FrameKind.BATCH, number, pack_inputs(inputs)))
 
     def _limit_seconds(self) -> float | None:
-        # A worker that yields the CPU is interrupted at any point: cutting its passes would only cost.
+        # The scheduler preempts a worker that yields the CPU, so shorter passes would only cost throughput.
         if self.batch_limit is None or self.facts.yields_cpu:
             return None
         limit = self.batch_limit()
@@ -399,8 +387,8 @@ class WorkerEmbedder:
         elif frame.kind is FrameKind.TOKENS:
             self._tokenizations.resolve(frame)
         elif frame.kind is FrameKind.LEAVING:
-            # What it is sent from now on it would never look at.
-            self._down_reason = "the embedding worker ends after a failure; another will start"
+            # The worker reads no further frames.
+            self._down_reason = "embedding worker exits after a failed batch; another is starting"
             self.ready.clear()
         self._send_batches(starts_small=False)
         self._schedule_send()

@@ -1,19 +1,23 @@
-"""What does the server ask of a worker, and what does the worker state about its model? JSON both ways."""
+"""Startup messages as JSON: options sent to the worker, and properties of the model sent back."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from backends.embedding.memory_model import EmbeddingMemory
 from backends.embedding.time_model import PassTime
 from backends.embedding.truncation import Truncation
+from controlplane.core.ports import TruncationSide
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:
-    """`None` leaves the choice to the model (dtype, normalize, max_input_tokens) or to torch. A worker
-    that `yields_cpu` computes only what no other process wants to."""
+    """Settings of a worker.
+
+    None leaves the choice to the model (`dtype`, `normalize`, `max_input_tokens`) or to torch (`device`,
+    `threads`). A worker with `yields_cpu` runs only on cores that no other process wants.
+    """
 
     model: str
     batch_tokens: int
@@ -26,17 +30,22 @@ class EncoderOptions:
     trust_remote_code: bool = False
 
     def to_json(self) -> str:
+        """Serializes the options for the worker's command line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "EncoderOptions":
+        """Parses the output of `to_json`."""
         return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderFacts:
-    """`tokenizer` is the serialised fast tokenizer; token ids are below `vocabulary`; `lanes` is how many
-    passes are computed side by side; `prompts` are texts to put before an input, by name."""
+    """Properties of a loaded model.
+
+    `tokenizer` is the serialized fast tokenizer. Token ids are below `vocabulary`. `lanes` is the number of
+    passes computed concurrently. `prompts` are texts to put before an input, by name.
+    """
 
     dimension: int
     max_input_tokens: int
@@ -52,11 +61,20 @@ class EncoderFacts:
     prompts: Mapping[str, str]
     default_prompt: str | None
 
+    def workspace_bytes(self, batch_tokens: int) -> int:
+        """Bytes of the largest passes on all lanes, for passes of at most `batch_tokens`."""
+        tokens = self.time.full_speed_tokens(batch_tokens)
+        return self.lanes * self.memory.workspace_bytes(
+            budget_tokens=tokens, max_input_tokens=self.max_input_tokens
+        )
+
     def to_json(self) -> bytes:
+        """Serializes the properties as the payload of a READY frame."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> "EncoderFacts":
+        """Parses the output of `to_json`."""
         facts: dict[str, Any] = json.loads(text)
         cut = facts["truncation"]
         typed = {
@@ -65,3 +83,38 @@ class EncoderFacts:
             "truncation": Truncation(tuple(cut["opening"]), tuple(cut["closing"]), cut["side"]),
         }
         return cls(**facts | typed)
+
+
+class ModelProperties:
+    """The part of the `Embedder` port that the properties of the loaded model determine."""
+
+    @property
+    def facts(self) -> EncoderFacts:
+        """Properties reported by the worker. Raises BackendDown before the first start."""
+        raise NotImplementedError
+
+    @property
+    def dimension(self) -> int:
+        """Length of a full vector."""
+        return self.facts.dimension
+
+    @property
+    def max_input_tokens(self) -> int:
+        """Tokens of the longest input, special tokens included."""
+        return self.facts.max_input_tokens
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids; all ids are below it."""
+        return self.facts.vocabulary
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """The model's prompts by name, to be put before a text."""
+        return self.facts.prompts
+
+    def truncate(
+        self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None
+    ) -> Sequence[int]:
+        """Cuts `token_ids` to `limit`, keeping the special tokens around the text."""
+        return self.facts.truncation.truncate(token_ids, limit, side)
