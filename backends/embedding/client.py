@@ -113,11 +113,11 @@ class WorkerEmbedder(ModelProperties):
 
     async def stop(self) -> None:
         """Ends the worker and fails pending calls with BackendDown."""
-        keeper, self._supervisor = self._supervisor, None
+        supervisor, self._supervisor = self._supervisor, None
         self._down_reason = f"embedding model {self.model!r} is stopped"
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
+        if supervisor is not None:
+            supervisor.cancel()
+            await asyncio.gather(supervisor, return_exceptions=True)
         self.ready.clear()
         if self._link is not None:
             await self._link.close()
@@ -219,8 +219,8 @@ class WorkerEmbedder(ModelProperties):
     ) -> Vectors:
         """Vectors, float32 [inputs, dimension]; row i belongs to input i.
 
-        Raises Refused for empty, too long or unknown tokens, BackendFailed if the model fails on an input,
-        BackendDown if no worker is ready or the second worker died with the call.
+        Raises Refused for an input that is empty, too long or outside the vocabulary, BackendFailed if the
+        model fails on an input, BackendDown if no worker is ready or the second worker died with the call.
         """
         self._require_up()
         facts = self.facts
@@ -287,7 +287,7 @@ class WorkerEmbedder(ModelProperties):
         if self._short_dimensions and self._short_dimensions[-1] > facts.dimension:
             raise BackendDown(
                 f"embedding model {self.model!r}: dimensions={self._short_dimensions[-1]} exceeds the "
-                f"{facts.dimension} dimensions of the model; remove it"
+                f"{facts.dimension} dimensions of the model; remove it from `dimensions`"
             )
         if self._tokenizer is None:
             self._tokenizer = await asyncio.to_thread(Tokenizer.from_str, facts.tokenizer)
@@ -308,6 +308,7 @@ class WorkerEmbedder(ModelProperties):
         while True:
             while (frame := await link.receive()) is not None:
                 self._handle_frame(frame)
+            # A LEAVING frame has cleared `ready` already.
             failure_reported = not self.ready.is_set()
             self.ready.clear()
             cause = "stalled and was killed" if link.is_stalled else "died"
@@ -340,9 +341,9 @@ class WorkerEmbedder(ModelProperties):
         self._tokenizations.fail_all(reason)
         self._dispatcher.fail_all(reason)
 
-    def _supervisor_ended(self, keeper: asyncio.Task[None]) -> None:
+    def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
         """Fails pending calls if the supervising task raised, which only a defect in this module causes."""
-        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+        if not task.cancelled() and (error := task.exception()) is not None:
             self.ready.clear()
             self._down_reason = f"embedding model {self.model!r} is not supervised any more: {error!r}"
             _log.critical(self._down_reason, exc_info=error)

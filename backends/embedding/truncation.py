@@ -2,7 +2,7 @@
 
 The result equals that of a Hugging Face tokenizer with `truncation=True, max_length=limit`: the special
 tokens stay and count towards the limit. The vector is therefore the one that sentence-transformers computes
-under that `max_seq_length`. Of token ids sent by a client, those special tokens are kept that they contain.
+under that `max_seq_length`. Token ids sent by a client keep the special tokens that they contain.
 """
 
 from collections.abc import Sequence
