@@ -1,4 +1,4 @@
-"""Real engines for tests: small, quick, the same everywhere."""
+"""Small real vLLM engines for tests, identical on every machine."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,7 +42,7 @@ async def running_vllm(
     stall_seconds: float = 300.0,
     **arguments: Any,
 ) -> AsyncIterator[VllmGenerator]:
-    """A started engine on the CPU; `arguments` replace single ones of TINY_ARGUMENTS."""
+    """A started engine on the CPU; `arguments` override those of TINY_ARGUMENTS."""
     generator = VllmGenerator(
         model,
         engine_arguments=TINY_ARGUMENTS | arguments,

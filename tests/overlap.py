@@ -1,10 +1,10 @@
-"""vLLM's engine on a CPU, a step ahead of its output as on a GPU, or not: told while it runs.
+"""Executor whose CPU engine can switch asynchronous scheduling on and off while it runs.
 
     distributed_executor_backend="tests.overlap.Overlapping"
     await llm.engine_core.call_utility_async("overlap", True)
 
-vLLM overlaps steps on no CPU. Here the next step is scheduled before the engine has seen what came of the
-last, which is all that a scheduler can tell; the model computes them one after the other.
+vLLM does not overlap steps on a CPU. Here the next step is scheduled before the engine has processed the
+output of the last one, which is all that a scheduler observes; the model still computes sequentially.
 """
 
 import os
@@ -18,12 +18,12 @@ from backends.vllm.simulation.stepped_engine import begin_anew
 
 
 class Overlapping(InProcessExecutor):
-    """Where it runs, this module is loaded, so that the engine can be told."""
+    """Loads this module in the engine's process, which adds the utility call `overlap` to EngineCore."""
 
 
 def _overlap(core, is_ahead):
     board = core.scheduler._board
-    # The file that it names has none any more.
+    # The file named there no longer exists; the new scheduler takes over the open shared state.
     os.environ.pop(ENVIRONMENT, None)
     begin_anew(core, make, is_async=is_ahead)._board = board
     return type(core.scheduler).__name__

@@ -1,4 +1,4 @@
-"""One name needs no network; the others are left as they are."""
+"""`resolve` maps the bundled MiniLM to its folder and leaves other names unchanged."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 from backends.bundled_models import MINILM, resolve
 
 
-def test_the_bundled_name_is_a_folder_with_the_model():
+def test_resolve_returns_the_folder_of_bundled_minilm():
     config = json.loads((Path(resolve(MINILM)) / "config.json").read_text())
     assert (config["model_type"], config["hidden_size"]) == ("bert", 384)
 
 
-def test_other_names_pass_through():
+def test_resolve_returns_other_names_unchanged():
     assert resolve("BAAI/bge-m3") == "BAAI/bge-m3"

@@ -1,3 +1,5 @@
+"""Tiny generators built on first use: files, tokenizer, chat template and errors."""
+
 import hashlib
 import subprocess
 import sys
@@ -30,7 +32,7 @@ def _digests(folder):
 
 @pytest.mark.engine
 @pytest.mark.untimed
-def test_two_processes_build_the_same_bytes(tmp_path, monkeypatch):
+def test_two_processes_build_identical_files(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "here"))
     here = bundled_models.ensure_tiny_model()
     script = "from backends.bundled_models import ensure_tiny_model as e; print(e())"
@@ -41,13 +43,13 @@ def test_two_processes_build_the_same_bytes(tmp_path, monkeypatch):
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(_digests(here))
 
 
-def test_a_finished_model_is_not_built_again(tmp_path, monkeypatch):
+def test_an_existing_model_folder_is_not_rebuilt(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
     (tmp_path / f"tiny-opt-{bundled_models.RECIPE}").mkdir()
     assert list(bundled_models.ensure_tiny_model("tiny-opt").iterdir()) == []
 
 
-def test_nothing_half_built_is_left(tmp_path, monkeypatch):
+def test_a_failed_build_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
     monkeypatch.setattr(bundled_models, "_set_weights", lambda model: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -56,7 +58,7 @@ def test_nothing_half_built_is_left(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "kv_heads"), [("tiny-llama", 4), ("tiny-llama-mha", 8), ("tiny-opt", 8)])
-def test_size_and_heads(name, kv_heads):
+def test_parameter_count_and_kv_heads(name, kv_heads):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = bundled_models.ensure_tiny_model(name)
@@ -69,19 +71,19 @@ def test_size_and_heads(name, kv_heads):
 
 
 @given(st.text(max_size=200))
-def test_any_text_survives_the_tokenizer(text):
+def test_tokenizer_round_trips_any_text(text):
     ids = _tokenizer()(text)["input_ids"]
     assert ids[0] == _tokenizer().bos_token_id
     assert _tokenizer().decode(ids, skip_special_tokens=True) == text
 
 
-def test_vocabulary_compresses_english(tokenizer):
+def test_tokenizer_compresses_english(tokenizer):
     text = "Return the number of bytes that were written to the file."
     assert len(tokenizer) == 2048
     assert len(tokenizer(text)["input_ids"]) < len(text) / 2
 
 
-def test_template_writes_every_role(tokenizer):
+def test_chat_template_renders_every_role(tokenizer):
     call = {"function": {"name": "add", "arguments": {"a": 1}}}
     messages = [
         {"role": "system", "content": "Be brief."},
@@ -99,13 +101,13 @@ def test_template_writes_every_role(tokenizer):
         tokenizer.apply_chat_template([{"role": "narrator", "content": "x"}], tokenize=False)
 
 
-def test_template_lists_tools(tokenizer):
+def test_chat_template_lists_tools(tokenizer):
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     text = tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tools=tools, tokenize=False)
     assert '"name": "add"' in text
 
 
-def test_resolve_builds_ours_and_passes_others():
+def test_resolve_builds_tiny_models_and_rejects_unknown_ones():
     assert bundled_models.resolve("tandem/tiny-llama") == str(bundled_models.ensure_tiny_model())
     assert bundled_models.resolve("Qwen/Qwen2.5-7B-Instruct") == "Qwen/Qwen2.5-7B-Instruct"
     with pytest.raises(
@@ -114,7 +116,7 @@ def test_resolve_builds_ours_and_passes_others():
         bundled_models.resolve("tandem/tiny-gpt")
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+def test_an_unwritable_cache_folder_is_reported(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "file"))
     with pytest.raises(OSError, match=r"cannot build .* in .*/file: .*TANDEM_CACHE"):

@@ -1,4 +1,4 @@
-"""A child ends with its parent even if that is killed, whichever way it was started."""
+"""A forked or spawned child exits when its parent is killed."""
 
 import os
 import select
@@ -14,24 +14,24 @@ PARENT = """
 import multiprocessing, sys, time
 from backends.supervision import end_with_parent
 
-def child(told):
+def child(started):
     end_with_parent()
-    told.send(None)
+    started.send(None)
     time.sleep(60)
 
 if __name__ == "__main__":
     context = multiprocessing.get_context(sys.argv[1])
-    heard, told = context.Pipe()
-    one = context.Process(target=child, args=(told,))
-    one.start()
-    heard.recv()
-    print(one.pid, flush=True)
+    receiver, sender = context.Pipe()
+    process = context.Process(target=child, args=(sender,))
+    process.start()
+    receiver.recv()
+    print(process.pid, flush=True)
     time.sleep(60)
 """
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_killed_parent_leaves_no_child(tmp_path, method: str):
+def test_child_exits_when_its_parent_is_killed(tmp_path, method: str):
     script = tmp_path / "parent.py"
     script.write_text(PARENT, encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -42,11 +42,11 @@ def test_a_killed_parent_leaves_no_child(tmp_path, method: str):
         try:
             assert not select.select([child], [], [], 0)[0]
             parent.send_signal(signal.SIGKILL)
-            assert select.select([child], [], [], 10)[0], "it is still there"
+            assert select.select([child], [], [], 10)[0], "the child still runs"
         finally:
             os.close(child)
 
 
-def test_one_without_a_parent_is_told():
+def test_a_process_without_parent_raises():
     with pytest.raises(RuntimeError, match="was not started by multiprocessing"):
         end_with_parent()

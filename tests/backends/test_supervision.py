@@ -1,4 +1,4 @@
-"""Only time in which the other could have answered counts against it."""
+"""The watchdog counts only time in which the supervised process was able to respond."""
 
 import asyncio
 import os
@@ -12,106 +12,106 @@ import pytest
 from backends.supervision import SchedulingDelay, Watchdog, is_traced, run_queue_seconds
 from benchmark_control_plane.simulator.virtual_time import run
 
-on_linux = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux tells")
+on_linux = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs Linux schedstat")
 
 
-def lost_at(scenario, *, spared=lambda: 0.0) -> float | None:
-    """When the patience of 16 s, and so of 16 beats, was lost within 1,000 s of the scenario."""
+def expired_at(scenario, *, excluded=lambda: 0.0) -> float | None:
+    """When a watchdog of 16 s (16 ticks of 1 s) expires in the scenario; None within 1,000 s."""
 
     async def main():
-        loop, lost = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-        patience = Watchdog(16.0, lambda: lost.set_result(loop.time()), spared)
-        playing = asyncio.create_task(scenario(patience))
-        await asyncio.wait({lost, playing}, timeout=1_000, return_when=asyncio.FIRST_EXCEPTION)
+        loop, expired = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        watchdog = Watchdog(16.0, lambda: expired.set_result(loop.time()), excluded)
+        playing = asyncio.create_task(scenario(watchdog))
+        await asyncio.wait({expired, playing}, timeout=1_000, return_when=asyncio.FIRST_EXCEPTION)
         await playing
-        patience.end()
-        return lost.result() if lost.done() else None
+        watchdog.end()
+        return expired.result() if expired.done() else None
 
     return run(main())
 
 
-async def nothing_comes(patience):
-    patience.arm("an answer")
+async def no_response(watchdog):
+    watchdog.arm("an answer")
 
 
-def test_what_is_left_unanswered_is_lost_when_its_time_is_up():
-    assert lost_at(nothing_comes) == pytest.approx(17)
+def test_a_missing_response_expires_after_the_deadline():
+    assert expired_at(no_response) == pytest.approx(17)
 
 
-def test_what_is_answered_in_time_is_not():
-    async def scenario(patience):
+def test_responses_within_the_deadline_do_not_expire():
+    async def scenario(watchdog):
         for number in range(100):
-            patience.arm(number)
+            watchdog.arm(number)
             await asyncio.sleep(15)
-            patience.disarm(number)
+            watchdog.disarm(number)
 
-    assert lost_at(scenario) is None
+    assert expired_at(scenario) is None
 
 
-def test_one_thing_left_is_not_forgotten_over_others_that_come():
-    async def scenario(patience):
-        patience.arm("stuck")
+def test_rearming_and_other_keys_do_not_extend_a_deadline():
+    async def scenario(watchdog):
+        watchdog.arm("stuck")
         for number in range(100):
-            patience.arm(number)
+            watchdog.arm(number)
             await asyncio.sleep(1)
-            patience.arm("stuck")
-            patience.disarm(number)
+            watchdog.arm("stuck")
+            watchdog.disarm(number)
 
-    assert lost_at(scenario) == pytest.approx(17)
+    assert expired_at(scenario) == pytest.approx(17)
 
 
-def test_more_time_is_granted_to_what_takes_longer_and_no_less_than_all_have():
-    async def scenario(patience):
-        patience.arm("long", 60)
-        patience.arm("short", 1)
+def test_a_longer_timeout_extends_the_deadline_and_a_shorter_one_does_not():
+    async def scenario(watchdog):
+        watchdog.arm("long", 60)
+        watchdog.arm("short", 1)
         await asyncio.sleep(15)
-        patience.disarm("short")
+        watchdog.disarm("short")
 
-    assert lost_at(scenario) == pytest.approx(61)
+    assert expired_at(scenario) == pytest.approx(61)
 
 
-def test_time_rested_is_forgotten():
-    async def scenario(patience):
-        patience.arm("first")
+def test_time_without_a_pending_deadline_does_not_count():
+    async def scenario(watchdog):
+        watchdog.arm("first")
         await asyncio.sleep(15)
-        patience.disarm("first")
+        watchdog.disarm("first")
         await asyncio.sleep(100)
-        patience.arm("second")
+        watchdog.arm("second")
 
-    assert lost_at(scenario) == pytest.approx(132)
+    assert expired_at(scenario) == pytest.approx(132)
 
 
-def test_a_pause_of_us_all_is_one_beat_however_long():
-    async def scenario(patience):
-        patience.arm("an answer")
+def test_a_pause_of_the_process_group_counts_as_one_tick():
+    async def scenario(watchdog):
+        watchdog.arm("an answer")
         await asyncio.sleep(5.5)
         loop = asyncio.get_running_loop()
         loop._stand_at(loop.time() + 500)
 
-    # At 5.5 s five beats are over; the sixth is late, and the others follow.
-    assert lost_at(scenario) == pytest.approx(505.5 + 11)
+    # At 5.5 s five ticks are over; the sixth is late, and the others follow.
+    assert expired_at(scenario) == pytest.approx(505.5 + 11)
 
 
-def test_what_came_during_a_pause_is_taken_in_before_anybody_is_lost():
-    async def scenario(patience):
+def test_a_response_received_during_a_pause_prevents_expiry():
+    async def scenario(watchdog):
         loop = asyncio.get_running_loop()
-        patience.arm("an answer")
+        watchdog.arm("an answer")
         await asyncio.sleep(15.5)
-        came = asyncio.create_task(asyncio.sleep(0))
-        came.add_done_callback(lambda _: patience.disarm("an answer"))
+        response = asyncio.create_task(asyncio.sleep(0))
+        response.add_done_callback(lambda _: watchdog.disarm("an answer"))
         loop._stand_at(loop.time() + 500)
 
-    assert lost_at(scenario) is None
+    assert expired_at(scenario) is None
 
 
-def test_time_that_is_spared_does_not_count():
-    assert lost_at(nothing_comes, spared=lambda: 0.5) == pytest.approx(33)
-    assert lost_at(nothing_comes, spared=lambda: float("inf")) is None
+def test_excluded_time_does_not_count():
+    assert expired_at(no_response, excluded=lambda: 0.5) == pytest.approx(33)
+    assert expired_at(no_response, excluded=lambda: float("inf")) is None
 
 
 @contextmanager
 def running(program: str):
-    """A process that runs the program; it has printed a line before."""
+    """Process id of a process that runs `program`, after it has printed a line."""
     command, pipe = [sys.executable, "-c", program], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as child:
         assert child.stdout is not None
@@ -123,19 +123,19 @@ def running(program: str):
 
 
 @on_linux
-def test_a_process_that_waits_for_its_core_is_hindered():
+def test_scheduling_delay_measures_waiting_for_a_core():
     core = min(os.sched_getaffinity(0))
     spinning = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
     with running(spinning), running(spinning) as pid:
-        hindered, before = SchedulingDelay(pid), run_queue_seconds(pid)
+        delay, before = SchedulingDelay(pid), run_queue_seconds(pid)
         while run_queue_seconds(pid) == before:
             pass
-        assert 0 < hindered() < 60
+        assert 0 < delay() < 60
     assert run_queue_seconds(pid) == 0
 
 
 @on_linux
-def test_a_process_under_a_debugger_has_all_the_time():
+def test_scheduling_delay_of_a_traced_process_is_infinite():
     with running("import sys; print(flush=True); sys.stdin.read()") as pid:
         assert not is_traced(pid)
         assert SchedulingDelay(pid)() < 60

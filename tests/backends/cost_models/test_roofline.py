@@ -1,4 +1,4 @@
-"""What a step should take by the figures of device and model, beside what was measured where it was."""
+"""Step times from device and model figures, compared with measured ones."""
 
 import pytest
 
@@ -37,7 +37,7 @@ MIXTRAL = {
 }  # fmt: skip
 
 
-def test_roofline_hides_arithmetic_behind_traffic():
+def test_roofline_overlaps_arithmetic_with_traffic():
     device = Device(operations=1_000.0, bandwidth=10.0, overhead=1.0)
     llm = ModelCosts(weights=10, weight_bytes=20, attention_width=1, cell_bytes=2)
     encoder = ModelCosts(weights=50, weight_bytes=0, attention_width=0, cell_bytes=0)
@@ -55,7 +55,7 @@ def test_roofline_hides_arithmetic_behind_traffic():
     (LLAMA_8B, 8.03e9 - 0.525e9),
     (LLAMA_70B, 68.98e9 - 0.262e9),
     (OPT_13B, 12.85e9),
-    # Mixtral-8x7B says of itself that 12.9e9 of its parameters are active.
+    # Mixtral-8x7B states 12.9e9 active parameters.
     (MIXTRAL, 12.9e9 - 0.131e9),
 ])  # fmt: skip
 def test_figures_count_the_weights_that_a_token_meets(config, weights):
@@ -72,7 +72,7 @@ def test_figures_name_what_a_config_lacks():
     (LLAMA_8B, 131_072), (LLAMA_70B, 327_680), (OPT_13B, 819_200),
 ])  # fmt: skip
 @pytest.mark.parametrize("device", [A100_80GB, H100_SXM])
-def test_a_cell_costs_its_bytes_and_a_step_the_weights(config, cell_bytes, device):
+def test_cell_cost_is_its_bytes_and_step_cost_the_weights(config, cell_bytes, device):
     geometry = kv_geometry(config)
     assert geometry.bytes_per_token == cell_bytes
     known = figures(config, cell_bytes)
@@ -80,16 +80,16 @@ def test_a_cell_costs_its_bytes_and_a_step_the_weights(config, cell_bytes, devic
     assert cost.cell == pytest.approx(cell_bytes / device.bandwidth)
     assert cost.step - device.overhead == pytest.approx(known.weight_bytes / device.bandwidth, rel=1e-3)
     assert 2 * known.weights / device.operations > cost.prompt_token > 0
-    # 64 decodes hide their arithmetic behind the weights.
+    # The arithmetic of 64 decodes overlaps with reading the weights.
     assert cost.decode == pytest.approx(cell_bytes / device.bandwidth, rel=1e-3)
 
 
-def test_it_is_near_what_was_measured():
-    told = step_cost(roofline(A100_80GB, figures(OPT_13B, 819_200)))
+def test_roofline_is_close_to_measured_costs():
+    predicted = step_cost(roofline(A100_80GB, figures(OPT_13B, 819_200)))
     measured = step_cost(OPT_13B_A100_80G)
-    assert told.step == pytest.approx(measured.step, rel=0.25)
-    assert told.cell == pytest.approx(measured.cell, rel=0.2)
-    assert told.prompt_token == pytest.approx(measured.prompt_token, rel=0.2)
+    assert predicted.step == pytest.approx(measured.step, rel=0.25)
+    assert predicted.cell == pytest.approx(measured.cell, rel=0.2)
+    assert predicted.prompt_token == pytest.approx(measured.prompt_token, rel=0.2)
 
 
 @pytest.mark.parametrize(("name", "device"), [
@@ -104,7 +104,7 @@ def test_it_is_near_what_was_measured():
     ("AMD Instinct MI300X", GPUS["MI300X"]),
     ("NVIDIA Next 9000", None),
 ])  # fmt: skip
-def test_gpus_are_known_by_the_names_that_drivers_give(name, device):
+def test_gpus_are_found_by_driver_name(name, device):
     assert gpu_named(name) == device
 
 
@@ -115,7 +115,7 @@ def test_a_cpu_is_measured():
     assert 1e8 < cpu.bandwidth < GPUS["B200"].bandwidth
 
 
-def test_steps_are_bound_by_the_slower_of_both():
+def test_steps_are_bound_by_the_slower_resource():
     by_traffic = step_cost(roofline(Device(1e30, 1e9, 0.0), ModelCosts(10, 2e6, 1, 1_000)))
     assert (by_traffic.step, by_traffic.cell) == pytest.approx((2e-3 + 1e-6, 1e-6))
     by_arithmetic = step_cost(roofline(Device(1e9, 1e30, 0.0), ModelCosts(10, 2e6, 1, 1_000)))

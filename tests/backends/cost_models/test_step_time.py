@@ -1,4 +1,4 @@
-"""Batch times: published arithmetic to the digit, tables exact where measured, parts that share."""
+"""Batch times: published formulas, tables that are exact at measured points, and sums of parts."""
 
 import json
 
@@ -39,7 +39,7 @@ def profile(tmp_path):
     return path
 
 
-def test_idle_kinds_cost_nothing():
+def test_parts_without_work_take_no_time():
     both = in_turn(llm_only(tile(0.1, 0, 0, 0)), embedding_line(0.02, 1e-5))
     assert both(StepLoad()) == 0
     assert both(StepLoad(decodes=3)) == pytest.approx(0.1)
@@ -52,7 +52,7 @@ def test_affine_counts_prompt_decodes_and_cells():
     assert model(StepLoad(prefill_tokens=5, decodes=3, cells=7)) == pytest.approx(1.0 + 0.5 + 0.03 + 0.007)
 
 
-def test_a_fitted_profile_has_its_pieces(profile):
+def test_a_fitted_profile_is_piecewise_in_the_decodes(profile):
     model = fitted_profile(profile, "opt")
     assert model(StepLoad(prefill_tokens=100, squares=100**2)) == pytest.approx(0.020 + 0.010 + 0.010)
     assert model(StepLoad(decodes=94, cells=1000)) == pytest.approx(0.010 + 0.010 + 0.047)
@@ -63,7 +63,7 @@ def test_a_fitted_profile_has_its_pieces(profile):
         fitted_profile(profile, "llama")
 
 
-def test_a_table_is_exact_where_measured_and_linear_between(tmp_path):
+def test_a_table_is_exact_at_measured_points_and_linear_between(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("gpu,len,batch,ms\nA,32,1,1\nA,32,4,4\nA,64,1,2\nA,64,4,8\nB,32,1,9\nA,32,1,3\n")
     grid = read_grid(path, "len", "batch", "ms", where={"gpu": "A"})
@@ -90,13 +90,13 @@ def test_a_grid_of_one_point_is_flat():
     assert Grid([1.0], [Curve([1.0], [0.5])]).at(7, 9) == 0.5
 
 
-def test_a_tile_costs_its_step_once():
+def test_each_tile_adds_its_cost_once():
     step_time = tile(1.0, 0.0, 10.0, 0.0)
     assert [step_time(0, n, 0) for n in (1, 128, 129, 256, 257)] == [1.0, 1.0, 11.0, 11.0, 21.0]
     assert step_time(100, 29, 0) == step_time(0, 129, 0)
 
 
-def test_each_term_counts_its_own_unit():
+def test_each_term_multiplies_its_own_count():
     assert affine(1.0, 0.5, 0.25, 0.125)(2, 4, 8) == 1.0 + 1.0 + 1.0 + 1.0
     assert tile(1.0, 0.5, 0.0, 0.125)(2, 4, 8) == 1.0 + 3.0 + 1.0
 

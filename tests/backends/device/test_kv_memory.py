@@ -1,4 +1,4 @@
-"""Physical bytes: none move in static mode; in kvcached's, through its own segment in shared memory."""
+"""Physical memory per mode: fixed in static mode, set through the shared segment with kvcached."""
 
 import fcntl
 import multiprocessing
@@ -33,31 +33,31 @@ def engine(*, total: int, ceded: int) -> EngineState:
 
 @pytest.fixture
 def segment():
-    """A real segment, as kvcached makes one: a file of three int64 in /dev/shm."""
+    """A segment as kvcached creates it: a file of three int64 in /dev/shm."""
     path = SEGMENTS / f"tandem-test-{uuid.uuid4().hex}"
     path.write_bytes(struct.pack("=qqq", 64 * MIB, 24 * MIB, 8 * MIB))
     yield path
     path.unlink()
 
 
-def test_static_memory_moves_for_nobody():
+def test_static_memory_ignores_limits():
     memory = StaticMemory(kv_bytes=800, workspace_bytes=200)
     memory.limit_llm(100)
     assert memory.workspace_room(engine(total=800, ceded=700)) == 200
     assert (memory.pool_bytes, memory.most_llm_bytes) == (1_000, 800)
 
 
-def test_elastic_memory_lends_what_was_ceded():
+def test_elastic_memory_gives_ceded_bytes_to_the_workspace():
     memory = ElasticMemory(pool_bytes=1_000, kv_bytes=900)
     assert memory.workspace_room(engine(total=900, ceded=0)) == 100
     assert memory.workspace_room(engine(total=900, ceded=300)) == 400
 
 
-def test_a_limit_is_read_and_written_as_kvcached_does(segment):
+def test_limits_are_read_and_written_in_the_format_of_kvcached(segment):
     memory = KvcachedMemory(segment, pool_bytes=64 * MIB, unit_bytes=UNIT)
     assert memory.read() == KvLimit(64 * MIB, 24 * MIB, 8 * MIB)
     memory.limit_llm(30 * MIB)
-    # Up to a whole unit of 2 pages of 2 MiB in 2 layers; use is the engine's to write.
+    # Rounded up to a unit of 2 pages of 2 MiB in 2 layers; the engine alone writes the used bytes.
     assert struct.unpack("=qqq", segment.read_bytes()) == (32 * MIB, 24 * MIB, 8 * MIB)
     assert memory.revision == 1
 
@@ -69,7 +69,7 @@ def test_the_original_limit_is_never_restored_exactly(segment):
     assert memory.read().total == 64 * MIB - UNIT == memory.most_llm_bytes
 
 
-def test_room_waits_for_what_is_still_mapped(segment):
+def test_workspace_excludes_bytes_that_are_still_mapped(segment):
     memory = KvcachedMemory(segment, pool_bytes=64 * MIB, unit_bytes=UNIT)
     memory.limit_llm(16 * MIB)
     # The limit is 16 MiB, but 32 are mapped, and the engine still holds 40.
@@ -79,7 +79,7 @@ def test_room_waits_for_what_is_still_mapped(segment):
     assert memory.workspace_room(engine(total=64 * MIB, ceded=60 * MIB)) == 48 * MIB
 
 
-def test_another_hand_on_the_limit_is_told(segment):
+def test_a_limit_changed_by_another_process_raises(segment):
     memory = KvcachedMemory(segment, pool_bytes=64 * MIB, unit_bytes=UNIT)
     memory.limit_llm(32 * MIB)
     segment.write_bytes(struct.pack("=qqq", 48 * MIB, 0, 0))
@@ -88,7 +88,7 @@ def test_another_hand_on_the_limit_is_told(segment):
 
 
 def _report_use(path: str, has_lock: object, may_write: object) -> None:
-    """What kvcached's tracker does in the engine's process, told when to."""
+    """What kvcached's tracker does in the engine's process, triggered by `may_write`."""
     with Path(path).open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         total, _, _ = struct.unpack("=qqq", file.read(24))
@@ -99,8 +99,8 @@ def _report_use(path: str, has_lock: object, may_write: object) -> None:
         file.flush()
 
 
-def test_the_lock_keeps_both_processes_numbers(segment):
-    """The engine's process holds the lock, and writes its use, while we set a limit."""
+def test_the_lock_preserves_the_numbers_of_both_processes(segment):
+    """The engine's process holds the lock and writes its use while the limit is being set."""
     memory = KvcachedMemory(segment, pool_bytes=64 * MIB, unit_bytes=UNIT)
     context = multiprocessing.get_context("spawn")
     has_lock, may_write = context.Event(), context.Event()
@@ -110,14 +110,14 @@ def test_the_lock_keeps_both_processes_numbers(segment):
     setting = threading.Thread(target=memory.limit_llm, args=(32 * MIB,))
     setting.start()
     setting.join(0.2)
-    assert setting.is_alive(), "it must wait for the lock"
+    assert setting.is_alive(), "limit_llm must wait for the lock"
     may_write.set()
     setting.join(30)
     other.join(30)
     assert (other.exitcode, memory.read()) == (0, KvLimit(32 * MIB, 12 * MIB, 4 * MIB))
 
 
-def test_absence_is_said_with_the_remedy(monkeypatch, tmp_path):
+def test_a_missing_segment_is_reported_with_a_remedy(monkeypatch, tmp_path):
     monkeypatch.delenv("KVCACHED_IPC_NAME", raising=False)
     with pytest.raises(ValueError, match=r"KVCACHED_IPC_NAME is not set.*or use static"):
         kvcached_segment(tmp_path)

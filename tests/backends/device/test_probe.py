@@ -1,4 +1,4 @@
-"""The host's own numbers, read through real /proc files; a GPU is never needed."""
+"""Probes of the host through real /proc files, and of a GPU through a fake NVML."""
 
 import multiprocessing
 import os
@@ -24,7 +24,7 @@ def _hold(holds, done):
     assert block
 
 
-def test_what_a_child_takes_is_ours_and_given_back():
+def test_memory_of_a_child_process_counts_as_ours_until_it_exits():
     context = multiprocessing.get_context("spawn")
     holds, done = context.Event(), context.Event()
     child = context.Process(target=_hold, args=(holds, done))
@@ -44,7 +44,7 @@ def test_what_a_child_takes_is_ours_and_given_back():
         probe.close()
 
 
-def test_a_process_that_began_later_is_found():
+def test_a_process_started_later_is_found():
     probe = HostProbe()
     try:
         probe.read()
@@ -62,7 +62,7 @@ def test_a_process_that_began_later_is_found():
 
 
 class Refused(Exception):
-    """As NVIDIA's library says no."""
+    """Error of the fake NVML."""
 
 
 class NotSupported(Refused):
@@ -70,7 +70,7 @@ class NotSupported(Refused):
 
 
 class Nvml:
-    """What NVIDIA's library says of one device, as far as it is asked."""
+    """Fake of the NVML functions that the probe calls, for one device."""
 
     NVMLError = Refused
     NVMLError_NotSupported = NotSupported
@@ -140,25 +140,25 @@ def nvml(monkeypatch):
     return found
 
 
-def test_of_a_gpu_what_our_processes_hold_is_ours_and_the_rest_of_what_is_used_is_others():
+def test_gpu_memory_is_split_between_our_processes_and_others():
     def using(pid, mib):
         return SimpleNamespace(pid=pid, usedGpuMemory=None if mib is None else mib * MIB)
 
     with subprocess.Popen(["sleep", "60"]) as child:
-        # Of some processes the driver does not know what they hold.
+        # The driver reports no bytes for some processes.
         nvml = Nvml([using(os.getpid(), 200), using(child.pid, 150), using(1, 90), using(child.pid, None)])
         probe = GpuProbe(nvml, "first")
         assert probe.read() == DeviceReading(1000 * MIB, 300 * MIB, 350 * MIB, 350 * MIB)
         child.kill()
         child.wait()
-        # Its number may be another's now, who is not ours.
+        # The process id may be reused by an unrelated process.
         assert {probe.read().ours for _ in range(99)} == {350 * MIB}
         assert probe.read() == DeviceReading(1000 * MIB, 300 * MIB, 200 * MIB, 500 * MIB)
     probe.close()
     assert nvml.is_shut
 
 
-def test_who_holds_what_is_asked_when_the_free_bytes_have_moved_and_now_and_then():
+def test_memory_per_process_is_queried_when_free_bytes_change_and_periodically():
     nvml = Nvml([SimpleNamespace(pid=os.getpid(), usedGpuMemory=200 * MIB)])
     probe = GpuProbe(nvml, "first")
     assert probe.read().ours == 200 * MIB
@@ -171,7 +171,7 @@ def test_who_holds_what_is_asked_when_the_free_bytes_have_moved_and_now_and_then
     probe.close()
 
 
-def test_in_a_control_group_the_rest_of_its_limit_is_free(monkeypatch, tmp_path):
+def test_free_memory_respects_the_control_group_limit(monkeypatch, tmp_path):
     monkeypatch.setattr(device_probe, "_CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text(f"{1000 * MIB}\n")
     (tmp_path / "memory.current").write_text(f"{700 * MIB}\n")
@@ -186,26 +186,26 @@ def test_in_a_control_group_the_rest_of_its_limit_is_free(monkeypatch, tmp_path)
         probe.close()
 
 
-def test_an_empty_list_of_gpus_means_the_host(monkeypatch):
+def test_an_empty_cuda_visible_devices_selects_the_host(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert isinstance(open_probe(), HostProbe)
 
 
-def test_the_devices_memory_is_what_the_driver_leaves(nvml):
+def test_total_gpu_memory_excludes_the_driver_reserve(nvml):
     assert memory_bytes() == 1000 * MIB and nvml.is_shut
     probe = open_probe()
     assert probe.read() == DeviceReading(1000 * MIB, 300 * MIB, 0, 700 * MIB)
     probe.close()
 
 
-def test_what_is_free_of_a_gpu_is_known_before_anything_is_loaded(nvml, monkeypatch):
+def test_free_gpu_bytes(nvml, monkeypatch):
     assert free_gpu_bytes() == 300 * MIB and nvml.is_shut
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert free_gpu_bytes() is None
 
 
-def test_where_processor_and_gpu_share_one_memory_it_is_the_hosts(nvml):
-    """NVML knows no bytes of such a device."""
+def test_a_gpu_that_shares_host_memory_selects_the_host(nvml):
+    """NVML reports no memory for such a device."""
     nvml.total = None
     assert memory_bytes() == device_probe._host_bytes() and nvml.is_shut
     probe = open_probe()
@@ -213,40 +213,40 @@ def test_where_processor_and_gpu_share_one_memory_it_is_the_hosts(nvml):
     probe.close()
 
 
-def test_where_nobody_says_who_holds_what_nothing_is_ours(nvml):
+def test_without_memory_per_process_all_used_memory_counts_as_others(nvml):
     nvml.running = None
     probe = open_probe()
     assert probe.read() == DeviceReading(1000 * MIB, 300 * MIB, 0, 700 * MIB)
     probe.close()
 
 
-def test_of_a_gpu_in_parts_the_first_part_counts(nvml):
-    """CUDA sees no more of it, unless it is told which."""
+def test_the_first_mig_device_is_used(nvml):
+    """CUDA uses the first MIG device unless CUDA_VISIBLE_DEVICES names one."""
     nvml.instance = "a seventh"
     assert memory_bytes() == 1000 * MIB
 
 
 @pytest.mark.parametrize("visible", [" 0, 1", "GPU-1,GPU-2"])
-def test_the_first_visible_gpu_is_asked(nvml, monkeypatch, visible):
+def test_the_first_visible_gpu_is_used(nvml, monkeypatch, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert memory_bytes() == 1000 * MIB
 
 
 @pytest.mark.parametrize("visible", ["-1", "NoDevFiles"])
-def test_cuda_sees_nothing_behind_what_is_no_device(nvml, monkeypatch, visible):
+def test_an_invalid_first_entry_hides_all_gpus(nvml, monkeypatch, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert memory_bytes() == device_probe._host_bytes()
 
 
 @pytest.mark.parametrize("visible", ["1", "GPU-9"])
-def test_a_gpu_that_is_not_there_is_told_of(nvml, monkeypatch, visible):
+def test_a_missing_gpu_is_reported(nvml, monkeypatch, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(ValueError, match=f"CUDA_VISIBLE_DEVICES={visible}: .*no device|not found"):
         memory_bytes()
     assert nvml.is_shut
 
 
-def test_results_name_the_gpu_that_gave_them(nvml, monkeypatch):
+def test_results_record_the_gpu(nvml, monkeypatch):
     assert environment()["gpu"] == "NVIDIA H100 80GB HBM3, driver 570.124.06" and nvml.is_shut
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(BadInput, match="CUDA_VISIBLE_DEVICES=7"):

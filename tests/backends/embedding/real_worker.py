@@ -1,4 +1,4 @@
-"""What tests of the real worker share: inputs, and ways to hurt it."""
+"""Shared by tests of the real worker: inputs, and ways to kill or constrain it."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ def kill_worker(embedder: WorkerEmbedder) -> int:
 
 
 def scheduling_of(embedder: WorkerEmbedder) -> set[int]:
-    """How the system schedules the worker's threads."""
+    """Scheduling policies of the worker's threads."""
     threads = Path(f"/proc/{embedder.worker_pid}/task").iterdir()
     return {os.sched_getscheduler(int(thread.name)) for thread in threads}
 
@@ -65,7 +65,7 @@ def resident_bytes(embedder: WorkerEmbedder) -> int:
 
 @contextlib.contextmanager
 def address_space_limited(embedder: WorkerEmbedder, *, spare_bytes: int):
-    """Lets the worker of now have `spare_bytes` more than it has."""
+    """Limits the current worker's address space to what it uses plus `spare_bytes`."""
     pid = embedder.worker_pid
     assert pid is not None
     before = resource.prlimit(pid, resource.RLIMIT_AS)

@@ -1,4 +1,4 @@
-"""Every input goes out once, in urgent company, within the budget."""
+"""Every input is batched exactly once, by urgency, within the token budget."""
 
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ STEPS = st.lists(
 
 @dataclass
 class Model:
-    """The plainest account of what waits: (deadline is none, deadline, arrival, position)."""
+    """Reference model of the queue: (deadline is None, deadline, arrival) of each queued input."""
 
     budget: int
     waiting: dict[tuple[int, int], tuple[bool, int, int]] = field(default_factory=dict)
@@ -36,11 +36,11 @@ class Model:
             self.waiting[arrival, position] = (deadline is None, deadline or 0, arrival)
 
     def check_fresh(self, batch: Batch[int]) -> None:
-        """A batch chosen from the queue, before its items are crossed out."""
+        """Checks a batch taken from the queue and removes its items from the model."""
         items = [(i.call.caller, i.position) for i in batch.items]
         most_urgent = min(self.waiting.values())
         assert most_urgent in [self.waiting[i] for i in items]
-        # Nobody overtakes more than a budget of what is more urgent.
+        # No input overtakes more than one budget of more urgent tokens.
         last = max(self.waiting[i] for i in items)
         before = sum(self.lengths[a][p] for (a, p), key in self.waiting.items() if key < last)
         assert before < self.budget or len(items) == 1
@@ -49,7 +49,7 @@ class Model:
 
 
 @given(STEPS, st.integers(1, 400), st.integers(0, 200))
-def test_every_input_goes_out_exactly_once_within_the_budget(steps, budget, pass_tokens):
+def test_every_input_is_batched_exactly_once_within_the_budget(steps, budget, pass_tokens):
     queue: BatchQueue[int] = BatchQueue(budget, pass_tokens)
     model = Model(budget)
     calls: list[QueuedCall[int]] = []
@@ -105,7 +105,7 @@ def test_every_input_goes_out_exactly_once_within_the_budget(steps, budget, pass
     assert not model.waiting
 
 
-def test_a_call_larger_than_a_batch_is_split_longest_first():
+def test_a_large_call_is_split_longest_inputs_first():
     queue: BatchQueue[str] = BatchQueue(budget_tokens=20, pass_tokens=100)
     queue.put("one", [5, 10, 5, 10, 5], deadline=None)
     batches = []
@@ -114,7 +114,7 @@ def test_a_call_larger_than_a_batch_is_split_longest_first():
     assert batches == [[1, 3], [0, 2, 4]]
 
 
-def test_the_sooner_deadline_goes_first_and_no_deadline_last():
+def test_batches_follow_deadlines_and_calls_without_one_come_last():
     queue: BatchQueue[str] = BatchQueue(budget_tokens=10)
     queue.put("never", [10], deadline=None)
     queue.put("late", [10], deadline=Instant(9))
@@ -123,7 +123,7 @@ def test_the_sooner_deadline_goes_first_and_no_deadline_last():
     assert order == ["soon", "late", "never"]
 
 
-def test_who_is_late_goes_last_but_not_for_ever():
+def test_late_calls_come_last_until_they_are_late_by_a_minute():
     minute = 60 * 10**9
 
     def order(now: int) -> list[str]:
@@ -139,7 +139,7 @@ def test_who_is_late_goes_last_but_not_for_ever():
     assert order(minute + 4) == ["first", "far", "second", "never"]
 
 
-def test_short_inputs_are_padded_to_a_long_one_only_while_it_pays():
+def test_short_inputs_join_a_long_one_only_if_padding_costs_less_than_a_pass():
     def passes(pass_tokens):
         queue: BatchQueue[str] = BatchQueue(budget_tokens=1_000, pass_tokens=pass_tokens)
         queue.put("mixed", [100, 10, 10], deadline=None)
@@ -153,7 +153,7 @@ def test_short_inputs_are_padded_to_a_long_one_only_while_it_pays():
     assert passes(pass_tokens=0) == [[100], [10, 10]]
 
 
-def test_lanes_share_what_waits_so_that_they_end_together():
+def test_lanes_share_the_window_by_guided_self_scheduling():
     def sizes(lanes):
         queue: BatchQueue[str] = BatchQueue(budget_tokens=100, pass_tokens=1, lanes=lanes)
         queue.put("one", [10] * 10, deadline=None)
@@ -166,7 +166,7 @@ def test_lanes_share_what_waits_so_that_they_end_together():
     assert sizes(2) == [5, 2, 1, 1, 1]
 
 
-def test_draining_names_each_call_once_and_leaves_nothing():
+def test_drain_returns_each_call_once_and_empties_the_queue():
     queue: BatchQueue[str] = BatchQueue(budget_tokens=10)
     first = queue.put("first", [10, 10, 10], deadline=None)
     second = queue.put("second", [10], deadline=None)

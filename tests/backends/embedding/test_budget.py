@@ -1,4 +1,4 @@
-"""The tightest bound holds, and what ran out of memory comes back slowly."""
+"""The tightest bound of a pass applies, and the bound after out of memory recovers gradually."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ def budget(full_tokens: int = 1_600, *, lanes: int = 1, limit_bytes: int | None 
     st.integers(1, 5_000), st.integers(1, 4), st.none() | st.integers(0, 10**6), st.integers(1, 500),
     st.none() | st.floats(0, 1),
 )  # fmt: skip
-def test_every_bound_is_kept_by_all_but_a_single_input(full, lanes, limit_bytes, longest, limit_seconds):
+def test_passes_of_several_inputs_respect_every_bound(full, lanes, limit_bytes, longest, limit_seconds):
     found = budget(full, lanes=lanes, limit_bytes=limit_bytes)
     most = found.max_inputs(longest, limit_seconds)
     assert most >= 1
@@ -31,14 +31,14 @@ def test_every_bound_is_kept_by_all_but_a_single_input(full, lanes, limit_bytes,
         assert limit_seconds is None or TIME.seconds(most, longest) <= limit_seconds * 1.001
 
 
-def test_out_of_memory_halves_and_full_passes_win_it_back():
+def test_out_of_memory_halves_the_bound_and_large_passes_raise_it():
     found = budget(1_600)
     found.record_out_of_memory(1_600)
     assert found.tokens == 800
     found.record_out_of_memory(800)
     assert found.tokens == 400
     found.record_success(100)
-    assert found.tokens == 400, "a small pass says nothing about a large one"
+    assert found.tokens == 400, "a small pass must not raise the bound"
     seen = []
     while found.tokens < 1_600:
         seen.append(found.tokens)
@@ -47,7 +47,7 @@ def test_out_of_memory_halves_and_full_passes_win_it_back():
     assert seen == sorted(seen)
 
 
-def test_a_restarted_worker_inherits_what_was_learned():
+def test_a_restarted_worker_inherits_learned_bounds():
     before = budget(1_600, limit_bytes=10**6)
     before.record_out_of_memory(1_600)
     after = budget(1_600)
@@ -59,12 +59,12 @@ def test_lanes_share_the_bytes():
     one, two = budget(lanes=1, limit_bytes=70_000), budget(lanes=2, limit_bytes=70_000)
     assert one.tokens == MEMORY.max_tokens(70_000)
     assert two.tokens == MEMORY.max_tokens(35_000)
-    assert two.fits_with([35_000, 35_000], 35_000), "the third only lies ready"
+    assert two.fits_with([35_000, 35_000], 35_000), "the third pass waits at the worker"
     assert not two.fits_with([35_000], 40_000)
-    assert two.fits_with([], 10**9), "whatever it takes alone, it gets"
+    assert two.fits_with([], 10**9), "a pass alone is always allowed"
 
 
-def test_time_of_many_inputs_is_that_of_their_passes():
+def test_predicted_time_sums_over_passes_and_lanes():
     one = budget(1_000)
     assert one.seconds([100] * 25) == 2 * TIME.seconds(10, 100) + TIME.seconds(5, 100)
     assert budget(1_000, lanes=2).seconds([100] * 20) == TIME.seconds(10, 100)

@@ -1,4 +1,4 @@
-"""The real MiniLM behind the port: right rows, in order, whatever dies or leaves."""
+"""The real MiniLM behind the `Embedder` port: correct rows in order, through failures and cancellations."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ def reference():
 
 @pytest.mark.engine
 @on_module_loop
-async def test_rows_equal_encode_in_the_order_given(embedder, reference):
+async def test_rows_equal_encode_in_request_order(embedder, reference):
     texts = ["", " \n\t ", "  space before and after  ", *sentences(150)]
     found = await embed(embedder, await embedder.tokenize(texts))
     assert found.dtype == np.float32
@@ -54,7 +54,7 @@ async def test_rows_equal_encode_in_the_order_given(embedder, reference):
 @pytest.mark.engine
 @on_module_loop
 @pytest.mark.parametrize("side", ["right", "left"])
-async def test_what_is_cut_equals_encode_under_that_length(embedder, reference, side, monkeypatch):
+async def test_truncated_inputs_equal_encode_at_that_length(embedder, reference, side, monkeypatch):
     texts, limit = sentences(60), 24
     whole = await embedder.tokenize(texts)
     found = await embed(embedder, [embedder.truncate(ids, limit, side) for ids in whole])
@@ -66,7 +66,7 @@ async def test_what_is_cut_equals_encode_under_that_length(embedder, reference, 
 
 @pytest.mark.engine
 @on_module_loop
-async def test_calls_side_by_side_get_their_own_rows(embedder):
+async def test_concurrent_calls_get_their_own_rows(embedder):
     inputs = await embedder.tokenize(sentences(40))
     alone = await embed(embedder, inputs)
     together = await asyncio.gather(*(embed(embedder, inputs[i : i + 4]) for i in range(0, 40, 4)))
@@ -86,7 +86,7 @@ async def test_2048_inputs_in_one_call(embedder):
 
 @pytest.mark.engine
 @on_module_loop
-async def test_the_longest_input_is_computed_and_a_longer_one_refused(embedder):
+async def test_the_longest_input_is_computed_and_a_longer_one_rejected(embedder):
     [ids] = await embedder.tokenize(["memory " * 100_000])
     assert len(ids) == 100_002
     with pytest.raises(Refused, match="100002 tokens: the model takes 1 to 256") as refusal:
@@ -99,7 +99,7 @@ async def test_the_longest_input_is_computed_and_a_longer_one_refused(embedder):
 @pytest.mark.engine
 @on_module_loop
 @pytest.mark.parametrize(
-    ("inputs", "told"),
+    ("inputs", "message"),
     [
         ([], "input is empty"),
         ([[101], []], "input 1 has no tokens"),
@@ -108,8 +108,8 @@ async def test_the_longest_input_is_computed_and_a_longer_one_refused(embedder):
         ([[5, 10**30]], f"token id {10**30}"),
     ],
 )
-async def test_ids_that_the_model_lacks_are_refused(embedder, inputs, told):
-    with pytest.raises(Refused, match=told):
+async def test_invalid_token_ids_are_rejected(embedder, inputs, message):
+    with pytest.raises(Refused, match=message):
         await embed(embedder, inputs)
 
 
@@ -139,15 +139,15 @@ async def test_every_pass_is_reported_within_the_budget(embedder):
 
 @pytest.mark.engine
 @on_module_loop
-async def test_what_a_client_left_is_not_computed(embedder):
+async def test_inputs_of_a_cancelled_call_are_not_computed(embedder):
     passes: list[EmbeddingPass] = []
     started = asyncio.Event()
 
-    def saw(one: EmbeddingPass) -> None:
-        passes.append(one)
+    def record(finished: EmbeddingPass) -> None:
+        passes.append(finished)
         started.set()
 
-    embedder.on_pass = saw
+    embedder.on_pass = record
     leaving = asyncio.create_task(embed(embedder, heavy_inputs(160)))
     await asyncio.wait_for(started.wait(), BOUND_SECONDS)
     leaving.cancel()
@@ -155,7 +155,7 @@ async def test_what_a_client_left_is_not_computed(embedder):
         await leaving
     await embed(embedder, [[101, 102]])
     embedder.on_pass = None
-    # One computed, two were already under way, then the one that came after.
+    # One pass computed, two in flight at the cancellation, then the pass of the second call.
     assert len(passes) == 4
     assert passes[-1].inputs == 1
     assert sum(p.inputs for p in passes) < 161
@@ -163,7 +163,7 @@ async def test_what_a_client_left_is_not_computed(embedder):
 
 @pytest.mark.engine
 @on_module_loop
-async def test_a_killed_worker_is_replaced_and_its_work_done(embedder, caplog):
+async def test_a_killed_worker_is_replaced_and_its_calls_complete(embedder, caplog):
     before = embedder.restarts, embedder.out_of_memory
     inputs = [[101, 2000 + i, 102] for i in range(200)] + heavy_inputs(24)
     expected = await embed(embedder, inputs)
@@ -174,7 +174,7 @@ async def test_a_killed_worker_is_replaced_and_its_work_done(embedder, caplog):
     for i, found in enumerate(await asyncio.gather(*working)):
         assert np.abs(found - expected[i::3]).max() < 1e-5
     assert embedder.worker_pid not in (None, pid)
-    # The system kills so where memory runs out.
+    # Counted as out of memory, because the OOM killer also sends SIGKILL.
     assert (embedder.restarts, embedder.out_of_memory) == (before[0] + 1, before[1] + 1)
     assert "exit status -9, killed by another process" in caplog.text
     await embedder.check()
@@ -182,7 +182,7 @@ async def test_a_killed_worker_is_replaced_and_its_work_done(embedder, caplog):
 
 @pytest.mark.engine
 @on_module_loop
-async def test_a_worker_that_hangs_is_killed_and_its_work_done_by_another(embedder, caplog):
+async def test_a_stalled_worker_is_killed_and_its_calls_complete(embedder, caplog):
     inputs = [[101, 2000 + i, 102] for i in range(100)]
     expected = await embed(embedder, inputs)
     killed, before = embedder.worker_pid, embedder.stall_count
@@ -204,7 +204,7 @@ async def test_a_worker_that_hangs_is_killed_and_its_work_done_by_another(embedd
 
 @pytest.mark.engine
 @on_module_loop
-async def test_while_the_worker_is_gone_calls_and_checks_say_so(embedder):
+async def test_calls_and_checks_fail_while_no_worker_is_ready(embedder):
     working = asyncio.create_task(embed(embedder, heavy_inputs()))
     await embedder.check()
     kill_worker(embedder)
@@ -212,7 +212,7 @@ async def test_while_the_worker_is_gone_calls_and_checks_say_so(embedder):
         await embedder.check()
     with pytest.raises(BackendDown, match="another is starting") as refusal:
         await embed(embedder, [[101, 102]])
-    # What the first start took.
+    # The duration of the first start.
     assert refusal.value.retry_after is not None and 1 < refusal.value.retry_after <= 30
     await asyncio.wait_for(embedder.ready.wait(), BOUND_SECONDS)
     kill_worker(embedder)
@@ -225,7 +225,7 @@ async def test_while_the_worker_is_gone_calls_and_checks_say_so(embedder):
 
 @pytest.mark.engine
 @on_module_loop
-async def test_a_signal_to_the_whole_group_leaves_the_end_to_the_server(embedder):
+async def test_the_worker_ignores_signals_to_the_process_group(embedder):
     pid = embedder.worker_pid
     assert pid is not None
     os.kill(pid, signal.SIGTERM)
@@ -236,7 +236,7 @@ async def test_a_signal_to_the_whole_group_leaves_the_end_to_the_server(embedder
 
 @pytest.mark.engine
 @on_module_loop
-async def test_a_smaller_budget_cuts_batches_and_changes_no_vector(embedder):
+async def test_a_smaller_budget_shrinks_batches_and_changes_no_vector(embedder):
     passes: list[EmbeddingPass] = []
     expected = await embed(embedder, heavy_inputs(12))
     whole = embedder.budget_bytes
@@ -255,7 +255,7 @@ async def test_a_smaller_budget_cuts_batches_and_changes_no_vector(embedder):
 
 @pytest.mark.engine
 @on_module_loop
-async def test_batches_keep_to_the_slack_and_their_time_is_known_before(embedder):
+async def test_batches_respect_the_time_limit_and_have_a_predicted_time(embedder):
     passes: list[EmbeddingPass] = []
     embedder.on_pass = passes.append
     embedder.batch_limit = lambda: Duration(0)

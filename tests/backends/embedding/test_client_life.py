@@ -1,4 +1,4 @@
-"""How a worker begins and ends, what it may be told, and what it does without memory."""
+"""Life cycle of the worker: start, options, restart, out of memory and shutdown."""
 
 import asyncio
 import json
@@ -32,12 +32,12 @@ FRAGILE_TOKEN = 7777
 
 
 @pytest.mark.engine
-async def test_out_of_memory_halves_the_batch_and_fails_only_what_never_fits(caplog, monkeypatch):
-    # Freed memory goes back to the system, so that the limit below meets every large allocation.
+async def test_out_of_memory_halves_batches_and_fails_only_inputs_that_never_fit(caplog, monkeypatch):
+    # Freed memory returns to the system, so that the limit below applies to every large allocation.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     embedder = WorkerEmbedder(MINILM, batch_tokens=BUDGET, threads=1)
     await embedder.start()
-    # A machine that is slow just now would make passes of one or two inputs, which fit.
+    # On a slow machine passes would have one or two inputs, which fit.
     budget = embedder._dispatcher.budget
     assert budget is not None
     budget.full_tokens = BUDGET
@@ -48,7 +48,7 @@ async def test_out_of_memory_halves_the_batch_and_fails_only_what_never_fits(cap
     assert np.abs(found - expected).max() < 1e-5
     assert "retrying it in halves" in caplog.text
     assert embedder.batch_bytes([256] * 16) < before
-    # A worker that the failure broke for good ends itself and is replaced.
+    # A worker that the failure broke exits and is replaced.
     await asyncio.wait_for(embedder.ready.wait(), BOUND_SECONDS)
     await embed(embedder, heavy_inputs(1))
     with address_space_limited(embedder, spare_bytes=0), pytest.raises(BackendFailed, match="input 0"):
@@ -60,7 +60,7 @@ async def test_out_of_memory_halves_the_batch_and_fails_only_what_never_fits(cap
 
 @pytest.fixture(scope="module")
 def fragile_model(tmp_path_factory):
-    """MiniLM that is broken for good by more than one input at once with a certain token."""
+    """MiniLM that a pass of several inputs with FRAGILE_TOKEN breaks permanently."""
     folder = tmp_path_factory.mktemp("models") / "fragile"
     shutil.copytree(resolve(MINILM), folder)
     (folder / "fragile.py").write_text(f"""
@@ -88,22 +88,22 @@ class Fragile(torch.nn.Module):
 
 
 @pytest.mark.engine
-async def test_who_was_sent_to_a_worker_that_ends_after_a_failure_loses_no_try(fragile_model):
+async def test_calls_at_a_worker_that_a_batch_broke_keep_their_retry(fragile_model):
     embedder = WorkerEmbedder(fragile_model, threads=1, trust_remote_code=True)
     await embedder.start()
     inputs = [[101, 2000, 102], [101, FRAGILE_TOKEN, 102], [101, FRAGILE_TOKEN, 2000, 102]]
     alone = [await embed(embedder, [one]) for one in inputs]
     found = await embed(embedder, inputs)
-    restarts, ran_out = embedder.restarts, embedder.out_of_memory
+    restarts, out_of_memory = embedder.restarts, embedder.out_of_memory
     await embedder.stop()
     assert np.abs(found - np.concatenate(alone)).max() < 1e-5
-    # Three together, then of the halves the one with two.
-    assert (restarts, ran_out) == (2, 2)
+    # The batch of three fails, then the half with two inputs.
+    assert (restarts, out_of_memory) == (2, 2)
 
 
 @pytest.mark.engine
 @pytest.mark.skipif(not CAN_MEASURE, reason="resident memory is read from /proc")
-async def test_a_worker_that_returns_memory_does_so_when_its_budget_falls():
+async def test_a_lower_budget_releases_memory_with_returns_memory():
     embedder = WorkerEmbedder(MINILM, batch_tokens=BUDGET, threads=1, returns_memory=True)
     await embedder.start()
     await embed(embedder, heavy_inputs(32))
@@ -116,7 +116,7 @@ async def test_a_worker_that_returns_memory_does_so_when_its_budget_falls():
 
 
 @pytest.mark.engine
-async def test_stop_ends_the_worker_and_fails_what_waits():
+async def test_stop_ends_the_worker_and_fails_pending_calls():
     embedder = WorkerEmbedder(MINILM, threads=1)
     await embedder.start()
     pid = embedder.worker_pid
@@ -132,7 +132,7 @@ async def test_stop_ends_the_worker_and_fails_what_waits():
 
 
 @pytest.mark.engine
-async def test_a_worker_that_does_not_come_up_within_its_bound_is_killed():
+async def test_a_worker_that_does_not_load_within_its_deadline_is_killed():
     link = await WorkerLink.open(
         EncoderOptions(resolve(MINILM), batch_tokens=BUDGET, threads=1), stall_seconds=0.1, load_seconds=0.1
     )
@@ -143,7 +143,7 @@ async def test_a_worker_that_does_not_come_up_within_its_bound_is_killed():
 
 
 @pytest.mark.engine
-async def test_stop_right_after_the_start_ends_the_worker_too():
+async def test_stop_right_after_start_ends_the_worker():
     embedder = WorkerEmbedder(MINILM, threads=1)
     await embedder.start()
     pid = embedder.worker_pid
@@ -153,14 +153,14 @@ async def test_stop_right_after_the_start_ends_the_worker_too():
 
 
 @pytest.mark.engine
-async def test_a_model_that_does_not_load_is_named(tmp_path):
+async def test_a_load_failure_names_the_model(tmp_path):
     embedder = WorkerEmbedder(str(tmp_path))
     with pytest.raises(BackendDown, match=f"{tmp_path.name}' does not load: "):
         await embedder.start()
 
 
 @pytest.mark.engine
-async def test_an_input_limit_beyond_the_models_positions_stops_the_start():
+async def test_max_input_tokens_above_the_positions_fails_the_start():
     embedder = WorkerEmbedder(MINILM, max_input_tokens=1_000)
     with pytest.raises(BackendDown, match="max_input_tokens=1000: the model has 512 positions; lower it"):
         await embedder.start()
@@ -168,7 +168,7 @@ async def test_an_input_limit_beyond_the_models_positions_stops_the_start():
 
 @pytest.fixture(scope="module")
 def prompted_model(tmp_path_factory):
-    """MiniLM with instructions, as retrieval models have them."""
+    """MiniLM with prompts, as retrieval models have them."""
     folder = tmp_path_factory.mktemp("models") / "prompted"
     shutil.copytree(resolve(MINILM), folder)
     path = folder / "config_sentence_transformers.json"
@@ -179,7 +179,7 @@ def prompted_model(tmp_path_factory):
 
 
 @pytest.mark.engine
-async def test_prompts_two_lanes_and_yielding_change_no_vector(prompted_model):
+async def test_prompts_lanes_and_idle_priority_change_no_vector(prompted_model):
     from sentence_transformers import SentenceTransformer
 
     texts = sentences(40)
@@ -197,7 +197,7 @@ async def test_prompts_two_lanes_and_yielding_change_no_vector(prompted_model):
     assert np.abs(passages - reference.encode(texts)).max() < 1e-5
     assert np.abs(queries - passages).max() > 1e-3
     assert policies == {os.SCHED_IDLE}
-    # Its idleness must not weigh on the threads of the server's session.
+    # A session of its own keeps its idle priority from lowering the server's share of a core.
     assert session != os.getsid(0)
 
 
@@ -215,14 +215,14 @@ async def test_options_reach_the_model():
 
 
 @pytest.mark.engine
-async def test_a_length_that_the_model_lacks_stops_the_start():
+async def test_an_unsupported_dimension_fails_the_start():
     embedder = WorkerEmbedder(MINILM, dimensions=(64, 512), threads=1)
     with pytest.raises(BackendDown, match="dimensions=512 exceeds the 384 dimensions of the model"):
         await embedder.start()
 
 
 @pytest.mark.engine
-def test_the_worker_ends_when_its_server_is_killed():
+def test_the_worker_exits_when_its_server_is_killed():
     server = """
 import asyncio
 from backends.embedding.client import WorkerEmbedder
@@ -245,7 +245,7 @@ asyncio.run(main())
     assert until_gone(pid)
 
 
-async def test_nothing_answers_before_the_start():
+async def test_calls_before_start_raise_backend_down():
     embedder = WorkerEmbedder(MINILM)
     with pytest.raises(BackendDown, match="not started"):
         await embedder.check()
@@ -255,7 +255,7 @@ async def test_nothing_answers_before_the_start():
         await embed(embedder, [[1]])
 
 
-def test_the_server_side_imports_neither_torch_nor_transformers():
+def test_the_client_imports_neither_torch_nor_transformers():
     script = (
         "import sys, backends.embedding.client; "
         "print(sorted({'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)))"
@@ -267,17 +267,17 @@ def test_the_server_side_imports_neither_torch_nor_transformers():
     assert found.stdout.strip() == "[]"
 
 
-async def test_nobody_waits_for_a_worker_that_nobody_listens_to_any_more(caplog):
-    """Neither for vectors nor for a text's tokens."""
-    embedder, asked = WorkerEmbedder(MINILM), asyncio.Event()
-    text = asyncio.create_task(embedder._tokenizations.tokenize(["a text"], lambda frame: asked.set()))
+async def test_a_crash_of_the_supervisor_task_fails_pending_tokenizations(caplog):
+    """Calls and tokenizations fail instead of waiting without end."""
+    embedder, sent = WorkerEmbedder(MINILM), asyncio.Event()
+    text = asyncio.create_task(embedder._tokenizations.tokenize(["a text"], lambda frame: sent.set()))
 
     async def fail():
-        await asked.wait()
+        await sent.wait()
         raise ValueError("a defect")
 
-    keeper = asyncio.create_task(fail())
-    keeper.add_done_callback(embedder._supervisor_ended)
+    supervisor = asyncio.create_task(fail())
+    supervisor.add_done_callback(embedder._supervisor_ended)
     with pytest.raises(BackendDown, match="is not supervised any more"):
         async with asyncio.timeout(5):
             await text

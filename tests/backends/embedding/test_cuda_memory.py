@@ -1,4 +1,4 @@
-"""PyTorch's allocator on a device, played: what a pass takes in whole segments, and what stays taken."""
+"""Memory of passes on a simulated CUDA caching allocator."""
 
 import pytest
 import torch
@@ -15,14 +15,14 @@ DEVICE = torch.device("cuda:0")
 
 
 class Allocator:
-    """Serves a request from a free segment of that size alone, as far as passes of other shapes go."""
+    """Reuses a free segment only for a request of exactly its size."""
 
     def __init__(self) -> None:
         self.kept: set[int] = set()
         self.peak = self.most_reserved = WEIGHTS
 
     def run(self, size: int) -> None:
-        """A pass that takes `size` and frees it."""
+        """A pass that allocates `size` bytes and frees them."""
         self.kept.add(-(-size // SEGMENT) * SEGMENT)
         self.peak = max(self.peak, WEIGHTS + size)
         self.most_reserved = max(self.most_reserved, self.memory_reserved())
@@ -51,26 +51,26 @@ class Allocator:
 
 @pytest.fixture
 def allocator(monkeypatch):
-    played = Allocator()
-    monkeypatch.setattr(torch, "cuda", played)
-    return played
+    allocator = Allocator()
+    monkeypatch.setattr(torch, "cuda", allocator)
+    return allocator
 
 
-def test_a_measured_pass_takes_whole_segments_and_none_of_an_earlier_one(allocator):
+def test_a_profiled_pass_counts_whole_segments_and_reuses_none(allocator):
     points = memory_points(
         lambda inputs, length: allocator.run(inputs * length), DEVICE, longest=8, pass_tokens=30
     )
     assert [(p.tokens, p.peak_bytes) for p in points] == [(8, 20), (24, 40)]
 
 
-def test_what_a_pass_took_is_told_with_what_is_kept(allocator):
+def test_peak_and_reserved_bytes_of_a_pass(allocator):
     memory = CudaMemory(DEVICE)
     memory.begin_pass()
     allocator.run(30)
     assert (memory.pass_peak_bytes(), memory.trim_reserved()) == (30, 140)
 
 
-def test_no_more_is_kept_than_the_largest_measured_pass_left(allocator):
+def test_reserved_bytes_stay_within_the_cap(allocator):
     memory = CudaMemory(DEVICE)
     allocator.run(60)
     memory.cap_reserved()
@@ -80,7 +80,7 @@ def test_no_more_is_kept_than_the_largest_measured_pass_left(allocator):
         assert memory.trim_reserved() == kept, size
 
 
-def test_no_timed_pass_of_several_inputs_is_larger_than_a_batch():
+def test_profiled_passes_of_several_inputs_fit_a_batch():
     seen = set()
     time_points(lambda n, length: seen.add((n, length)), DEVICE, longest=512, batch_tokens=1_024)
     assert (1, 512) in seen and (2, 512) in seen
@@ -88,7 +88,7 @@ def test_no_timed_pass_of_several_inputs_is_larger_than_a_batch():
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("message", "expected"),
     [
         ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", True),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
@@ -96,5 +96,5 @@ def test_no_timed_pass_of_several_inputs_is_larger_than_a_batch():
         ("CUDA error: device-side assert triggered", False),
     ],
 )
-def test_libraries_on_the_device_say_it_their_way_that_memory_ran_out(told, expected):
-    assert is_out_of_memory(RuntimeError(told)) is expected
+def test_out_of_memory_errors_of_cuda_libraries_are_recognized(message, expected):
+    assert is_out_of_memory(RuntimeError(message)) is expected

@@ -1,4 +1,4 @@
-"""As many calls in time as any order could bring, and nobody waits for ever."""
+"""The order maximizes the calls that are on time and starves none."""
 
 from dataclasses import dataclass
 from itertools import permutations
@@ -29,7 +29,7 @@ def names(waiting: list[Call], now: int = 0, per_token: float = 1.0) -> list[int
     return [call.name for call in on_time_first(waiting, Instant(now), per_token)]
 
 
-def in_time(order: list[Call], per_token: float) -> int:
+def on_time(order: list[Call], per_token: float) -> int:
     end, count = 0.0, 0
     for call in order:
         end += per_token * call.tokens
@@ -40,37 +40,37 @@ def in_time(order: list[Call], per_token: float) -> int:
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20)), max_size=6), st.sampled_from((0.0, 0.5, 1.0))
 )
-def test_no_order_brings_more_in_time(asked, per_token):
-    waiting = calls(*asked)
+def test_no_permutation_has_more_calls_on_time(requested, per_token):
+    waiting = calls(*requested)
     chosen = list(on_time_first(waiting, Instant(0), per_token))
-    best = max(in_time(list(order), per_token) for order in permutations(waiting))
-    assert in_time(chosen, per_token) == best
+    best = max(on_time(list(order), per_token) for order in permutations(waiting))
+    assert on_time(chosen, per_token) == best
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.none() | st.integers(0, 30)), max_size=12), st.integers(0, 40)
 )
-def test_everybody_is_named_once_and_who_was_promised_nothing_last(asked, now):
-    order = names(calls(*asked), now)
-    assert sorted(order) == list(range(len(asked)))
-    promised = [asked[name][1] is not None for name in order]
-    assert promised == sorted(promised, reverse=True)
+def test_each_call_appears_once_and_calls_without_deadline_come_last(requested, now):
+    order = names(calls(*requested), now)
+    assert sorted(order) == list(range(len(requested)))
+    has_deadline = [requested[name][1] is not None for name in order]
+    assert has_deadline == sorted(has_deadline, reverse=True)
 
 
-def test_the_largest_gives_way_where_not_all_can_be_in_time():
+def test_the_largest_call_is_deferred_if_not_all_can_be_on_time():
     waiting = calls((3, 9), (6, 10), (2, 10), (5, None))
     assert names(waiting) == [0, 2, 1, 3]
     assert names(waiting, per_token=0.5) == [0, 1, 2, 3]
 
 
-def test_what_is_nearly_done_is_finished():
-    """It has little left, so it is not the one that gives way."""
+def test_a_nearly_finished_call_is_not_deferred():
+    """It has few tokens left, so deferring it would gain little."""
     assert names(calls((1, 10), (9, 10))) == [0, 1]
     assert names(calls((1, 10), (10, 10))) == [0, 1]
     assert names(calls((10, 10), (1, 10))) == [1, 0]
 
 
-def test_who_is_late_by_a_minute_goes_first():
+def test_a_call_late_by_a_minute_comes_first():
     minute = seconds(60)
     waiting = calls((1, 5), (1, minute), (1, 3 * minute))
     assert names(waiting, 6) == [1, 2, 0]
@@ -78,7 +78,7 @@ def test_who_is_late_by_a_minute_goes_first():
     assert names(waiting, minute + 6, 0.0) == [0, 2, 1]
 
 
-def test_a_rate_is_from_end_to_end_and_not_over_rests():
+def test_service_rate_excludes_idle_time():
     rate = ServiceRate()
     assert rate.ns_per_token == 0.0
     rate.pass_started(Instant(1_000))

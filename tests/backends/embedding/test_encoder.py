@@ -1,4 +1,4 @@
-"""What a worker measures of its model, and what it refuses to promise."""
+"""Profiling passes of the encoder, and models that it rejects."""
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ def encoder():
     return Encoder(EncoderOptions(model=resolve(MINILM), batch_tokens=BUDGET, threads=1))
 
 
-def test_a_measured_pass_is_padded_as_real_ones_are(encoder):
-    """Without padding there is no mask, nor the kernels that take one: cheaper than nearly all there is."""
+def test_a_profiled_pass_has_padding(encoder):
+    """Without padding there is no mask, and kernels without a mask are cheaper than usual ones."""
     masks = []
     hook = encoder._model[0].register_forward_pre_hook(
         lambda _, given: masks.append(given[0]["attention_mask"])
@@ -32,8 +32,8 @@ def test_a_measured_pass_is_padded_as_real_ones_are(encoder):
     assert [int((mask == 0).sum()) for mask in masks] == [1, 0, 0]
 
 
-def test_positions_that_begin_behind_the_padding_are_fewer(tmp_path, encoder):
-    """RoBERTa and its kin; one too many would end in the middle of a device's kernel."""
+def test_positions_after_the_padding_token_reduce_the_longest_input(tmp_path, encoder):
+    """As in RoBERTa; one token too many would fail inside a device kernel."""
     from transformers import XLMRobertaConfig, XLMRobertaModel
 
     from backends.embedding.encoder import Encoder, Unsupported

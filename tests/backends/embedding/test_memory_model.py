@@ -1,4 +1,4 @@
-"""The estimate is never below a pass that the batcher really forms."""
+"""The memory estimate bounds every pass that the batcher forms."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ MEMORIES = st.builds(
     st.integers(1, 2_000),
     st.integers(0, 500),
 )
-def test_no_pass_of_a_call_takes_more_than_its_estimate(memory, lengths, budget, pass_tokens):
+def test_the_estimate_bounds_every_pass_of_a_call(memory, lengths, budget, pass_tokens):
     estimate = memory.batch_bytes(lengths, budget_tokens=budget)
     queue: BatchQueue[None] = BatchQueue(budget, pass_tokens)
     queue.put(None, lengths, deadline=None)
@@ -27,7 +27,7 @@ def test_no_pass_of_a_call_takes_more_than_its_estimate(memory, lengths, budget,
     assert estimate <= memory.workspace_bytes(budget_tokens=budget, max_input_tokens=300)
 
 
-def test_prior_counts_eight_hidden_vectors_and_one_inner_vector_a_token():
+def test_prior_counts_eight_hidden_vectors_and_one_inner_vector_per_token():
     minilm = {"hidden_size": 384, "intermediate_size": 1_536}
     memory = prior(minilm, bytes_per_element=4, dimension=384)
     assert memory.pass_bytes(2, 100) == 4 * (8 * 384 + 1_536) * 200 + 4 * 2 * 384
@@ -42,14 +42,14 @@ POINTS = st.lists(
 
 
 @given(POINTS, st.integers(1, 1_024))
-def test_fit_lies_above_every_measured_point(points, dimension):
+def test_fit_bounds_every_measured_point(points, dimension):
     memory = fit_memory_model(points, dimension=dimension)
     assert memory.is_measured
     for point in points:
         assert memory.pass_bytes(point.inputs, point.padded_length) >= point.peak_bytes - 1
 
 
-def test_fit_finds_the_line_that_made_the_points():
+def test_fit_recovers_the_generating_line():
     truth = EmbeddingMemory(1_000, 50.0, 8, is_measured=True)
     shapes = [(1, 8), (4, 64), (16, 128)]
     found = fit_memory_model([MemoryPoint(n, w, truth.pass_bytes(n, w)) for n, w in shapes], dimension=8)
@@ -58,23 +58,23 @@ def test_fit_finds_the_line_that_made_the_points():
 
 
 @given(MEMORIES, st.integers(0, 10**9))
-def test_the_largest_pass_within_bytes_fits_them(memory, limit):
+def test_max_tokens_is_the_largest_pass_within_the_bytes(memory, limit):
     tokens = memory.max_tokens(limit)
     assert tokens == 0 or memory.pass_bytes(tokens, 1) <= limit + 1
     assert memory.pass_bytes(tokens + 2, 1) >= limit or memory.base > limit
 
 
 @given(MEMORIES, st.builds(MemoryPoint, st.integers(1, 64), st.integers(1, 512), st.integers(0, 10**9)))
-def test_a_pass_that_took_more_is_never_underestimated_again(memory, point):
+def test_raised_model_covers_the_measured_pass(memory, point):
     before = memory.pass_bytes(point.inputs, point.padded_length)
     raised = memory.raised_to_cover(point)
     assert raised.pass_bytes(point.inputs, point.padded_length) >= max(before, point.peak_bytes) - 1
 
 
-def test_one_point_is_no_line():
+def test_a_fit_needs_two_points_of_different_size():
     with pytest.raises(ValueError, match="two passes of different size are needed"):
         fit_memory_model([MemoryPoint(1, 8, 100)], dimension=4)
 
 
-def test_nothing_asked_takes_nothing():
+def test_an_empty_batch_takes_no_bytes():
     assert EmbeddingMemory(100, 1.0, 4, is_measured=False).batch_bytes([], budget_tokens=10) == 0

@@ -1,4 +1,4 @@
-"""A pass's time is known before it runs, and the device's mood is followed."""
+"""The time model recovers pass times and follows the current speed of the device."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ def points(truth: PassTime) -> list[TimePoint]:
 
 
 @given(TERMS)
-def test_the_fit_finds_the_law_that_made_the_points(terms):
+def test_fit_recovers_the_generating_coefficients(terms):
     truth = PassTime(*terms)
     found = fit_time_model(points(truth))
     for n, length in [*SHAPES, (32, 128), (2, 512)]:
@@ -29,28 +29,28 @@ def test_the_fit_finds_the_law_that_made_the_points(terms):
         max_size=8,
     )
 )
-def test_no_measurement_makes_work_pay_time_back(measured):
+def test_fitted_coefficients_are_never_negative(measured):
     found = fit_time_model(measured)
     assert min(found.base, found.per_token, found.per_square) >= 0
     assert found.seconds(1, 1) <= found.seconds(2, 1) <= found.seconds(2, 64)
 
 
 @given(TERMS, st.integers(1, 512), st.floats(1e-4, 10), st.floats(0.2, 5))
-def test_the_most_inputs_within_a_time_take_no_longer(terms, length, limit, scale):
+def test_max_inputs_is_the_largest_pass_within_the_time(terms, length, limit, scale):
     time = ObservedTime(PassTime(*terms), scale=scale)
     most = time.max_inputs(length, limit)
     assert most == 1 or time.seconds(most, length) <= limit * 1.001
     assert time.seconds(most + 1, length) > limit * 0.999
 
 
-def test_a_device_twice_as_slow_is_believed_soon():
+def test_the_scale_converges_on_a_slower_device():
     time = ObservedTime(PassTime(0.001, 1e-5, 0.0))
     for _ in range(40):
         time.observe(TimePoint(4, 100, 2 * time.model.seconds(4, 100)))
     assert time.scale == pytest.approx(2, rel=0.1)
 
 
-def test_one_stall_moves_the_estimate_by_a_bounded_step():
+def test_an_outlier_changes_the_scale_by_a_bounded_factor():
     time = ObservedTime(PassTime(0.001, 1e-5, 0.0))
     for _ in range(40):
         time.observe(TimePoint(4, 100, time.model.seconds(4, 100)))
@@ -58,6 +58,6 @@ def test_one_stall_moves_the_estimate_by_a_bounded_step():
     assert time.scale < 1.2
 
 
-def test_nothing_measured_is_refused():
+def test_a_fit_without_points_raises():
     with pytest.raises(ValueError, match="no pass was measured"):
         fit_time_model([])

@@ -1,4 +1,4 @@
-"""What is left of a text is what the tokenizer itself would leave."""
+"""Truncated ids equal those of a tokenizer that truncates by itself."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ def tokenizer(frame: str) -> Tokenizer:
     return made
 
 
-def test_what_stands_around_a_text_is_found():
+def test_special_tokens_around_a_text_are_found():
     found = Truncation.of(tokenizer("<s> <q> $A </s> </s>"), "left")
     assert found == Truncation(opening=(5, 7), closing=(6, 6), side="left")
     assert Truncation.of(tokenizer("$A"), "right") == Truncation()
@@ -30,7 +30,7 @@ def test_what_stands_around_a_text_is_found():
 
 @pytest.mark.parametrize("frame", FRAMES)
 @given(text=TEXTS, limit=st.integers(1, 14), side=st.sampled_from(["left", "right"]))
-def test_a_text_is_cut_as_its_tokenizer_cuts_it(frame, text, limit, side):
+def test_truncation_equals_that_of_the_tokenizer(frame, text, limit, side):
     whole, cutting = tokenizer(frame), tokenizer(frame)
     truncation = Truncation.of(whole, side)
     ids = whole.encode(text).ids
@@ -44,7 +44,7 @@ def test_a_text_is_cut_as_its_tokenizer_cuts_it(frame, text, limit, side):
     assert found == Truncation(truncation.opening, truncation.closing).truncate(ids, limit, side)
 
 
-def test_ids_keep_those_special_tokens_that_they_have():
+def test_token_ids_keep_the_special_tokens_they_contain():
     truncation = Truncation(opening=(5,), closing=(6,))
     assert truncation.truncate([0, 1, 2, 3], 2) == [0, 1]
     assert truncation.truncate([5, 1, 2, 3], 2) == [5, 1]
@@ -52,7 +52,7 @@ def test_ids_keep_those_special_tokens_that_they_have():
     assert truncation.truncate([0, 1, 2, 3], 1, "left") == [3]
 
 
-def test_a_tokenizer_without_letters_is_refused():
+def test_a_tokenizer_without_letters_is_rejected():
     mute = tokenizer("<s> $A </s>")
     mute.normalizer = normalizers.Replace("a", "")
     with pytest.raises(ValueError, match="no token for 'a'"):

@@ -1,4 +1,4 @@
-"""The simulated backends keep the ports' promises, alone and on one device."""
+"""The simulated backends implement their ports, each alone and both on one device."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ def pair(length: int = 5, *, batch_time=None, kv_bytes: int | None = None, max_m
     return generator, SimulatedEmbedder(device, max_input_tokens=8, batch_tokens=16)
 
 
-def played(scenario, **options):
+def run_scenario(scenario, **options):
     async def main():
         generator, embedder = pair(**options)
         await generator.start()
@@ -50,39 +50,39 @@ def played(scenario, **options):
     return run(main())
 
 
-async def collect(generator, one, prompt=range(8), **sampling):
+async def collect(generator, request, prompt=range(8), **sampling):
     now = asyncio.get_running_loop().time
-    deltas = generator.generate(one, prompt, Sampling(**{"max_tokens": 20, **sampling}))
+    deltas = generator.generate(request, prompt, Sampling(**{"max_tokens": 20, **sampling}))
     return [(now(), delta) async for delta in deltas]
 
 
-def test_a_token_a_step_and_a_reason_at_the_end():
+def test_each_step_yields_a_token_and_the_last_a_finish_reason():
     async def scenario(generator, _):
         natural = await collect(generator, request())
         capped = await collect(generator, request(), max_tokens=3)
         return natural, capped
 
-    natural, capped = played(scenario)
+    natural, capped = run_scenario(scenario)
     assert [at for at, _ in natural] == [1, 2, 3, 4, 5]
     assert [delta.finish_reason for _, delta in natural] == [None] * 4 + ["stop"]
     assert [delta.finish_reason for _, delta in capped] == [None, None, "length"]
 
 
-def test_samples_come_side_by_side():
+def test_samples_of_a_request_are_interleaved():
     async def scenario(generator, _):
         return await collect(generator, request(), n=2)
 
-    deltas = played(scenario)
+    deltas = run_scenario(scenario)
     assert [(at, delta.index) for at, delta in deltas] == [(t, i) for t in range(1, 6) for i in (0, 1)]
 
 
-def test_both_kinds_share_a_step():
+def test_decoding_and_embedding_share_a_step():
     async def scenario(generator, embedder):
         now = asyncio.get_running_loop().time
         passes, left = [], []
 
-        def on_pass(one):
-            passes.append(one)
+        def on_pass(finished):
+            passes.append(finished)
             left.append(embedder.tokens_left(request().id))
 
         embedder.on_pass = on_pass
@@ -93,7 +93,7 @@ def test_both_kinds_share_a_step():
         assert left == [8, 0] and embedder.tokens_left(request().id) is None
         return await answer, embedded_at, vectors, passes
 
-    answer, embedded_at, vectors, passes = played(scenario)
+    answer, embedded_at, vectors, passes = run_scenario(scenario)
     # Three inputs of 8 take two batches of 16 tokens: the second and third step last 0.5 s longer.
     assert [at for at, _ in answer] == [1, 2.5, 4, 5, 6]
     assert embedded_at == 4
@@ -101,23 +101,23 @@ def test_both_kinds_share_a_step():
     assert [(p.inputs, p.tokens, p.padded_tokens) for p in passes] == [(2, 16, 16), (1, 8, 8)]
 
 
-def test_the_earlier_deadline_is_embedded_first_then_who_is_late_then_who_has_none():
+def test_embeddings_follow_deadlines_then_late_calls_then_calls_without_deadline():
     async def scenario(_, embedder):
         ended = []
 
-        async def one(name, deadline):
+        async def embed(name, deadline):
             await embedder.embed(request(name, kind=Kind.EMBED), [range(8)] * 2, deadline=deadline)
             ended.append(name)
 
         by = {"lost": Instant(-1), "none": None, "late": Instant(seconds(9)), "soon": Instant(seconds(3))}
-        tasks = [one(name, deadline) for name, deadline in by.items()]
+        tasks = [embed(name, deadline) for name, deadline in by.items()]
         await asyncio.gather(*tasks)
         return ended
 
-    assert played(scenario) == ["soon", "late", "lost", "none"]
+    assert run_scenario(scenario) == ["soon", "late", "lost", "none"]
 
 
-def test_a_cancelled_embedding_takes_no_more_batches():
+def test_a_cancelled_call_is_in_no_further_batch():
     async def scenario(_, embedder):
         passes = []
         embedder.on_pass = passes.append
@@ -128,10 +128,10 @@ def test_a_cancelled_embedding_takes_no_more_batches():
         await embedder.embed(request(kind=Kind.EMBED), [range(4)], deadline=None)
         return passes
 
-    assert [p.inputs for p in played(scenario)] == [2, 2, 1]
+    assert [p.inputs for p in run_scenario(scenario)] == [2, 2, 1]
 
 
-def test_preempting_frees_the_blocks_and_ends_the_stream():
+def test_preempt_frees_blocks_and_ends_the_stream():
     async def scenario(generator, _):
         answer = asyncio.create_task(collect(generator, request("victim")))
         await asyncio.sleep(2.5)
@@ -139,43 +139,43 @@ def test_preempting_frees_the_blocks_and_ends_the_stream():
         await generator.preempt("victim")
         return held, generator.state(), await answer
 
-    held, state, answer = played(scenario)
+    held, state, answer = run_scenario(scenario)
     assert held == GEOMETRY.bytes(10)
     assert (state.used_bytes, state.running, state.preemptions) == (0, 0, 1)
     assert [delta.finish_reason for _, delta in answer] == [None, None, "preempted"]
 
 
-def test_a_resumed_request_ends_where_it_would_have():
+def test_a_resumed_request_generates_only_the_rest():
     async def scenario(generator, _):
         return await collect(generator, request(prompt=8), prompt=range(8 + 3), max_tokens=17)
 
-    assert len(played(scenario)) == 2
+    assert len(run_scenario(scenario)) == 2
 
 
-def test_closing_a_stream_takes_it_out_of_the_engine():
+def test_closing_a_stream_removes_it_from_the_engine():
     async def scenario(generator, _):
         deltas = generator.generate(request(), range(8), Sampling(max_tokens=20))
         await anext(deltas)
         await deltas.aclose()
         return generator.state()
 
-    state = played(scenario)
+    state = run_scenario(scenario)
     assert (state.running, state.waiting, state.used_bytes) == (0, 0, 0)
 
 
-def test_memory_runs_out_and_both_still_finish():
+def test_both_requests_finish_although_blocks_run_out():
     async def scenario(generator, _):
-        asked = [collect(generator, request(name), max_tokens=12) for name in ("a", "b")]
-        return await asyncio.gather(*asked), generator.state()
+        requests = [collect(generator, request(name), max_tokens=12) for name in ("a", "b")]
+        return await asyncio.gather(*requests), generator.state()
 
-    (one, other), state = played(scenario, length=6, kv_bytes=20, max_model_tokens=20)
-    assert [len(one), len(other)] == [6, 6]
-    # Both prompts fit, both answers do not: the newer waits for the older, then reads its prompt again.
-    assert one[-1][0] == 6 < other[-1][0]
+    (first, second), state = run_scenario(scenario, length=6, kv_bytes=20, max_model_tokens=20)
+    assert [len(first), len(second)] == [6, 6]
+    # Both prompts fit, both outputs do not: the newer request is preempted and recomputes its prompt.
+    assert first[-1][0] == 6 < second[-1][0]
     assert (state.preemptions, state.used_bytes) == (1, 0)
 
 
-def test_a_batch_that_finds_no_memory_is_tried_in_halves_though_nothing_else_keeps_the_device_awake():
+def test_a_batch_out_of_memory_is_retried_in_halves_on_an_idle_device():
     device = SimulatedDevice(embedding_line(0.5, 0))
     embedder = SimulatedEmbedder(
         device, max_input_tokens=8, batch_tokens=16, bytes_per_token=1, room=lambda: 8
@@ -190,27 +190,27 @@ def test_a_batch_that_finds_no_memory_is_tried_in_halves_though_nothing_else_kee
         await embedder.stop()
         return len(found), [done.inputs for done in passes], asyncio.get_running_loop().time()
 
-    # The first step is lost.
+    # The first step is lost to the failed batch.
     assert run(main()) == (2, [1, 1], 1.5)
     assert embedder.out_of_memory == 1
 
 
-def test_what_cannot_be_generated_is_refused():
+def test_impossible_lengths_are_rejected():
     async def scenario(generator, _):
         with pytest.raises(Refused, match="change prompt or max_tokens"):
             await collect(generator, request(), max_tokens=100)
         with pytest.raises(Refused, match="at least 1"):
             await collect(generator, request(), max_tokens=0)
 
-    played(scenario)
+    run_scenario(scenario)
 
 
-def test_a_pool_too_small_for_one_sequence_is_refused():
+def test_a_pool_too_small_for_one_sequence_is_rejected():
     with pytest.raises(ValueError, match="would never finish"):
         pair(kv_bytes=8)
 
 
-def test_a_dead_device_fails_what_runs_and_what_comes():
+def test_a_failed_device_fails_running_and_new_requests():
     async def scenario(generator, embedder):
         call = asyncio.create_task(embedder.embed(request(kind=Kind.EMBED), [range(8)], deadline=None))
         with pytest.raises(BackendDown, match="a duration must be at least 0"):
@@ -221,10 +221,10 @@ def test_a_dead_device_fails_what_runs_and_what_comes():
             await generator.check()
 
     with pytest.raises(ValueError, match="a duration must be at least 0"):
-        played(scenario, batch_time=lambda _: -1.0)
+        run_scenario(scenario, batch_time=lambda _: -1.0)
 
 
-def test_stopping_fails_what_runs():
+def test_stop_fails_running_requests():
     async def main():
         generator, _ = pair()
         await generator.start()

@@ -1,4 +1,4 @@
-"""Stock batching: everyone's tokens come out, blocks are conserved, the newest pays for an overflow."""
+"""The simulated scheduler completes every sequence, conserves blocks and preempts the newest."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ def drain(engine: SimulatedScheduler[Sequence]) -> list[StepLoad]:
         assert len(loads) < 100_000
 
 
-def test_a_prompt_is_read_in_chunks_whose_squares_add_up():
+def test_prompt_chunks_add_up_to_the_squared_length():
     engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
         blocks=None, block_tokens=16, max_running=4, step_tokens=100
     )
@@ -30,7 +30,7 @@ def test_a_prompt_is_read_in_chunks_whose_squares_add_up():
     assert [load.cells for load in loads] == [0, 100, 200, 250, 251]
 
 
-def test_decodes_go_on_beside_a_long_prompt():
+def test_decodes_share_a_step_with_a_prompt_chunk():
     engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
         blocks=None, block_tokens=16, max_running=4, step_tokens=64
     )
@@ -44,7 +44,7 @@ def test_decodes_go_on_beside_a_long_prompt():
     assert (load.decodes, load.prefill_tokens) == (1, 63)
 
 
-def test_the_newest_is_preempted_and_recomputes():
+def test_the_newest_sequence_is_preempted_and_recomputes():
     # Five blocks of 4: 8 + 8 prompt tokens fill four, and both grow into a third block.
     engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
         blocks=5, block_tokens=4, max_running=4, step_tokens=64
@@ -54,12 +54,12 @@ def test_the_newest_is_preempted_and_recomputes():
     loads = drain(engine)
     assert (old.preemptions, new.preemptions, engine.recompute_tokens) == (0, 1, 8)
     assert (old.produced, new.produced) == (6, 6)
-    # Two prompts, then the second's prompt once more with what it had produced.
+    # Two prompts, then the second prompt again with its output so far.
     assert [load.prefill_tokens for load in loads if load.prefill_tokens] == [16, 9]
     assert engine.free_blocks == 5
 
 
-def test_who_is_removed_during_a_step_gets_no_token():
+def test_a_sequence_removed_during_a_step_gets_no_token():
     engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
         blocks=8, block_tokens=4, max_running=4, step_tokens=64
     )
@@ -80,12 +80,14 @@ def test_who_is_removed_during_a_step_gets_no_token():
     max_running=st.integers(1, 12),
     step_tokens=st.integers(1, 200),
 )
-def test_everyone_finishes_and_every_block_comes_back(sizes, blocks, block_tokens, max_running, step_tokens):
+def test_every_sequence_finishes_and_every_block_is_freed(
+    sizes, blocks, block_tokens, max_running, step_tokens
+):
     engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
         blocks=blocks, block_tokens=block_tokens, max_running=max_running, step_tokens=step_tokens
     )
     engine.waiting.extend(Sequence(prompt, output) for prompt, output in sizes)
-    everyone = list(engine.waiting)
+    sequences = list(engine.waiting)
     computed = 0
     while True:
         load = StepLoad()
@@ -93,11 +95,11 @@ def test_everyone_finishes_and_every_block_comes_back(sizes, blocks, block_token
             break
         assert load.prefill_tokens + load.decodes <= step_tokens
         assert len(engine.running) <= max_running
-        held = sum(one.blocks for one in engine.running)
+        held = sum(sequence.blocks for sequence in engine.running)
         assert engine.free_blocks == blocks - held >= 0
         engine.complete()
         computed += load.prefill_tokens + load.decodes
-    assert [one.produced for one in everyone] == [output for _, output in sizes]
+    assert [sequence.produced for sequence in sequences] == [output for _, output in sizes]
     assert engine.free_blocks == blocks
     least = sum(prompt + output - 1 for prompt, output in sizes)
     assert computed == least + engine.recompute_tokens

@@ -1,4 +1,4 @@
-"""The double keeps to its script, to the port, and to the record."""
+"""Scripted engines follow their scripts, implement the ports and record requests."""
 
 import asyncio
 from itertools import count
@@ -42,7 +42,7 @@ async def started(engine):
     return engine
 
 
-async def test_an_answer_follows_its_script():
+async def test_output_follows_the_script():
     generator = await started(ScriptedGenerator(default=Script(tokens=3, words=("a ", "b "))))
     deltas = await deltas_of(generator, Sampling(max_tokens=8))
     assert "".join(d.text for d in deltas) == "a b a "
@@ -51,7 +51,7 @@ async def test_an_answer_follows_its_script():
     assert (seen.done, seen.end, seen.prompt) == (3, "finished", (1, 2, 3))
 
 
-async def test_max_tokens_cuts_and_says_so():
+async def test_max_tokens_ends_output_with_length():
     generator = await started(ScriptedGenerator(default=Script(tokens=9)))
     deltas = await deltas_of(generator, Sampling(max_tokens=2))
     assert [d.finish_reason for d in deltas] == [None, "length"]
@@ -71,7 +71,7 @@ async def test_samples_logprobs_and_tool_calls():
     assert first.prompt_logprobs[0] is None
 
 
-def test_tokens_take_their_time():
+def test_tokens_take_the_scripted_time():
     async def main():
         generator = await started(
             ScriptedGenerator(prefill_seconds=1.0, prompt_token_seconds=0.1, token_seconds=0.5)
@@ -82,7 +82,7 @@ def test_tokens_take_their_time():
     assert run(main()) == pytest.approx([1.3, 1.8, 2.3])
 
 
-async def test_a_stepped_engine_moves_when_let():
+async def test_a_stepped_engine_advances_only_on_allow():
     generator = await started(ScriptedGenerator(is_stepped=True))
     answer = generator.generate(a_request(), [1], Sampling(max_tokens=3))
     first = asyncio.ensure_future(anext(answer))
@@ -95,7 +95,7 @@ async def test_a_stepped_engine_moves_when_let():
         ScriptedGenerator().allow()
 
 
-async def test_closing_an_answer_aborts_it():
+async def test_closing_a_stream_aborts_the_request():
     generator = await started(ScriptedGenerator())
     request = a_request()
     answer = generator.generate(request, [1], Sampling(max_tokens=8))
@@ -106,7 +106,7 @@ async def test_closing_an_answer_aborts_it():
     assert generator.state().running == 0
 
 
-async def test_failing_dying_and_refusing():
+async def test_scripted_failures():
     generator = await started(ScriptedGenerator())
     generator.upcoming.extend([Script(refuses="no"), Script(fails_at=1), Script(dies_at=2)])
     with pytest.raises(Refused, match="no"):
@@ -122,7 +122,7 @@ async def test_failing_dying_and_refusing():
     assert len(await deltas_of(generator, Sampling(max_tokens=8))) == 8
 
 
-async def test_the_engines_death_ends_all_that_runs():
+async def test_die_fails_all_running_requests():
     generator = await started(ScriptedGenerator(is_stepped=True, max_running=1))
     answers = [asyncio.create_task(deltas_of(generator, Sampling(max_tokens=8))) for _ in range(2)]
     await generator.until_runs(2)
@@ -132,7 +132,7 @@ async def test_the_engines_death_ends_all_that_runs():
     assert [type(result) for result in results] == [BackendDown, BackendDown]
 
 
-async def test_a_preempted_request_ends_with_what_it_has():
+async def test_a_preempted_request_keeps_its_output():
     generator = await started(ScriptedGenerator(is_stepped=True))
     request = a_request()
     answer = asyncio.create_task(deltas_of(generator, Sampling(max_tokens=8), request))
@@ -144,13 +144,13 @@ async def test_a_preempted_request_ends_with_what_it_has():
     assert generator.state().preemptions == 1
 
 
-async def test_more_than_the_model_holds_is_refused():
+async def test_a_request_beyond_the_context_length_is_rejected():
     generator = await started(ScriptedGenerator(max_model_tokens=10))
     with pytest.raises(Refused, match="the model holds 10"):
         await deltas_of(generator, Sampling(max_tokens=8))
 
 
-async def test_chat_is_its_contents_one_after_the_other():
+async def test_chat_messages_are_concatenated():
     generator = await started(ScriptedGenerator())
     messages = [
         {"role": "system", "content": "é"},
@@ -161,7 +161,7 @@ async def test_chat_is_its_contents_one_after_the_other():
         await generator.render_chat(ChatPrompt([{"role": "user", "content": [{"type": "image_url"}]}]))
 
 
-async def test_vectors_follow_from_the_ids_alone():
+async def test_vectors_depend_on_token_ids_only():
     embedder = await started(ScriptedEmbedder(dimension=16))
     inputs = await embedder.tokenize(["one", "two", "one"])
     request = a_request(kind=Kind.EMBED)
@@ -175,7 +175,7 @@ async def test_vectors_follow_from_the_ids_alone():
     assert (seen.deadline, seen.end) == (Instant(5), "finished")
 
 
-async def test_an_embedding_call_can_be_left_and_can_fail():
+async def test_an_embedding_call_can_be_cancelled_and_can_fail():
     embedder = await started(ScriptedEmbedder(is_stepped=True))
     request = a_request(kind=Kind.EMBED)
     leaving = asyncio.create_task(embedder.embed(request, [[1]], deadline=None))
@@ -191,7 +191,7 @@ async def test_an_embedding_call_can_be_left_and_can_fail():
         await failing
 
 
-def test_embedding_takes_its_time():
+def test_embedding_takes_the_scripted_time():
     async def main():
         embedder = await started(ScriptedEmbedder(call_seconds=1.0, token_seconds=0.5))
         await embedder.embed(a_request(kind=Kind.EMBED), [[1, 2], [3]], deadline=None)
@@ -200,7 +200,7 @@ def test_embedding_takes_its_time():
     assert run(main()) == pytest.approx(2.5)
 
 
-def test_both_are_what_the_ports_ask_for():
+def test_both_engines_satisfy_their_ports():
     generator: Generator = ScriptedGenerator()
     embedder: Embedder = ScriptedEmbedder()
     assert embedder.batch_bytes([512] * 100) <= embedder.workspace_bytes
