@@ -93,11 +93,8 @@ def embedding_line(base: float, per_token: float) -> BatchTime:
     return lambda load: base + per_token * load.inputs * load.length if load.inputs else 0.0
 
 
-# --- measured profiles -----------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class Fit:
+class PiecewiseFit:
     """Fit in DistServe's form, in seconds, with two pieces by the number of decodes D.
 
     Prefill takes a + b*P + c*P^2, decode a + b*cells + c*D. A mixed step takes the decode and the prompt's
@@ -121,7 +118,7 @@ class Fit:
         return self.slower * (base + cell * load.cells + decode * load.decodes) + prompt
 
 
-def fitted_profile(path: Path, model: str, *, tensor_parallel: int = 1) -> Fit:
+def fitted_profile(path: Path, model: str, *, tensor_parallel: int = 1) -> PiecewiseFit:
     """Reads a fit from a JSON file of fits in milliseconds.
 
     Raises ValueError, listing the available fits, if the file has none for the model and degree.
@@ -129,7 +126,7 @@ def fitted_profile(path: Path, model: str, *, tensor_parallel: int = 1) -> Fit:
     fits = json.loads(path.read_text(encoding="utf-8"))
     try:
         fit = fits[model][str(tensor_parallel)]
-        return Fit(
+        return PiecewiseFit(
             prefill=_seconds(fit["prefill"]),
             small=_seconds(fit["decoding_smallbs"]),
             large=_seconds(fit["decoding_largebs"]),
@@ -149,7 +146,7 @@ def _seconds(milliseconds: Sequence[float]) -> tuple[float, float, float]:
 
 # DistServe's fit of vLLM serving OPT-13B on one A100-80GB (profiler-a100-80g, vllm, TP 1). An A100-40GB
 # has 1,555 instead of 2,039 GB/s, and the same arithmetic.
-OPT_13B_A100_80G = Fit(
+OPT_13B_A100_80G = PiecewiseFit(
     prefill=_seconds((22.0522, 0.140509, 8.0766e-6)),
     small=_seconds((23.4750, 0.000592934, 0.0607269)),
     large=_seconds((20.2064, 0.000490773, 0.1200031)),
