@@ -20,9 +20,9 @@ from benchmark_control_plane.common.arguments import (
     whole,
 )
 from benchmark_control_plane.round_model.instance import read_instance
-from benchmark_control_plane.round_model.lengths import RoundInstance, RoundRequest
 from benchmark_control_plane.round_model.schedules import PolicySetting, scheduled
 from benchmark_control_plane.round_model.simulator import NeverEnds
+from benchmark_control_plane.round_model.workloads import RoundInstance, RoundRequest
 
 
 class _OneLineParser(argparse.ArgumentParser):

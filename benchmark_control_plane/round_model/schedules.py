@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from random import Random
 
 from backends.cost_models.step_time import StepTime, pace
-from benchmark_control_plane.round_model.lengths import RoundRequest
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions, StepPolicy
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
 from benchmark_control_plane.round_model.simulator import RoundArrival, Totals, simulate
+from benchmark_control_plane.round_model.workloads import RoundRequest
 from controlplane.policy.registry import lookup
 
 

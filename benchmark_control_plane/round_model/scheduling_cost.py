@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from backends.cost_models.step_time import LLAMA2_70B_TP1, tile
-from benchmark_control_plane.round_model.lengths import (
+from benchmark_control_plane.round_model.policies.interface import Candidate
+from benchmark_control_plane.round_model.schedules import PolicySetting, arrivals, built, scheduled
+from benchmark_control_plane.round_model.simulator import RoundArrival, simulate
+from benchmark_control_plane.round_model.workloads import (
     CONVERSATION_MEMORY,
     conversation_lengths,
     poisson_arrivals,
 )
-from benchmark_control_plane.round_model.policies.interface import Candidate
-from benchmark_control_plane.round_model.schedules import PolicySetting, arrivals, built, scheduled
-from benchmark_control_plane.round_model.simulator import RoundArrival, simulate
 
 _DECIDING = ("mc-sf", "mc-sf-skip", "mc-benchmark", "fcfs", "tandem")
 _RUNNING = 256

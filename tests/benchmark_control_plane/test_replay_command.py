@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmark_control_plane.replay import main
-from benchmark_control_plane.round_model.lengths import conversation_lengths, poisson_arrivals
+from benchmark_control_plane.round_model.workloads import conversation_lengths, poisson_arrivals
 
 ONE = {"a": 0, "s": 1, "o": 3}
 GOOD: dict[str, Any] = {"M": 5, "requests": [{"a": 0, "s": 1, "o": 1}, {"a": 0, "s": 1, "o": 1}, ONE, ONE]}

@@ -22,12 +22,12 @@ from backends.cost_models.step_time import fitted_profile
 from benchmark_control_plane.common.arguments import data_folder
 from benchmark_control_plane.common.results_file import write_json
 from benchmark_control_plane.common.row_files import rows
-from benchmark_control_plane.round_model.contenders import AptGreedy, FirstCome, PlannedRule, RandomOrder
 from benchmark_control_plane.round_model.plugin_rule import EngineRule
 from benchmark_control_plane.round_model.policies.interface import StepOptions
 from benchmark_control_plane.round_model.policies.overflow import Overflow, latest_first
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
 from benchmark_control_plane.round_model.policies.tandem import Effort, TandemPolicy
+from benchmark_control_plane.round_model.step_rules import AptGreedy, FirstCome, PlannedRule, RandomOrder
 from benchmark_control_plane.round_model.step_simulator import (
     Attainment,
     EnginePool,

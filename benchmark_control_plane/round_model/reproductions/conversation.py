@@ -7,8 +7,8 @@ from typing import Any
 
 from backends.cost_models.step_time import LLAMA2_70B_TP1, tile
 from benchmark_control_plane.common.results_file import write_json
-from benchmark_control_plane.round_model.lengths import CONVERSATION_MEMORY, RoundRequest
 from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, scheduled
+from benchmark_control_plane.round_model.workloads import CONVERSATION_MEMORY, RoundRequest
 
 SET_UP = (
     "lognormal lengths with the published mean and median instead of the conversations themselves; "

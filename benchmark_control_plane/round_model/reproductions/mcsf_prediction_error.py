@@ -12,16 +12,16 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from benchmark_control_plane.round_model.lengths import (
-    conversation_lengths,
-    mispredicted,
-    poisson_arrivals,
-)
 from benchmark_control_plane.round_model.reproductions.conversation import (
     SET_UP,
     PublishedPolicy,
     latency_run,
     write,
+)
+from benchmark_control_plane.round_model.workloads import (
+    conversation_lengths,
+    mispredicted,
+    poisson_arrivals,
 )
 
 mpl.use("Agg")

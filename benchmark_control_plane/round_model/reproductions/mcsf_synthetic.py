@@ -14,10 +14,10 @@ import matplotlib as mpl
 import numpy as np
 
 from benchmark_control_plane.round_model import instance as hindsight
-from benchmark_control_plane.round_model.lengths import RoundInstance, model_one, model_two
 from benchmark_control_plane.round_model.optimum_search import first_orders, search
 from benchmark_control_plane.round_model.reproductions.conversation import write
 from benchmark_control_plane.round_model.schedules import PolicySetting, scheduled
+from benchmark_control_plane.round_model.workloads import RoundInstance, model_one, model_two
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -12,17 +12,17 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from benchmark_control_plane.round_model.lengths import (
-    RoundRequest,
-    conversation_lengths,
-    poisson_arrivals,
-    typical_lengths,
-)
 from benchmark_control_plane.round_model.reproductions.conversation import (
     SET_UP,
     PublishedPolicy,
     latency_run,
     write,
+)
+from benchmark_control_plane.round_model.workloads import (
+    RoundRequest,
+    conversation_lengths,
+    poisson_arrivals,
+    typical_lengths,
 )
 
 mpl.use("Agg")

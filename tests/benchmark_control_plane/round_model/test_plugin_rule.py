@@ -3,8 +3,8 @@
 import pytest
 
 from backends.cost_models.step_time import affine, llm_only
-from benchmark_control_plane.round_model.contenders import FirstCome
 from benchmark_control_plane.round_model.plugin_rule import EngineRule
+from benchmark_control_plane.round_model.step_rules import FirstCome
 from benchmark_control_plane.round_model.step_simulator import (
     EnginePool,
     StepObjective,

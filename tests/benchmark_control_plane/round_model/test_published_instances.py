@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from backends.cost_models.step_time import LLAMA2_70B_TP1, MODELS, tile
-from benchmark_control_plane.round_model.lengths import RoundRequest
 from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, scheduled
+from benchmark_control_plane.round_model.workloads import RoundRequest
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED = ROOT.parent / "shared" / "fixtures" / "scheduling.json"

@@ -3,9 +3,9 @@
 import pytest
 
 from backends.cost_models.step_time import affine, llm_only
-from benchmark_control_plane.round_model.contenders import AptGreedy, FirstCome, PlannedRule, RandomOrder
 from benchmark_control_plane.round_model.policies.interface import StepOptions
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
+from benchmark_control_plane.round_model.step_rules import AptGreedy, FirstCome, PlannedRule, RandomOrder
 from benchmark_control_plane.round_model.step_simulator import (
     EnginePool,
     StepObjective,

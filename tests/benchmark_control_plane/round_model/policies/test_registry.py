@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmark_control_plane.round_model.lengths import RoundRequest
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions
 from benchmark_control_plane.round_model.policies.published import by_deadline, by_slack
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
 from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, arrivals, built, scheduled
 from benchmark_control_plane.round_model.simulator import NeverEnds, simulate
+from benchmark_control_plane.round_model.workloads import RoundRequest
 
 MEMORY = 24
 MAY_REPEAT = {"alpha-protection", "alpha-beta"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmark_control_plane.common.distributions import Lognormal
-from benchmark_control_plane.round_model.lengths import (
+from benchmark_control_plane.round_model.workloads import (
     CONVERSATION_OUTPUTS,
     CONVERSATION_PROMPTS,
     RoundRequest,
