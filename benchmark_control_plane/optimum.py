@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmark_control_plane.common.arguments import BadInput, exit_code, read_object
 from benchmark_control_plane.round_model.instance import HindsightInstance, read_instance
-from benchmark_control_plane.round_model.optimum_bound import fluid_bound, linear_bound, tightened
+from benchmark_control_plane.round_model.optimum_bound import fluid_latency_bound, lp_bound, rounded_up
 from benchmark_control_plane.round_model.optimum_proof import prove
-from benchmark_control_plane.round_model.optimum_search import first_orders, search
+from benchmark_control_plane.round_model.optimum_search import initial_orders, search
 
 MOST_PROVABLE = 14
 """Requests up to which a proof is tried: up to 12 it takes seconds, at 14 perhaps minutes."""
@@ -34,7 +34,7 @@ def best_schedule(instance: HindsightInstance, *, seconds: float, seed: int = 0)
     if is_small:
         share = min(share, len(instance.jobs) * _FIRST_SEARCH_SECONDS)
     start = _searched(instance, share, seed)
-    bound = fluid_bound(instance)
+    bound = fluid_latency_bound(instance)
 
     def left() -> float:
         return max(0.1, seconds - (time.monotonic() - begun))
@@ -43,19 +43,19 @@ def best_schedule(instance: HindsightInstance, *, seconds: float, seed: int = 0)
         proof = prove(instance, start, seconds=left(), seed=seed, workers=2 * (os.cpu_count() or 1))
         start, bound = proof.start, max(bound, proof.bound)
     else:
-        bound = max(bound, linear_bound(instance, start, seconds=left()) or bound)
+        bound = max(bound, lp_bound(instance, start, seconds=left()) or bound)
     total = instance.total_latency(start)
-    bound = min(tightened(bound, instance), total)
+    bound = min(rounded_up(bound, instance), total)
     proof_word = "optimal" if bound >= total else "best-known"
     return {"total_latency": total, "start": start, "proof": proof_word, "lower_bound": bound}
 
 
 def _searched(instance: HindsightInstance, seconds: float, seed: int) -> list[int]:
     deadline = time.monotonic() + seconds
-    return search(instance, first_orders(instance), seed=seed, stop=_passed(deadline))
+    return search(instance, initial_orders(instance), seed=seed, stop=_deadline_passed(deadline))
 
 
-def _passed(deadline: float) -> Callable[[], bool]:
+def _deadline_passed(deadline: float) -> Callable[[], bool]:
     return lambda: time.monotonic() >= deadline
 
 

@@ -20,8 +20,8 @@ from benchmark_control_plane.common.arguments import (
     whole,
 )
 from benchmark_control_plane.round_model.instance import read_instance
-from benchmark_control_plane.round_model.schedules import PolicySetting, scheduled
-from benchmark_control_plane.round_model.simulator import NeverEnds
+from benchmark_control_plane.round_model.schedules import PolicySetting, run_policy
+from benchmark_control_plane.round_model.simulator import NoProgress
 from benchmark_control_plane.round_model.workloads import RoundInstance, RoundRequest
 
 
@@ -30,15 +30,15 @@ class _OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def read_lines(source: Mapping[str, Any]) -> RoundInstance:
+def read_requests(source: Mapping[str, Any]) -> RoundInstance:
     """Raises BadInput."""
     checked = read_instance(source)
-    lines = []
+    requests = []
     for i, (job, one) in enumerate(zip(checked.jobs, items(source, "requests"), strict=True)):
         predicted = whole(one["pred"], f"requests[{i}].pred", least=1) if "pred" in one else job.output
         due = finite(one["d"], f"requests[{i}].d") if "d" in one else None
-        lines.append(RoundRequest(job.arrival, job.prompt, job.output, predicted, due))
-    return RoundInstance(checked.memory, tuple(lines))
+        requests.append(RoundRequest(job.arrival, job.prompt, job.output, predicted, due))
+    return RoundInstance(checked.memory, tuple(requests))
 
 
 def read_time(text: str) -> StepTime | None:
@@ -59,11 +59,11 @@ def read_time(text: str) -> StepTime | None:
     return MODELS[name](*values)
 
 
-def replayed(instance: RoundInstance, setting: PolicySetting) -> dict[str, Any]:
+def replay(instance: RoundInstance, setting: PolicySetting) -> dict[str, Any]:
     """Raises BadInput."""
     try:
-        schedule = scheduled(instance.lines, instance.memory, setting)
-    except (ValueError, NeverEnds) as error:
+        schedule = run_policy(instance.requests, instance.memory, setting)
+    except (ValueError, NoProgress) as error:
         raise BadInput(str(error)) from error
     return {
         "policy": setting.policy,
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         setting = PolicySetting(
             options.policy, options.alpha, options.beta, options.seed, read_time(options.time)
         )
-        return replayed(read_lines(read_object(options.instance)), setting)
+        return replay(read_requests(read_object(options.instance)), setting)
 
     return exit_code(command)
 

@@ -63,7 +63,7 @@ def read_instance(source: Mapping[str, Any]) -> HindsightInstance:
     return HindsightInstance(memory, tuple(jobs))
 
 
-def broken_rule(instance: HindsightInstance, start: Sequence[int]) -> str | None:
+def first_violation(instance: HindsightInstance, start: Sequence[int]) -> str | None:
     """The first rule of the round model that the schedule breaks; None if it is feasible."""
     used: dict[int, int] = {}
     for i, (job, p) in enumerate(zip(instance.jobs, start, strict=True)):

@@ -15,7 +15,7 @@ from benchmark_control_plane.round_model.instance import HindsightInstance
 _TOLERANCE = 1e-6
 
 
-def fluid_bound(instance: HindsightInstance) -> float:
+def fluid_latency_bound(instance: HindsightInstance) -> float:
     """A request's completion is the mean time of its memory use plus a constant of its shape; the sum of the
     means is least when smaller volumes go first (Goemans' mean busy times)."""
     jobs, memory = instance.jobs, instance.memory
@@ -43,7 +43,7 @@ def _lag(prompt: int, output: int) -> float:
     return sum((output - k + 0.5) * (prompt + k) for k in range(1, output + 1))
 
 
-def linear_bound(instance: HindsightInstance, known: Sequence[int], *, seconds: float) -> float | None:
+def lp_bound(instance: HindsightInstance, known: Sequence[int], *, seconds: float) -> float | None:
     """None if the program was not solved in time. `known` is any schedule; it sets the horizon."""
     jobs = instance.jobs
     horizon = max(p + job.output for p, job in zip(known, jobs, strict=True))
@@ -70,7 +70,7 @@ def linear_bound(instance: HindsightInstance, known: Sequence[int], *, seconds: 
     return float(sum(worth) + instance.memory * price - sum(job.arrival for job in jobs))
 
 
-def tightened(bound: float, instance: HindsightInstance) -> float:
+def rounded_up(bound: float, instance: HindsightInstance) -> float:
     """Latencies are whole when arrivals are."""
     if all(job.arrival == job.release for job in instance.jobs):
         return float(ceil(bound - _TOLERANCE))

@@ -22,40 +22,40 @@ _WARMTHS = (0.5, 1.0, 4.0)
 
 @dataclass(slots=True)
 class _ListScheduler:
-    """`line[t]` is the use of round t, plus t: with it one maximum answers whether a start fits."""
+    """`profile[t]` is the use of round t, plus t: with it one maximum answers whether a start fits."""
 
     instance: HindsightInstance
     order: list[int]
     horizon: int = field(init=False)
-    lines: list[list[int]] = field(init=False)
+    profiles: list[list[int]] = field(init=False)
     sums: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         jobs = self.instance.jobs
         self.horizon = max(j.release for j in jobs) + sum(j.output for j in jobs) + 2
-        self.lines = [list(range(self.horizon))]
+        self.profiles = [list(range(self.horizon))]
         self.sums = [0]
         self.rebuild(0)
 
     def rebuild(self, first: int) -> None:
         """Places all from position `first` on again."""
-        del self.lines[first + 1 :], self.sums[first + 1 :]
+        del self.profiles[first + 1 :], self.sums[first + 1 :]
         for i in self.order[first:]:
-            line = self.lines[-1].copy()
-            end = self._place(line, self.instance.jobs[i])
-            self.lines.append(line)
+            profile = self.profiles[-1].copy()
+            end = self._place(profile, self.instance.jobs[i])
+            self.profiles.append(profile)
             self.sums.append(self.sums[-1] + end)
 
     def trial(self, order: Sequence[int], first: int, limit: float) -> int | None:
         """Sum of completions of an order that differs from position `first` on; None once above `limit`."""
-        line = self.lines[first].copy()
+        profile = self.profiles[first].copy()
         total = self.sums[first]
         jobs = self.instance.jobs
         left = sum([jobs[i].release + jobs[i].output for i in order[first:]])
         for i in order[first:]:
             job = jobs[i]
             left -= job.release + job.output
-            total += self._place(line, job)
+            total += self._place(profile, job)
             if total + left > limit:
                 return None
         return total
@@ -67,19 +67,19 @@ class _ListScheduler:
             starts[i] = self.sums[at + 1] - self.sums[at] - jobs[i].output
         return starts
 
-    def _place(self, line: list[int], job: HindsightJob) -> int:
+    def _place(self, profile: list[int], job: HindsightJob) -> int:
         """Adds the job at its first fitting start; its completion."""
         output, start = job.output, job.release
         room = self.instance.memory - job.prompt
         while True:
-            window = line[start + 1 : start + output + 1]
+            window = profile[start + 1 : start + output + 1]
             highest = max(window)
             if highest <= room + start:
                 break
             # Starting one round later lowers the need in a round by one; from that round on it is free of it.
             start = min(start + 1 + window.index(highest), highest - room)
         first = job.prompt + 1
-        line[start + 1 : start + output + 1] = [use + k for k, use in enumerate(window, first)]
+        profile[start + 1 : start + output + 1] = [use + k for k, use in enumerate(window, first)]
         return start + output
 
 
@@ -127,7 +127,7 @@ def _anneal(current: _ListScheduler, random: Random, stop: Stop, *, warmth: floa
     return best_order, best_total
 
 
-def first_orders(instance: HindsightInstance) -> list[list[int]]:
+def initial_orders(instance: HindsightInstance) -> list[list[int]]:
     """By output, memory volume, volume a cell of peak, earliest completion, and arrival."""
     jobs = instance.jobs
     everyone = range(len(jobs))

@@ -17,7 +17,7 @@ from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
 
 
-class EngineRule:
+class EnginePolicyRule:
     """`blocks` are the engine's; `pace` is what a step and a prompt token usually take."""
 
     def __init__(

@@ -7,7 +7,7 @@ from random import Random
 from backends.cost_models.step_time import StepTime, pace
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions, StepPolicy
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
-from benchmark_control_plane.round_model.simulator import RoundArrival, Totals, simulate
+from benchmark_control_plane.round_model.simulator import RoundArrival, RoundTotals, simulate
 from benchmark_control_plane.round_model.workloads import RoundRequest
 from controlplane.policy.registry import lookup
 
@@ -25,12 +25,12 @@ class PolicySetting:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`start` and `finish` are indexed as the lines were given."""
+    """`start` and `finish` are indexed as the requests were given."""
 
     start: list[float]
     finish: list[float]
     latency: list[float]
-    totals: Totals
+    totals: RoundTotals
 
     @property
     def total_latency(self) -> float:
@@ -41,7 +41,7 @@ class Schedule:
         return self.total_latency / len(self.latency) if self.latency else 0.0
 
 
-def built(setting: PolicySetting, memory: int) -> StepPolicy:
+def build_policy(setting: PolicySetting, memory: int) -> StepPolicy:
     """Raises ValueError on an unknown policy or an impossible option."""
     step_seconds, prompt_steps = 1.0, 0.0
     if setting.step_time is not None:
@@ -58,30 +58,32 @@ def built(setting: PolicySetting, memory: int) -> StepPolicy:
     return lookup("policy", STEP_POLICIES, setting.policy)(options)
 
 
-def arrivals(lines: Sequence[RoundRequest]) -> list[RoundArrival]:
+def sorted_arrivals(requests: Sequence[RoundRequest]) -> list[RoundArrival]:
     """In order of time; the id is the index, so ties never depend on hashing."""
     listed = [
-        RoundArrival(Candidate(i, line.arrival, line.prompt, line.predicted, line.due), line.output)
-        for i, line in enumerate(lines)
+        RoundArrival(
+            Candidate(i, request.arrival, request.prompt, request.predicted, request.due), request.output
+        )
+        for i, request in enumerate(requests)
     ]
     return sorted(listed, key=lambda one: (one.candidate.arrival, one.candidate.id))
 
 
-def scheduled(lines: Sequence[RoundRequest], memory: int, setting: PolicySetting) -> Schedule:
+def run_policy(requests: Sequence[RoundRequest], memory: int, setting: PolicySetting) -> Schedule:
     """Raises ValueError on bad settings, NeverEnds where the policy repeats itself."""
-    start = [0.0] * len(lines)
-    finish = [0.0] * len(lines)
+    start = [0.0] * len(requests)
+    finish = [0.0] * len(requests)
 
     def note(arrival: RoundArrival, started: float, ended: float) -> None:
         start[arrival.candidate.id] = started
         finish[arrival.candidate.id] = ended
 
     totals = simulate(
-        arrivals(lines),
+        sorted_arrivals(requests),
         memory=memory,
-        policy=built(setting, memory),
+        policy=build_policy(setting, memory),
         step_time=setting.step_time,
         on_finish=note,
     )
-    latency = [end - line.arrival for end, line in zip(finish, lines, strict=True)]
+    latency = [end - request.arrival for end, request in zip(finish, requests, strict=True)]
     return Schedule(start, finish, latency, totals)

@@ -17,7 +17,12 @@ import numpy as np
 
 from backends.cost_models.step_time import LLAMA2_70B_TP1, tile
 from benchmark_control_plane.round_model.policies.interface import Candidate
-from benchmark_control_plane.round_model.schedules import PolicySetting, arrivals, built, scheduled
+from benchmark_control_plane.round_model.schedules import (
+    PolicySetting,
+    build_policy,
+    run_policy,
+    sorted_arrivals,
+)
 from benchmark_control_plane.round_model.simulator import RoundArrival, simulate
 from benchmark_control_plane.round_model.workloads import (
     CONVERSATION_MEMORY,
@@ -37,10 +42,10 @@ _STEADY_RATE = 5.0
 def whole_run(policy: str, count: int) -> float:
     """CPU seconds for `count` requests at 50 a second."""
     rng = np.random.default_rng(1)
-    lines = poisson_arrivals(rng, conversation_lengths(rng, count), 50)
+    requests = poisson_arrivals(rng, conversation_lengths(rng, count), 50)
     setting = PolicySetting(policy, step_time=tile(*LLAMA2_70B_TP1))
     begun = time.thread_time()
-    scheduled(lines, CONVERSATION_MEMORY, setting)
+    run_policy(requests, CONVERSATION_MEMORY, setting)
     return time.thread_time() - begun
 
 
@@ -48,7 +53,7 @@ def decision_times(policy: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Milliseconds of `start` in steps with about 256 running and 1,000 waiting; whoever ends is replaced."""
     rng = np.random.default_rng(2)
     memory = 40_000
-    chosen = built(PolicySetting(policy, step_time=tile(*LLAMA2_70B_TP1)), memory)
+    chosen = build_policy(PolicySetting(policy, step_time=tile(*LLAMA2_70B_TP1)), memory)
     lengths = iter(conversation_lengths(rng, 200_000))
     ending: dict[int, list[Candidate]] = {}
     output: dict[int, int] = {}
@@ -89,8 +94,8 @@ def streamed(count: int) -> Iterator[RoundArrival]:
     rng = np.random.default_rng(3)
     offset = 0.0
     for first in range(0, count, _CHUNK):
-        lines = poisson_arrivals(rng, conversation_lengths(rng, min(_CHUNK, count - first)), _STEADY_RATE)
-        for one in arrivals(lines):
+        requests = poisson_arrivals(rng, conversation_lengths(rng, min(_CHUNK, count - first)), _STEADY_RATE)
+        for one in sorted_arrivals(requests):
             candidate = Candidate(
                 first + one.candidate.id,
                 offset + one.candidate.arrival,
@@ -98,13 +103,13 @@ def streamed(count: int) -> Iterator[RoundArrival]:
                 one.candidate.predicted,
             )
             yield RoundArrival(candidate, one.output_tokens)
-        offset += lines[-1].arrival
+        offset += requests[-1].arrival
 
 
 def stream_run(count: int) -> dict[str, float]:
     """In this process, whose peak memory is read afterwards."""
     step_time = tile(*LLAMA2_70B_TP1)
-    policy = built(PolicySetting("mc-sf", step_time=step_time), CONVERSATION_MEMORY)
+    policy = build_policy(PolicySetting("mc-sf", step_time=step_time), CONVERSATION_MEMORY)
     begun = time.thread_time()
     totals = simulate(
         streamed(count),

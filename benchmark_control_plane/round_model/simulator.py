@@ -19,7 +19,7 @@ _FRUITLESS_CLEARINGS_PER_CELL = 10
 """A policy that spares the oldest may need as many as the longest output before someone finishes."""
 
 
-class NeverEnds(RuntimeError):
+class NoProgress(RuntimeError):
     """The policy clears again and again and finishes nobody."""
 
 
@@ -36,7 +36,7 @@ OnFinish = Callable[[RoundArrival, float, float], None]
 
 
 @dataclass(slots=True)
-class Totals:
+class RoundTotals:
     """`clears` counts rounds in which memory overflowed, `cleared` the requests sent back."""
 
     rounds: int = 0
@@ -56,12 +56,12 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Engine:
+class _RoundEngine:
     memory: int
     policy: StepPolicy
     step_time: StepTime | None
     on_finish: OnFinish
-    totals: Totals = field(default_factory=Totals)
+    totals: RoundTotals = field(default_factory=RoundTotals)
     present: dict[int, RoundArrival] = field(default_factory=dict)
     running: dict[int, _Run] = field(default_factory=dict)
     ending: dict[int, list[_Run]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class _Engine:
             totals.cleared += 1
         self.fruitless += 1
         if self.fruitless > _FRUITLESS_CLEARINGS + _FRUITLESS_CLEARINGS_PER_CELL * self.memory:
-            raise NeverEnds(
+            raise NoProgress(
                 f"memory overflowed {self.fruitless} times and nobody finished, up to round {self.step}: "
                 "the policy repeats itself; raise alpha or clear by chance (alpha-beta)"
             )
@@ -147,12 +147,12 @@ def simulate(
     policy: StepPolicy,
     step_time: StepTime | None,
     on_finish: OnFinish,
-) -> Totals:
+) -> RoundTotals:
     """Runs until all have finished. `arrivals` come in order of time; each fits the memory alone.
 
     Raises NeverEnds.
     """
-    engine = _Engine(memory, policy, step_time, on_finish)
+    engine = _RoundEngine(memory, policy, step_time, on_finish)
     coming: Iterator[RoundArrival] = iter(arrivals)
     upcoming = next(coming, None)
     while upcoming is not None or engine.present:

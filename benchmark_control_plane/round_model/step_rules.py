@@ -1,8 +1,8 @@
 """How do the contenders order an engine's steps? First come, random, the step policies, Apt-Serve's greedy.
 
-`PlannedRule` lets a policy of the round model (mc-sf, tandem) say who starts; where its predictions were too
+`RoundPolicyRule` lets a policy of the round model (mc-sf, tandem) say who starts; where its predictions were too
 low
-the engine preempts the newest, which the policy takes for running on. `AptGreedy` offers those that wait by
+the engine preempts the newest, which the policy takes for running on. `AptServeRule` offers those that wait by
 Apt-Serve's value with SLO fallback, keys and values only, into the memory that those which run leave free;
 chunked prefill makes its choice of iteration type void. Where memory runs out, its order says who stays.
 """
@@ -21,7 +21,7 @@ _DRAWN_AHEAD = 4
 _FIRST_ROWS = 256
 
 
-class FirstCome:
+class FcfsRule:
     """As stock vLLM."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class FirstCome:
         pass
 
 
-class RandomOrder(FirstCome):
+class RandomRule(FcfsRule):
     """Draws the next few anew before every step."""
 
     def __init__(self, seed: int) -> None:
@@ -53,7 +53,7 @@ class RandomOrder(FirstCome):
             waiting[place], waiting[drawn] = waiting[drawn], waiting[place]
 
 
-class PlannedRule:
+class RoundPolicyRule:
     """`due` of a candidate is its first-token deadline."""
 
     def __init__(self, policy: StepPolicy, objective: StepObjective) -> None:
@@ -78,7 +78,7 @@ class PlannedRule:
         self._policy.finish(candidate, self._step + 1)
 
 
-class AptGreedy:
+class AptServeRule:
     """Candidates are kept as columns: since when they wait, the deadline of their next token, their size."""
 
     def __init__(self, objective: StepObjective, options: HybridOptions) -> None:

@@ -78,7 +78,7 @@ class StepRule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePool:
+class EngineSetup:
     """An engine's sizes and speed."""
 
     blocks: int
@@ -106,7 +106,7 @@ class Attainment:
     preemptions: float
 
 
-def serve(requests: Iterable[SteppedRequest], rule: StepRule, pool: EnginePool) -> None:
+def serve(requests: Iterable[SteppedRequest], rule: StepRule, pool: EngineSetup) -> None:
     """Runs until all have finished; stamps them. Requests come in order of arrival."""
     engine = pool.engine()
     coming = iter(requests)
@@ -137,7 +137,7 @@ def serve(requests: Iterable[SteppedRequest], rule: StepRule, pool: EnginePool) 
                 rule.finish(one)
 
 
-def attained(counted: Sequence[SteppedRequest], objective: StepObjective) -> Attainment:
+def measure_attainment(counted: Sequence[SteppedRequest], objective: StepObjective) -> Attainment:
     count = len(counted)
     on_time = sum(one.first is not None and one.first - one.arrival <= objective.ttft for one in counted)
     return Attainment(

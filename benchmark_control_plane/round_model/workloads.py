@@ -32,14 +32,14 @@ class RoundRequest:
 @dataclass(frozen=True, slots=True)
 class RoundInstance:
     memory: int
-    lines: tuple[RoundRequest, ...]
+    requests: tuple[RoundRequest, ...]
 
 
 def model_one(rng: np.random.Generator) -> RoundInstance:
     """All at once: 40 to 60 requests at time 0."""
     memory = int(rng.integers(30, 51))
     count = int(rng.integers(40, 61))
-    return RoundInstance(memory, tuple(_small_line(rng, memory, 0) for _ in range(count)))
+    return RoundInstance(memory, tuple(_small_request(rng, memory, 0) for _ in range(count)))
 
 
 def model_two(rng: np.random.Generator) -> RoundInstance:
@@ -49,10 +49,10 @@ def model_two(rng: np.random.Generator) -> RoundInstance:
     rate = float(rng.uniform(0.5, 1.5))
     counts = rng.poisson(rate, last)
     arrivals = [at + 1 for at, count in enumerate(counts) for _ in range(count)]
-    return RoundInstance(memory, tuple(_small_line(rng, memory, at) for at in arrivals))
+    return RoundInstance(memory, tuple(_small_request(rng, memory, at) for at in arrivals))
 
 
-def _small_line(rng: np.random.Generator, memory: int, arrival: int) -> RoundRequest:
+def _small_request(rng: np.random.Generator, memory: int, arrival: int) -> RoundRequest:
     prompt = int(rng.integers(1, 6))
     output = int(rng.integers(1, memory - prompt + 1))
     return RoundRequest(arrival, prompt, output, output)
@@ -81,9 +81,11 @@ def poisson_arrivals(
 
 
 def mispredicted(
-    rng: np.random.Generator, lines: list[RoundRequest], epsilon: float
+    rng: np.random.Generator, requests: list[RoundRequest], epsilon: float
 ) -> Iterator[RoundRequest]:
     """Predictions uniform within a relative error of `epsilon`."""
-    for line in lines:
-        drawn = rng.uniform((1 - epsilon) * line.output, (1 + epsilon) * line.output)
-        yield RoundRequest(line.arrival, line.prompt, line.output, max(1, round(float(drawn))), line.due)
+    for request in requests:
+        drawn = rng.uniform((1 - epsilon) * request.output, (1 + epsilon) * request.output)
+        yield RoundRequest(
+            request.arrival, request.prompt, request.output, max(1, round(float(drawn))), request.due
+        )

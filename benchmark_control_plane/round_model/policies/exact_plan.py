@@ -13,7 +13,7 @@ _PROBE = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class PlannedJob:
     prompt: int
     steps: int
 
@@ -21,7 +21,7 @@ class Stay:
 class ExactPlan:
     """`levels` is `Horizon.levels`; steps count from now."""
 
-    def __init__(self, levels: list[int], stays: list[Stay], budget: int) -> None:
+    def __init__(self, levels: list[int], stays: list[PlannedJob], budget: int) -> None:
         self._stays = stays
         self._budget = budget
         self.order = list(range(len(stays)))
@@ -72,7 +72,7 @@ class ExactPlan:
         self._levels[first + 1 :] = changed
         return work
 
-    def _earliest(self, levels: list[int], stay: Stay, at: int) -> tuple[int, int]:
+    def _earliest(self, levels: list[int], stay: PlannedJob, at: int) -> tuple[int, int]:
         """The first step from `at` on at which it fits, and how many slices were looked at."""
         cap = self._budget - stay.prompt - 1
         probes = 1

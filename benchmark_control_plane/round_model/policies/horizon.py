@@ -19,7 +19,7 @@ _FIRST_STEPS = 1024
 
 
 @dataclass(slots=True)
-class _Stay:
+class _RunningJob:
     prompt: int
     started: int
     ends: int
@@ -36,7 +36,7 @@ class Horizon:
     _base: int = 0
     _use: Cells = field(default_factory=lambda: np.zeros(_FIRST_STEPS, np.int64))
     _ramp: Cells = field(default_factory=lambda: np.arange(_FIRST_STEPS))
-    _stays: dict[int, _Stay] = field(default_factory=dict)
+    _stays: dict[int, _RunningJob] = field(default_factory=dict)
     _ending: dict[int, list[int]] = field(default_factory=dict)
     _seen: int = -1
     _last: int = 0
@@ -102,7 +102,7 @@ class Horizon:
         steps = self.stay_steps(candidate)
         first = self._index(step, steps)
         self._use[first : first + steps] += self._ramped(candidate.prompt + 1, steps)
-        self._stays[candidate.id] = _Stay(candidate.prompt, step, step + steps)
+        self._stays[candidate.id] = _RunningJob(candidate.prompt, step, step + steps)
         self._ending.setdefault(step + steps, []).append(candidate.id)
         self._last = max(self._last, step + steps)
         if alone:

@@ -1,6 +1,6 @@
 """Predictions were too low and the next batch would not fit: who gives back all cells and starts again?
 
-`Overflow` knows who runs, in the order they joined, with what they hold. The rule picks among them.
+`OverflowClearing` knows who runs, in the order they joined, with what they hold. The rule picks among them.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ ClearingRule = Callable[[Sequence[Holder], int], Sequence[Holder]]
 """(all that run as they joined, cells short) -> those to clear, which save at least the shortage."""
 
 
-def everyone(holders: Sequence[Holder], excess: int) -> Sequence[Holder]:
+def clear_all(holders: Sequence[Holder], excess: int) -> Sequence[Holder]:
     return holders
 
 
-def latest_first(holders: Sequence[Holder], excess: int) -> Sequence[Holder]:
+def clear_latest(holders: Sequence[Holder], excess: int) -> Sequence[Holder]:
     """As vLLM preempts: whoever joined last goes first."""
     chosen: list[Holder] = []
     for holder in reversed(holders):
@@ -30,7 +30,7 @@ def latest_first(holders: Sequence[Holder], excess: int) -> Sequence[Holder]:
     return chosen
 
 
-def by_chance(options: StepOptions) -> ClearingRule:
+def clear_at_random(options: StepOptions) -> ClearingRule:
     """Each is cleared with probability beta, drawn again over those left until the rest fits."""
     draw: Draw | None = options.draw
     if draw is None or not 0 < options.beta <= 1:
@@ -52,7 +52,7 @@ def by_chance(options: StepOptions) -> ClearingRule:
     return rule
 
 
-class Overflow:
+class OverflowClearing:
     """The running, and the rule that clears some of them.
 
     Cleared requests keep their prediction, as in the papers, except where that would repeat for ever:

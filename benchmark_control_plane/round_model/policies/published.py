@@ -1,9 +1,9 @@
 """The published schedulers: who starts in this step, given an order and a rule of memory?
 
-`AheadPolicy` (mc-sf, mc-benchmark, edf, least-slack) starts the longest prefix of its order that fits
-at every predicted completion; `SkippingPolicy` (mc-sf-skip) goes on after one that does not.
-`NowPolicy` (alpha-protection, alpha-beta, fcfs) looks only at the use after this batch, and
-`ReservingPolicy` (fcfs-reserve) sums the final sizes. One that exceeds the budget by itself runs alone.
+`LookaheadPolicy` (mc-sf, mc-benchmark, edf, least-slack) starts the longest prefix of its order that fits
+at every predicted completion; `SkippingLookaheadPolicy` (mc-sf-skip) goes on after one that does not.
+`CurrentUsePolicy` (alpha-protection, alpha-beta, fcfs) looks only at the use after this batch, and
+`PeakReservationPolicy` (fcfs-reserve) sums the final sizes. One that exceeds the budget by itself runs alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from heapq import heappop, heappush
 
 from benchmark_control_plane.round_model.policies.horizon import Horizon
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions
-from benchmark_control_plane.round_model.policies.overflow import Overflow
+from benchmark_control_plane.round_model.policies.overflow import OverflowClearing
 from benchmark_control_plane.round_model.policies.waiting_index import WaitingLine
 
 Key = tuple[float, ...]
-Order = Callable[[Candidate, StepOptions], Key]
+SortKey = Callable[[Candidate, StepOptions], Key]
 
 
 def by_length(candidate: Candidate, options: StepOptions) -> Key:
@@ -43,10 +43,10 @@ def _due(candidate: Candidate) -> float:
     return candidate.arrival if candidate.due is None else candidate.due
 
 
-class AheadPolicy:
+class LookaheadPolicy:
     """The blocked head remembers the earliest step that could help it, so most steps ask nothing."""
 
-    def __init__(self, options: StepOptions, order: Order, overflow: Overflow) -> None:
+    def __init__(self, options: StepOptions, order: SortKey, overflow: OverflowClearing) -> None:
         self._options = options
         self._order = order
         self._overflow = overflow
@@ -96,10 +96,10 @@ class AheadPolicy:
         return started
 
 
-class SkippingPolicy:
+class SkippingLookaheadPolicy:
     """Asks all that wait at once: one fits if its prompt is within the headroom for its stay."""
 
-    def __init__(self, options: StepOptions, order: Order, overflow: Overflow) -> None:
+    def __init__(self, options: StepOptions, order: SortKey, overflow: OverflowClearing) -> None:
         self._options = options
         self._order = order
         self._overflow = overflow
@@ -149,14 +149,14 @@ class SkippingPolicy:
         started.append(candidate)
 
 
-class NowPolicy:
+class CurrentUsePolicy:
     """First come, first served while the use after this batch stays within the budget.
 
     With `rests` nobody starts in a step that cleared someone, as in vLLM: the one just preempted
     would take its own place again.
     """
 
-    def __init__(self, options: StepOptions, overflow: Overflow, *, rests: bool) -> None:
+    def __init__(self, options: StepOptions, overflow: OverflowClearing, *, rests: bool) -> None:
         self._options = options
         self._overflow = overflow
         self._rests = rests
@@ -196,10 +196,10 @@ class NowPolicy:
         return started
 
 
-class ReservingPolicy:
+class PeakReservationPolicy:
     """First come, first served while the predicted final sizes of all that run fit together."""
 
-    def __init__(self, options: StepOptions, overflow: Overflow) -> None:
+    def __init__(self, options: StepOptions, overflow: OverflowClearing) -> None:
         self._options = options
         self._overflow = overflow
         self._waiting: list[tuple[Key, Candidate]] = []

@@ -7,32 +7,34 @@ from collections.abc import Callable, Mapping
 
 from benchmark_control_plane.round_model.policies.interface import StepOptions, StepPolicy
 from benchmark_control_plane.round_model.policies.overflow import (
-    Overflow,
-    by_chance,
-    everyone,
-    latest_first,
+    OverflowClearing,
+    clear_all,
+    clear_at_random,
+    clear_latest,
 )
 from benchmark_control_plane.round_model.policies.published import (
-    AheadPolicy,
-    NowPolicy,
-    ReservingPolicy,
-    SkippingPolicy,
+    CurrentUsePolicy,
+    LookaheadPolicy,
+    PeakReservationPolicy,
+    SkippingLookaheadPolicy,
     by_arrival,
     by_deadline,
     by_length,
     by_slack,
 )
-from benchmark_control_plane.round_model.policies.tandem import Effort, TandemPolicy
+from benchmark_control_plane.round_model.policies.tandem import SearchLimits, TandemPolicy
 
 STEP_POLICIES: Mapping[str, Callable[[StepOptions], StepPolicy]] = {
-    "mc-sf": lambda options: AheadPolicy(options, by_length, Overflow(everyone)),
-    "mc-sf-skip": lambda options: SkippingPolicy(options, by_length, Overflow(everyone)),
-    "mc-benchmark": lambda options: AheadPolicy(options, by_arrival, Overflow(everyone)),
-    "edf": lambda options: AheadPolicy(options, by_deadline, Overflow(everyone)),
-    "least-slack": lambda options: AheadPolicy(options, by_slack, Overflow(everyone)),
-    "alpha-protection": lambda options: NowPolicy(options, Overflow(everyone), rests=False),
-    "alpha-beta": lambda options: NowPolicy(options, Overflow(by_chance(options)), rests=False),
-    "fcfs": lambda options: NowPolicy(options, Overflow(latest_first), rests=True),
-    "tandem": lambda options: TandemPolicy(options, Overflow(latest_first), Effort()),
-    "fcfs-reserve": lambda options: ReservingPolicy(options, Overflow(everyone)),
+    "mc-sf": lambda options: LookaheadPolicy(options, by_length, OverflowClearing(clear_all)),
+    "mc-sf-skip": lambda options: SkippingLookaheadPolicy(options, by_length, OverflowClearing(clear_all)),
+    "mc-benchmark": lambda options: LookaheadPolicy(options, by_arrival, OverflowClearing(clear_all)),
+    "edf": lambda options: LookaheadPolicy(options, by_deadline, OverflowClearing(clear_all)),
+    "least-slack": lambda options: LookaheadPolicy(options, by_slack, OverflowClearing(clear_all)),
+    "alpha-protection": lambda options: CurrentUsePolicy(options, OverflowClearing(clear_all), rests=False),
+    "alpha-beta": lambda options: CurrentUsePolicy(
+        options, OverflowClearing(clear_at_random(options)), rests=False
+    ),
+    "fcfs": lambda options: CurrentUsePolicy(options, OverflowClearing(clear_latest), rests=True),
+    "tandem": lambda options: TandemPolicy(options, OverflowClearing(clear_latest), SearchLimits()),
+    "fcfs-reserve": lambda options: PeakReservationPolicy(options, OverflowClearing(clear_all)),
 }

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from benchmark_control_plane.round_model.policies.exact_plan import ExactPlan, Stay
+from benchmark_control_plane.round_model.policies.exact_plan import ExactPlan, PlannedJob
 from benchmark_control_plane.round_model.policies.horizon import Horizon
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions
-from benchmark_control_plane.round_model.policies.overflow import Overflow
+from benchmark_control_plane.round_model.policies.overflow import OverflowClearing
 
 _MODULUS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class SearchLimits:
     """`window` requests are planned; at most `trials` changes and about `work` list entries a step."""
 
     window: int = 10
@@ -29,20 +29,20 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _QueuedJob:
     key: tuple[float, ...]
     candidate: Candidate
-    stay: Stay
+    stay: PlannedJob
 
 
 class TandemPolicy:
-    def __init__(self, options: StepOptions, overflow: Overflow, effort: Effort) -> None:
+    def __init__(self, options: StepOptions, overflow: OverflowClearing, effort: SearchLimits) -> None:
         self._options = options
         self._overflow = overflow
         self._effort = effort
         self._horizon = Horizon(options.budget)
-        self._new: list[_Place] = []
-        self._order: list[_Place] = []
+        self._new: list[_QueuedJob] = []
+        self._order: list[_QueuedJob] = []
         self._state = 1
 
     def arrive(self, candidate: Candidate) -> None:
@@ -87,9 +87,9 @@ class TandemPolicy:
     def _wait(self, candidate: Candidate) -> None:
         stay = self._horizon.stay_steps(candidate)
         key = (self._weight(candidate.prompt, stay), candidate.arrival, candidate.id)
-        self._new.append(_Place(key, candidate, Stay(candidate.prompt, stay)))
+        self._new.append(_QueuedJob(key, candidate, PlannedJob(candidate.prompt, stay)))
 
-    def _is_planned(self, place: _Place) -> bool:
+    def _is_planned(self, place: _QueuedJob) -> bool:
         """One that exceeds the budget is not planned: once at the head, it waits to run alone."""
         return not self._exceeds(place.candidate)
 

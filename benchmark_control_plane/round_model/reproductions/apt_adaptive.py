@@ -22,19 +22,19 @@ from backends.cost_models.step_time import fitted_profile
 from benchmark_control_plane.common.arguments import data_folder
 from benchmark_control_plane.common.results_file import write_json
 from benchmark_control_plane.common.row_files import rows
-from benchmark_control_plane.round_model.plugin_rule import EngineRule
+from benchmark_control_plane.round_model.plugin_rule import EnginePolicyRule
 from benchmark_control_plane.round_model.policies.interface import StepOptions
-from benchmark_control_plane.round_model.policies.overflow import Overflow, latest_first
+from benchmark_control_plane.round_model.policies.overflow import OverflowClearing, clear_latest
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
-from benchmark_control_plane.round_model.policies.tandem import Effort, TandemPolicy
-from benchmark_control_plane.round_model.step_rules import AptGreedy, FirstCome, PlannedRule, RandomOrder
+from benchmark_control_plane.round_model.policies.tandem import SearchLimits, TandemPolicy
+from benchmark_control_plane.round_model.step_rules import AptServeRule, FcfsRule, RandomRule, RoundPolicyRule
 from benchmark_control_plane.round_model.step_simulator import (
     Attainment,
-    EnginePool,
+    EngineSetup,
     StepObjective,
     SteppedRequest,
     StepRule,
-    attained,
+    measure_attainment,
     serve,
 )
 from benchmark_control_plane.simulator.simulation import arrival_times
@@ -61,7 +61,7 @@ _MODEL, _PROFILE = "facebook/opt-13b", "profiles/distserve/profiler-a100-80g.vll
 _NOISE, _ALPHA = 0.5, 0.1
 _STEP_SECONDS, _PROMPT_TOKEN_SECONDS = 0.032, 0.00014
 """An ordinary step with the pool full, and one more prompt token, after the profile."""
-_LIGHT = Effort(window=6, trials=8, work=6_000)
+_LIGHT = SearchLimits(window=6, trials=8, work=6_000)
 """Answers of hundreds of tokens make plans long: less search than the default, for a run of minutes."""
 
 
@@ -105,16 +105,16 @@ def _options(**changed: Any) -> StepOptions:
 def _srmt(objective: StepObjective, **options: float) -> StepRule:
     pace = Pace(seconds(_STEP_SECONDS), seconds(_PROMPT_TOKEN_SECONDS))
     policy = engine_policy(EngineOptions(ordering="srmt").changed(options))
-    return EngineRule(policy, objective, blocks=_BLOCKS, context=_CONTEXT, pace=pace)
+    return EnginePolicyRule(policy, objective, blocks=_BLOCKS, context=_CONTEXT, pace=pace)
 
 
 CONTENDERS: Mapping[str, Callable[[StepObjective], StepRule]] = {
-    "FCFS": lambda _: FirstCome(),
-    "random": lambda _: RandomOrder(0),
-    "MC-SF": lambda objective: PlannedRule(STEP_POLICIES["mc-sf"](_options()), objective),
-    "Apt-Serve's greedy": lambda objective: AptGreedy(objective, HybridOptions(decay=0.0)),
-    "Tandem, round order": lambda objective: PlannedRule(
-        TandemPolicy(_options(), Overflow(latest_first), _LIGHT), objective
+    "FCFS": lambda _: FcfsRule(),
+    "random": lambda _: RandomRule(0),
+    "MC-SF": lambda objective: RoundPolicyRule(STEP_POLICIES["mc-sf"](_options()), objective),
+    "Apt-Serve's greedy": lambda objective: AptServeRule(objective, HybridOptions(decay=0.0)),
+    "Tandem, round order": lambda objective: RoundPolicyRule(
+        TandemPolicy(_options(), OverflowClearing(clear_latest), _LIGHT), objective
     ),
     "Tandem, engine": _srmt,
     "same, no size cut": lambda objective: _srmt(objective, size_cut_share=0.0),
@@ -127,7 +127,7 @@ def run(
 ) -> Mapping[str, Any]:
     """Prints the table, writes `apt-adaptive.json` and `.png` into `results`. Raises BadInput."""
     folder = data_folder(data, _PROFILE)
-    pool = EnginePool(_BLOCKS, _BLOCK_TOKENS, fitted_profile(folder / _PROFILE, _MODEL))
+    pool = EngineSetup(_BLOCKS, _BLOCK_TOKENS, fitted_profile(folder / _PROFILE, _MODEL))
     table, steady = [], []
     for workload in WORKLOADS:
         lengths = _lengths(folder / workload.file)
@@ -174,7 +174,7 @@ def _drawn(
 def _table(
     workload: Workload,
     lengths: Sequence[tuple[int, int]],
-    pool: EnginePool,
+    pool: EngineSetup,
     requests: int,
     seeds: range,
 ) -> list[dict[str, Any]]:
@@ -186,7 +186,7 @@ def _table(
             for seed in seeds[:1] if label == _SLOW else seeds:
                 offered = _drawn(lengths, rate, variation, requests, seed)
                 serve(offered, make(workload.objective), pool)
-                measured.append(attained(offered, workload.objective))
+                measured.append(measure_attainment(offered, workload.objective))
             ours[label] = _summary(measured)
         rows.append(
             {
@@ -211,7 +211,7 @@ def _summary(measured: Sequence[Attainment]) -> dict[str, Any]:
 
 
 def _steady(
-    workload: Workload, lengths: Sequence[tuple[int, int]], pool: EnginePool, requests: int, seed: int
+    workload: Workload, lengths: Sequence[tuple[int, int]], pool: EngineSetup, requests: int, seed: int
 ) -> list[dict[str, Any]]:
     """The first tenth warms up, the last third keeps up the load; what is between counts."""
     rows = []
@@ -222,7 +222,9 @@ def _steady(
             if label != _SLOW:
                 offered = _drawn(lengths, rate, 1.0, count, seed)
                 serve(offered, make(workload.objective), pool)
-                ours[label] = _summary([attained(offered[count // 10 : 2 * count // 3], workload.objective)])
+                ours[label] = _summary(
+                    [measure_attainment(offered[count // 10 : 2 * count // 3], workload.objective)]
+                )
         rows.append({"workload": workload.label, "rate": rate, "ours": ours})
     return rows
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.cost_models.step_time import LLAMA2_70B_TP1, tile
 from benchmark_control_plane.common.results_file import write_json
-from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, scheduled
+from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, run_policy
 from benchmark_control_plane.round_model.workloads import CONVERSATION_MEMORY, RoundRequest
 
 SET_UP = (
@@ -27,13 +27,13 @@ class PublishedPolicy:
     published: float | None = None
 
 
-def latency_run(lines: list[RoundRequest], contender: PublishedPolicy, seed: int) -> Schedule:
+def latency_run(requests: list[RoundRequest], contender: PublishedPolicy, seed: int) -> Schedule:
     setting = PolicySetting(
         contender.policy, contender.alpha, contender.beta, seed=seed, step_time=tile(*LLAMA2_70B_TP1)
     )
-    return scheduled(lines, CONVERSATION_MEMORY, setting)
+    return run_policy(requests, CONVERSATION_MEMORY, setting)
 
 
-def write(results: Path, found: Mapping[str, Any]) -> None:
+def write_results(results: Path, found: Mapping[str, Any]) -> None:
     results.mkdir(parents=True, exist_ok=True)
     write_json(results / f"{found['name']}.json", found)

@@ -16,7 +16,7 @@ from benchmark_control_plane.round_model.reproductions.conversation import (
     SET_UP,
     PublishedPolicy,
     latency_run,
-    write,
+    write_results,
 )
 from benchmark_control_plane.round_model.workloads import (
     conversation_lengths,
@@ -47,9 +47,9 @@ def run(results: Path, *, seed: int = 0, runs: int = 10) -> Mapping[str, Any]:
         clears = dict.fromkeys(means, 0)
         for repeat in range(runs):
             exact = poisson_arrivals(rng, conversation_lengths(rng, 1_000), 50)
-            lines = list(mispredicted(np.random.default_rng([seed, repeat]), exact, epsilon))
+            requests = list(mispredicted(np.random.default_rng([seed, repeat]), exact, epsilon))
             for contender in CONTENDERS:
-                schedule = latency_run(lines, contender, repeat)
+                schedule = latency_run(requests, contender, repeat)
                 means[contender.label].append(schedule.mean_latency)
                 clears[contender.label] += schedule.totals.clears
         rows.append(
@@ -72,7 +72,7 @@ def run(results: Path, *, seed: int = 0, runs: int = 10) -> Mapping[str, Any]:
         "published": "MC-SF below FCFS at every error, by figure only",
         "differs": SET_UP,
     }
-    write(results, found)
+    write_results(results, found)
     _plot(results / f"{NAME}.png", rows)
     print("mean latency in s (overflows in all runs)")
     for row in rows:

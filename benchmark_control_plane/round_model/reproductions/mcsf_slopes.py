@@ -15,7 +15,7 @@ from benchmark_control_plane.round_model.reproductions.conversation import (
     SET_UP,
     PublishedPolicy,
     latency_run,
-    write,
+    write_results,
 )
 from benchmark_control_plane.round_model.workloads import conversation_lengths, poisson_arrivals
 
@@ -39,9 +39,9 @@ def run(results: Path, *, seed: int = 0) -> Mapping[str, Any]:
     rates: list[dict[str, Any]] = []
     for rate in PUBLISHED:
         rng = np.random.default_rng(seed)
-        lines = poisson_arrivals(rng, conversation_lengths(rng, max(COUNTS)), rate)
+        requests = poisson_arrivals(rng, conversation_lengths(rng, max(COUNTS)), rate)
         means = {
-            c.label: [latency_run(lines[:count], c, seed).mean_latency for count in COUNTS]
+            c.label: [latency_run(requests[:count], c, seed).mean_latency for count in COUNTS]
             for c in CONTENDERS
         }
         slopes = {label: float(np.polyfit(COUNTS, values, 1)[0]) for label, values in means.items()}
@@ -49,7 +49,7 @@ def run(results: Path, *, seed: int = 0) -> Mapping[str, Any]:
             {"rate": rate, "mean_s": means, "seconds_per_request": slopes, "published": PUBLISHED[rate]}
         )
     found = {"name": NAME, "seed": seed, "counts": COUNTS, "rates": rates, "differs": SET_UP}
-    write(results, found)
+    write_results(results, found)
     _plot(results / f"{NAME}.png", rates)
     for row in rates:
         published = ", ".join(f"{name} 1/{1 / slope:.0f}" for name, slope in row["published"].items())

@@ -14,9 +14,9 @@ import matplotlib as mpl
 import numpy as np
 
 from benchmark_control_plane.round_model import instance as hindsight
-from benchmark_control_plane.round_model.optimum_search import first_orders, search
-from benchmark_control_plane.round_model.reproductions.conversation import write
-from benchmark_control_plane.round_model.schedules import PolicySetting, scheduled
+from benchmark_control_plane.round_model.optimum_search import initial_orders, search
+from benchmark_control_plane.round_model.reproductions.conversation import write_results
+from benchmark_control_plane.round_model.schedules import PolicySetting, run_policy
 from benchmark_control_plane.round_model.workloads import RoundInstance, model_one, model_two
 
 mpl.use("Agg")
@@ -45,7 +45,7 @@ def run(results: Path, *, seed: int = 0, instances: int = 30) -> Mapping[str, An
         for _ in range(instances):
             instance = draw(rng)
             totals = {
-                policy: scheduled(instance.lines, instance.memory, PolicySetting(policy)).total_latency
+                policy: run_policy(instance.requests, instance.memory, PolicySetting(policy)).total_latency
                 for policy in POLICIES
             }
             best = min(_searched(instance), *totals.values())
@@ -71,17 +71,20 @@ def run(results: Path, *, seed: int = 0, instances: int = 30) -> Mapping[str, An
         "models": models,
         "differs": "best known by annealing instead of an integer program; published ratios are MC-SF's",
     }
-    write(results, found)
+    write_results(results, found)
     _plot(results / f"{NAME}.png", models)
     _print(models)
     return found
 
 
 def _searched(instance: RoundInstance) -> float:
-    jobs = tuple(hindsight.HindsightJob(line.arrival, line.prompt, line.output) for line in instance.lines)
+    jobs = tuple(
+        hindsight.HindsightJob(request.arrival, request.prompt, request.output)
+        for request in instance.requests
+    )
     problem = hindsight.HindsightInstance(instance.memory, jobs)
     checks = count()
-    start = search(problem, first_orders(problem), seed=0, stop=lambda: next(checks) >= _SEARCH_CHECKS)
+    start = search(problem, initial_orders(problem), seed=0, stop=lambda: next(checks) >= _SEARCH_CHECKS)
     return problem.total_latency(start)
 
 

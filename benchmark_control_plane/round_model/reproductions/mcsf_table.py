@@ -16,7 +16,7 @@ from benchmark_control_plane.round_model.reproductions.conversation import (
     SET_UP,
     PublishedPolicy,
     latency_run,
-    write,
+    write_results,
 )
 from benchmark_control_plane.round_model.workloads import (
     RoundRequest,
@@ -60,7 +60,7 @@ def run(results: Path, *, seed: int = 0, runs: int = 50) -> Mapping[str, Any]:
         ),
         "differs": SET_UP,
     }
-    write(results, found)
+    write_results(results, found)
     _plot(results / f"{NAME}.png", found)
     _print(found)
     return found
@@ -69,9 +69,9 @@ def run(results: Path, *, seed: int = 0, runs: int = 50) -> Mapping[str, Any]:
 def _measured(draw: Callable[[], list[RoundRequest]], runs: int) -> list[dict[str, Any]]:
     means: dict[str, list[float]] = {c.label: [] for c in CONTENDERS}
     for repeat in range(runs):
-        lines = draw()
+        requests = draw()
         for contender in CONTENDERS:
-            means[contender.label].append(latency_run(lines, contender, repeat).mean_latency)
+            means[contender.label].append(latency_run(requests, contender, repeat).mean_latency)
     base, published_base = statistics.mean(means["MC-SF"]), CONTENDERS[0].published
     return [
         {

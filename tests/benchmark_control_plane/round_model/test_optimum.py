@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from benchmark_control_plane.round_model.instance import (
     HindsightInstance,
     HindsightJob,
-    broken_rule,
+    first_violation,
     read_instance,
 )
 
 pytest.importorskip("ortools", reason="the optimum needs the `bench` extra")
 
 from benchmark_control_plane.optimum import best_schedule, main
-from benchmark_control_plane.round_model.optimum_bound import fluid_bound, linear_bound
-from benchmark_control_plane.round_model.optimum_search import first_orders, search
+from benchmark_control_plane.round_model.optimum_bound import fluid_latency_bound, lp_bound
+from benchmark_control_plane.round_model.optimum_search import initial_orders, search
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/scheduling.json").read_text())
 EXACT, LARGE = GOLDEN["exact"], GOLDEN["large"]
@@ -34,7 +34,7 @@ def recorded(*, quick: bool) -> list[Any]:
 def check_proven(case: dict[str, Any], seconds: float) -> None:
     instance = read_instance(case)
     found = best_schedule(instance, seconds=seconds)
-    assert broken_rule(instance, found["start"]) is None
+    assert first_violation(instance, found["start"]) is None
     assert found["total_latency"] == case["opt"] == instance.total_latency(found["start"])
     assert (found["proof"], found["lower_bound"]) == ("optimal", case["opt"])
 
@@ -67,23 +67,23 @@ def test_recorded_schedules_keep_the_rules_and_bounds(case: dict[str, Any]) -> N
     instance = read_instance(case)
     start = case.get("opt_start") or case["best_known_start"]
     best = case.get("opt") or case["best_known"]
-    assert broken_rule(instance, start) is None
+    assert first_violation(instance, start) is None
     assert instance.total_latency(start) == best
-    assert fluid_bound(instance) <= best
+    assert fluid_latency_bound(instance) <= best
 
 
 @pytest.mark.parametrize("case", EXACT, ids=range(len(EXACT)))
 def test_linear_bound_is_below_the_optimum_and_above_the_fluid(case: dict[str, Any]) -> None:
     instance = read_instance(case)
-    bound = linear_bound(instance, case["mcsf_start"], seconds=60)
+    bound = lp_bound(instance, case["mcsf_start"], seconds=60)
     assert bound is not None
-    assert fluid_bound(instance) - 1e-6 <= bound <= case["opt"] + 1e-6
+    assert fluid_latency_bound(instance) - 1e-6 <= bound <= case["opt"] + 1e-6
 
 
 def test_large_instances_are_labelled_honestly() -> None:
     instance = read_instance(LARGE[12])
     found = best_schedule(instance, seconds=1)
-    assert broken_rule(instance, found["start"]) is None
+    assert first_violation(instance, found["start"]) is None
     assert found["proof"] == "best-known"
     assert found["lower_bound"] < found["total_latency"]
     assert found["lower_bound"] <= LARGE[12]["best_known"]
@@ -104,10 +104,10 @@ def instances(draw: st.DrawFn) -> HindsightInstance:
 @settings(deadline=None)
 def test_searched_schedules_are_feasible_and_above_the_bounds(instance: HindsightInstance, seed: int) -> None:
     calls = iter(range(3))
-    start = search(instance, first_orders(instance), seed=seed, stop=lambda: next(calls, None) is None)
-    assert broken_rule(instance, start) is None
-    assert instance.total_latency(start) >= fluid_bound(instance) - 1e-6
-    bound = linear_bound(instance, start, seconds=30)
+    start = search(instance, initial_orders(instance), seed=seed, stop=lambda: next(calls, None) is None)
+    assert first_violation(instance, start) is None
+    assert instance.total_latency(start) >= fluid_latency_bound(instance) - 1e-6
+    bound = lp_bound(instance, start, seconds=30)
     assert bound is None or instance.total_latency(start) >= bound - 1e-6
 
 
@@ -115,7 +115,7 @@ def test_searched_schedules_are_feasible_and_above_the_bounds(instance: Hindsigh
 @settings(deadline=None, max_examples=15)
 def test_proofs_agree_with_trying_everything(instance: HindsightInstance) -> None:
     found = best_schedule(instance, seconds=20)
-    assert broken_rule(instance, found["start"]) is None
+    assert first_violation(instance, found["start"]) is None
     assert found["proof"] == "optimal"
     assert found["total_latency"] == pytest.approx(least_total(instance))
 
@@ -148,9 +148,9 @@ def least_total(instance: HindsightInstance) -> float:
 
 def test_checker_sees_overflow_and_early_starts() -> None:
     instance = HindsightInstance(5, (HindsightJob(0, 1, 3), HindsightJob(2, 1, 3)))
-    assert broken_rule(instance, [0, 3]) is None
-    assert "round 3 holds 6 of 5" in str(broken_rule(instance, [0, 2]) or "")
-    assert "before its arrival" in str(broken_rule(instance, [0, 1]))
+    assert first_violation(instance, [0, 3]) is None
+    assert "round 3 holds 6 of 5" in str(first_violation(instance, [0, 2]) or "")
+    assert "before its arrival" in str(first_violation(instance, [0, 1]))
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

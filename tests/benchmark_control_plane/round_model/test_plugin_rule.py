@@ -3,13 +3,13 @@
 import pytest
 
 from backends.cost_models.step_time import affine, llm_only
-from benchmark_control_plane.round_model.plugin_rule import EngineRule
-from benchmark_control_plane.round_model.step_rules import FirstCome
+from benchmark_control_plane.round_model.plugin_rule import EnginePolicyRule
+from benchmark_control_plane.round_model.step_rules import FcfsRule
 from benchmark_control_plane.round_model.step_simulator import (
-    EnginePool,
+    EngineSetup,
     StepObjective,
     SteppedRequest,
-    attained,
+    measure_attainment,
     serve,
 )
 from controlplane.core.clock import seconds
@@ -19,13 +19,13 @@ from controlplane.policy.registry import ORDERINGS, engine_policy
 
 OBJECTIVE = StepObjective(ttft=1.0, gap=0.5)
 BLOCKS, CONTEXT = 40, 120
-POOL = EnginePool(BLOCKS, 4, llm_only(affine(0.1, 0.001, 0, 0)))
+POOL = EngineSetup(BLOCKS, 4, llm_only(affine(0.1, 0.001, 0, 0)))
 
 
 def engine_rule(name):
     pace = Pace(seconds(0.1), seconds(0.001))
     policy = engine_policy(EngineOptions(ordering=name))
-    return EngineRule(policy, OBJECTIVE, blocks=BLOCKS, context=CONTEXT, pace=pace)
+    return EnginePolicyRule(policy, OBJECTIVE, blocks=BLOCKS, context=CONTEXT, pace=pace)
 
 
 def crowd(count: int = 40, *, wrong_by: float = 1.0) -> list[SteppedRequest]:
@@ -62,6 +62,6 @@ def test_a_rule_decides_the_same_twice(name):
 def test_srmt_keeps_more_promises_than_first_come_by_both_metrics():
     ours, theirs = crowd(120), crowd(120)
     serve(ours, engine_rule("srmt"), POOL)
-    serve(theirs, FirstCome(), POOL)
-    assert attained(ours, OBJECTIVE).published > attained(theirs, OBJECTIVE).published
-    assert attained(ours, OBJECTIVE).strict > attained(theirs, OBJECTIVE).strict
+    serve(theirs, FcfsRule(), POOL)
+    assert measure_attainment(ours, OBJECTIVE).published > measure_attainment(theirs, OBJECTIVE).published
+    assert measure_attainment(ours, OBJECTIVE).strict > measure_attainment(theirs, OBJECTIVE).strict

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backends.cost_models.step_time import LLAMA2_70B_TP1, MODELS, tile
-from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, scheduled
+from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, run_policy
 from benchmark_control_plane.round_model.workloads import RoundRequest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,7 +23,7 @@ NAMES = {
 }
 
 
-def lines(requests: list[dict[str, Any]]) -> list[RoundRequest]:
+def round_requests(requests: list[dict[str, Any]]) -> list[RoundRequest]:
     return [RoundRequest(r["a"], r["s"], r["o"], r.get("pred", r["o"])) for r in requests]
 
 
@@ -33,7 +33,7 @@ def columns(case: dict[str, Any]) -> list[RoundRequest]:
 
 
 def run(requests: list[dict[str, Any]], memory: int, policy: str) -> Schedule:
-    return scheduled(lines(requests), memory, PolicySetting(policy))
+    return run_policy(round_requests(requests), memory, PolicySetting(policy))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_continuous_runs_equal_the_reference(case: dict[str, Any]) -> None:
     for expected in case["runs"]:
         step_time = MODELS[expected["time"]](*expected["params"])
         setting = PolicySetting(NAMES[expected["policy"]], alpha=expected["alpha"], step_time=step_time)
-        schedule = scheduled(columns(case), case["M"], setting)
+        schedule = run_policy(columns(case), case["M"], setting)
         assert schedule.mean_latency == pytest.approx(expected["mean"], rel=1e-12), expected
         got = (schedule.totals.rounds, schedule.totals.max_usage, schedule.totals.clears)
         assert got == (expected["rounds"], expected["max_usage"], expected["clears"]), expected
@@ -74,7 +74,7 @@ def test_continuous_runs_equal_the_reference(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", FIXTURES["prediction"])
 def test_wrong_predictions_give_the_reference_latency(case: dict[str, Any]) -> None:
     setting = PolicySetting("mc-sf", alpha=case["alpha"], step_time=tile(*LLAMA2_70B_TP1))
-    schedule = scheduled(columns(case), case["M"], setting)
+    schedule = run_policy(columns(case), case["M"], setting)
     assert schedule.mean_latency == pytest.approx(case["mean"], rel=1e-12)
     assert (schedule.totals.rounds, schedule.totals.clears) == (case["rounds"], case["clears"])
 
@@ -90,7 +90,7 @@ def test_tandem_beats_shortest_first_on_the_papers_sizes() -> None:
 
 
 def test_idle_rounds_are_jumped_and_fractions_rounded_up() -> None:
-    schedule = scheduled([RoundRequest(0, 1, 2, 2), RoundRequest(7.5, 1, 2, 2)], 10, PolicySetting("mc-sf"))
+    schedule = run_policy([RoundRequest(0, 1, 2, 2), RoundRequest(7.5, 1, 2, 2)], 10, PolicySetting("mc-sf"))
     assert schedule.start == [0, 8]
     assert schedule.latency == [2, 2.5]
     assert schedule.totals.rounds == 4

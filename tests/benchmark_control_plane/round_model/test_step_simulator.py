@@ -5,12 +5,12 @@ import pytest
 from backends.cost_models.step_time import affine, llm_only
 from benchmark_control_plane.round_model.policies.interface import StepOptions
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
-from benchmark_control_plane.round_model.step_rules import AptGreedy, FirstCome, PlannedRule, RandomOrder
+from benchmark_control_plane.round_model.step_rules import AptServeRule, FcfsRule, RandomRule, RoundPolicyRule
 from benchmark_control_plane.round_model.step_simulator import (
-    EnginePool,
+    EngineSetup,
     StepObjective,
     SteppedRequest,
-    attained,
+    measure_attainment,
     serve,
 )
 from controlplane.policy.cache_tiers.allocation import HybridOptions
@@ -19,19 +19,19 @@ OBJECTIVE = StepObjective(ttft=1.0, gap=0.5)
 BLOCKS, BLOCK_TOKENS = 40, 4
 
 
-def pool(blocks: int = BLOCKS, max_running: int = 256) -> EnginePool:
-    return EnginePool(blocks, BLOCK_TOKENS, llm_only(affine(0.1, 0.001, 0, 0)), max_running=max_running)
+def pool(blocks: int = BLOCKS, max_running: int = 256) -> EngineSetup:
+    return EngineSetup(blocks, BLOCK_TOKENS, llm_only(affine(0.1, 0.001, 0, 0)), max_running=max_running)
 
 
 def planned(name):
     options = StepOptions(memory=BLOCKS * BLOCK_TOKENS, step_time=0.1, prompt_steps=0.01)
-    return PlannedRule(STEP_POLICIES[name](options), OBJECTIVE)
+    return RoundPolicyRule(STEP_POLICIES[name](options), OBJECTIVE)
 
 
 RULES = {
-    "fcfs": FirstCome,
-    "random": lambda: RandomOrder(0),
-    "apt": lambda: AptGreedy(OBJECTIVE, HybridOptions()),
+    "fcfs": FcfsRule,
+    "random": lambda: RandomRule(0),
+    "apt": lambda: AptServeRule(OBJECTIVE, HybridOptions()),
     **{name: lambda name=name: planned(name) for name in ("mc-sf", "mc-benchmark", "tandem")},
 }
 
@@ -70,7 +70,7 @@ def test_a_rule_decides_the_same_twice(name):
 
 def test_first_come_is_served_first():
     requests = crowd()
-    serve(requests, FirstCome(), pool(blocks=10_000, max_running=1))
+    serve(requests, FcfsRule(), pool(blocks=10_000, max_running=1))
     firsts = [one.first for one in requests]
     assert firsts == sorted(firsts)
 
@@ -83,7 +83,7 @@ def test_the_greedy_prefers_waiting_time_per_block():
         SteppedRequest(8, 2, number=2, arrival=0.1),
         SteppedRequest(8, 2, number=3, arrival=0.15),
     ]
-    serve(requests, AptGreedy(StepObjective(1e6, 1e6), HybridOptions()), pool(blocks=60, max_running=1))
+    serve(requests, AptServeRule(StepObjective(1e6, 1e6), HybridOptions()), pool(blocks=60, max_running=1))
     assert sorted(range(4), key=lambda n: requests[n].first) == [0, 2, 3, 1]
 
 
@@ -93,7 +93,7 @@ def test_the_greedy_with_no_decay_left_serves_lost_requests_last():
         SteppedRequest(8, 2, number=1, arrival=0.1),
         SteppedRequest(8, 2, number=2, arrival=2.9),
     ]
-    serve(requests, AptGreedy(OBJECTIVE, HybridOptions(decay=0.0)), pool(max_running=1))
+    serve(requests, AptServeRule(OBJECTIVE, HybridOptions(decay=0.0)), pool(max_running=1))
     assert requests[2].first < requests[1].first
 
 
@@ -104,8 +104,8 @@ def test_the_published_metric_forgives_one_pause_in_a_hundred_and_the_strict_one
     one.is_finished = True
     assert one.meets(OBJECTIVE, strictly=False)
     assert not one.meets(OBJECTIVE, strictly=True)
-    assert attained([one], OBJECTIVE).published == 1
-    assert attained([one], OBJECTIVE).strict == 0
+    assert measure_attainment([one], OBJECTIVE).published == 1
+    assert measure_attainment([one], OBJECTIVE).strict == 0
 
 
 def test_what_never_finished_is_a_miss():
@@ -115,7 +115,7 @@ def test_what_never_finished_is_a_miss():
 
 
 def test_a_rule_that_offers_nobody_is_found_out():
-    class Idle(FirstCome):
+    class Idle(FcfsRule):
         def arrange(self, engine, now):
             pass
 

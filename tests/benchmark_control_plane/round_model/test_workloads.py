@@ -44,16 +44,16 @@ def test_papers_instances_fit(draw) -> None:
     for _ in range(50):
         instance = draw(rng)
         assert 30 <= instance.memory <= 50
-        assert all(1 <= line.prompt <= 5 and line.output >= 1 for line in instance.lines)
-        assert max(line.prompt + line.output for line in instance.lines) <= instance.memory
-        arrivals = [line.arrival for line in instance.lines]
+        assert all(1 <= request.prompt <= 5 and request.output >= 1 for request in instance.requests)
+        assert max(request.prompt + request.output for request in instance.requests) <= instance.memory
+        arrivals = [request.arrival for request in instance.requests]
         assert arrivals == sorted(arrivals)
         assert max(arrivals) <= (0 if draw is model_one else 60)
 
 
 def test_predictions_stay_within_their_error() -> None:
-    lines = [RoundRequest(0, 1, 100, 100), RoundRequest(0, 1, 1, 1)] * 200
-    predicted = [line.predicted for line in mispredicted(np.random.default_rng(0), lines, 0.5)]
+    requests = [RoundRequest(0, 1, 100, 100), RoundRequest(0, 1, 1, 1)] * 200
+    predicted = [request.predicted for request in mispredicted(np.random.default_rng(0), requests, 0.5)]
     assert min(predicted[::2]) >= 50
     assert max(predicted[::2]) <= 150
     assert len(set(predicted[::2])) > 50

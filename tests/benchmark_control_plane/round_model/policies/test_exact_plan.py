@@ -3,18 +3,18 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark_control_plane.round_model.policies.exact_plan import ExactPlan, Stay
+from benchmark_control_plane.round_model.policies.exact_plan import ExactPlan, PlannedJob
 
 BUDGET = 20
 
 stays = st.lists(
-    st.builds(lambda s, o: Stay(s, min(o, BUDGET - s)), st.integers(0, 6), st.integers(1, 20)),
+    st.builds(lambda s, o: PlannedJob(s, min(o, BUDGET - s)), st.integers(0, 6), st.integers(1, 20)),
     min_size=2,
     max_size=9,
 )
 
 
-def brute(order: list[Stay]) -> list[int]:
+def brute(order: list[PlannedJob]) -> list[int]:
     """Earliest starts, none before its predecessor, by trying every step."""
     use: dict[int, int] = {}
     starts: list[int] = []
@@ -30,7 +30,7 @@ def brute(order: list[Stay]) -> list[int]:
 
 @settings(deadline=None)
 @given(listed=stays, data=st.data())
-def test_starts_are_the_earliest_after_every_change(listed: list[Stay], data: st.DataObject) -> None:
+def test_starts_are_the_earliest_after_every_change(listed: list[PlannedJob], data: st.DataObject) -> None:
     plan = ExactPlan([0], listed, BUDGET)
     total = sum(brute(listed))
     place = st.integers(0, len(listed) - 1)

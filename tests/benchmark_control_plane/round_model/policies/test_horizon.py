@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark_control_plane.round_model.policies.exact_plan import ExactPlan, Stay
+from benchmark_control_plane.round_model.policies.exact_plan import ExactPlan, PlannedJob
 from benchmark_control_plane.round_model.policies.horizon import Horizon
 from benchmark_control_plane.round_model.policies.interface import Candidate
 
@@ -49,7 +49,7 @@ def test_delay_and_headroom_agree_with_the_definition(
             expected = fits(running, new, step)
             assert (horizon.delay(new, step) == 0) == expected
             assert (horizon.headroom(step, new.predicted)[-1] >= new.prompt) == expected
-            plan = ExactPlan(horizon.levels(step), [Stay(new.prompt, new.predicted)], BUDGET)
+            plan = ExactPlan(horizon.levels(step), [PlannedJob(new.prompt, new.predicted)], BUDGET)
             assert (plan.starting_now() == 1) == expected
             if expected:
                 horizon.add(queue.pop(0), step)

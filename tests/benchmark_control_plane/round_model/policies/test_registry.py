@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions
 from benchmark_control_plane.round_model.policies.published import by_deadline, by_slack
 from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
-from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, arrivals, built, scheduled
-from benchmark_control_plane.round_model.simulator import NeverEnds, simulate
+from benchmark_control_plane.round_model.schedules import (
+    PolicySetting,
+    Schedule,
+    build_policy,
+    run_policy,
+    sorted_arrivals,
+)
+from benchmark_control_plane.round_model.simulator import NoProgress, simulate
 from benchmark_control_plane.round_model.workloads import RoundRequest
 
 MEMORY = 24
@@ -24,54 +30,54 @@ OUTGROWN += [RoundRequest(0, 4, 2, 1), RoundRequest(1, 5, 1, 1), RoundRequest(1,
 
 @st.composite
 def instances(draw: st.DrawFn, *, exact: bool = False) -> list[RoundRequest]:
-    def line() -> RoundRequest:
+    def request() -> RoundRequest:
         prompt = draw(st.integers(0, 6))
         output = draw(st.integers(1, MEMORY - prompt))
         predicted = output if exact else draw(st.integers(1, 2 * MEMORY))
         return RoundRequest(draw(st.integers(0, 20)), prompt, output, predicted)
 
-    return [line() for _ in range(draw(st.integers(1, 25)))]
+    return [request() for _ in range(draw(st.integers(1, 25)))]
 
 
-def run(lines: list[RoundRequest], policy: str, alpha: float) -> Schedule | None:
+def run(requests: list[RoundRequest], policy: str, alpha: float) -> Schedule | None:
     try:
-        return scheduled(lines, MEMORY, PolicySetting(policy, alpha, beta=0.4, seed=7))
-    except NeverEnds:
+        return run_policy(requests, MEMORY, PolicySetting(policy, alpha, beta=0.4, seed=7))
+    except NoProgress:
         assert policy in MAY_REPEAT
         return None
 
 
 @pytest.mark.parametrize("policy", sorted(STEP_POLICIES))
 @settings(max_examples=30)
-@given(lines=instances(), alpha=st.sampled_from([0.0, 0.2, 0.9]))
-@example(lines=OUTGROWN, alpha=0.0)
-def test_memory_holds_and_nobody_is_lost(policy: str, lines: list[RoundRequest], alpha: float) -> None:
-    schedule = run(lines, policy, alpha)
+@given(requests=instances(), alpha=st.sampled_from([0.0, 0.2, 0.9]))
+@example(requests=OUTGROWN, alpha=0.0)
+def test_memory_holds_and_nobody_is_lost(policy: str, requests: list[RoundRequest], alpha: float) -> None:
+    schedule = run(requests, policy, alpha)
     if schedule is None:
         return
     assert schedule.totals.max_usage <= MEMORY
-    assert schedule.totals.finished == len(lines)
-    for line, start, finish in zip(lines, schedule.start, schedule.finish, strict=True):
-        assert start >= line.arrival
-        assert finish == start + line.output
+    assert schedule.totals.finished == len(requests)
+    for request, start, finish in zip(requests, schedule.start, schedule.finish, strict=True):
+        assert start >= request.arrival
+        assert finish == start + request.output
 
 
 @pytest.mark.parametrize("policy", sorted(set(STEP_POLICIES) - {"alpha-protection", "alpha-beta", "fcfs"}))
 @settings(max_examples=25)
-@given(lines=instances(exact=True))
-def test_exact_predictions_never_overflow(policy: str, lines: list[RoundRequest]) -> None:
-    schedule = run(lines, policy, 0.0)
+@given(requests=instances(exact=True))
+def test_exact_predictions_never_overflow(policy: str, requests: list[RoundRequest]) -> None:
+    schedule = run(requests, policy, 0.0)
     assert schedule is not None
     assert schedule.totals.clears == 0
 
 
 @pytest.mark.parametrize("policy", sorted(STEP_POLICIES))
 @settings(max_examples=25)
-@given(lines=instances(exact=True), data=st.data())
+@given(requests=instances(exact=True), data=st.data())
 def test_order_of_feeding_changes_nothing(
-    policy: str, lines: list[RoundRequest], data: st.DataObject
+    policy: str, requests: list[RoundRequest], data: st.DataObject
 ) -> None:
-    fed = arrivals(lines)
+    fed = sorted_arrivals(requests)
     shuffled = sorted(data.draw(st.permutations(fed)), key=lambda one: one.candidate.arrival)
     traces = []
     for one in (fed, shuffled):
@@ -81,11 +87,11 @@ def test_order_of_feeding_changes_nothing(
             simulate(
                 one,
                 memory=MEMORY,
-                policy=built(setting, MEMORY),
+                policy=build_policy(setting, MEMORY),
                 step_time=None,
                 on_finish=lambda arrival, start, _, trace=trace: trace.append((arrival.candidate.id, start)),
             )
-        except NeverEnds:
+        except NoProgress:
             assert policy in MAY_REPEAT
         traces.append(sorted(trace))
     assert traces[0] == traces[1]
@@ -94,33 +100,33 @@ def test_order_of_feeding_changes_nothing(
 @pytest.mark.parametrize("policy", sorted(STEP_POLICIES))
 def test_true_length_is_never_seen(policy: str) -> None:
     """Two instances that differ only in what no policy may know start alike."""
-    lines = [RoundRequest(0, 2, 6, 6) for _ in range(8)]
-    secret = [replace(line, output=5) for line in lines]
-    first = [start for start in run(lines, policy, 0.7).start if start < 5]
+    requests = [RoundRequest(0, 2, 6, 6) for _ in range(8)]
+    secret = [replace(request, output=5) for request in requests]
+    first = [start for start in run(requests, policy, 0.7).start if start < 5]
     assert first == [start for start in run(secret, policy, 0.7).start if start < 5]
 
 
 def test_shortest_first_stops_at_the_first_that_does_not_fit() -> None:
-    lines = [RoundRequest(0, 1, 9, 9), RoundRequest(1, 15, 2, 2), RoundRequest(1, 1, 3, 3)]
-    assert run(lines, "mc-sf", 0.0).start == [0, 1, 1]
+    requests = [RoundRequest(0, 1, 9, 9), RoundRequest(1, 15, 2, 2), RoundRequest(1, 1, 3, 3)]
+    assert run(requests, "mc-sf", 0.0).start == [0, 1, 1]
     blocked = [RoundRequest(0, 1, 9, 9), RoundRequest(1, 19, 2, 2), RoundRequest(1, 1, 3, 3)]
     assert run(blocked, "mc-sf", 0.0).start == [0, 9, 9]
     assert run(blocked, "mc-sf-skip", 0.0).start == [0, 9, 1]
 
 
 def test_overflow_clears_by_the_policys_rule() -> None:
-    lines = [RoundRequest(0, 1, 20, 2), RoundRequest(0, 1, 20, 2)]
-    latest = run(lines, "fcfs", 0.0)
+    requests = [RoundRequest(0, 1, 20, 2), RoundRequest(0, 1, 20, 2)]
+    latest = run(requests, "fcfs", 0.0)
     assert latest.start[0] == 0 < latest.start[1]
     assert latest.totals.cleared == latest.totals.clears >= 1
-    everyone = run(lines, "mc-sf", 0.0)
+    everyone = run(requests, "mc-sf", 0.0)
     assert everyone.totals.cleared == 2 * everyone.totals.clears >= 2
 
 
 def test_one_too_large_for_the_budget_runs_alone() -> None:
-    lines = [RoundRequest(0, 2, 20, 20), RoundRequest(0, 1, 3, 3)]
+    requests = [RoundRequest(0, 2, 20, 20), RoundRequest(0, 1, 3, 3)]
     for policy in ("mc-sf", "mc-sf-skip", "tandem"):
-        assert run(lines, policy, 0.5).start == [3, 0], policy
+        assert run(requests, policy, 0.5).start == [3, 0], policy
 
 
 def test_deadline_orders_by_what_is_promised() -> None:
