@@ -6,13 +6,16 @@ at every predicted completion; `SkippingLookaheadPolicy` (mc-sf-skip) goes on af
 `PeakReservationPolicy` (fcfs-reserve) sums the final sizes. One that exceeds the budget by itself runs alone.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+
+import numpy as np
 
 from benchmark_control_plane.round_model.policies.horizon import Horizon
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions
 from benchmark_control_plane.round_model.policies.overflow import OverflowClearing
-from benchmark_control_plane.round_model.policies.waiting_index import WaitingLine
+from controlplane.policy.engine.column_store import ColumnStore, Ints
 
 Key = tuple[float, ...]
 SortKey = Callable[[Candidate, StepOptions], Key]
@@ -96,6 +99,37 @@ class LookaheadPolicy:
         return started
 
 
+class _CandidateQueue:
+    """Waiting candidates sorted by key, with prompts and stays in columns so that one operation tests all."""
+
+    def __init__(self) -> None:
+        self._keys: list[Key] = []
+        self._candidates: list[Candidate] = []
+        self._columns = ColumnStore(2, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def prompts(self) -> Ints:
+        return self._columns.column(0)
+
+    @property
+    def stays(self) -> Ints:
+        return self._columns.column(1)
+
+    def insert(self, key: Key, candidate: Candidate, stay: int) -> None:
+        at = bisect_left(self._keys, key)
+        self._keys.insert(at, key)
+        self._candidates.insert(at, candidate)
+        self._columns.put(at, (candidate.prompt, stay))
+
+    def pop(self, at: int) -> Candidate:
+        del self._keys[at]
+        self._columns.drop(at)
+        return self._candidates.pop(at)
+
+
 class SkippingLookaheadPolicy:
     """Asks all that wait at once: one fits if its prompt is within the headroom for its stay."""
 
@@ -104,7 +138,7 @@ class SkippingLookaheadPolicy:
         self._order = order
         self._overflow = overflow
         self._horizon = Horizon(options.budget)
-        self._line = WaitingLine()
+        self._queue = _CandidateQueue()
 
     def arrive(self, candidate: Candidate) -> None:
         self._overflow.arrived()
@@ -112,7 +146,7 @@ class SkippingLookaheadPolicy:
 
     def _wait(self, candidate: Candidate) -> None:
         stay = self._horizon.stay_steps(candidate)
-        self._line.insert(self._order(candidate, self._options), candidate, stay)
+        self._queue.insert(self._order(candidate, self._options), candidate, stay)
 
     def finish(self, candidate: Candidate, step: int) -> None:
         self._overflow.finished(candidate)
@@ -129,21 +163,21 @@ class SkippingLookaheadPolicy:
         self._horizon.advance(step)
         started: list[Candidate] = []
         at = 0
-        while at < len(self._line):
-            stays = self._line.stays[at:]
+        while at < len(self._queue):
+            stays = self._queue.stays[at:]
             room = self._horizon.headroom(step, int(stays.max()))
-            fits = room[stays - 1] >= self._line.prompts[at:]
+            fits = room[stays - 1] >= self._queue.prompts[at:]
             first = int(fits.argmax())
             if not fits[first]:
                 break
             at += first
             self._begin(at, step, started)
-        if not started and len(self._horizon) == 0 and len(self._line):
+        if not started and len(self._horizon) == 0 and len(self._queue):
             self._begin(0, step, started, alone=True)
         return started
 
     def _begin(self, at: int, step: int, started: list[Candidate], *, alone: bool = False) -> None:
-        candidate = self._line.pop(at)
+        candidate = self._queue.pop(at)
         self._horizon.add(candidate, step, alone=alone)
         self._overflow.joined(candidate, step)
         started.append(candidate)
