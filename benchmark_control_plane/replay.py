@@ -1,8 +1,10 @@
-"""What does a policy do with an instance? `python -m benchmark_control_plane.replay FILE --policy NAME`.
+"""Runs one policy of the round model on one instance.
 
-FILE holds {"M": cells, "requests": [{"a": arrival, "s": prompt, "o": output, "pred": predicted output,
-"d": due}]}; without `pred` the prediction is exact, without `d` nothing is promised. JSON on stdout,
-one line on stderr and exit 2 on bad input.
+`python -m benchmark_control_plane.replay FILE --policy NAME`
+
+FILE holds {"M": cells, "requests": [{"a": arrival, "s": prompt tokens, "o": output tokens, "pred": predicted
+output tokens, "d": deadline}]}. Without `pred` the prediction is exact; without `d` the request has no
+deadline. Prints JSON on stdout; bad input gives one line on stderr and exit status 2.
 """
 
 import argparse
@@ -31,18 +33,21 @@ class _OneLineParser(argparse.ArgumentParser):
 
 
 def read_requests(source: Mapping[str, Any]) -> RoundInstance:
-    """Raises BadInput."""
+    """Parses the content of FILE. Raises BadInput if a value is missing or out of range."""
     checked = read_instance(source)
     requests = []
-    for i, (job, one) in enumerate(zip(checked.jobs, items(source, "requests"), strict=True)):
-        predicted = whole(one["pred"], f"requests[{i}].pred", least=1) if "pred" in one else job.output
-        due = finite(one["d"], f"requests[{i}].d") if "d" in one else None
+    for i, (job, entry) in enumerate(zip(checked.jobs, items(source, "requests"), strict=True)):
+        predicted = whole(entry["pred"], f"requests[{i}].pred", least=1) if "pred" in entry else job.output
+        due = finite(entry["d"], f"requests[{i}].d") if "d" in entry else None
         requests.append(RoundRequest(job.arrival, job.prompt, job.output, predicted, due))
     return RoundInstance(checked.memory, tuple(requests))
 
 
 def read_time(text: str) -> StepTime | None:
-    """`unit`, or a model and its four parameters in seconds. Raises BadInput."""
+    """Parses `unit` (None: one round is one time unit) or a model and its four parameters in seconds.
+
+    Raises BadInput if the model is unknown or a parameter is out of range.
+    """
     if text == "unit":
         return None
     name, _, listed = text.partition(":")
@@ -55,12 +60,15 @@ def read_time(text: str) -> StepTime | None:
     for letter, value in zip("abgd" if name == "tile" else "abcd", values, strict=True):
         finite(value, f"--time {text}: {letter}")
     if values[0] <= 0 or min(values) < 0:
-        raise BadInput(f"--time {text}: a step takes time; a is above 0 and the others are at least 0")
+        raise BadInput(f"--time {text}: a must be above 0 and the other parameters at least 0")
     return MODELS[name](*values)
 
 
 def replay(instance: RoundInstance, setting: PolicySetting) -> dict[str, Any]:
-    """Raises BadInput."""
+    """Schedules the instance and returns the result as JSON values.
+
+    Raises BadInput on an unknown policy, a bad option, or if the policy makes no progress.
+    """
     try:
         schedule = run_policy(instance.requests, instance.memory, setting)
     except (ValueError, NoProgress) as error:
@@ -79,12 +87,21 @@ def replay(instance: RoundInstance, setting: PolicySetting) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _OneLineParser(prog="replay", description=__doc__)
-    parser.add_argument("instance", help="JSON file")
+    parser.add_argument("instance", help="JSON file with the instance")
     parser.add_argument("--policy", required=True)
-    parser.add_argument("--alpha", type=float, default=0.0, help="share of memory kept free")
-    parser.add_argument("--beta", type=float, default=0.0, help="chance of being cleared (alpha-beta)")
+    parser.add_argument(
+        "--alpha",
+        type=float,
+        default=0.0,
+        help="share of memory kept free (alpha-protection); at least 0, below 1",
+    )
+    parser.add_argument(
+        "--beta", type=float, default=0.0, help="probability of being cleared in an overflow (alpha-beta)"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--time", default="unit", help="unit, tile:a,b,g,d or affine:a,b,c,d")
+    parser.add_argument(
+        "--time", default="unit", help="step time: unit, tile:a,b,g,d or affine:a,b,c,d, in seconds"
+    )
     options = parser.parse_args(arguments)
 
     def command() -> dict[str, Any]:

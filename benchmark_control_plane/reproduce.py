@@ -1,6 +1,6 @@
-"""Do the published tables come out again? `python -m benchmark_control_plane.reproduce NAME`.
+"""Runs a published experiment again and prints the results with the published figures.
 
-Prints ours beside the published figures; `--results DIR` keeps them there, NAME.json and NAME.png.
+`python -m benchmark_control_plane.reproduce NAME`; `--results DIR` writes NAME.json and NAME.png into DIR.
 """
 
 import argparse
@@ -33,17 +33,24 @@ NEED_DATA = ("apt-adaptive",)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark_control_plane.reproduce", description=__doc__)
-    parser.add_argument("name", help=", ".join(sorted(TABLES)))
-    parser.add_argument("--results", type=Path, metavar="DIR", help="where to keep what is found")
+    parser.add_argument("name", help=f"experiment: {', '.join(sorted(TABLES))}")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="folder for NAME.json and NAME.png; without it nothing is written",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data", type=Path, help="folder of public data; default TANDEM_DATA")
+    parser.add_argument(
+        "--data", type=Path, help="folder of public data; default: the environment variable TANDEM_DATA"
+    )
     options = parser.parse_args(arguments)
 
-    def compared() -> Mapping[str, Any]:
+    def reproduce() -> Mapping[str, Any]:
         if options.name not in TABLES:
-            raise BadInput(f"{options.name}: no such table; choose one of {', '.join(sorted(TABLES))}")
+            raise BadInput(f"{options.name}: no such experiment; choose one of {', '.join(sorted(TABLES))}")
         if options.data is not None and options.name not in NEED_DATA:
-            raise BadInput(f"--data: {options.name} reads none; leave it out")
+            raise BadInput(f"--data: {options.name} reads no public data; leave the option out")
         data = {"data": options.data} if options.name in NEED_DATA else {}
         with TemporaryDirectory() as scratch:
             found = TABLES[options.name](options.results or Path(scratch), seed=options.seed, **data)
@@ -51,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return found
         return {"written": str(options.results / f"{options.name}.json")}
 
-    return exit_code(compared)
+    return exit_code(reproduce)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""The round model of the MC-SF paper: simulator, policies, hindsight optimum and reproductions."""

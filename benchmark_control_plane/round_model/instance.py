@@ -1,4 +1,4 @@
-"""What may a schedule with hindsight do? The round model's requests, and whether a schedule keeps its rule.
+"""Instances of the hindsight problem, and the check that a schedule is feasible in the round model.
 
 A request started in round p holds prompt + k cells in round p + k for k = 1 .. output, then is complete.
 """
@@ -13,7 +13,7 @@ from benchmark_control_plane.common.arguments import BadInput, finite, items, wh
 
 @dataclass(frozen=True, slots=True)
 class HindsightJob:
-    """`release` is the first round that it may start in."""
+    """One request of known length; `release` is the first round in which it may start."""
 
     arrival: float
     prompt: int
@@ -35,25 +35,28 @@ class HindsightJob:
 
 @dataclass(frozen=True, slots=True)
 class HindsightInstance:
+    """Memory in cells, and all requests with their lengths."""
+
     memory: int
     jobs: tuple[HindsightJob, ...]
 
     def total_latency(self, start: Sequence[int]) -> float:
+        """Sum of completion minus arrival, in rounds; `start` is indexed like `jobs`."""
         return sum(p + job.output - job.arrival for p, job in zip(start, self.jobs, strict=True))
 
 
 def read_instance(source: Mapping[str, Any]) -> HindsightInstance:
-    """Raises BadInput."""
+    """Parses {"M", "requests": [{"a", "s", "o"}]}. Raises BadInput on a malformed request or one over `M`."""
     memory = whole(source.get("M"), "M", least=1)
     jobs = []
-    for i, one in enumerate(items(source, "requests")):
-        if not isinstance(one, dict):
-            raise BadInput(f"requests[{i}]={one!r}: an object with a, s and o is needed")
-        arrival = finite(one.get("a"), f"requests[{i}].a")
+    for i, entry in enumerate(items(source, "requests")):
+        if not isinstance(entry, dict):
+            raise BadInput(f"requests[{i}]={entry!r}: must be an object with a, s and o")
+        arrival = finite(entry.get("a"), f"requests[{i}].a")
         if arrival < 0:
-            raise BadInput(f"requests[{i}].a={arrival}: arrivals are at least 0")
-        prompt = whole(one.get("s"), f"requests[{i}].s", least=0)
-        output = whole(one.get("o"), f"requests[{i}].o", least=1)
+            raise BadInput(f"requests[{i}].a={arrival}: an arrival must be at least 0")
+        prompt = whole(entry.get("s"), f"requests[{i}].s", least=0)
+        output = whole(entry.get("o"), f"requests[{i}].o", least=1)
         if prompt + output > memory:
             raise BadInput(
                 f"requests[{i}]: s + o = {prompt + output} exceeds M={memory}, so it can never run; "
@@ -64,7 +67,7 @@ def read_instance(source: Mapping[str, Any]) -> HindsightInstance:
 
 
 def first_violation(instance: HindsightInstance, start: Sequence[int]) -> str | None:
-    """The first rule of the round model that the schedule breaks; None if it is feasible."""
+    """Describes the first constraint that the schedule violates; None if it is feasible."""
     used: dict[int, int] = {}
     for i, (job, p) in enumerate(zip(instance.jobs, start, strict=True)):
         if p < job.arrival:

@@ -1,8 +1,8 @@
-"""Below what can no schedule's total latency be? Two relaxations, both safe if stopped early.
+"""Lower bounds on the total latency of any schedule: a fluid relaxation and a time-indexed linear program.
 
-Fluid: memory-time flows at M cells a round, to whoever has the least volume in all. Time-indexed: each
-request spreads over starting rounds in fractions; dual prices give its bound, and tell whether the
-horizon was cut off too soon for it to hold.
+Fluid: memory-time flows at M cells a round to the request of least volume. Time-indexed: each request is
+spread over start rounds in fractions; the dual prices give the bound and show whether the horizon was too
+short for it to hold. Both remain valid bounds if they are stopped early.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,11 @@ _TOLERANCE = 1e-6
 
 
 def fluid_latency_bound(instance: HindsightInstance) -> float:
-    """A request's completion is the mean time of its memory use plus a constant of its shape; the sum of the
-    means is least when smaller volumes go first (Goemans' mean busy times)."""
+    """Lower bound on the total latency in rounds, from the fluid relaxation.
+
+    The completion of a request is the mean time of its memory use plus a constant of its shape. The sum of
+    the means is least when smaller volumes go first (Goemans' mean busy times).
+    """
     jobs, memory = instance.jobs, instance.memory
     left = [float(job.volume) for job in jobs]
     total = sum(_lag(job.prompt, job.output) / job.volume - job.arrival for job in jobs)
@@ -39,12 +42,15 @@ def fluid_latency_bound(instance: HindsightInstance) -> float:
 
 
 def _lag(prompt: int, output: int) -> float:
-    """Cell-rounds weighted by how long before completion they are held."""
+    """Sum over the cell-rounds of a request of their distance to its completion, in rounds."""
     return sum((output - k + 0.5) * (prompt + k) for k in range(1, output + 1))
 
 
 def lp_bound(instance: HindsightInstance, known: Sequence[int], *, seconds: float) -> float | None:
-    """None if the program was not solved in time. `known` is any schedule; it sets the horizon."""
+    """Lower bound on the total latency from the time-indexed linear program; None if unsolved in time.
+
+    `known` holds the starts of any feasible schedule; it sets the horizon.
+    """
     jobs = instance.jobs
     horizon = max(p + job.output for p, job in zip(known, jobs, strict=True))
     solver = pywraplp.Solver.CreateSolver("GLOP")
@@ -65,13 +71,13 @@ def lp_bound(instance: HindsightInstance, known: Sequence[int], *, seconds: floa
         return None
     worth = [row.dual_value() for row in once]
     if max(worth) > horizon + 1:
-        return None  # a start beyond the horizon might pay
+        return None  # a start beyond the horizon might be better
     price = sum(row.dual_value() for row in rows)
     return float(sum(worth) + instance.memory * price - sum(job.arrival for job in jobs))
 
 
 def rounded_up(bound: float, instance: HindsightInstance) -> float:
-    """Latencies are whole when arrivals are."""
+    """Rounds the bound up where all arrivals, and so all latencies, are whole numbers."""
     if all(job.arrival == job.release for job in instance.jobs):
         return float(ceil(bound - _TOLERANCE))
     return bound

@@ -1,7 +1,7 @@
-"""Which schedule is provably optimal? CP-SAT over completion times, with one boolean a pair for the order.
+"""Proves a schedule optimal with CP-SAT over completion times, with one boolean per pair for their order.
 
-Memory needs checking only when someone completes: there k holds its peak, and whoever completes later and
-runs already holds its peak less what it has still to grow.
+Memory is checked only at completions. When request k completes it holds its peak; a running request that
+completes later holds its own peak minus what it has still to grow.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _PIECES = 4
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """`bound` is a proven lower bound on the total latency; `optimal` if the starts reach it."""
+    """Starts, a proven lower bound on the total latency, and whether the starts reach it."""
 
     start: list[int]
     bound: float
@@ -35,15 +35,15 @@ class _Model:
     def build(self) -> None:
         jobs = self.instance.jobs
         known = [p + job.output for p, job in zip(self.known, jobs, strict=True)]
-        # Nobody completes so late that the others, at their earliest, could not make up for it.
+        # Latest useful completion: all other requests complete at their earliest.
         earliest = [job.release + job.output for job in jobs]
         slack = sum(known) - sum(earliest)
         for i, job in enumerate(jobs):
             self.completion.append(self.model.new_int_var(earliest[i], earliest[i] + slack, f"c{i}"))
             self.model.add_hint(self.completion[i], known[i])
-            twins = [k for k in range(i) if jobs[k] == job]
-            if twins:
-                self.model.add(self.completion[twins[-1]] <= self.completion[i])
+            equal_jobs = [k for k in range(i) if jobs[k] == job]
+            if equal_jobs:
+                self.model.add(self.completion[equal_jobs[-1]] <= self.completion[i])
         total = sum(self.completion)
         self.model.add(total <= sum(known))
         self.model.minimize(total)
@@ -56,16 +56,16 @@ class _Model:
         for k in range(count):
             for j in range(k + 1, count):
                 k_first = self.model.new_bool_var(f"first{k},{j}")
-                # Of two that complete together the lower index counts as first: the order has no cycle.
+                # Of two that complete in one round the lower index is first, so the order has no cycle.
                 held[k].append(self._held_at(k, j, k_first, least_gap=0))
                 held[j].append(self._held_at(j, k, ~k_first, least_gap=1))
         for k, job in enumerate(jobs):
             self.model.add(sum(held[k]) <= self.instance.memory - job.peak)
 
     def _limit_energy(self) -> None:
-        """Implied by the rest: each job as a few steps of constant use, never more than it really holds.
+        """Adds a redundant cumulative constraint: each job as a few intervals of at most its real use.
 
-        Lets the solver reason about whole stretches of time, which proves two to three times faster.
+        It lets the solver use energetic reasoning, which proves two to three times faster.
         """
         intervals, cells = [], []
         for completion, job in zip(self.completion, self.instance.jobs, strict=True):
@@ -77,33 +77,33 @@ class _Model:
         self.model.add_cumulative(intervals, cells, self.instance.memory)
 
     def _held_at(self, k: int, j: int, is_k_first: cp_model.LiteralT, *, least_gap: int) -> cp_model.IntVar:
-        """Cells of j when k completes, if k completes first."""
-        mine, other = self.instance.jobs[j], self.instance.jobs[k]
+        """A variable for the cells that j holds when k completes, if k completes first."""
+        later, first = self.instance.jobs[j], self.instance.jobs[k]
         gap = self.completion[j] - self.completion[k]
-        excess = mine.peak + other.peak - self.instance.memory
-        self.model.add(gap >= max(least_gap, min(mine.output, excess))).only_enforce_if(is_k_first)
-        cells = self.model.new_int_var(0, mine.peak, f"held{k},{j}")
-        if excess > 0 and mine.output <= excess:
+        excess = later.peak + first.peak - self.instance.memory
+        self.model.add(gap >= max(least_gap, min(later.output, excess))).only_enforce_if(is_k_first)
+        cells = self.model.new_int_var(0, later.peak, f"held{k},{j}")
+        if excess > 0 and later.output <= excess:
             return cells
         is_running = self.model.new_bool_var(f"runs{k},{j}")
-        self.model.add(gap >= mine.output).only_enforce_if(is_k_first, ~is_running)
-        self.model.add(cells >= mine.peak - gap).only_enforce_if(is_k_first, is_running)
+        self.model.add(gap >= later.output).only_enforce_if(is_k_first, ~is_running)
+        self.model.add(cells >= later.peak - gap).only_enforce_if(is_k_first, is_running)
         return cells
 
 
 def prove(
     instance: HindsightInstance, known: Sequence[int], *, seconds: float, seed: int, workers: int
 ) -> Proof:
-    """Starts at least as good as `known`, and what is proven about them within the time."""
-    building = _Model(instance, known)
-    building.build()
+    """Improves the starts `known` and proves a lower bound, within `seconds`; never returns worse starts."""
+    problem = _Model(instance, known)
+    problem.build()
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = workers
     solver.parameters.random_seed = seed
-    status = solver.solve(building.model)
+    status = solver.solve(problem.model)
     arrivals = sum(job.arrival for job in instance.jobs)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Proof(list(known), floor(solver.best_objective_bound) - arrivals, is_optimal=False)
-    start = [solver.value(c) - job.output for c, job in zip(building.completion, instance.jobs, strict=True)]
+    start = [solver.value(c) - job.output for c, job in zip(problem.completion, instance.jobs, strict=True)]
     return Proof(start, solver.best_objective_bound - arrivals, is_optimal=status == cp_model.OPTIMAL)

@@ -1,8 +1,8 @@
-"""How good a schedule can be found without a proof? Annealing on the order of a list schedule.
+"""Searches good schedules without a proof, by simulated annealing on the order of a list schedule.
 
-An order stands for the schedule that starts each request, in turn, in the first round in which it never
-overflows beside those placed before it. Some order gives an optimal schedule. A move takes one
-request to another place in the order; what comes before is kept, not placed again.
+An order stands for the schedule that places each request, in this order, in the first round from which it
+never overflows together with those placed before it. Some order gives an optimal schedule. A move takes one
+request to another position; the placements before that position are reused.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +13,20 @@ from benchmark_control_plane.round_model.instance import HindsightInstance, Hind
 
 Stop = Callable[[], bool]
 
-_NEAR = [d for d in range(-12, 13) if d]
+_SHIFTS = [d for d in range(-12, 13) if d]
 _MOVES_PER_RESTART = 8_000
-_WARM, _COLD = 0.05, 0.001
-"""Temperatures as shares of the mean completion."""
-_WARMTHS = (0.5, 1.0, 4.0)
+_FIRST_TEMPERATURE, _LAST_TEMPERATURE = 0.05, 0.001
+"""First and last temperature as shares of the mean completion."""
+_TEMPERATURE_FACTORS = (0.5, 1.0, 4.0)
 
 
 @dataclass(slots=True)
 class _ListScheduler:
-    """`profile[t]` is the use of round t, plus t: with it one maximum answers whether a start fits."""
+    """Places requests in order.
+
+    `profiles[i][t]` is the use of round t after i placements, plus t; with it one maximum tests whether a
+    start fits.
+    """
 
     instance: HindsightInstance
     order: list[int]
@@ -38,7 +42,7 @@ class _ListScheduler:
         self.rebuild(0)
 
     def rebuild(self, first: int) -> None:
-        """Places all from position `first` on again."""
+        """Places the requests from position `first` on again."""
         del self.profiles[first + 1 :], self.sums[first + 1 :]
         for i in self.order[first:]:
             profile = self.profiles[-1].copy()
@@ -47,7 +51,7 @@ class _ListScheduler:
             self.sums.append(self.sums[-1] + end)
 
     def trial(self, order: Sequence[int], first: int, limit: float) -> int | None:
-        """Sum of completions of an order that differs from position `first` on; None once above `limit`."""
+        """Sum of completions of an order that differs from position `first` on; None if above `limit`."""
         profile = self.profiles[first].copy()
         total = self.sums[first]
         jobs = self.instance.jobs
@@ -68,7 +72,7 @@ class _ListScheduler:
         return starts
 
     def _place(self, profile: list[int], job: HindsightJob) -> int:
-        """Adds the job at its first fitting start; its completion."""
+        """Adds the job at its first feasible start and returns its completion."""
         output, start = job.output, job.release
         room = self.instance.memory - job.prompt
         while True:
@@ -76,7 +80,7 @@ class _ListScheduler:
             highest = max(window)
             if highest <= room + start:
                 break
-            # Starting one round later lowers the need in a round by one; from that round on it is free of it.
+            # A start one round later needs one cell less in every round, and none in rounds before it.
             start = min(start + 1 + window.index(highest), highest - room)
         first = job.prompt + 1
         profile[start + 1 : start + output + 1] = [use + k for k, use in enumerate(window, first)]
@@ -86,36 +90,45 @@ class _ListScheduler:
 def search(
     instance: HindsightInstance, orders: Sequence[Sequence[int]], *, seed: int, stop: Stop
 ) -> list[int]:
-    """Best starts found from the given first orders, restarted from the best until `stop`."""
+    """Best starts found by annealing from the best of `orders`, restarted until `stop()` is true."""
     random = Random(seed)
     candidates = [_ListScheduler(instance, list(order)) for order in orders]
     best = min(candidates, key=lambda c: c.sums[-1])
     best_order, best_total = list(best.order), best.sums[-1]
     while len(instance.jobs) > 1 and not stop():
         order, total = _anneal(
-            _ListScheduler(instance, list(best_order)), random, stop, warmth=random.choice(_WARMTHS)
+            _ListScheduler(instance, list(best_order)),
+            random,
+            stop,
+            temperature_factor=random.choice(_TEMPERATURE_FACTORS),
         )
         if total < best_total:
             best_order, best_total = order, total
     return _ListScheduler(instance, best_order).starts()
 
 
-def _anneal(current: _ListScheduler, random: Random, stop: Stop, *, warmth: float) -> tuple[list[int], int]:
+def _anneal(
+    current: _ListScheduler, random: Random, stop: Stop, *, temperature_factor: float
+) -> tuple[list[int], int]:
     count = len(current.order)
     total = current.sums[-1]
     best_order, best_total = list(current.order), total
-    scale = warmth * total / count
+    scale = temperature_factor * total / count
     for move in range(_MOVES_PER_RESTART):
         if move % 64 == 0 and stop():
             break
-        heat = _WARM * (_COLD / _WARM) ** (move / _MOVES_PER_RESTART) * scale
-        taken = random.randrange(count)
-        put = min(count - 1, max(0, taken + random.choice(_NEAR)))
+        temperature = (
+            _FIRST_TEMPERATURE
+            * (_LAST_TEMPERATURE / _FIRST_TEMPERATURE) ** (move / _MOVES_PER_RESTART)
+            * scale
+        )
+        source = random.randrange(count)
+        target = min(count - 1, max(0, source + random.choice(_SHIFTS)))
         order = list(current.order)
-        order.insert(put, order.pop(taken))
-        # The acceptance draw comes first, so that a hopeless trial ends early.
-        limit = total + heat * random.expovariate(1.0)
-        first = min(taken, put)
+        order.insert(target, order.pop(source))
+        # Drawing the acceptance threshold first lets a bad trial end early.
+        limit = total + temperature * random.expovariate(1.0)
+        first = min(source, target)
         found = current.trial(order, first, limit)
         if found is None:
             continue
@@ -128,13 +141,13 @@ def _anneal(current: _ListScheduler, random: Random, stop: Stop, *, warmth: floa
 
 
 def initial_orders(instance: HindsightInstance) -> list[list[int]]:
-    """By output, memory volume, volume a cell of peak, earliest completion, and arrival."""
+    """Initial orders: by output, memory volume, volume per peak, earliest completion, and arrival."""
     jobs = instance.jobs
-    everyone = range(len(jobs))
+    indices = range(len(jobs))
     return [
-        sorted(everyone, key=lambda i: (jobs[i].output, jobs[i].arrival, i)),
-        sorted(everyone, key=lambda i: (jobs[i].volume, jobs[i].arrival, i)),
-        sorted(everyone, key=lambda i: (jobs[i].volume / jobs[i].peak, jobs[i].arrival, i)),
-        sorted(everyone, key=lambda i: (jobs[i].arrival + jobs[i].output, i)),
-        sorted(everyone, key=lambda i: (jobs[i].arrival, i)),
+        sorted(indices, key=lambda i: (jobs[i].output, jobs[i].arrival, i)),
+        sorted(indices, key=lambda i: (jobs[i].volume, jobs[i].arrival, i)),
+        sorted(indices, key=lambda i: (jobs[i].volume / jobs[i].peak, jobs[i].arrival, i)),
+        sorted(indices, key=lambda i: (jobs[i].arrival + jobs[i].output, i)),
+        sorted(indices, key=lambda i: (jobs[i].arrival, i)),
     ]

@@ -1,7 +1,8 @@
-"""How would the policies of the engine plug-in order the simulated engine's steps? Same code, another host.
+"""Runs a policy of the engine plug-in on the simulated engine.
 
-The host keeps a `RequestState` for each request, stamps it with the step's time, and applies the plan: who
-leaves, who may join in order, and who gives way first if memory runs short after all.
+The same policy code runs inside vLLM. Here the host keeps one `RequestState` per request, updates it with the
+time of each step, and applies the plan: preempted requests leave, offered requests may join in order, and the
+ranks determine which request is preempted if memory runs short afterwards.
 """
 
 from collections import deque
@@ -18,7 +19,11 @@ from controlplane.policy.engine.running_batch import RunningBatch
 
 
 class EnginePolicyRule:
-    """`blocks` are the engine's; `pace` is what a step and a prompt token usually take."""
+    """A step rule that applies the plans of an `EnginePolicy`.
+
+    `blocks` is the size of the engine's pool, `context` its longest sequence in tokens, `pace` the usual time
+    of a step and of a prompt token.
+    """
 
     def __init__(
         self, policy: EnginePolicy, objective: StepObjective, *, blocks: int, context: int, pace: Pace
@@ -31,82 +36,84 @@ class EnginePolicyRule:
         self._pace = pace
         self._new: list[SteppedRequest] = []
         self._waiting: dict[str, SteppedRequest] = {}
-        self._progress: dict[int, RequestState] = {}
+        self._states: dict[int, RequestState] = {}
 
-    def arrive(self, one: SteppedRequest) -> None:
+    def arrive(self, simulated: SteppedRequest) -> None:
         request = Request(
-            id=f"{one.number:09d}",
+            id=f"{simulated.number:09d}",
             kind=Kind.GENERATE,
             model="simulated",
             tenant="simulation",
             service_class=self._class,
             slo=self._class.slo,
-            arrival=Instant(seconds(one.arrival)),
-            prompt_tokens=one.prompt,
-            max_output_tokens=self._context - one.prompt,
+            arrival=Instant(seconds(simulated.arrival)),
+            prompt_tokens=simulated.prompt,
+            max_output_tokens=self._context - simulated.prompt,
         )
-        self._progress[one.number] = RequestState(request, one.predicted, name=request.id, gap=self._gap)
-        self._new.append(one)
+        self._states[simulated.number] = RequestState(
+            request, simulated.predicted, name=request.id, gap=self._gap
+        )
+        self._new.append(simulated)
 
     def arrange(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:
         at = Instant(seconds(now))
-        self._note_moves(engine, at)
+        self._sync_states(engine, at)
         view = self._view(engine, at)
         plan = self._policy.plan(view)
-        by_id = {self._progress[one.number].request.id: one for one in engine.running}
-        for progress in plan.preempt:
-            engine.preempt(by_id[progress.request.id])
+        by_id = {self._states[simulated.number].request.id: simulated for simulated in engine.running}
+        for state in plan.preempt:
+            engine.preempt(by_id[state.request.id])
         preempted = list(engine.waiting)
-        offered = [self._waiting[progress.request.id] for progress in plan.offer]
-        for one in reversed(preempted):
-            self._joins_queue(one, at)
-        places = {progress.request.id: place for place, progress in enumerate(plan.ranked)}
-        engine.running.sort(key=lambda one: places.get(self._progress[one.number].request.id, -1))
+        offered = [self._waiting[state.request.id] for state in plan.offer]
+        for simulated in reversed(preempted):
+            self._enqueue(simulated, at)
+        places = {state.request.id: place for place, state in enumerate(plan.ranked)}
+        engine.running.sort(key=lambda simulated: places.get(self._states[simulated.number].request.id, -1))
         engine.waiting = deque(offered)
 
-    def _note_moves(self, engine: SimulatedScheduler[SteppedRequest], at: Instant) -> None:
-        """What the last step did: tokens, starts, preemptions by the engine itself."""
-        for one in engine.running:
-            progress = self._progress[one.number]
-            # First it leaves the queue, then it grows: the policy finds it there by its size.
-            if progress.request.id in self._waiting:
-                del self._waiting[progress.request.id]
-                self._policy.dequeue(progress)
-            if one.produced > progress.done and one.last is not None:
-                progress.stamp(Instant(seconds(one.last)), one.produced - progress.done)
-        for one in engine.waiting:
-            if self._progress[one.number].request.id not in self._waiting:
-                self._joins_queue(one, at)
+    def _sync_states(self, engine: SimulatedScheduler[SteppedRequest], at: Instant) -> None:
+        """Copies the last step's tokens, starts and preemptions by the engine into the states."""
+        for simulated in engine.running:
+            state = self._states[simulated.number]
+            # Dequeue before the state grows: the policy finds it in its queue by its size.
+            if state.request.id in self._waiting:
+                del self._waiting[state.request.id]
+                self._policy.dequeue(state)
+            if simulated.produced > state.done and simulated.last is not None:
+                state.stamp(Instant(seconds(simulated.last)), simulated.produced - state.done)
+        for simulated in engine.waiting:
+            if self._states[simulated.number].request.id not in self._waiting:
+                self._enqueue(simulated, at)
         engine.waiting.clear()
-        for one in self._new:
-            self._joins_queue(one, at)
+        for simulated in self._new:
+            self._enqueue(simulated, at)
         self._new.clear()
 
-    def _joins_queue(self, one: SteppedRequest, at: Instant) -> None:
-        progress = self._progress[one.number]
-        progress.preemptions = one.preemptions
-        self._waiting[progress.request.id] = one
-        self._policy.enqueue(progress, at)
+    def _enqueue(self, simulated: SteppedRequest, at: Instant) -> None:
+        state = self._states[simulated.number]
+        state.preemptions = simulated.preemptions
+        self._waiting[state.request.id] = simulated
+        self._policy.enqueue(state, at)
 
     def _view(self, engine: SimulatedScheduler[SteppedRequest], at: Instant) -> EngineView:
         running = engine.running
-        listed = [self._progress[one.number] for one in running]
-        for one, progress in zip(running, listed, strict=True):
-            progress.held = one.blocks
+        states = [self._states[simulated.number] for simulated in running]
+        for simulated, state in zip(running, states, strict=True):
+            state.held = simulated.blocks
         block = engine.block_tokens
         return EngineView(
             now=at,
             pace=self._pace,
             block_tokens=block,
             quota=self._blocks,
-            used=sum(one.blocks for one in running),
-            growth=sum(-(-one.total // block) - one.blocks for one in running),
+            used=sum(simulated.blocks for simulated in running),
+            growth=sum(-(-simulated.total // block) - simulated.blocks for simulated in running),
             free_slots=engine.max_running - len(running),
-            running=RunningBatch(listed),
+            running=RunningBatch(states),
         )
 
-    def finish(self, one: SteppedRequest) -> None:
-        progress = self._progress.pop(one.number)
-        if progress.request.id in self._waiting:
-            del self._waiting[progress.request.id]
-            self._policy.dequeue(progress)
+    def finish(self, simulated: SteppedRequest) -> None:
+        state = self._states.pop(simulated.number)
+        if state.request.id in self._waiting:
+            del self._waiting[state.request.id]
+            self._policy.dequeue(state)

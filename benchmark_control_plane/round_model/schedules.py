@@ -1,4 +1,4 @@
-"""What does one policy make of one list of requests? By name, with seed and clock, in the round model."""
+"""Runs a policy, chosen by name, on a list of requests in the round model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from controlplane.policy.registry import lookup
 
 @dataclass(frozen=True, slots=True)
 class PolicySetting:
-    """`step_time` None counts in rounds."""
+    """A policy by name with its options; `step_time` None counts in rounds instead of seconds."""
 
     policy: str
     alpha: float = 0.0
@@ -25,7 +25,7 @@ class PolicySetting:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`start` and `finish` are indexed as the requests were given."""
+    """Result of one run, in rounds or seconds; the lists are indexed like the given requests."""
 
     start: list[float]
     finish: list[float]
@@ -42,7 +42,7 @@ class Schedule:
 
 
 def build_policy(setting: PolicySetting, memory: int) -> StepPolicy:
-    """Raises ValueError on an unknown policy or an impossible option."""
+    """Builds the policy for `memory` cells. Raises ValueError on an unknown policy or a bad option."""
     step_seconds, prompt_steps = 1.0, 0.0
     if setting.step_time is not None:
         step_seconds, prompt_seconds = pace(setting.step_time, memory)
@@ -59,22 +59,25 @@ def build_policy(setting: PolicySetting, memory: int) -> StepPolicy:
 
 
 def sorted_arrivals(requests: Sequence[RoundRequest]) -> list[RoundArrival]:
-    """In order of time; the id is the index, so ties never depend on hashing."""
-    listed = [
+    """The requests in order of arrival; the id is the index, so ties do not depend on hashing."""
+    by_index = [
         RoundArrival(
             Candidate(i, request.arrival, request.prompt, request.predicted, request.due), request.output
         )
         for i, request in enumerate(requests)
     ]
-    return sorted(listed, key=lambda one: (one.candidate.arrival, one.candidate.id))
+    return sorted(by_index, key=lambda arrival: (arrival.candidate.arrival, arrival.candidate.id))
 
 
 def run_policy(requests: Sequence[RoundRequest], memory: int, setting: PolicySetting) -> Schedule:
-    """Raises ValueError on bad settings, NeverEnds where the policy repeats itself."""
+    """Simulates the requests under the policy.
+
+    Raises ValueError on bad settings, NoProgress if the policy clears repeatedly without a completion.
+    """
     start = [0.0] * len(requests)
     finish = [0.0] * len(requests)
 
-    def note(arrival: RoundArrival, started: float, ended: float) -> None:
+    def record(arrival: RoundArrival, started: float, ended: float) -> None:
         start[arrival.candidate.id] = started
         finish[arrival.candidate.id] = ended
 
@@ -83,7 +86,7 @@ def run_policy(requests: Sequence[RoundRequest], memory: int, setting: PolicySet
         memory=memory,
         policy=build_policy(setting, memory),
         step_time=setting.step_time,
-        on_finish=note,
+        on_finish=record,
     )
     latency = [end - request.arrival for end, request in zip(finish, requests, strict=True)]
     return Schedule(start, finish, latency, totals)

@@ -1,7 +1,8 @@
-"""What do the step policies cost? Whole runs, one decision at 1,000 waiting, memory over the trace.
+"""Measures the CPU cost of the round-model policies: whole runs, single decisions, memory over a trace.
 
-`python -m benchmark_control_plane.round_model.scheduling_cost [--long]` prints JSON; --long adds the run of a
-million requests, streamed, beside one of a tenth. CPU time of this thread, so neighbours count little.
+`python -m benchmark_control_plane.round_model.scheduling_cost [--long]` prints JSON. `--long` adds a streamed
+run of a million requests and one of a tenth of that. CPU time of this thread, so other processes have
+little influence.
 """
 
 import argparse
@@ -36,21 +37,24 @@ _WAITING = 1000
 _STEPS = 400
 _CHUNK = 10_000
 _STEADY_RATE = 5.0
-"""Requests a second that the 70B model keeps up with, so the queue does not grow with the trace."""
+"""Requests a second that the 70B model can serve, so the queue does not grow with the trace."""
 
 
 def whole_run(policy: str, count: int) -> float:
-    """CPU seconds for `count` requests at 50 a second."""
+    """CPU seconds to schedule `count` requests that arrive at 50 a second."""
     rng = np.random.default_rng(1)
     requests = poisson_arrivals(rng, conversation_lengths(rng, count), 50)
     setting = PolicySetting(policy, step_time=tile(*LLAMA2_70B_TP1))
-    begun = time.thread_time()
+    started_at = time.thread_time()
     run_policy(requests, CONVERSATION_MEMORY, setting)
-    return time.thread_time() - begun
+    return time.thread_time() - started_at
 
 
 def decision_times(policy: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Milliseconds of `start` in steps with about 256 running and 1,000 waiting; whoever ends is replaced."""
+    """CPU milliseconds of each `start` call with about 256 running and 1,000 waiting requests.
+
+    A completed request is replaced by a new arrival.
+    """
     rng = np.random.default_rng(2)
     memory = 40_000
     chosen = build_policy(PolicySetting(policy, step_time=tile(*LLAMA2_70B_TP1)), memory)
@@ -58,7 +62,7 @@ def decision_times(policy: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     ending: dict[int, list[Candidate]] = {}
     output: dict[int, int] = {}
     running = waiting = used = 0
-    taken = []
+    durations = []
     for step in range(_STEPS):
         for done in ending.pop(step, ()):
             chosen.finish(done, step)
@@ -72,45 +76,46 @@ def decision_times(policy: str) -> np.ndarray[Any, np.dtype[np.float64]]:
             waiting += 1
         if used + running > memory:
             for cleared in chosen.clear(step, used + running - memory):
-                gone = next(ends for ends, held in ending.items() if cleared in held)
-                ending[gone].remove(cleared)
-                used -= cleared.prompt + step - (gone - output[cleared.id])
+                end = next(ends for ends, held in ending.items() if cleared in held)
+                ending[end].remove(cleared)
+                used -= cleared.prompt + step - (end - output[cleared.id])
                 running -= 1
                 waiting += 1
-        begun = time.thread_time()
+        started_at = time.thread_time()
         started = chosen.start(step)
-        taken.append((time.thread_time() - begun) * 1e3)
-        for one in started:
-            ending.setdefault(step + output[one.id], []).append(one)
-            used += one.prompt
+        durations.append((time.thread_time() - started_at) * 1e3)
+        for candidate in started:
+            ending.setdefault(step + output[candidate.id], []).append(candidate)
+            used += candidate.prompt
         running += len(started)
         waiting -= len(started)
         used += running
-    # The first step fills an empty pool: hundreds of starts, not a decision.
-    return np.array(taken[1:])
+    # The first step fills an empty pool with hundreds of starts; it is not typical.
+    return np.array(durations[1:])
 
 
 def streamed(count: int) -> Iterator[RoundArrival]:
+    """Yields `count` requests in order of arrival, drawn in chunks."""
     rng = np.random.default_rng(3)
     offset = 0.0
     for first in range(0, count, _CHUNK):
         requests = poisson_arrivals(rng, conversation_lengths(rng, min(_CHUNK, count - first)), _STEADY_RATE)
-        for one in sorted_arrivals(requests):
+        for arrival in sorted_arrivals(requests):
             candidate = Candidate(
-                first + one.candidate.id,
-                offset + one.candidate.arrival,
-                one.candidate.prompt,
-                one.candidate.predicted,
+                first + arrival.candidate.id,
+                offset + arrival.candidate.arrival,
+                arrival.candidate.prompt,
+                arrival.candidate.predicted,
             )
-            yield RoundArrival(candidate, one.output_tokens)
+            yield RoundArrival(candidate, arrival.output_tokens)
         offset += requests[-1].arrival
 
 
 def stream_run(count: int) -> dict[str, float]:
-    """In this process, whose peak memory is read afterwards."""
+    """Runs MC-SF on `count` streamed requests in this process and reads the peak memory of the process."""
     step_time = tile(*LLAMA2_70B_TP1)
     policy = build_policy(PolicySetting("mc-sf", step_time=step_time), CONVERSATION_MEMORY)
-    begun = time.thread_time()
+    started_at = time.thread_time()
     totals = simulate(
         streamed(count),
         memory=CONVERSATION_MEMORY,
@@ -120,14 +125,14 @@ def stream_run(count: int) -> dict[str, float]:
     )
     return {
         "requests": totals.finished,
-        "cpu_seconds": time.thread_time() - begun,
+        "cpu_seconds": time.thread_time() - started_at,
         "mean_latency": totals.total_latency / totals.finished,
         "peak_mib": _peak_mib(),
     }
 
 
 def _peak_mib() -> float:
-    """From Linux's own count: `getrusage` also remembers the parent that this process was forked from."""
+    """Peak resident memory from /proc; `getrusage` would include the parent of the fork."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
@@ -145,8 +150,10 @@ def _in_own_process(count: int) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--long", action="store_true", help="add the run of a million requests")
-    parser.add_argument("--stream", type=int, help="only one streamed run of so many requests")
+    parser.add_argument(
+        "--long", action="store_true", help="add streamed runs of 100,000 and 1,000,000 requests"
+    )
+    parser.add_argument("--stream", type=int, help="only run this number of streamed requests")
     options = parser.parse_args(arguments)
     if options.stream is not None:
         print(json.dumps(stream_run(options.stream)))
@@ -156,10 +163,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "decision_ms_at_256_running_1000_waiting": {},
     }
     for policy in _DECIDING:
-        taken = decision_times(policy)
+        durations = decision_times(policy)
         quantiles = {"median": 50.0, "p99": 99.0, "max": 100.0}
         report["decision_ms_at_256_running_1000_waiting"][policy] = {
-            name: round(float(np.percentile(taken, level)), 4) for name, level in quantiles.items()
+            name: round(float(np.percentile(durations, level)), 4) for name, level in quantiles.items()
         }
     if options.long:
         report["streamed"] = [_in_own_process(count) for count in (100_000, 1_000_000)]

@@ -1,10 +1,11 @@
-"""What would a policy's schedule be in the papers' round model? One engine, two clocks.
+"""Simulates one engine in the round model of the MC-SF paper, in rounds or in seconds.
 
-A request started in round p holds s + (t - p) cells in rounds t of [p + 1, p + o] and completes at
-p + o. Order inside a round: arrivals join (an idle engine jumps to the next one), overflow test and
-clearing, admission, one token for everyone in the batch, release of the finished. With a step-time
-model a round takes as long as its batch; without one it takes one unit, and arrivals in between join
-at the next whole round. Requests stream in and out: memory follows those present, not the trace.
+A request started in round p holds s + (t - p) cells in rounds t of [p + 1, p + o] and completes at p + o.
+Order of events in a round: arrivals join (an idle engine jumps to the next arrival), overflow check and
+clearing, admission, one token for every running request, release of completed requests. With a step-time
+model a round takes as long as its batch; without one it takes one unit, and requests that arrive within a
+round join at the next one. Requests are streamed: memory use of the simulation depends on the requests
+present, not on the length of the trace.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,30 +15,30 @@ from math import ceil
 from backends.cost_models.step_time import StepTime
 from benchmark_control_plane.round_model.policies.interface import Candidate, StepPolicy
 
-_FRUITLESS_CLEARINGS = 1000
-_FRUITLESS_CLEARINGS_PER_CELL = 10
-"""A policy that spares the oldest may need as many as the longest output before someone finishes."""
+_MAX_CLEARS = 1000
+_MAX_CLEARS_PER_CELL = 10
+"""A policy that never clears the oldest may clear once per output token before a request completes."""
 
 
 class NoProgress(RuntimeError):
-    """The policy clears again and again and finishes nobody."""
+    """The policy clears repeatedly and no request completes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundArrival:
-    """`output_tokens` is the true length, which no policy sees."""
+    """A request of the simulation; policies see `candidate`, never the true length `output_tokens`."""
 
     candidate: Candidate
     output_tokens: int
 
 
 OnFinish = Callable[[RoundArrival, float, float], None]
-"""(request, start of its last run, completion)."""
+"""Called with (request, start of its last run, completion), in rounds or seconds."""
 
 
 @dataclass(slots=True)
 class RoundTotals:
-    """`clears` counts rounds in which memory overflowed, `cleared` the requests sent back."""
+    """Counters of one run: `clears` counts rounds with an overflow, `cleared` requests sent back."""
 
     rounds: int = 0
     clears: int = 0
@@ -68,12 +69,12 @@ class _RoundEngine:
     step: int = 0
     now: float = 0
     used: int = 0
-    fruitless: int = 0
+    stalled_clears: int = 0
 
     def join(self, arrival: RoundArrival) -> None:
         self.present[arrival.candidate.id] = arrival
         self.policy.arrive(arrival.candidate)
-        self.fruitless = 0
+        self.stalled_clears = 0
 
     def clear(self, excess: int) -> None:
         totals = self.totals
@@ -83,15 +84,16 @@ class _RoundEngine:
             self.ending[run.started + run.arrival.output_tokens].remove(run)
             self.used -= candidate.prompt + self.step - run.started
             totals.cleared += 1
-        self.fruitless += 1
-        if self.fruitless > _FRUITLESS_CLEARINGS + _FRUITLESS_CLEARINGS_PER_CELL * self.memory:
+        self.stalled_clears += 1
+        if self.stalled_clears > _MAX_CLEARS + _MAX_CLEARS_PER_CELL * self.memory:
             raise NoProgress(
-                f"memory overflowed {self.fruitless} times and nobody finished, up to round {self.step}: "
-                "the policy repeats itself; raise alpha or clear by chance (alpha-beta)"
+                f"memory overflowed {self.stalled_clears} times and no request finished, "
+                f"up to round {self.step}: the policy makes no progress; "
+                "raise alpha or clear at random (alpha-beta)"
             )
 
     def begin(self) -> int:
-        """Starts whom the policy names; returns their prompt tokens."""
+        """Starts the requests that the policy chooses and returns the sum of their prompt tokens."""
         prefill = 0
         for candidate in self.policy.start(self.step):
             run = _Run(self.present[candidate.id], self.step, self.now)
@@ -112,7 +114,7 @@ class _RoundEngine:
         prefill = self.begin()
         count = len(self.running)
         if not count:
-            raise RuntimeError(f"round {self.step}: the policy starts nobody on an idle engine")
+            raise RuntimeError(f"round {self.step}: the policy starts no request on an idle engine")
         held = self.used
         self.used += prefill + count
         self.step += 1
@@ -127,7 +129,7 @@ class _RoundEngine:
 
     def release(self, done: list[_Run]) -> None:
         totals = self.totals
-        self.fruitless = 0
+        self.stalled_clears = 0
         for run in done:
             candidate = run.arrival.candidate
             del self.running[candidate.id]
@@ -148,19 +150,26 @@ def simulate(
     step_time: StepTime | None,
     on_finish: OnFinish,
 ) -> RoundTotals:
-    """Runs until all have finished. `arrivals` come in order of time; each fits the memory alone.
+    """Runs until all requests have completed.
 
-    Raises NeverEnds.
+    Args:
+        arrivals: in order of time; each fits the memory alone.
+        memory: cells.
+        policy: decides which requests are cleared and started.
+        step_time: duration of a round in seconds; None counts rounds.
+        on_finish: called for each completion.
+
+    Raises NoProgress if the policy clears repeatedly and no request completes.
     """
     engine = _RoundEngine(memory, policy, step_time, on_finish)
-    coming: Iterator[RoundArrival] = iter(arrivals)
-    upcoming = next(coming, None)
+    remaining: Iterator[RoundArrival] = iter(arrivals)
+    upcoming = next(remaining, None)
     while upcoming is not None or engine.present:
         if not engine.present and upcoming is not None and upcoming.candidate.arrival > engine.now:
             at = upcoming.candidate.arrival
             engine.now = ceil(at) if step_time is None else at
         while upcoming is not None and upcoming.candidate.arrival <= engine.now:
             engine.join(upcoming)
-            upcoming = next(coming, None)
+            upcoming = next(remaining, None)
         engine.round()
     return engine.totals

@@ -1,9 +1,10 @@
-"""Who meets the objectives when a policy decides before every engine step? Below the gate, without asyncio.
+"""Simulates an engine whose order is decided before every step, below the gate and without asyncio.
 
-Rule: the simulated engine steps as it does under the live gate; before each step a `StepRule` says who of
-those that wait may join, in order, and may reorder those that run: the last is preempted first. Attainment
-is counted twice: as published (time to first token, and the 99th percentile of the gaps between a request's
-tokens) and strictly (no gap above the limit), as the percentile forgives one endless pause in 100 tokens.
+The engine steps as it does under the live gate. Before each step a `StepRule` offers waiting requests in
+order and may reorder the running ones; the last running request is preempted first. Attainment is computed in
+two metrics: the published one (TTFT, and the 99th percentile of the times between a request's tokens) and a
+strict one (no time between tokens above the limit), since the percentile ignores one arbitrarily long pause
+in 100 tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,13 +17,13 @@ from backends.cost_models.step_time import BatchTime, StepLoad
 from backends.simulated.scheduler import Sequence as EngineSequence
 from backends.simulated.scheduler import SimulatedScheduler
 
-_EMPTY_STEPS = 100
-"""A rule may look at some of those that wait only now and then; an engine asks again at once."""
+_MAX_EMPTY_STEPS = 100
+"""A rule may look at some waiting requests only every few steps; the engine asks again at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepObjective:
-    """Seconds to the first token and between tokens."""
+    """SLO in seconds: `ttft` to the first token, `gap` between two tokens."""
 
     ttft: float
     gap: float
@@ -30,7 +31,7 @@ class StepObjective:
 
 @dataclass(eq=False, slots=True)
 class SteppedRequest(EngineSequence):
-    """`predicted` output tokens are all that a rule may know of `output`."""
+    """A request in the simulated engine; a rule may read `predicted` output tokens, but not `output`."""
 
     number: int = 0
     arrival: float = 0.0
@@ -42,6 +43,7 @@ class SteppedRequest(EngineSequence):
     is_finished: bool = False
 
     def stamp(self, now: float) -> None:
+        """Records a token produced at `now`, in seconds."""
         if self.last is None:
             self.first = now
         else:
@@ -52,13 +54,14 @@ class SteppedRequest(EngineSequence):
         self.last = now
 
     def has_missed(self, now: float, objective: StepObjective) -> bool:
-        """Whether the strict objective is broken by now."""
+        """Whether the strict objective is missed at time `now`, in seconds."""
         if self.first is None or self.last is None:
             return now > self.arrival + objective.ttft
         is_late = self.first - self.arrival > objective.ttft or self.longest_gap > objective.gap
         return is_late or now - self.last > objective.gap
 
     def meets(self, objective: StepObjective, *, strictly: bool) -> bool:
+        """Whether the finished request met the objective, by the strict or the published metric."""
         if not self.is_finished or self.first is None or self.first - self.arrival > objective.ttft:
             return False
         if strictly or self.longest_gap <= objective.gap:
@@ -67,19 +70,23 @@ class SteppedRequest(EngineSequence):
 
 
 class StepRule(Protocol):
-    """Offers requests by putting them into `engine.waiting`, and may take back what has not joined."""
+    """Decides the order before every step.
 
-    def arrive(self, one: SteppedRequest) -> None: ...
+    A rule offers requests by putting them into `engine.waiting` and may withdraw those that have not joined
+    the batch.
+    """
+
+    def arrive(self, request: SteppedRequest) -> None: ...
 
     def arrange(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:
-        """Before each step."""
+        """Called before each step, at `now` in seconds."""
 
-    def finish(self, one: SteppedRequest) -> None: ...
+    def finish(self, request: SteppedRequest) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """An engine's sizes and speed."""
+    """Sizes and speed of the simulated engine."""
 
     blocks: int
     block_tokens: int
@@ -98,7 +105,7 @@ class EngineSetup:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Shares of the counted requests, and preemptions a request."""
+    """Shares of the counted requests that meet the SLO in each metric, and preemptions per request."""
 
     published: float
     strict: float
@@ -106,43 +113,49 @@ class Attainment:
     preemptions: float
 
 
-def serve(requests: Iterable[SteppedRequest], rule: StepRule, pool: EngineSetup) -> None:
-    """Runs until all have finished; stamps them. Requests come in order of arrival."""
-    engine = pool.engine()
-    coming = iter(requests)
-    upcoming = next(coming, None)
+def serve(requests: Iterable[SteppedRequest], rule: StepRule, setup: EngineSetup) -> None:
+    """Runs until all requests have finished and records their token times.
+
+    `requests` must be in order of arrival. Raises RuntimeError if the rule stops offering waiting requests.
+    """
+    engine = setup.engine()
+    remaining = iter(requests)
+    upcoming = next(remaining, None)
     present = idle = 0
     now = 0.0
     while upcoming is not None or present:
         while upcoming is not None and upcoming.arrival <= now:
             rule.arrive(upcoming)
             present += 1
-            upcoming = next(coming, None)
+            upcoming = next(remaining, None)
         rule.arrange(engine, now)
         load = StepLoad()
         if not engine.plan(load):
             idle += 1
-            if present and idle > _EMPTY_STEPS:
-                raise RuntimeError(f"at {now:g} s nobody runs and {present} wait: the rule offers nobody")
+            if present and idle > _MAX_EMPTY_STEPS:
+                raise RuntimeError(f"at {now:g} s no request runs and {present} wait: the rule offers none")
             if upcoming is not None and not present:
                 now = upcoming.arrival
             continue
         idle = 0
-        now += pool.batch_time(load)
-        for one in engine.complete():
-            one.stamp(now)
-            if one.is_gone:
-                one.is_finished = True
+        now += setup.batch_time(load)
+        for request in engine.complete():
+            request.stamp(now)
+            if request.is_gone:
+                request.is_finished = True
                 present -= 1
-                rule.finish(one)
+                rule.finish(request)
 
 
 def measure_attainment(counted: Sequence[SteppedRequest], objective: StepObjective) -> Attainment:
+    """Attainment of the finished requests in `counted`, which must not be empty."""
     count = len(counted)
-    on_time = sum(one.first is not None and one.first - one.arrival <= objective.ttft for one in counted)
+    on_time = sum(
+        request.first is not None and request.first - request.arrival <= objective.ttft for request in counted
+    )
     return Attainment(
-        published=sum(one.meets(objective, strictly=False) for one in counted) / count,
-        strict=sum(one.meets(objective, strictly=True) for one in counted) / count,
+        published=sum(request.meets(objective, strictly=False) for request in counted) / count,
+        strict=sum(request.meets(objective, strictly=True) for request in counted) / count,
         ttft=on_time / count,
-        preemptions=sum(one.preemptions for one in counted) / count,
+        preemptions=sum(request.preemptions for request in counted) / count,
     )

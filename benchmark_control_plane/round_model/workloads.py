@@ -1,7 +1,7 @@
-"""Which requests do the papers' experiments draw? Model 1, model 2 and the conversation lengths.
+"""Draws the workloads of the MC-SF paper: model 1, model 2, and conversation lengths.
 
-The conversation data cannot be shipped; its word counts are drawn from lognormals with the published
-mean and median, capped (Online Scheduling for LLM Inference with KV Cache Constraints, section 5).
+The conversation data set cannot be redistributed; its lengths are drawn from lognormal distributions with the
+published mean and median, capped (Online Scheduling for LLM Inference with KV Cache Constraints, section 5).
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import numpy as np
 from benchmark_control_plane.common.distributions import Lognormal
 
 CONVERSATION_MEMORY = 16_492
-
+"""Cells."""
 
 CONVERSATION_PROMPTS = Lognormal(mean=40.62, median=11, cap=2000)
 CONVERSATION_OUTPUTS = Lognormal(mean=85.32, median=45, cap=700)
@@ -20,7 +20,7 @@ CONVERSATION_OUTPUTS = Lognormal(mean=85.32, median=45, cap=700)
 
 @dataclass(frozen=True, slots=True)
 class RoundRequest:
-    """One request of an instance: arrival, prompt tokens, output tokens, and what was predicted."""
+    """One request: arrival, prompt tokens, true and predicted output tokens, and a deadline if it has one."""
 
     arrival: float
     prompt: int
@@ -31,19 +31,21 @@ class RoundRequest:
 
 @dataclass(frozen=True, slots=True)
 class RoundInstance:
+    """Memory in cells, and the requests in order of arrival."""
+
     memory: int
     requests: tuple[RoundRequest, ...]
 
 
 def model_one(rng: np.random.Generator) -> RoundInstance:
-    """All at once: 40 to 60 requests at time 0."""
+    """Model 1: 40 to 60 requests, all at time 0."""
     memory = int(rng.integers(30, 51))
     count = int(rng.integers(40, 61))
     return RoundInstance(memory, tuple(_small_request(rng, memory, 0) for _ in range(count)))
 
 
 def model_two(rng: np.random.Generator) -> RoundInstance:
-    """Poisson arrivals in each of T rounds."""
+    """Model 2: Poisson arrivals in each of 40 to 60 rounds."""
     memory = int(rng.integers(30, 51))
     last = int(rng.integers(40, 61))
     rate = float(rng.uniform(0.5, 1.5))
@@ -59,14 +61,14 @@ def _small_request(rng: np.random.Generator, memory: int, arrival: int) -> Round
 
 
 def conversation_lengths(rng: np.random.Generator, count: int) -> list[tuple[int, int]]:
-    """(prompt, output) tokens."""
+    """Draws `count` pairs of (prompt, output) tokens."""
     prompts = CONVERSATION_PROMPTS.draw(rng, count)
     outputs = CONVERSATION_OUTPUTS.draw(rng, count)
     return list(zip(prompts, outputs, strict=True))
 
 
 def typical_lengths(rng: np.random.Generator, count: int) -> list[tuple[int, int]]:
-    """Every quantile once, paired at random: the request set that no draw favours."""
+    """Pairs of (prompt, output) tokens with each quantile once, paired at random, so no draw is lucky."""
     prompts = rng.permutation(CONVERSATION_PROMPTS.quantiles(count))
     outputs = rng.permutation(CONVERSATION_OUTPUTS.quantiles(count))
     return [(int(s), int(o)) for s, o in zip(prompts, outputs, strict=True)]
@@ -75,7 +77,7 @@ def typical_lengths(rng: np.random.Generator, count: int) -> list[tuple[int, int
 def poisson_arrivals(
     rng: np.random.Generator, lengths: list[tuple[int, int]], rate: float
 ) -> list[RoundRequest]:
-    """`rate` requests a second."""
+    """Requests with these lengths, Poisson arrivals at `rate` requests a second, and exact predictions."""
     times = np.cumsum(rng.exponential(1 / rate, len(lengths)))
     return [RoundRequest(float(at), s, o, o) for at, (s, o) in zip(times, lengths, strict=True)]
 
@@ -83,7 +85,7 @@ def poisson_arrivals(
 def mispredicted(
     rng: np.random.Generator, requests: list[RoundRequest], epsilon: float
 ) -> Iterator[RoundRequest]:
-    """Predictions uniform within a relative error of `epsilon`."""
+    """The same requests with predictions uniform within a relative error of `epsilon`."""
     for request in requests:
         drawn = rng.uniform((1 - epsilon) * request.output, (1 + epsilon) * request.output)
         yield RoundRequest(

@@ -1,4 +1,4 @@
-"""`python -m benchmark_control_plane.hybrid`: JSON out, or one clear line and exit 2."""
+"""`python -m benchmark_control_plane.hybrid` prints JSON, or one error line with exit status 2."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,9 @@ def test_bad_input_is_one_line(
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])
-def test_no_object_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+def test_file_without_a_json_object_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
     path = tmp_path / "broken.json"
     path.write_text(content)
     assert main([str(path)]) == 2

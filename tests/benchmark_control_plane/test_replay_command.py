@@ -1,4 +1,4 @@
-"""`python -m benchmark_control_plane.replay`: JSON out, or one clear line and exit 2."""
+"""`python -m benchmark_control_plane.replay` prints JSON, or one error line with exit status 2."""
 
 import hashlib
 import json
@@ -54,7 +54,7 @@ def test_time_model_sets_the_clock(tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)["finish"] == [1.75]
 
 
-def test_nobody_gives_an_empty_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_requests_give_an_empty_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([written(tmp_path, {"M": 5, "requests": []}), "--policy", "tandem"]) == 0
     assert json.loads(capsys.readouterr().out)["start"] == []
 
@@ -91,7 +91,7 @@ def test_bad_instances(
         (["--policy", "mc-sf", "--alpha", "some"], "--alpha"),
         (["--policy", "alpha-beta"], "beta=0.0"),
         (["--policy", "mc-sf", "--time", "tile:1,2"], "--time tile:1,2"),
-        (["--policy", "mc-sf", "--time", "tile:0,0,0,0"], "a is above 0"),
+        (["--policy", "mc-sf", "--time", "tile:0,0,0,0"], "a must be above 0"),
         (["--policy", "mc-sf", "--time", "stone:1,2,3,4"], "give unit"),
         ([], "--policy"),
     ],
@@ -106,14 +106,14 @@ def test_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "none.json" in refused(capsys, str(tmp_path / "none.json"), "--policy", "mc-sf")
 
 
-def test_policy_that_repeats_itself_is_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_policy_without_progress_is_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = {"a": 0, "s": 1, "o": 8}
     path = written(tmp_path, {"M": 10, "requests": [long, long]})
-    assert "nobody finished" in refused(capsys, path, "--policy", "alpha-protection")
+    assert "no request finished" in refused(capsys, path, "--policy", "alpha-protection")
     assert main([path, "--policy", "alpha-beta", "--beta", "0.5"]) == 0
 
 
-def test_same_seed_same_trace_in_every_process(tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_trace_in_every_process(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     listed = poisson_arrivals(rng, conversation_lengths(rng, 120), 50)
     requests = [{"a": one.arrival, "s": one.prompt, "o": one.output, "pred": 40} for one in listed]

@@ -1,4 +1,4 @@
-"""Published experiments run and come out in the published order."""
+"""The reproduced experiments run and rank the policies as published."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_table_ranks_the_policies_as_published(tmp_path: Path) -> None:
     assert (tmp_path / "mcsf-table.png").stat().st_size > 10_000
 
 
-def test_tables_are_kept_only_where_the_caller_says(
+def test_results_are_written_only_into_the_results_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written: list[Path] = []
@@ -42,16 +42,16 @@ def test_tables_are_kept_only_where_the_caller_says(
     assert (tmp_path / "mcsf-table.json").read_text() == "0"
 
 
-def test_unknown_table_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_experiment_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mcsf-chair"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "mcsf-table" in err
 
 
-def test_streamed_run_serves_everyone() -> None:
+def test_streamed_run_finishes_all_requests() -> None:
     assert stream_run(2_000)["requests"] == 2_000
 
 
-def test_cost_is_taken_of_every_step() -> None:
+def test_cost_is_measured_in_every_step() -> None:
     assert (decision_times("tandem") > 0).all()

@@ -1,9 +1,9 @@
-"""What does a policy that decides before every step see, and what may it answer?
+"""The interface of a policy that decides before every step: `StepPolicy`, its options and its candidates.
 
-The host (a round model, the engine, the gate) tells a `StepPolicy` who arrived and who finished; the
-policy answers, step by step, who is cleared and who starts. Memory is counted in cells: a sequence
-started before step p holds prompt + k cells in step p + k - 1's result, one more every step, until it
-finishes. A policy knows predictions only. Steps count batches, not time, and never go back.
+The host (a round model, the engine, the gate) reports arrivals and completions to a `StepPolicy`; the policy
+decides step by step which requests are cleared and which start. Memory is counted in cells: a sequence
+started before step p holds prompt + k cells after step p + k - 1, one more in every step, until it finishes.
+A policy knows predictions only. Steps count batches, not time, and never decrease.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +12,16 @@ from math import floor
 from typing import Protocol
 
 Draw = Callable[[], float]
-"""A uniform number in [0, 1), from the host's seeded source."""
+"""Returns a uniform number in [0, 1) from the host's seeded generator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`predicted` output tokens, at least 1; `due` in the unit of `arrival`, None if nothing is promised."""
+    """A request as policies see it.
+
+    `predicted` output tokens are at least 1; `due` is the deadline in the unit of `arrival`, None without
+    one.
+    """
 
     id: int
     arrival: float
@@ -28,9 +32,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """`alpha` of the memory is kept free as protection; `beta` is the chance of being cleared in an
-    overflow. `step_time` is a step in the unit of `arrival`; a prompt token lengthens the step in which
-    it is read by `prompt_steps` steps."""
+    """Options of a policy.
+
+    `memory` is in cells; the share `alpha` of it is kept free (alpha-protection), and `beta` is the
+    probability of being cleared in an overflow. `step_time` is the duration of a step in the unit of
+    `arrival`; a prompt token lengthens the step of its prefill by `prompt_steps` steps.
+    """
 
     memory: int
     alpha: float = 0.0
@@ -41,30 +48,35 @@ class StepOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < 1:
-            raise ValueError(f"alpha={self.alpha}: the protected share of memory is at least 0 and below 1")
+            raise ValueError(
+                f"alpha={self.alpha}: the share of memory kept free must be at least 0 and below 1"
+            )
 
     @property
     def budget(self) -> int:
-        """Cells that may be planned for."""
+        """Cells that a plan may use."""
         return floor((1 - self.alpha) * self.memory)
 
 
 class StepPolicy(Protocol):
-    """In a step the host calls `arrive` and `finish` as things happen, then `clear` if memory would
-    overflow, then `start` once."""
+    """Decides which requests are cleared and which start.
+
+    In a step the host calls `arrive` and `finish` for the events, then `clear` if memory would overflow, then
+    `start` once.
+    """
 
     def arrive(self, candidate: Candidate) -> None: ...
 
     def finish(self, candidate: Candidate, step: int) -> None:
-        """It left at the end of the step before `step`."""
+        """Reports that `candidate` completed at the end of the step before `step`."""
 
     def clear(self, step: int, excess: int) -> Sequence[Candidate]:
-        """Who gives back all cells and waits again, to free at least `excess` cells in this step.
+        """Chooses requests that give back all cells, to free at least `excess` cells in this step.
 
-        They wait in the policy already: the host does not call `arrive` again.
+        The policy puts them into its own queue again; the host does not call `arrive` for them.
         """
         ...
 
     def start(self, step: int) -> Sequence[Candidate]:
-        """Who joins the batch of `step`, in order."""
+        """Chooses the requests that join the batch of `step`, in order."""
         ...

@@ -1,6 +1,7 @@
-"""Predictions were too low and the next batch would not fit: who gives back all cells and starts again?
+"""Chooses the running requests to clear when predictions were too low and the next batch does not fit.
 
-`OverflowClearing` knows who runs, in the order they joined, with what they hold. The rule picks among them.
+`OverflowClearing` tracks the running requests in the order they joined, with the cells that they hold. A
+`ClearingRule` chooses among them.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,18 +10,19 @@ from dataclasses import replace
 from benchmark_control_plane.round_model.policies.interface import Candidate, Draw, StepOptions
 
 Holder = tuple[Candidate, int]
-"""Who runs, and the cells that clearing it saves in the coming batch."""
+"""A running request, and the cells that clearing it frees in the next batch."""
 
 ClearingRule = Callable[[Sequence[Holder], int], Sequence[Holder]]
-"""(all that run as they joined, cells short) -> those to clear, which save at least the shortage."""
+"""(running requests as they joined, excess cells) -> requests to clear, freeing at least the excess."""
 
 
 def clear_all(holders: Sequence[Holder], excess: int) -> Sequence[Holder]:
+    """Clears all running requests, as MC-SF does."""
     return holders
 
 
 def clear_latest(holders: Sequence[Holder], excess: int) -> Sequence[Holder]:
-    """As vLLM preempts: whoever joined last goes first."""
+    """Clears the requests that joined last, as vLLM preempts."""
     chosen: list[Holder] = []
     for holder in reversed(holders):
         if excess <= 0:
@@ -31,11 +33,14 @@ def clear_latest(holders: Sequence[Holder], excess: int) -> Sequence[Holder]:
 
 
 def clear_at_random(options: StepOptions) -> ClearingRule:
-    """Each is cleared with probability beta, drawn again over those left until the rest fits."""
+    """Builds a rule that clears each request with probability beta, repeatedly until the rest fits.
+
+    Raises ValueError if beta is not in (0, 1] or there is no random source.
+    """
     draw: Draw | None = options.draw
     if draw is None or not 0 < options.beta <= 1:
         raise ValueError(
-            f"beta={options.beta}: clearing by chance needs a probability above 0 and at most 1, and a seed"
+            f"beta={options.beta}: clearing at random needs a probability above 0 and at most 1, and a seed"
         )
     source = draw
 
@@ -53,10 +58,11 @@ def clear_at_random(options: StepOptions) -> ClearingRule:
 
 
 class OverflowClearing:
-    """The running, and the rule that clears some of them.
+    """The running requests, and the rule that clears some of them.
 
-    Cleared requests keep their prediction, as in the papers, except where that would repeat for ever:
-    after a second clearing with no arrival or completion in between they are known to be longer.
+    Cleared requests keep their prediction, as in the papers, except where that would repeat for ever: in a
+    second clearing with no arrival or completion in between, the predictions are raised to the steps already
+    run plus one.
     """
 
     def __init__(self, rule: ClearingRule) -> None:
@@ -80,24 +86,24 @@ class OverflowClearing:
         self._leave(candidate)
 
     def cells_after(self, step: int) -> int:
-        """Use after the batch of `step` if nobody joins."""
+        """Cells used after the batch of `step` if no request joins."""
         return self._offset + len(self._started) * (step + 1)
 
     def cleared(self, step: int, excess: int) -> list[Candidate]:
-        """As they wait again."""
+        """Removes the requests that the rule chooses and returns them, with predictions raised if needed."""
         holders = [(c, c.prompt + step + 1 - started) for c, started in self._started.values()]
         chosen = [candidate for candidate, _ in self._rule(holders, excess)]
-        seen = [step - self._leave(candidate) for candidate in chosen]
+        steps_run = [step - self._leave(candidate) for candidate in chosen]
         if self._is_repeating:
             chosen = [
                 c if c.predicted > steps else replace(c, predicted=steps + 1)
-                for c, steps in zip(chosen, seen, strict=True)
+                for c, steps in zip(chosen, steps_run, strict=True)
             ]
         self._is_repeating = True
         return chosen
 
     def _leave(self, candidate: Candidate) -> int:
-        """The step it had started in."""
+        """Removes the request and returns the step in which it started."""
         _, started = self._started.pop(candidate.id)
         self._offset -= candidate.prompt - started
         return started

@@ -1,9 +1,10 @@
-"""The published schedulers: who starts in this step, given an order and a rule of memory?
+"""The published scheduling policies of the round model, as combinations of an order and a memory test.
 
-`LookaheadPolicy` (mc-sf, mc-benchmark, edf, least-slack) starts the longest prefix of its order that fits
-at every predicted completion; `SkippingLookaheadPolicy` (mc-sf-skip) goes on after one that does not.
-`CurrentUsePolicy` (alpha-protection, alpha-beta, fcfs) looks only at the use after this batch, and
-`PeakReservationPolicy` (fcfs-reserve) sums the final sizes. One that exceeds the budget by itself runs alone.
+`LookaheadPolicy` (mc-sf, mc-benchmark, edf, least-slack) starts the longest prefix of its order that fits at
+every predicted completion. `SkippingLookaheadPolicy` (mc-sf-skip) continues after a request that does not
+fit. `CurrentUsePolicy` (alpha-protection, alpha-beta, fcfs) tests only the use after this batch, and
+`PeakReservationPolicy` (fcfs-reserve) the sum of the final sizes. A request that exceeds the budget runs
+exclusively.
 """
 
 from bisect import bisect_left
@@ -32,12 +33,12 @@ def by_arrival(candidate: Candidate, options: StepOptions) -> Key:
 
 
 def by_deadline(candidate: Candidate, options: StepOptions) -> Key:
-    """Keys: due time (arrival if nothing is promised), arrival, id."""
+    """Keys: deadline (the arrival if there is none), arrival, id."""
     return (_due(candidate), candidate.arrival, candidate.id)
 
 
 def by_slack(candidate: Candidate, options: StepOptions) -> Key:
-    """Keys: latest start that still meets the due time, arrival, id."""
+    """Keys: latest start that still meets the deadline, arrival, id."""
     latest = _due(candidate) - candidate.predicted * options.step_time
     return (latest, candidate.arrival, candidate.id)
 
@@ -47,7 +48,10 @@ def _due(candidate: Candidate) -> float:
 
 
 class LookaheadPolicy:
-    """The blocked head remembers the earliest step that could help it, so most steps ask nothing."""
+    """Starts the longest prefix of the order that fits at every predicted completion.
+
+    A blocked head stores the earliest step at which it could fit, so most steps skip the check.
+    """
 
     def __init__(self, options: StepOptions, order: SortKey, overflow: OverflowClearing) -> None:
         self._options = options
@@ -86,14 +90,14 @@ class LookaheadPolicy:
             if is_known and step < self._not_before:
                 break
             delay = self._horizon.delay(head, step)
-            is_alone = delay > 0 and len(self._horizon) == 0
-            if delay and not is_alone:
+            is_exclusive = delay > 0 and len(self._horizon) == 0
+            if delay and not is_exclusive:
                 self._head = head
                 self._not_before = step + delay
                 self._releases = self._horizon.releases
                 break
             heappop(self._waiting)
-            self._horizon.add(head, step, alone=is_alone)
+            self._horizon.add(head, step, exclusive=is_exclusive)
             self._overflow.joined(head, step)
             started.append(head)
         return started
@@ -131,7 +135,10 @@ class _CandidateQueue:
 
 
 class SkippingLookaheadPolicy:
-    """Asks all that wait at once: one fits if its prompt is within the headroom for its stay."""
+    """Starts every waiting request that fits, in order.
+
+    All are tested at once: a request fits if its prompt is within the headroom for its steps in the batch.
+    """
 
     def __init__(self, options: StepOptions, order: SortKey, overflow: OverflowClearing) -> None:
         self._options = options
@@ -173,12 +180,12 @@ class SkippingLookaheadPolicy:
             at += first
             self._begin(at, step, started)
         if not started and len(self._horizon) == 0 and len(self._queue):
-            self._begin(0, step, started, alone=True)
+            self._begin(0, step, started, exclusive=True)
         return started
 
-    def _begin(self, at: int, step: int, started: list[Candidate], *, alone: bool = False) -> None:
+    def _begin(self, at: int, step: int, started: list[Candidate], *, exclusive: bool = False) -> None:
         candidate = self._queue.pop(at)
-        self._horizon.add(candidate, step, alone=alone)
+        self._horizon.add(candidate, step, exclusive=exclusive)
         self._overflow.joined(candidate, step)
         started.append(candidate)
 
@@ -186,14 +193,14 @@ class SkippingLookaheadPolicy:
 class CurrentUsePolicy:
     """First come, first served while the use after this batch stays within the budget.
 
-    With `rests` nobody starts in a step that cleared someone, as in vLLM: the one just preempted
-    would take its own place again.
+    With `rests_after_clear` no request starts in a step that cleared one, as in vLLM: otherwise the request
+    just preempted would start again at once.
     """
 
-    def __init__(self, options: StepOptions, overflow: OverflowClearing, *, rests: bool) -> None:
+    def __init__(self, options: StepOptions, overflow: OverflowClearing, *, rests_after_clear: bool) -> None:
         self._options = options
         self._overflow = overflow
-        self._rests = rests
+        self._rests_after_clear = rests_after_clear
         self._waiting: list[tuple[Key, Candidate]] = []
         self._cleared_in: int | None = None
 
@@ -216,7 +223,7 @@ class CurrentUsePolicy:
 
     def start(self, step: int) -> Sequence[Candidate]:
         started: list[Candidate] = []
-        if self._rests and self._cleared_in == step:
+        if self._rests_after_clear and self._cleared_in == step:
             return started
         use = self._overflow.cells_after(step)
         while self._waiting:
@@ -231,7 +238,7 @@ class CurrentUsePolicy:
 
 
 class PeakReservationPolicy:
-    """First come, first served while the predicted final sizes of all that run fit together."""
+    """First come, first served while the sum of the predicted final sizes stays within the budget."""
 
     def __init__(self, options: StepOptions, overflow: OverflowClearing) -> None:
         self._options = options
@@ -239,7 +246,7 @@ class PeakReservationPolicy:
         self._waiting: list[tuple[Key, Candidate]] = []
         self._sizes: dict[int, int] = {}
         self._reserved = 0
-        self._outgrows: dict[int, int] = {}
+        self._predicted_end: dict[int, int] = {}
 
     def arrive(self, candidate: Candidate) -> None:
         self._overflow.arrived()
@@ -261,14 +268,14 @@ class PeakReservationPolicy:
 
     def _release(self, candidate: Candidate) -> None:
         self._reserved -= self._sizes.pop(candidate.id)
-        self._outgrows.pop(candidate.id, None)
+        self._predicted_end.pop(candidate.id, None)
 
     def _grow(self, step: int) -> None:
-        """Who is longer than was predicted holds one more at each step."""
-        for outgrown, at in self._outgrows.items():
+        """Adds one cell per step for each request that is longer than predicted."""
+        for request_id, at in self._predicted_end.items():
             if step >= at:
                 self._reserved += 1
-                self._sizes[outgrown] += 1
+                self._sizes[request_id] += 1
 
     def start(self, step: int) -> Sequence[Candidate]:
         self._grow(step)
@@ -281,7 +288,7 @@ class PeakReservationPolicy:
             heappop(self._waiting)
             self._reserved += size
             self._sizes[head.id] = size
-            self._outgrows[head.id] = step + head.predicted
+            self._predicted_end[head.id] = step + head.predicted
             self._overflow.joined(head, step)
             started.append(head)
         return started

@@ -1,6 +1,6 @@
 """The policies of the round model by name, in one literal table.
 
-They plan rounds of known length offline and cost more than an engine step allows; no server runs them.
+They plan rounds of known length and cost more than an engine step allows; a server does not offer them.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,11 +30,13 @@ STEP_POLICIES: Mapping[str, Callable[[StepOptions], StepPolicy]] = {
     "mc-benchmark": lambda options: LookaheadPolicy(options, by_arrival, OverflowClearing(clear_all)),
     "edf": lambda options: LookaheadPolicy(options, by_deadline, OverflowClearing(clear_all)),
     "least-slack": lambda options: LookaheadPolicy(options, by_slack, OverflowClearing(clear_all)),
-    "alpha-protection": lambda options: CurrentUsePolicy(options, OverflowClearing(clear_all), rests=False),
-    "alpha-beta": lambda options: CurrentUsePolicy(
-        options, OverflowClearing(clear_at_random(options)), rests=False
+    "alpha-protection": lambda options: CurrentUsePolicy(
+        options, OverflowClearing(clear_all), rests_after_clear=False
     ),
-    "fcfs": lambda options: CurrentUsePolicy(options, OverflowClearing(clear_latest), rests=True),
+    "alpha-beta": lambda options: CurrentUsePolicy(
+        options, OverflowClearing(clear_at_random(options)), rests_after_clear=False
+    ),
+    "fcfs": lambda options: CurrentUsePolicy(options, OverflowClearing(clear_latest), rests_after_clear=True),
     "tandem": lambda options: TandemPolicy(options, OverflowClearing(clear_latest), SearchLimits()),
     "fcfs-reserve": lambda options: PeakReservationPolicy(options, OverflowClearing(clear_all)),
 }

@@ -1,10 +1,10 @@
-"""Our own ordering: smallest memory volume first, then improved by search within fixed work per step.
+"""The `tandem` policy: smallest memory volume first, improved by a local search with bounded work per step.
 
-A request occupies prompt + k cells in its k-th step: its volume over a stay of o steps is
-`s * o + o * (o + 1) / 2` cell-steps. Serving small volumes first is Smith's rule for a shared memory.
-What it leaves unused is packing. So in every step the first few of the order are planned exactly
-(`plan.py`), swaps and insertions that lower the sum of planned starts are kept, and the order stays
-from step to step. Whoever is planned to start now, starts. Nothing depends on the clock.
+A request occupies prompt + k cells in its k-th step: its volume over o steps is `s * o + o * (o + 1) / 2`
+cell-steps. Serving small volumes first is Smith's rule for a shared memory; it leaves memory unused that a
+better packing would fill. So in every step the first few requests of the order are planned exactly
+(`exact_plan.py`), swaps and insertions that do not raise the sum of planned starts are kept, and the order
+persists from step to step. Requests planned for the current step start. Nothing depends on the clock.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _MODULUS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """`window` requests are planned; at most `trials` changes and about `work` list entries a step."""
+    """Search limits per step: `window` requests planned, `trials` changes, about `work` list entries."""
 
     window: int = 10
     trials: int = 40
@@ -32,10 +32,12 @@ class SearchLimits:
 class _QueuedJob:
     key: tuple[float, ...]
     candidate: Candidate
-    stay: PlannedJob
+    job: PlannedJob
 
 
 class TandemPolicy:
+    """Serves by memory volume and improves the head of the order by a bounded search."""
+
     def __init__(self, options: StepOptions, overflow: OverflowClearing, effort: SearchLimits) -> None:
         self._options = options
         self._overflow = overflow
@@ -62,7 +64,7 @@ class TandemPolicy:
 
     def start(self, step: int) -> Sequence[Candidate]:
         self._horizon.advance(step)
-        self._seat_newcomers()
+        self._insert_new()
         started: list[Candidate] = []
         trials, work = self._effort.trials, self._effort.work
         while self._order:
@@ -72,13 +74,15 @@ class TandemPolicy:
                     started.append(self._order.pop(0).candidate)
                     self._begin(started[-1], step)
                 break
-            plan = ExactPlan(self._horizon.levels(step), [place.stay for place in head], self._options.budget)
+            plan = ExactPlan(
+                self._horizon.levels(step), [queued.job for queued in head], self._options.budget
+            )
             trials, work = self._improve(plan, trials, work)
             head = [head[at] for at in plan.order]
             now = plan.starting_now()
-            for place in head[:now]:
-                self._begin(place.candidate, step)
-                started.append(place.candidate)
+            for queued in head[:now]:
+                self._begin(queued.candidate, step)
+                started.append(queued.candidate)
             self._order[: len(head)] = head[now:]
             if now < len(head):
                 break
@@ -89,21 +93,21 @@ class TandemPolicy:
         key = (self._weight(candidate.prompt, stay), candidate.arrival, candidate.id)
         self._new.append(_QueuedJob(key, candidate, PlannedJob(candidate.prompt, stay)))
 
-    def _is_planned(self, place: _QueuedJob) -> bool:
-        """One that exceeds the budget is not planned: once at the head, it waits to run alone."""
-        return not self._exceeds(place.candidate)
+    def _is_planned(self, queued: _QueuedJob) -> bool:
+        """A request that exceeds the budget is not planned: at the head, it waits to run exclusively."""
+        return not self._exceeds(queued.candidate)
 
     def _exceeds(self, candidate: Candidate) -> bool:
         return candidate.prompt + candidate.predicted > self._options.budget
 
     def _weight(self, prompt: int, stay: int) -> float:
-        """Cell-steps. Reading the prompt holds up everybody: the whole budget for that long."""
-        reading = prompt * self._options.prompt_steps * self._options.budget
-        return prompt * stay + stay * (stay + 1) / 2 + reading
+        """Memory volume in cell-steps. Prefill delays all running requests, so it costs the whole budget."""
+        prefill = prompt * self._options.prompt_steps * self._options.budget
+        return prompt * stay + stay * (stay + 1) / 2 + prefill
 
-    def _seat_newcomers(self) -> None:
-        """Each behind the last one that its key does not precede. Sorted first: feeding order is no key."""
-        for new in sorted(self._new, key=lambda place: place.key):
+    def _insert_new(self) -> None:
+        """Inserts new requests in order of their keys, each behind the last one that it does not precede."""
+        for new in sorted(self._new, key=lambda queued: queued.key):
             at = len(self._order)
             while at > 0 and self._order[at - 1].key > new.key:
                 at -= 1
@@ -111,24 +115,24 @@ class TandemPolicy:
         self._new.clear()
 
     def _begin(self, candidate: Candidate, step: int) -> None:
-        self._horizon.add(candidate, step, alone=self._exceeds(candidate))
+        self._horizon.add(candidate, step, exclusive=self._exceeds(candidate))
         self._overflow.joined(candidate, step)
 
     def _improve(self, plan: ExactPlan, trials: int, work: int) -> tuple[int, int]:
-        """What is left of both."""
+        """Tries changes of the plan; returns the trials and the work left."""
         count = len(plan.order)
         if count < 2:
             return trials, work
         while trials > 0 and work > 0:
             trials -= 1
-            one = self._random() % count
-            other = self._random() % count
+            left = self._random() % count
+            right = self._random() % count
             is_swap = self._random() % 2 == 0
-            if one != other:
-                work -= plan.swap(one, other) if is_swap else plan.move(one, other)
+            if left != right:
+                work -= plan.swap(left, right) if is_swap else plan.move(left, right)
         return trials, work
 
     def _random(self) -> int:
-        """A linear congruential step: plans repeat exactly, in every process."""
+        """The next number of a linear congruential generator, so plans repeat exactly in every process."""
         self._state = (self._state * 1_103_515_245 + 12_345) % _MODULUS
         return self._state >> 8

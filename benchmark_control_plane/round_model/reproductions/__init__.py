@@ -1,1 +1,1 @@
-"""Published tables and figures, made again with our policies."""
+"""Published tables and figures, reproduced with our policies."""

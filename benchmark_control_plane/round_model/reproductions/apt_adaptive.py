@@ -1,12 +1,13 @@
-"""Does adaptive scheduling keep more promises than first come, first served? Beside Apt-Serve's Table 5.
+"""Attainment of adaptive scheduling against FCFS, with the figures of Apt-Serve's Table 5.
 
-OPT-13B on an A100 with 709 blocks of KV cache; the engine's steps are simulated (`engine_steps`), so no gate
-stands before it and nobody is rejected: every miss is the order's. Twice: the paper's protocol (1,000
+OPT-13B on an A100 with 709 blocks of KV cache. The engine's steps are simulated (`step_simulator`) without a
+gate, so no request is rejected and every miss is caused by the order. Two protocols: the paper's (1,000
 requests from an empty engine, all counted) at the rates and variations of its table, and a steady window
-(arrivals go on past those counted) at Poisson rates around the knee. Both metrics everywhere.
+(arrivals continue after the counted ones) at Poisson rates around the knee. Both metrics are reported
+everywhere.
 
-"Tandem, round order" is the gate's order, made for mean latency; "Tandem, engine" is what the engine plug-in
-runs, made for attainment.
+"Tandem, round order" is the `tandem` policy of the round model, made for mean latency; "Tandem, engine" is
+what the engine plug-in runs, made for attainment.
 """
 
 import statistics
@@ -60,15 +61,18 @@ _CONTEXT, _BLOCKS, _BLOCK_TOKENS = 2_048, 709, 16
 _MODEL, _PROFILE = "facebook/opt-13b", "profiles/distserve/profiler-a100-80g.vllm.json"
 _NOISE, _ALPHA = 0.5, 0.1
 _STEP_SECONDS, _PROMPT_TOKEN_SECONDS = 0.032, 0.00014
-"""An ordinary step with the pool full, and one more prompt token, after the profile."""
-_LIGHT = SearchLimits(window=6, trials=8, work=6_000)
-"""Answers of hundreds of tokens make plans long: less search than the default, for a run of minutes."""
+"""Time of a typical step with a full pool, and of one more prompt token, from the profile."""
+_REDUCED_SEARCH = SearchLimits(window=6, trials=8, work=6_000)
+"""Outputs of hundreds of tokens make plans long: less search than the default keeps a run within minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`published` holds (rate, variation) -> the paper's attainment in per cent: FCFS, adaptive, and adaptive
-    with keys and values only."""
+    """One data set with its SLO, the rates of the steady window, and the published figures.
+
+    `published` maps (rate, variation) to the paper's attainment in per cent: FCFS, adaptive, and adaptive
+    with keys and values only.
+    """
 
     label: str
     file: str
@@ -114,7 +118,7 @@ CONTENDERS: Mapping[str, Callable[[StepObjective], StepRule]] = {
     "MC-SF": lambda objective: RoundPolicyRule(STEP_POLICIES["mc-sf"](_options()), objective),
     "Apt-Serve's greedy": lambda objective: AptServeRule(objective, HybridOptions(decay=0.0)),
     "Tandem, round order": lambda objective: RoundPolicyRule(
-        TandemPolicy(_options(), OverflowClearing(clear_latest), _LIGHT), objective
+        TandemPolicy(_options(), OverflowClearing(clear_latest), _REDUCED_SEARCH), objective
     ),
     "Tandem, engine": _srmt,
     "same, no size cut": lambda objective: _srmt(objective, size_cut_share=0.0),
@@ -125,7 +129,10 @@ _SLOW = "Tandem, round order"
 def run(
     results: Path, *, seed: int = 0, data: Path | None = None, requests: int = 1_000, repeats: int = 2
 ) -> Mapping[str, Any]:
-    """Prints the table, writes `apt-adaptive.json` and `.png` into `results`. Raises BadInput."""
+    """Prints the table and writes `apt-adaptive.json` and `.png` into `results`.
+
+    Raises BadInput if the folder of public data lacks the profile.
+    """
     folder = data_folder(data, _PROFILE)
     pool = EngineSetup(_BLOCKS, _BLOCK_TOKENS, fitted_profile(folder / _PROFILE, _MODEL))
     table, steady = [], []
@@ -150,7 +157,7 @@ def run(
 
 
 def _lengths(path: Path) -> list[tuple[int, int]]:
-    """Those within the model's context, as the paper keeps them."""
+    """(prompt, output) tokens of the requests within the model's context, as in the paper."""
     lengths = ((int(r["num_prefill_tokens"]), int(r["num_decode_tokens"])) for r in rows(path))
     return [(prompt, output) for prompt, output in lengths if prompt + output <= _CONTEXT]
 
@@ -158,7 +165,7 @@ def _lengths(path: Path) -> list[tuple[int, int]]:
 def _drawn(
     lengths: Sequence[tuple[int, int]], rate: float, variation: float, count: int, seed: int
 ) -> list[SteppedRequest]:
-    """The same seed draws the same requests at every rate."""
+    """Draws `count` requests; the same seed draws the same requests at every rate."""
     rng = np.random.default_rng(seed)
     picked = rng.integers(0, len(lengths), count)
     noise = rng.lognormal(0.0, _NOISE, count)
@@ -213,7 +220,7 @@ def _summary(measured: Sequence[Attainment]) -> dict[str, Any]:
 def _steady(
     workload: Workload, lengths: Sequence[tuple[int, int]], pool: EngineSetup, requests: int, seed: int
 ) -> list[dict[str, Any]]:
-    """The first tenth warms up, the last third keeps up the load; what is between counts."""
+    """Attainment in the steady window: the first tenth warms up, the last third only keeps up the load."""
     rows = []
     count = round(1.5 * requests)
     for rate in workload.rates:
@@ -252,10 +259,11 @@ def _print(found: Mapping[str, Any]) -> None:
     print(f"Attainment in %, published metric / strict metric; {found['requests']} requests from empty")
     print(f"{'':16s} paper: FCFS  adaptive  KV only | ours: " + "  ".join(f"{name:>18s}" for name in labels))
     for row in found["table"]:
-        theirs = row["published"]
+        published = row["published"]
         print(
-            f"{row['workload']:8s} {row['rate']:3g} {row['variation']:3g} {theirs['FCFS']:12.1f} "
-            f"{theirs['adaptive']:9.1f} {theirs['adaptive, KV only']:8.1f} |       " + _cells(row, labels)
+            f"{row['workload']:8s} {row['rate']:3g} {row['variation']:3g} {published['FCFS']:12.1f} "
+            f"{published['adaptive']:9.1f} {published['adaptive, KV only']:8.1f} |       "
+            + _cells(row, labels)
         )
     print("Steady window, Poisson")
     for row in found["steady"]:

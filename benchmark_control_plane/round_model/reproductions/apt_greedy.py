@@ -1,8 +1,8 @@
-"""What does the hybrid greedy cost, and how far is it from the best plan?
+"""Cost of the hybrid-cache greedy and its distance from the best plan, with Apt-Serve's published cost.
 
-Cost beside Apt-Serve's published one (its table of scheduling overheads; another machine, so only the
-growth compares). Quality on small random instances against brute force, on large ones against the LP
-relaxation, which no plan exceeds: the greedy up to its first misfit, and a fraction of that step.
+The published cost (its table of scheduling overheads) is from another machine, so only the growth compares.
+Quality is measured on small random instances against brute force, and on large ones against the LP
+relaxation, which no plan exceeds: the greedy up to its first misfit, plus a fraction of that step.
 """
 
 import statistics
@@ -29,11 +29,11 @@ _REPEATS = 200
 _SMALL_INSTANCES, _SMALL_MOST = 2_000, 6
 _LARGE_INSTANCES = 50
 _SECONDS_PER_CELL = 2e-6
-"""Chosen so that plans pass from all hidden states to none within the published counts."""
+"""Penalty per cell; chosen so that plans go from all hidden states to none within the published counts."""
 
 
 def run(results: Path, *, seed: int = 0) -> dict[str, Any]:
-    """Prints the tables, writes `apt-greedy.json` and `apt-greedy.png` into `results`."""
+    """Prints the tables and writes `apt-greedy.json` and `apt-greedy.png` into `results`."""
     draw = np.random.default_rng(seed)
     cost = [_cost(draw, count) for count in PUBLISHED_MS]
     quality = [_relaxed_quality(draw, count) for count in PUBLISHED_MS]
@@ -53,7 +53,7 @@ def run(results: Path, *, seed: int = 0) -> dict[str, Any]:
 
 
 def _candidates(draw: np.random.Generator, count: int) -> tuple[TierOffers, float]:
-    """Pending seconds and cells like ShareGPT's under load; memory for about 40 % of them."""
+    """Draws pending seconds and cells like ShareGPT's under load, and memory for about 40 % of them."""
     pending = draw.exponential(2.0, count)
     cells = np.minimum(2_048, np.ceil(draw.lognormal(5.3, 1.0, count)))
     offers = hybrid_offers(pending, cells, ratio=0.5, cell_penalty=_SECONDS_PER_CELL * count)
@@ -61,19 +61,19 @@ def _candidates(draw: np.random.Generator, count: int) -> tuple[TierOffers, floa
 
 
 def _cost(draw: np.random.Generator, count: int) -> dict[str, float]:
-    took = []
+    durations = []
     for _ in range(_REPEATS):
         pending = draw.exponential(2.0, count)
         cells = np.minimum(2_048, np.ceil(draw.lognormal(5.3, 1.0, count)))
         capacity = 0.4 * float(cells.sum())
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         plan_tiers(hybrid_offers(pending, cells, ratio=0.5, cell_penalty=_SECONDS_PER_CELL * count), capacity)
-        took.append(1_000 * (time.perf_counter() - begun))
-    quantiles = statistics.quantiles(took, n=20)
+        durations.append(1_000 * (time.perf_counter() - started_at))
+    quantiles = statistics.quantiles(durations, n=20)
     return {
         "candidates": count,
         "published_ms": PUBLISHED_MS[count],
-        "median_ms": statistics.median(took),
+        "median_ms": statistics.median(durations),
         "p95_ms": quantiles[18],
     }
 
@@ -94,8 +94,10 @@ def _relaxed_quality(draw: np.random.Generator, count: int) -> dict[str, float]:
 
 
 def _relaxation(offers: TierOffers, capacity: float) -> float:
-    """Two tiers: value of filling memory by gain per cell, the last step in part. Written apart from the
-    policy, so that an error there would show."""
+    """Upper bound for two tiers: memory filled by gain per cell, the last step in part.
+
+    Written independently of the policy, so that an error there would show.
+    """
     steps: list[tuple[float, float]] = []
     for p, m, rate in zip(offers.pending, offers.cells, offers.penalties[0], strict=True):
         half, loss = m / 2, rate * m

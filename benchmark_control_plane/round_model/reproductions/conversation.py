@@ -1,4 +1,4 @@
-"""The papers' continuous experiments: Llama-2-70B on A100s, conversation lengths, Poisson arrivals."""
+"""The MC-SF paper's continuous experiments: Llama-2-70B on A100s, conversation lengths, Poisson arrivals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ SET_UP = (
 
 @dataclass(frozen=True, slots=True)
 class PublishedPolicy:
-    """`published` is the paper's mean latency in seconds, where it gives one."""
+    """A policy with its options; `published` is the paper's mean latency in seconds, if it gives one."""
 
     label: str
     policy: str
@@ -28,6 +28,7 @@ class PublishedPolicy:
 
 
 def latency_run(requests: list[RoundRequest], contender: PublishedPolicy, seed: int) -> Schedule:
+    """Runs one policy on the requests, in seconds of the 70B model's step time."""
     setting = PolicySetting(
         contender.policy, contender.alpha, contender.beta, seed=seed, step_time=tile(*LLAMA2_70B_TP1)
     )
@@ -35,5 +36,6 @@ def latency_run(requests: list[RoundRequest], contender: PublishedPolicy, seed: 
 
 
 def write_results(results: Path, found: Mapping[str, Any]) -> None:
+    """Writes `found` to NAME.json in the folder, NAME being its entry "name"."""
     results.mkdir(parents=True, exist_ok=True)
     write_json(results / f"{found['name']}.json", found)

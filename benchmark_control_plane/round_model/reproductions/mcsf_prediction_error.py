@@ -1,7 +1,7 @@
-"""How much do wrong predictions cost? Uniform errors of up to ε, a tenth of the memory kept free.
+"""Mean latency under prediction errors: uniform errors of up to ε, a tenth of the memory kept free.
 
-The paper shows the latencies as a figure without numbers (Figure 5) and states that MC-SF stays below
-first come, first served even at ε = 0.8.
+The paper shows the latencies as a figure without numbers (Figure 5) and states that MC-SF stays below first
+come, first served even at ε = 0.8.
 """
 
 import statistics

@@ -1,7 +1,8 @@
-"""How fast does mean latency grow with the number of requests, at 50 and at 10 a second?
+"""Growth of the mean latency with the number of requests, at 50 and at 10 requests a second.
 
-The published slopes at 50 a second, 1/6 and 1/2, contradict the paper's own table tenfold: 1,000
-requests at 32 and 46 seconds mean slopes of about 1/30 and 1/20 at most. Those at 10 a second fit.
+The published slopes at 50 a second, 1/6 and 1/2, contradict the paper's own table tenfold: 1,000 requests
+with means of 32 and 46 seconds imply slopes of at most about 1/30 and 1/20. The slopes at 10 a second are
+consistent.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""How far from the hindsight optimum? Models 1 and 2 of the MC-SF paper, 60 fresh instances.
+"""Ratio of total latency to the best known schedule, on 60 instances of the MC-SF paper's models 1 and 2.
 
-The optimum is out of reach at these sizes, for us as for any solver tried: the ratios are to the best
-schedule known, from annealing and from the policies themselves, so they are lower bounds of the true ones.
+No solver that we tried proves an optimum at these sizes. The ratios are to the best schedule known, from
+annealing and from the policies themselves, so they are lower bounds of the true ones.
 """
 
 import statistics
@@ -33,7 +33,7 @@ _MODELS: Mapping[str, Callable[[np.random.Generator], RoundInstance]] = {
     "Poisson": model_two,
 }
 _SEARCH_CHECKS = 150
-"""Of 64 moves each, for an instance; a count, so that results repeat."""
+"""Annealing checks per instance, of 64 moves each; a count instead of a time, so that results repeat."""
 
 
 def run(results: Path, *, seed: int = 0, instances: int = 30) -> Mapping[str, Any]:
@@ -41,17 +41,17 @@ def run(results: Path, *, seed: int = 0, instances: int = 30) -> Mapping[str, An
     models = []
     for name, draw in _MODELS.items():
         ratios: dict[str, list[float]] = {policy: [] for policy in POLICIES}
-        against: list[float] = []
+        to_mcsf: list[float] = []
         for _ in range(instances):
             instance = draw(rng)
             totals = {
                 policy: run_policy(instance.requests, instance.memory, PolicySetting(policy)).total_latency
                 for policy in POLICIES
             }
-            best = min(_searched(instance), *totals.values())
+            best = min(_best_known(instance), *totals.values())
             for policy in POLICIES:
                 ratios[policy].append(totals[policy] / best)
-            against.append(totals["tandem"] / totals["mc-sf"])
+            to_mcsf.append(totals["tandem"] / totals["mc-sf"])
         models.append(
             {
                 "model": name,
@@ -59,7 +59,7 @@ def run(results: Path, *, seed: int = 0, instances: int = 30) -> Mapping[str, An
                     policy: {"mean": statistics.mean(r), "worst": max(r), "equal": sum(x == 1 for x in r)}
                     for policy, r in ratios.items()
                 },
-                "tandem_to_mcsf": {"mean": statistics.mean(against), "worst": max(against)},
+                "tandem_to_mcsf": {"mean": statistics.mean(to_mcsf), "worst": max(to_mcsf)},
                 "ratios": ratios,
                 "published": PUBLISHED[name],
             }
@@ -77,7 +77,7 @@ def run(results: Path, *, seed: int = 0, instances: int = 30) -> Mapping[str, An
     return found
 
 
-def _searched(instance: RoundInstance) -> float:
+def _best_known(instance: RoundInstance) -> float:
     jobs = tuple(
         hindsight.HindsightJob(request.arrival, request.prompt, request.output)
         for request in instance.requests
@@ -109,5 +109,5 @@ def _print(models: list[dict[str, Any]]) -> None:
                 f"  {policy:13s} mean {figures['mean']:.4f}  worst {figures['worst']:.4f}"
                 f"  best {figures['equal']}"
             )
-        against = row["tandem_to_mcsf"]
-        print(f"  tandem / mc-sf mean {against['mean']:.4f}, worst {against['worst']:.4f}")
+        to_mcsf = row["tandem_to_mcsf"]
+        print(f"  tandem / mc-sf mean {to_mcsf['mean']:.4f}, worst {to_mcsf['worst']:.4f}")

@@ -1,7 +1,7 @@
-"""Mean latency of 1,000 requests at 50 a second over 50 runs, beside Table 1 of the MC-SF paper.
+"""Mean latency of 1,000 requests at 50 a second over 50 runs, with the figures of Table 1 of the MC-SF paper.
 
-Once with one fixed request set (the quantiles of the lengths, so that no draw is lucky) and fresh
-arrivals, as the paper's small deviations suggest, and once with fresh lengths in every run.
+Once with one fixed request set (the quantiles of the lengths, so no draw is lucky) and fresh arrivals, as the
+paper's small deviations suggest, and once with fresh lengths in every run.
 """
 
 import statistics
@@ -54,8 +54,8 @@ def run(results: Path, *, seed: int = 0, runs: int = 50) -> Mapping[str, Any]:
         "name": NAME,
         "seed": seed,
         "runs": runs,
-        "fixed_set": _measured(lambda: poisson_arrivals(rng, fixed_set, _RATE), runs),
-        "fresh_sets": _measured(
+        "fixed_set": _measure(lambda: poisson_arrivals(rng, fixed_set, _RATE), runs),
+        "fresh_sets": _measure(
             lambda: poisson_arrivals(rng, conversation_lengths(rng, _REQUESTS), _RATE), runs
         ),
         "differs": SET_UP,
@@ -66,7 +66,7 @@ def run(results: Path, *, seed: int = 0, runs: int = 50) -> Mapping[str, Any]:
     return found
 
 
-def _measured(draw: Callable[[], list[RoundRequest]], runs: int) -> list[dict[str, Any]]:
+def _measure(draw: Callable[[], list[RoundRequest]], runs: int) -> list[dict[str, Any]]:
     means: dict[str, list[float]] = {c.label: [] for c in CONTENDERS}
     for repeat in range(runs):
         requests = draw()
@@ -103,10 +103,10 @@ def _plot(path: Path, found: Mapping[str, Any]) -> None:
 def _print(found: Mapping[str, Any]) -> None:
     print(f"{'policy':17s} published s ratio | fixed set s    sd ratio | fresh sets s    sd ratio")
     for fixed, fresh in zip(found["fixed_set"], found["fresh_sets"], strict=True):
-        known = " " * 17
+        published_cells = " " * 17
         if fixed["published_s"]:
-            known = f"{fixed['published_s']:11.2f} {fixed['published_ratio']:5.2f}"
+            published_cells = f"{fixed['published_s']:11.2f} {fixed['published_ratio']:5.2f}"
         ours = " | ".join(
             f"{row['mean_s']:11.2f} {row['sd_s']:5.2f} {row['ratio']:5.2f}" for row in (fixed, fresh)
         )
-        print(f"{fixed['policy']:17s} {known} | {ours}")
+        print(f"{fixed['policy']:17s} {published_cells} | {ours}")

@@ -1,4 +1,4 @@
-"""The hindsight optimum: proven answers on small instances, feasible schedules and honest labels on all."""
+"""The hindsight optimum: proofs on small instances, feasible schedules and correct labels on all."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ from benchmark_control_plane.round_model.optimum_search import initial_orders, s
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/scheduling.json").read_text())
 EXACT, LARGE = GOLDEN["exact"], GOLDEN["large"]
 QUICK = {1, 4, 8, 11, 14}
-"""Proven in well under a second; the others take seconds to minutes."""
+"""Instances proven in well under a second; the others take seconds to minutes."""
 
 
 def recorded(*, quick: bool) -> list[Any]:
@@ -73,14 +73,14 @@ def test_recorded_schedules_keep_the_rules_and_bounds(case: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("case", EXACT, ids=range(len(EXACT)))
-def test_linear_bound_is_below_the_optimum_and_above_the_fluid(case: dict[str, Any]) -> None:
+def test_lp_bound_lies_between_the_fluid_bound_and_the_optimum(case: dict[str, Any]) -> None:
     instance = read_instance(case)
     bound = lp_bound(instance, case["mcsf_start"], seconds=60)
     assert bound is not None
     assert fluid_latency_bound(instance) - 1e-6 <= bound <= case["opt"] + 1e-6
 
 
-def test_large_instances_are_labelled_honestly() -> None:
+def test_large_instances_are_labelled_best_known() -> None:
     instance = read_instance(LARGE[12])
     found = best_schedule(instance, seconds=1)
     assert first_violation(instance, found["start"]) is None
@@ -113,7 +113,7 @@ def test_searched_schedules_are_feasible_and_above_the_bounds(instance: Hindsigh
 
 @given(instances().filter(lambda i: len(i.jobs) <= 4))
 @settings(deadline=None, max_examples=15)
-def test_proofs_agree_with_trying_everything(instance: HindsightInstance) -> None:
+def test_proofs_agree_with_brute_force(instance: HindsightInstance) -> None:
     found = best_schedule(instance, seconds=20)
     assert first_violation(instance, found["start"]) is None
     assert found["proof"] == "optimal"
@@ -121,7 +121,7 @@ def test_proofs_agree_with_trying_everything(instance: HindsightInstance) -> Non
 
 
 def least_total(instance: HindsightInstance) -> float:
-    """Over every combination of starts before all could have run one after another."""
+    """Least total latency over all combinations of starts within the length of a serial schedule."""
     jobs = instance.jobs
     horizon = max(j.release for j in jobs) + sum(j.output for j in jobs)
     best = float("inf")
@@ -146,7 +146,7 @@ def least_total(instance: HindsightInstance) -> float:
     return best
 
 
-def test_checker_sees_overflow_and_early_starts() -> None:
+def test_checker_detects_overflow_and_early_starts() -> None:
     instance = HindsightInstance(5, (HindsightJob(0, 1, 3), HindsightJob(2, 1, 3)))
     assert first_violation(instance, [0, 3]) is None
     assert "round 3 holds 6 of 5" in str(first_violation(instance, [0, 2]) or "")
@@ -187,4 +187,4 @@ def test_bad_input_is_one_line(
 
 def test_bad_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "none.json"), "--seconds", "-1"]) == 2
-    assert "--seconds -1: a positive number" in capsys.readouterr().err
+    assert "--seconds -1: must be a positive number" in capsys.readouterr().err

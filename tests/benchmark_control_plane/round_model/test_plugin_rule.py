@@ -1,4 +1,4 @@
-"""The engine plug-in's policies on the simulated engine: everyone is served, and SRMT keeps more promises."""
+"""The engine plug-in policies on the simulated engine: all requests finish, and SRMT attains more than FCFS."""
 
 import pytest
 
@@ -28,39 +28,39 @@ def engine_rule(name):
     return EnginePolicyRule(policy, OBJECTIVE, blocks=BLOCKS, context=CONTEXT, pace=pace)
 
 
-def crowd(count: int = 40, *, wrong_by: float = 1.0) -> list[SteppedRequest]:
-    """Sizes that differ, four a second into memory for about five."""
+def mixed_requests(count: int = 40, *, prediction_factor: float = 1.0) -> list[SteppedRequest]:
+    """Requests of different sizes, four a second, into memory for about five."""
     return [
         SteppedRequest(
             prompt=4 + 7 * n % 37,
             output=(output := 1 + 11 * n % 53),
             number=n,
             arrival=0.25 * n,
-            predicted=min(CONTEXT - 40, max(1, round(output * wrong_by))),
+            predicted=min(CONTEXT - 40, max(1, round(output * prediction_factor))),
         )
         for n in range(count)
     ]
 
 
-@pytest.mark.parametrize("wrong_by", [1.0, 0.25, 4.0])
+@pytest.mark.parametrize("prediction_factor", [1.0, 0.25, 4.0])
 @pytest.mark.parametrize("name", ORDERINGS)
-def test_everyone_gets_all_tokens_whatever_is_predicted(name, wrong_by):
-    requests = crowd(wrong_by=wrong_by)
+def test_all_requests_get_all_tokens_under_any_prediction(name, prediction_factor):
+    requests = mixed_requests(prediction_factor=prediction_factor)
     serve(requests, engine_rule(name), POOL)
     assert all(one.is_finished and one.produced == one.output for one in requests)
     assert all(len(one.gaps) == one.output - 1 for one in requests)
 
 
 @pytest.mark.parametrize("name", ORDERINGS)
-def test_a_rule_decides_the_same_twice(name):
-    first, second = crowd(), crowd()
+def test_a_rule_is_deterministic(name):
+    first, second = mixed_requests(), mixed_requests()
     serve(first, engine_rule(name), POOL)
     serve(second, engine_rule(name), POOL)
     assert [one.last for one in first] == [one.last for one in second]
 
 
-def test_srmt_keeps_more_promises_than_first_come_by_both_metrics():
-    ours, theirs = crowd(120), crowd(120)
+def test_srmt_attains_more_than_fcfs_in_both_metrics():
+    ours, theirs = mixed_requests(120), mixed_requests(120)
     serve(ours, engine_rule("srmt"), POOL)
     serve(theirs, FcfsRule(), POOL)
     assert measure_attainment(ours, OBJECTIVE).published > measure_attainment(theirs, OBJECTIVE).published

@@ -1,4 +1,4 @@
-"""The round model reproduces the reference: starts exactly, continuous figures to the digit."""
+"""The round model equals the reference: starts exactly, continuous figures to the digit."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_shortest_first_is_not_optimal_even_when_all_arrive_at_once() -> None:
 
 
 @pytest.mark.parametrize("case", FIXTURES["theorem41"])
-def test_one_long_request_holds_up_many_short_ones(case: dict[str, Any]) -> None:
+def test_one_long_request_blocks_many_short_ones(case: dict[str, Any]) -> None:
     short = {key: case["short"][key] for key in "aso"}
     schedule = run([case["long"], *[short] * case["short"]["count"]], case["M"], "mc-sf")
     assert schedule.total_latency == case["mcsf"]
@@ -89,7 +89,7 @@ def test_tandem_beats_shortest_first_on_the_papers_sizes() -> None:
     assert max(to_shortest) <= 1.01
 
 
-def test_idle_rounds_are_jumped_and_fractions_rounded_up() -> None:
+def test_idle_rounds_are_skipped_and_arrivals_rounded_up() -> None:
     schedule = run_policy([RoundRequest(0, 1, 2, 2), RoundRequest(7.5, 1, 2, 2)], 10, PolicySetting("mc-sf"))
     assert schedule.start == [0, 8]
     assert schedule.latency == [2, 2.5]

@@ -1,4 +1,4 @@
-"""Step rules on the simulated engine: everyone is served, and each rule decides as it says."""
+"""Step rules on the simulated engine: all requests finish, and each rule follows its order."""
 
 import pytest
 
@@ -36,24 +36,24 @@ RULES = {
 }
 
 
-def crowd(count: int = 40, *, wrong_by: float = 1.0) -> list[SteppedRequest]:
-    """Sizes that differ, four a second into memory for about five."""
+def mixed_requests(count: int = 40, *, prediction_factor: float = 1.0) -> list[SteppedRequest]:
+    """Requests of different sizes, four a second, into memory for about five."""
     return [
         SteppedRequest(
             prompt=4 + 7 * n % 37,
             output=1 + 11 * n % 53,
             number=n,
             arrival=0.25 * n,
-            predicted=max(1, round((1 + 11 * n % 53) * wrong_by)),
+            predicted=max(1, round((1 + 11 * n % 53) * prediction_factor)),
         )
         for n in range(count)
     ]
 
 
-@pytest.mark.parametrize("wrong_by", [1.0, 0.25, 4.0])
+@pytest.mark.parametrize("prediction_factor", [1.0, 0.25, 4.0])
 @pytest.mark.parametrize("name", RULES)
-def test_everyone_gets_all_tokens_whatever_is_predicted(name, wrong_by):
-    requests = crowd(wrong_by=wrong_by)
+def test_all_requests_get_all_tokens_under_any_prediction(name, prediction_factor):
+    requests = mixed_requests(prediction_factor=prediction_factor)
     serve(requests, RULES[name](), pool())
     assert all(one.is_finished and one.produced == one.output for one in requests)
     assert all(one.first is not None and one.first > one.arrival for one in requests)
@@ -61,22 +61,22 @@ def test_everyone_gets_all_tokens_whatever_is_predicted(name, wrong_by):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_rule_decides_the_same_twice(name):
-    first, second = crowd(), crowd()
+def test_a_rule_is_deterministic(name):
+    first, second = mixed_requests(), mixed_requests()
     serve(first, RULES[name](), pool())
     serve(second, RULES[name](), pool())
     assert [one.last for one in first] == [one.last for one in second]
 
 
-def test_first_come_is_served_first():
-    requests = crowd()
+def test_fcfs_serves_in_order_of_arrival():
+    requests = mixed_requests()
     serve(requests, FcfsRule(), pool(blocks=10_000, max_running=1))
     firsts = [one.first for one in requests]
     assert firsts == sorted(firsts)
 
 
 def test_the_greedy_prefers_waiting_time_per_block():
-    # Three wait behind the first, with room for any; the small ones gain most per block.
+    # Three wait behind the first and each would fit; the small ones gain most per block.
     requests = [
         SteppedRequest(8, 20, number=0, arrival=0.0),
         SteppedRequest(100, 2, number=1, arrival=0.05),
@@ -87,7 +87,7 @@ def test_the_greedy_prefers_waiting_time_per_block():
     assert sorted(range(4), key=lambda n: requests[n].first) == [0, 2, 3, 1]
 
 
-def test_the_greedy_with_no_decay_left_serves_lost_requests_last():
+def test_the_greedy_with_zero_decay_serves_missed_requests_last():
     requests = [
         SteppedRequest(8, 30, number=0, arrival=0.0),
         SteppedRequest(8, 2, number=1, arrival=0.1),
@@ -97,7 +97,7 @@ def test_the_greedy_with_no_decay_left_serves_lost_requests_last():
     assert requests[2].first < requests[1].first
 
 
-def test_the_published_metric_forgives_one_pause_in_a_hundred_and_the_strict_one_none():
+def test_the_published_metric_ignores_one_pause_in_a_hundred_tokens_and_the_strict_one_does_not():
     one = SteppedRequest(1, 200, number=0, arrival=0.0)
     for n in range(200):
         one.stamp(0.1 * n + (900 if n > 100 else 0))
@@ -108,16 +108,16 @@ def test_the_published_metric_forgives_one_pause_in_a_hundred_and_the_strict_one
     assert measure_attainment([one], OBJECTIVE).strict == 0
 
 
-def test_what_never_finished_is_a_miss():
+def test_an_unfinished_request_is_a_miss():
     one = SteppedRequest(1, 2, number=0, arrival=0.0)
     one.stamp(0.1)
     assert not one.meets(OBJECTIVE, strictly=False)
 
 
-def test_a_rule_that_offers_nobody_is_found_out():
+def test_a_rule_that_offers_no_request_is_detected():
     class Idle(FcfsRule):
         def arrange(self, engine, now):
             pass
 
-    with pytest.raises(RuntimeError, match="the rule offers nobody"):
-        serve(crowd(3), Idle(), pool())
+    with pytest.raises(RuntimeError, match="the rule offers none"):
+        serve(mixed_requests(3), Idle(), pool())

@@ -1,4 +1,4 @@
-"""Drawn requests have the published shape and always fit alone."""
+"""Drawn requests have the published distribution, and each fits the memory alone."""
 
 import statistics
 

@@ -1,4 +1,4 @@
-"""Plans are exact, in order, and changes are kept only if they do not cost."""
+"""Plans are exact and in order, and a change is kept only if the sum of starts does not rise."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ stays = st.lists(
 
 
 def brute(order: list[PlannedJob]) -> list[int]:
-    """Earliest starts, none before its predecessor, by trying every step."""
+    """Earliest starts, none before its predecessor, by testing every step."""
     use: dict[int, int] = {}
     starts: list[int] = []
     at = 0

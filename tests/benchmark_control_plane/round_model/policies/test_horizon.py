@@ -1,4 +1,4 @@
-"""The table of future use answers as eq. 5 of MC-SF checked at every completion does."""
+"""The table of predicted use equals eq. 5 of MC-SF evaluated at every completion."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ BUDGET = 30
 
 
 def fits(running: list[tuple[Candidate, int]], new: Candidate, step: int) -> bool:
-    """Literally: use at every predicted completion; a late one is taken to need one more token."""
+    """Eq. 5 literally: use at every predicted completion; an overdue request needs one more token."""
     stays = [(c.prompt, p, max(c.predicted, step + 1 - p)) for c, p in (*running, (new, step))]
     ends = {p + o for _, p, o in stays}
     return all(sum(s + t - p for s, p, o in stays if p < t <= p + o) <= BUDGET for t in ends if t > step)
@@ -69,7 +69,7 @@ def test_delay_is_never_too_long() -> None:
     assert 0 < step <= 20
 
 
-def test_table_moves_on_without_forgetting() -> None:
+def test_table_keeps_its_entries_when_it_moves() -> None:
     horizon = Horizon(10_000)
     long = Candidate(0, 0, 1, 1500)
     for step in range(0, 6000, 1500):

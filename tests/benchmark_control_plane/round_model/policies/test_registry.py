@@ -1,4 +1,4 @@
-"""Every step policy of the catalogue keeps the memory, loses nobody and ignores the order of feeding."""
+"""Every policy of the round model keeps to the memory, finishes all requests and ignores feeding order."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ MEMORY = 24
 MAY_REPEAT = {"alpha-protection", "alpha-beta"}
 
 
-# Four that run longer than was predicted, and two that come when their sum would still be believed.
+# Requests that run longer than predicted, and two that arrive while the predicted sum would still admit them.
 OUTGROWN = [RoundRequest(0, 0, 1, 1)] * 2 + [RoundRequest(0, 0, 2, 1)] * 3
 OUTGROWN += [RoundRequest(0, 4, 2, 1), RoundRequest(1, 5, 1, 1), RoundRequest(1, 6, 1, 1)]
 
@@ -51,7 +51,9 @@ def run(requests: list[RoundRequest], policy: str, alpha: float) -> Schedule | N
 @settings(max_examples=30)
 @given(requests=instances(), alpha=st.sampled_from([0.0, 0.2, 0.9]))
 @example(requests=OUTGROWN, alpha=0.0)
-def test_memory_holds_and_nobody_is_lost(policy: str, requests: list[RoundRequest], alpha: float) -> None:
+def test_memory_holds_and_all_requests_finish(
+    policy: str, requests: list[RoundRequest], alpha: float
+) -> None:
     schedule = run(requests, policy, alpha)
     if schedule is None:
         return
@@ -74,7 +76,7 @@ def test_exact_predictions_never_overflow(policy: str, requests: list[RoundReque
 @pytest.mark.parametrize("policy", sorted(STEP_POLICIES))
 @settings(max_examples=25)
 @given(requests=instances(exact=True), data=st.data())
-def test_order_of_feeding_changes_nothing(
+def test_feeding_order_changes_nothing(
     policy: str, requests: list[RoundRequest], data: st.DataObject
 ) -> None:
     fed = sorted_arrivals(requests)
@@ -98,8 +100,8 @@ def test_order_of_feeding_changes_nothing(
 
 
 @pytest.mark.parametrize("policy", sorted(STEP_POLICIES))
-def test_true_length_is_never_seen(policy: str) -> None:
-    """Two instances that differ only in what no policy may know start alike."""
+def test_policies_do_not_see_the_true_length(policy: str) -> None:
+    """Two instances that differ only in the true lengths have equal starts."""
     requests = [RoundRequest(0, 2, 6, 6) for _ in range(8)]
     secret = [replace(request, output=5) for request in requests]
     first = [start for start in run(requests, policy, 0.7).start if start < 5]
@@ -114,7 +116,7 @@ def test_shortest_first_stops_at_the_first_that_does_not_fit() -> None:
     assert run(blocked, "mc-sf-skip", 0.0).start == [0, 9, 1]
 
 
-def test_overflow_clears_by_the_policys_rule() -> None:
+def test_overflow_clears_by_the_rule_of_the_policy() -> None:
     requests = [RoundRequest(0, 1, 20, 2), RoundRequest(0, 1, 20, 2)]
     latest = run(requests, "fcfs", 0.0)
     assert latest.start[0] == 0 < latest.start[1]
@@ -123,13 +125,13 @@ def test_overflow_clears_by_the_policys_rule() -> None:
     assert everyone.totals.cleared == 2 * everyone.totals.clears >= 2
 
 
-def test_one_too_large_for_the_budget_runs_alone() -> None:
+def test_a_request_over_the_budget_runs_exclusively() -> None:
     requests = [RoundRequest(0, 2, 20, 20), RoundRequest(0, 1, 3, 3)]
     for policy in ("mc-sf", "mc-sf-skip", "tandem"):
         assert run(requests, policy, 0.5).start == [3, 0], policy
 
 
-def test_deadline_orders_by_what_is_promised() -> None:
+def test_edf_and_least_slack_order_by_deadline() -> None:
     options = StepOptions(memory=MEMORY, step_time=2.0)
     soon = Candidate(1, 5.0, 1, 3, due=9.0)
     late = Candidate(2, 4.0, 1, 10, due=20.0)

@@ -1,4 +1,4 @@
-"""The reproduction of Apt-Serve's Table 5 at a tenth of its size: written down, in the published order."""
+"""The reproduction of Apt-Serve's Table 5 at a tenth of its size: files written, orders as published."""
 
 import json
 from pathlib import Path
@@ -11,14 +11,14 @@ from benchmark_control_plane.common.arguments import BadInput, data_folder
 from benchmark_control_plane.round_model.reproductions import apt_adaptive
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_error_names_the_missing_data_folder(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="TANDEM_DATA"):
         apt_adaptive.run(tmp_path, data=tmp_path)
 
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_adaptive_orders_beat_first_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adaptive_orders_beat_fcfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         data_folder(None, "profiles")
     except BadInput as absent:

@@ -1,4 +1,4 @@
-"""The reproduction of Apt-Serve's greedy: within its guarantee, below its bound, written down."""
+"""The reproduction of Apt-Serve's greedy: within its guarantee and its upper bound, files written."""
 
 import json
 from pathlib import Path
