@@ -1,4 +1,4 @@
-"""The engine plug-in policies on the simulated engine: all requests finish, and SRMT attains more than FCFS."""
+"""Engine plug-in policies on the simulated engine: all requests finish, and SRMT attains more than FCFS."""
 
 import pytest
 
