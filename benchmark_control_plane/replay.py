@@ -88,7 +88,7 @@ def replay(instance: RoundInstance, setting: PolicySetting) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _OneLineParser(prog="replay", description=__doc__)
     parser.add_argument("instance", help="JSON file with the instance")
-    parser.add_argument("--policy", required=True)
+    parser.add_argument("--policy", required=True, help="name of the policy")
     parser.add_argument(
         "--alpha",
         type=float,

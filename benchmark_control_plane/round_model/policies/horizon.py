@@ -55,11 +55,11 @@ class Horizon:
         ended = (step,) if step == self._seen + 1 else [at for at in self._ending if at <= step]
         for at in ended:
             for request_id in self._ending.pop(at, ()):
-                stay = self._jobs.get(request_id)
-                if stay is not None and stay.ends == at and not stay.is_overdue:
-                    stay.is_overdue = True
+                job = self._jobs.get(request_id)
+                if job is not None and job.ends == at and not job.is_overdue:
+                    job.is_overdue = True
                     self._overdue += 1
-                    self._overdue_offset += stay.prompt - stay.started
+                    self._overdue_offset += job.prompt - job.started
         self._seen = step
 
     def delay(self, candidate: Candidate, step: int) -> int:
@@ -113,18 +113,18 @@ class Horizon:
 
     def remove(self, candidate: Candidate, step: int) -> None:
         """Removes a request that left before `step`, at its predicted completion or not."""
-        stay = self._jobs.pop(candidate.id)
+        job = self._jobs.pop(candidate.id)
         if candidate.id == self._exclusive:
             self._exclusive = None
             self.releases += 1
-        if stay.is_overdue:
+        if job.is_overdue:
             self._overdue -= 1
-            self._overdue_offset -= stay.prompt - stay.started
+            self._overdue_offset -= job.prompt - job.started
             self.releases += 1
-        elif step < stay.ends:
-            left = stay.ends - step
+        elif step < job.ends:
+            left = job.ends - step
             first = self._index(step, left)
-            self._use[first : first + left] -= self._ramped(stay.prompt + 1 + step - stay.started, left)
+            self._use[first : first + left] -= self._ramped(job.prompt + 1 + step - job.started, left)
             self.releases += 1
 
     def stay_steps(self, candidate: Candidate) -> int:
