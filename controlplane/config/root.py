@@ -88,7 +88,8 @@ class Config:
         eviction = PreemptionOptions(
             milliseconds(a.victim_tau_ms), a.victim_almost_done_steps, a.victim_thrash_penalty
         )
-        return Admission(options, eviction, lookup("admission.policy", ADMISSIONS, a.policy))
+        fits = lookup("admission", ADMISSIONS, a.policy, setting="admission.policy")
+        return Admission(options, eviction, fits)
 
     def ordering_policy(self) -> Ordering:
         s = self.scheduling

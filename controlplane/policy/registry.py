@@ -1,15 +1,29 @@
-"""Which policies are there? Every one by its YAML name, one table a slot.
+"""Policies by their YAML names: one literal table per slot, extended by entry points.
 
-An ordering may serve the gate, where a request is decided once, the engine, where every step is, or both.
-`fcfs`, `edf` and `least-slack` rank alike in both; `mc-sf` takes the shortest predicted answer first,
-`srmt` the least remaining memory-time, and preempts for it; `apt` is Apt-Serve's pending time per block.
+A name that is not in a slot's table is looked up in the entry-point group `tandem.<slot>` of the installed
+distributions. A name in both is refused when it is used. The gate and vLLM's EngineCore process both resolve
+names here. What a plug-in provides for each slot:
+
+- `ordering`: `(OrderingOptions) -> Ordering`, usually the class. It ranks requests at the gate and, unless an
+  `engine_policy` has the same name, also inside the engine (`StaticPriorityPolicy`).
+- `engine_policy`: `(EngineOptions) -> EnginePolicy`. It plans every engine step.
+- `admission`: a `Fits` function `(Share, LookAhead, Footprint) -> bool`: whether the request may start now.
+- `victims`: a `ChooseVictims` function, with the signature of `choose_victims`.
+
+An ordering or engine policy reads settings of its own from the `extra` of its options: a plain mapping, as
+the configuration file states it. The plug-in checks it and raises ValueError for a value that it cannot use.
+`backends.testing.conformance` checks a plug-in of each slot.
+
+Of the built-in policies `fcfs`, `edf` and `least-slack` order the gate and the engine alike. The others order
+the engine only: `mc-sf` (shortest predicted output first), `srmt` (shortest remaining memory-time first,
+preemptive) and `apt` (Apt-Serve: pending time per block).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from controlplane.core.clock import Duration, milliseconds
+from controlplane.core.plugins import load_plugin, plugin_names, plugin_source
 from controlplane.core.view import Waiting
 from controlplane.policy.engine.apt_serve import AptServe
 from controlplane.policy.engine.interface import EnginePolicy
@@ -32,42 +46,71 @@ from controlplane.policy.gate.ordering import (
     OrderingOptions,
     ShortestAnswer,
 )
+from controlplane.policy.gate.preemption import ChooseVictims, choose_victims
 
-_NEVER = milliseconds(86_400_000)
+# An accepted request waits without a bound; `AdmissionOptions` needs one all the same.
+_UNBOUNDED_WAIT = milliseconds(86_400_000)
 
-ForGate = Callable[[OrderingOptions], Ordering]
-ForEngine = Callable[[EngineOptions], EnginePolicy]
-
-
-@dataclass(frozen=True, slots=True)
-class OrderingEntry:
-    """None where it cannot be used."""
-
-    gate: ForGate | None
-    engine: ForEngine
+OrderingFactory = Callable[[OrderingOptions], Ordering]
+EnginePolicyFactory = Callable[[EngineOptions], EnginePolicy]
+T = TypeVar("T")
 
 
-def _ranked(ordering: ForGate, *, all_ahead: bool = False) -> ForEngine:
+def lookup(slot: str, table: Mapping[str, T], name: str, *, setting: str | None = None) -> T:
+    """The entry `name` of `table`, or of the entry points of `slot`.
+
+    Args:
+        slot: names the entry-point group `tandem.<slot>`.
+        table: the built-in entries.
+        name: the name to resolve.
+        setting: the configuration key for error messages; `slot` if None.
+
+    Raises ValueError if the name is in both, if it is in neither (the message lists all valid names), or if
+    the plug-in cannot be loaded.
+    """
+    plugins = plugin_names(slot)
+    stated = f"{setting or slot}={name!r}"
+    if name in table:
+        if name in plugins:
+            raise ValueError(
+                f"{stated}: the name of a built-in {slot} and of the plug-in {plugin_source(slot, name)}; "
+                "rename the plug-in's entry point or uninstall it"
+            )
+        return table[name]
+    if name in plugins:
+        return cast(T, load_plugin(slot, name))
+    valid = ", ".join(sorted({*table, *plugins}))
+    raise ValueError(f"{stated}: no such policy; choose one of {valid}")
+
+
+def _static_priority(ordering: OrderingFactory, *, look_ahead_for_all: bool = False) -> EnginePolicyFactory:
     def build(options: EngineOptions) -> EnginePolicy:
-        limits = AdmissionOptions(options.overflow_probability, 0, _NEVER, Duration(0))
-        fits = lookup("policy", ADMISSIONS, options.policy)
+        limits = AdmissionOptions(options.overflow_probability, 0, _UNBOUNDED_WAIT, Duration(0))
+        fits = lookup("admission", ADMISSIONS, options.policy, setting="policy")
+        victims = lookup("victims", VICTIMS, options.victims)
         return StaticPriorityPolicy(
             ordering(options.order()),
-            Admission(limits, options.eviction(), fits),
-            Admission(limits, options.eviction(), fits_always),
-            look_ahead="all" if all_ahead else options.look_ahead,
+            Admission(limits, options.eviction(), fits, victims),
+            Admission(limits, options.eviction(), fits_always, victims),
+            look_ahead="all" if look_ahead_for_all else options.look_ahead,
         )
 
     return build
 
 
-ORDERINGS: Mapping[str, OrderingEntry] = {
-    "fcfs": OrderingEntry(Fcfs, _ranked(Fcfs)),
-    "edf": OrderingEntry(EarliestDeadline, _ranked(EarliestDeadline)),
-    "least-slack": OrderingEntry(LeastSlack, _ranked(LeastSlack)),
-    "mc-sf": OrderingEntry(None, _ranked(ShortestAnswer, all_ahead=True)),
-    "srmt": OrderingEntry(None, lambda options: ShortestRemainingMemoryTime(options.srmt())),
-    "apt": OrderingEntry(None, lambda options: AptServe(options.missed_decay)),
+ORDERINGS: Mapping[str, OrderingFactory] = {
+    "fcfs": Fcfs,
+    "edf": EarliestDeadline,
+    "least-slack": LeastSlack,
+}
+
+ENGINE_POLICIES: Mapping[str, EnginePolicyFactory] = {
+    "fcfs": _static_priority(Fcfs),
+    "edf": _static_priority(EarliestDeadline),
+    "least-slack": _static_priority(LeastSlack),
+    "mc-sf": _static_priority(ShortestAnswer, look_ahead_for_all=True),
+    "srmt": lambda options: ShortestRemainingMemoryTime(options.srmt()),
+    "apt": lambda options: AptServe(options.missed_decay),
 }
 
 ADMISSIONS: Mapping[str, Fits] = {
@@ -75,38 +118,50 @@ ADMISSIONS: Mapping[str, Fits] = {
     "fits-now": fits_now,
 }
 
-Policy = TypeVar("Policy")
-
-
-def lookup(slot: str, table: Mapping[str, Policy], name: str) -> Policy:
-    """Raises ValueError naming the valid entries."""
-    if name not in table:
-        raise ValueError(f"{slot}={name!r}: no such policy; choose one of {', '.join(sorted(table))}")
-    return table[name]
+VICTIMS: Mapping[str, ChooseVictims] = {
+    "cheapest-sufficient": choose_victims,
+}
 
 
 def gate_ordering(name: str, options: OrderingOptions) -> Ordering:
     """Raises ValueError naming the valid entries."""
-    slot = "scheduling.ordering"
-    usable = {key: order.gate for key, order in ORDERINGS.items() if order.gate is not None}
-    if name in ORDERINGS and name not in usable:
+    setting = "scheduling.ordering"
+    usable = {*ORDERINGS, *(plugin_names("ordering") - ENGINE_POLICIES.keys())}
+    if name not in usable and name in {*ENGINE_POLICIES, *plugin_names("engine_policy")}:
         raise ValueError(
-            f"{slot}={name!r}: it orders an engine's steps, not what waits at the gate; name it in "
+            f"{setting}={name!r}: it orders an engine's steps, not what waits at the gate; name it in "
             f"scheduling.engine.ordering, or choose one of {', '.join(sorted(usable))}"
         )
-    return lookup(slot, usable, name)(options)
+    return lookup("ordering", ORDERINGS, name, setting=setting)(options)
 
 
 def engine_policy(options: EngineOptions) -> EnginePolicy:
-    """Raises ValueError naming the valid entries, or an option that cannot be."""
-    # Also where the ordering does not ask it.
-    lookup("policy", ADMISSIONS, options.policy)
-    return lookup("ordering", ORDERINGS, options.ordering).engine(options)
+    """Raises ValueError naming the valid entries, or the option that is out of range."""
+    # Not every engine policy uses these two, but a wrong name is an error with any of them.
+    lookup("admission", ADMISSIONS, options.policy, setting="policy")
+    lookup("victims", VICTIMS, options.victims)
+    table = {
+        name: _plugin_ordering(name) for name in plugin_names("ordering") - plugin_names("engine_policy")
+    }
+    return lookup("engine_policy", {**table, **ENGINE_POLICIES}, options.ordering, setting="ordering")(
+        options
+    )
+
+
+def _plugin_ordering(name: str) -> EnginePolicyFactory:
+    """A plug-in ordering as an engine policy; loaded when the policy is built."""
+
+    def build(options: EngineOptions) -> EnginePolicy:
+        return _static_priority(lookup("ordering", ORDERINGS, name))(options)
+
+    return build
 
 
 def engine_precedence(options: EngineOptions) -> Callable[[Waiting, Waiting], bool]:
-    """Which of two that wait inside the engine starts first, as far as the gate can tell: by its own rank,
-    or by work where the engine's order is none of the gate's."""
-    if ORDERINGS[options.ordering].gate is None:
-        return lambda one, other: (one.work, one.rank) < (other.work, other.rank)
-    return lambda one, other: one.rank < other.rank
+    """Whether the first of two requests that wait inside the engine starts before the second.
+
+    An estimate at the gate: by the gate's rank, or by work where the engine's policy has no rank at the gate.
+    """
+    if options.ordering in {*ORDERINGS, *plugin_names("ordering")}:
+        return lambda first, second: first.rank < second.rank
+    return lambda first, second: (first.work, first.rank) < (second.work, second.rank)

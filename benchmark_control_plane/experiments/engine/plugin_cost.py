@@ -27,7 +27,7 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import Handoff
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.policy.registry import ORDERINGS
+from controlplane.policy.registry import ENGINE_POLICIES
 from predictors.output_length.history import HistoryQuantiles
 
 _PROMPT = 100
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for regime, setup in setups.items():
         engine = SteppedEngine(setup)
         contenders: dict[str, Mapping[str, Any] | None] = {"stock": None}
-        contenders |= {name: {"ordering": name} for name in sorted(ORDERINGS)}
+        contenders |= {name: {"ordering": name} for name in sorted(ENGINE_POLICIES)}
         for name, tandem in contenders.items():
             row = measure(engine, tandem, waiting=options.waiting, steps=options.steps)
             found.setdefault(regime, {})[name] = row

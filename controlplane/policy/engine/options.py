@@ -4,7 +4,7 @@ Built into a policy by `catalogue.engine_policy`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from controlplane.core.clock import milliseconds
@@ -25,6 +25,7 @@ class EngineOptions:
 
     ordering: str = "edf"
     policy: str = "look-ahead"
+    victims: str = "cheapest-sufficient"
     look_ahead: LookAheadFor = "background"
     decode_pace: float = 0.8
     overflow_probability: float = 0.05
@@ -42,6 +43,7 @@ class EngineOptions:
     aged_share: float = 0.02
     prompt_price: float = 1.0
     missed_decay: float = 0.0
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.look_ahead not in ("all", "background", "nobody"):
@@ -57,7 +59,7 @@ class EngineOptions:
 
     def changed(self, by: Mapping[str, Any]) -> "EngineOptions":
         """Raises ValueError naming an unknown key, or a value that cannot be."""
-        known = [field.name for field in fields(self)]
+        known = [known_field.name for known_field in fields(self)]
         if unknown := sorted(set(by) - set(known)):
             raise ValueError(f"engine option {unknown[0]!r}: unknown; known are {', '.join(known)}")
         for name, value in by.items():
@@ -65,7 +67,9 @@ class EngineOptions:
         return replace(self, **by)
 
     def order(self) -> OrderingOptions:
-        return OrderingOptions(milliseconds(self.priority_head_start_ms), milliseconds(self.patience_ms))
+        return OrderingOptions(
+            milliseconds(self.priority_head_start_ms), milliseconds(self.patience_ms), self.extra
+        )
 
     def eviction(self) -> PreemptionOptions:
         return PreemptionOptions(
@@ -87,6 +91,10 @@ class EngineOptions:
 
 def _require_alike(name: str, present: object, value: object) -> None:
     """`value` must be of the kind of `present`: what comes from a file or over the wire may be anything."""
+    if isinstance(present, Mapping):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name}={value!r}: a mapping is needed")
+        return
     wanted: tuple[type, ...] = (int, float) if isinstance(present, float) else (type(present),)
     if isinstance(value, bool) or not isinstance(value, wanted):
         kind = {str: "a name", int: "a whole number", float: "a number"}[type(present)]

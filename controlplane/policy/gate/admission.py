@@ -34,7 +34,7 @@ from controlplane.core.view import Pace, Share, Waiting
 from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.policy.gate.moore_hodgson import job_of, late_jobs, tokens_before
 from controlplane.policy.gate.ordering import work_before_deadline
-from controlplane.policy.gate.preemption import PreemptionOptions, choose_victims
+from controlplane.policy.gate.preemption import ChooseVictims, PreemptionOptions, choose_victims
 from controlplane.policy.gate.tpot_guard import tpot_feasible
 
 Fits = Callable[[Share, LookAhead, Footprint], bool]
@@ -63,6 +63,7 @@ class Admission:
     options: AdmissionOptions
     eviction: PreemptionOptions
     fits: Fits
+    victims: ChooseVictims = choose_victims
 
     @cached_property
     def z(self) -> float:
@@ -201,7 +202,7 @@ class Admission:
         short = share.held + waiting.footprint.peak - ceiling
         # A victim of an earlier request in this cycle has no lease left to take.
         leased = set(share.leases.ids)
-        victims = choose_victims(
+        victims = self.victims(
             [running for running in share.preemptible() if running.request_id in leased],
             needed_bytes=max(1, share.deficit + short),
             incoming_priority=priority,

@@ -4,7 +4,8 @@ A unit of priority is a head start in time, not a class of its own, so no class 
 waits for a higher class only while that class arrived within the head start after it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from controlplane.core.clock import Duration, Instant, after, scaled
@@ -25,6 +26,7 @@ class OrderingOptions:
 
     priority_head_start: Duration
     patience: Duration
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

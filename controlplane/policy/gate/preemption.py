@@ -9,6 +9,7 @@ evicted unless it suffices.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from controlplane.core.clock import Duration, to_seconds
 from controlplane.core.decision import Victim
@@ -31,6 +32,21 @@ class PreemptionOptions:
         for name in ("almost_done_steps", "thrash_penalty"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"admission.victim_{name}={value}: must be at least 0; 0 switches it off")
+
+
+class ChooseVictims(Protocol):
+    """Chooses running requests whose blocks make room for a request of a higher priority."""
+
+    def __call__(
+        self,
+        running: Sequence[Running],
+        *,
+        needed_bytes: int,
+        incoming_priority: int,
+        options: PreemptionOptions,
+    ) -> tuple[Victim, ...]:
+        """Victims below `incoming_priority` that free at least `needed_bytes`; empty if there are none."""
+        ...
 
 
 def victim_cost(running: Running, options: PreemptionOptions) -> float:

@@ -21,7 +21,7 @@ from controlplane.core.geometry import KvGeometry
 from controlplane.core.memory import generate_footprint
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.policy.registry import ORDERINGS
+from controlplane.policy.registry import ENGINE_POLICIES
 from controlplane.service.gate.fair_queueing import FairQueue
 from controlplane.service.gate.snapshot import service_time
 from predictors.timing.step_time import StepWork
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 BLOCKS = 64
 BLOCK_TOKENS = 16
 MOST_RUNNING = 16
-EVERY_ORDERING = sorted(ORDERINGS)
+EVERY_ORDERING = sorted(ENGINE_POLICIES)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])

@@ -20,12 +20,12 @@ from controlplane.core.generation import Delta, Handoff, Sampling
 from controlplane.core.ports import EngineStep
 from controlplane.core.slo import Slo
 from controlplane.policy.engine.options import EngineOptions
-from controlplane.policy.registry import ORDERINGS
+from controlplane.policy.registry import ENGINE_POLICIES
 from tests.engines import a_request, running_vllm, tokens_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-EVERY_ORDERING = sorted(ORDERINGS)
+EVERY_ORDERING = sorted(ENGINE_POLICIES)
 GREEDY = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True)
 REQUESTS = 8
 # Each of them ends with 5 blocks, so about two fit at their end and four at their start.

@@ -15,7 +15,7 @@ from benchmark_control_plane.round_model.step_simulator import (
 from controlplane.core.clock import seconds
 from controlplane.core.view import Pace
 from controlplane.policy.engine.options import EngineOptions
-from controlplane.policy.registry import ORDERINGS, engine_policy
+from controlplane.policy.registry import ENGINE_POLICIES, engine_policy
 
 OBJECTIVE = StepObjective(ttft=1.0, gap=0.5)
 BLOCKS, CONTEXT = 40, 120
@@ -43,7 +43,7 @@ def mixed_requests(count: int = 40, *, prediction_factor: float = 1.0) -> list[S
 
 
 @pytest.mark.parametrize("prediction_factor", [1.0, 0.25, 4.0])
-@pytest.mark.parametrize("name", ORDERINGS)
+@pytest.mark.parametrize("name", ENGINE_POLICIES)
 def test_all_requests_get_all_tokens_under_any_prediction(name, prediction_factor):
     requests = mixed_requests(prediction_factor=prediction_factor)
     serve(requests, engine_rule(name), POOL)
@@ -51,7 +51,7 @@ def test_all_requests_get_all_tokens_under_any_prediction(name, prediction_facto
     assert all(len(one.gaps) == one.output - 1 for one in requests)
 
 
-@pytest.mark.parametrize("name", ORDERINGS)
+@pytest.mark.parametrize("name", ENGINE_POLICIES)
 def test_a_rule_is_deterministic(name):
     first, second = mixed_requests(), mixed_requests()
     serve(first, engine_rule(name), POOL)

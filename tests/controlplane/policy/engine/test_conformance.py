@@ -19,15 +19,15 @@ from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.engine.srmt import ShortestRemainingMemoryTime
 from controlplane.policy.gate.cycle import run_cycle
-from controlplane.policy.registry import ORDERINGS, engine_policy
+from controlplane.policy.registry import ENGINE_POLICIES, ORDERINGS, engine_policy
 
 # For each of the orderings, which share nearly all of their code.
 FEWER = settings(max_examples=40)
 BLOCK = 16
 NOW = Instant(seconds(100))
 PACE = Pace(step=milliseconds(30), per_prompt_token=milliseconds(0.15))
-EVERY_ORDERING = sorted(ORDERINGS)
-AS_THE_GATE = sorted(name for name, order in ORDERINGS.items() if order.gate is not None)
+EVERY_ORDERING = sorted(ENGINE_POLICIES)
+AS_THE_GATE = sorted(ORDERINGS)
 
 lives = st.fixed_dictionaries(
     {

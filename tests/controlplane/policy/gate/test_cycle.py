@@ -32,8 +32,7 @@ CLASSES = [
     ServiceClass("chat", Slo(ttft=seconds(2)), priority=1, sheddable=True),
     ServiceClass("urgent", Slo(ttft=seconds(0.5), e2e=seconds(9)), priority=2, sheddable=True),
 ]
-GATE_ORDERINGS = [name for name, order in ORDERINGS.items() if order.gate is not None]
-EVERY_POLICY = list(product(sorted(GATE_ORDERINGS), sorted(ADMISSIONS)))
+EVERY_POLICY = list(product(sorted(ORDERINGS), sorted(ADMISSIONS)))
 
 footprints = st.builds(
     Footprint,
@@ -57,7 +56,7 @@ queues = st.lists(wishes, min_size=1, max_size=8)
 
 
 def admission(name: str = "look-ahead") -> Admission:
-    return Admission(OPTIONS, EVICTION, lookup("admission.policy", ADMISSIONS, name))
+    return Admission(OPTIONS, EVICTION, lookup("admission", ADMISSIONS, name))
 
 
 def waiting_of(wish: dict[str, Any], index: int, ordering: str) -> Waiting:

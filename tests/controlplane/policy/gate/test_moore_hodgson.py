@@ -22,7 +22,7 @@ ADMISSION = Admission(
         overflow_probability=0.05, max_waiting=9, max_wait=seconds(30), defer_threshold=milliseconds(50)
     ),
     PreemptionOptions(tau=seconds(1), almost_done_steps=2, thrash_penalty=1.0),
-    lookup("admission.policy", ADMISSIONS, "look-ahead"),
+    lookup("admission", ADMISSIONS, "look-ahead"),
 )
 INDEX = ServiceClass("index", Slo(e2e=seconds(2)), priority=0, sheddable=True)
 SEARCH = ServiceClass("search", Slo(e2e=seconds(2)), priority=1, sheddable=True)
