@@ -1,0 +1,105 @@
+"""The conformance checks find policies that break the rules they name."""
+
+import pytest
+
+from backends.testing.conformance import (
+    check_admission,
+    check_engine_policy,
+    check_ordering,
+    check_victims,
+)
+from controlplane.core.decision import Victim
+from controlplane.policy.engine.interface import StepPlan
+
+
+def offer_all(queue, view):
+    preempt = list(view.running) if view.free < 0 else []
+    return StepPlan(preempt, sorted(queue, key=lambda state: state.request.id))
+
+
+class Broken:
+    """First come, first served, without a look at memory."""
+
+    def __init__(self, plan):
+        self._queue = []
+        self._plan = plan
+
+    def enqueue(self, progress, now):
+        self._queue.append(progress)
+
+    def dequeue(self, progress):
+        self._queue.remove(progress)
+
+    def waiting(self):
+        return len(self._queue)
+
+    def plan(self, view):
+        return self._plan(self._queue, view)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (offer_all, "are free|slots"),
+        (lambda queue, view: StepPlan(offer=queue[:1] * 2), "offered twice"),
+        (lambda queue, view: StepPlan(preempt=list(view.running)), "nothing starts"),
+        (lambda queue, view: StepPlan(ranked=list(queue)), "does not run on"),
+        (lambda queue, view: StepPlan(offer=view.running.at(range(len(view.running)))), "does not wait"),
+        (lambda queue, view: StepPlan(), "quota is|idle engine"),
+    ],
+)
+def test_broken_engine_policies_are_found(plan, message):
+    with pytest.raises(AssertionError, match=message):
+        check_engine_policy(lambda: Broken(plan))
+
+
+def test_a_plan_that_depends_on_the_order_of_arrival_is_found():
+    def first_that_fits(queue, view):
+        fits = [one for one in queue if view.need(one) <= view.free and view.free_slots > 0]
+        return StepPlan(offer=fits[:1])
+
+    with pytest.raises(AssertionError, match="order of the input"):
+        check_engine_policy(lambda: Broken(first_that_fits))
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (lambda request: (request.arrival, request.id), "not a tuple"),
+        (lambda request: (request.arrival, 0, "x"), "does not end in the request id"),
+        (lambda request: (request.arrival, hash(request.id), request.id), "more than the last key"),
+    ],
+)
+def test_broken_orderings_are_found(rank, message):
+    class Ordering:
+        def __init__(self, options):
+            pass
+
+        def rank(self, request, footprint, pace):
+            return rank(request)
+
+    with pytest.raises(AssertionError, match=message):
+        check_ordering(Ordering)
+
+
+def test_broken_admissions_are_found():
+    with pytest.raises(AssertionError, match="no longer fits"):
+        check_admission(lambda share, look, footprint: len(share.leases) > 2)
+    with pytest.raises(AssertionError, match="is no bool"):
+        check_admission(lambda share, look, footprint: None)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (lambda running, needed, priority: running, "no bytes are needed|not below|bytes freed"),
+        (lambda running, needed, priority: running[:1] if needed > 0 else [], "not below|bytes freed"),
+    ],
+)
+def test_broken_victim_selections_are_found(chosen, message):
+    def choose(running, *, needed_bytes, incoming_priority, options):
+        found = chosen(running, needed_bytes, incoming_priority)
+        return tuple(Victim(one.request_id, one.freed_bytes, 0.0) for one in found)
+
+    with pytest.raises(AssertionError, match=message):
+        check_victims(choose)

@@ -1,0 +1,22 @@
+"""The shipped conformance checks hold for every ordering, admission and victim selection of the registry."""
+
+import pytest
+
+from backends.testing.conformance import check_admission, check_ordering, check_victims
+from controlplane.policy.gate.ordering import ShortestAnswer
+from controlplane.policy.registry import ADMISSIONS, ORDERINGS, VICTIMS
+
+
+@pytest.mark.parametrize("ordering", [*ORDERINGS.values(), ShortestAnswer])
+def test_ordering_conforms(ordering):
+    check_ordering(ordering)
+
+
+@pytest.mark.parametrize("name", ADMISSIONS)
+def test_admission_conforms(name):
+    check_admission(ADMISSIONS[name])
+
+
+@pytest.mark.parametrize("name", VICTIMS)
+def test_victim_selection_conforms(name):
+    check_victims(VICTIMS[name])
