@@ -27,11 +27,11 @@ from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState
 
 FREE_OF_CHARGE = HiddenStateCost(0.0)
-NOBODY: frozenset[str] = frozenset()
+NO_REQUESTS: frozenset[str] = frozenset()
 
-_PLAIN = 2
-_AMPLE = 0.5
-_IDLE = 0.25
+_KV_TIER = 2
+_AMPLE_SHARE = 0.5
+_IDLE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,52 +51,54 @@ def choose_tiers(
     price: HiddenStateCost,
 ) -> TierChoice:
     """`hidden` are those of `view.running` on hidden states."""
-    taken = sum(_blocks(p, view) for p in view.running)
+    taken = sum(_blocks(state, view) for state in view.running)
     if not waiting:
-        is_idle = taken <= _IDLE * view.quota and price != FREE_OF_CHARGE
-        return TierChoice(leaving=_leaving(view, hidden) if is_idle else NOBODY)
-    listed = sorted(waiting, key=lambda progress: progress.request.id)
-    cells = np.array([_blocks(p, view) for p in listed], dtype=np.float64)
-    room = max(0.0, _AMPLE * view.quota - taken)
+        is_idle = taken <= _IDLE_SHARE * view.quota and price != FREE_OF_CHARGE
+        return TierChoice(leaving=_leaving(view, hidden) if is_idle else NO_REQUESTS)
+    candidates = sorted(waiting, key=lambda state: state.request.id)
+    cells = np.array([_blocks(state, view) for state in candidates], dtype=np.float64)
+    room = max(0.0, _AMPLE_SHARE * view.quota - taken)
     if cells.sum() <= room:
         return TierChoice()
     if price == FREE_OF_CHARGE:
         # Keys and values would gain nothing for the memory that they take.
-        return TierChoice(frozenset(p.request.id for p in listed))
+        return TierChoice(frozenset(state.request.id for state in candidates))
     ratio = view.block_tokens / rows_per_block
-    to_come = np.array([p.remaining() for p in listed], dtype=np.float64)
-    tokens = np.array([p.tokens for p in listed]) + to_come / 2
-    everybody = len(view.running) + max(1.0, min(len(listed), view.free / (ratio * cells.mean())))
-    delay = price.token * tokens + price.request + price.step / everybody
+    remaining = np.array([state.remaining() for state in candidates], dtype=np.float64)
+    tokens = np.array([state.tokens for state in candidates]) + remaining / 2
+    requests_in_memory = len(view.running) + max(
+        1.0, min(len(candidates), view.free / (ratio * cells.mean()))
+    )
+    delay = price.token * tokens + price.request + price.step / requests_in_memory
     offers = hybrid_offers(
-        to_come * to_seconds(view.pace.step),
+        remaining * to_seconds(view.pace.step),
         cells,
         ratio=ratio,
-        cell_penalty=everybody * delay * to_come / cells,
+        cell_penalty=requests_in_memory * delay * remaining / cells,
         whole_blocks=True,
     )
     tiers = plan_tiers(offers, room).tiers
     hidden_gain, plain_gain = offers.values() / offers.sizes()
     return TierChoice(
         frozenset(
-            p.request.id
-            for p, tier, pays in zip(listed, tiers, hidden_gain > plain_gain, strict=True)
-            if tier != _PLAIN and pays
+            state.request.id
+            for state, tier, pays in zip(candidates, tiers, hidden_gain > plain_gain, strict=True)
+            if tier != _KV_TIER and pays
         )
     )
 
 
-def _blocks(progress: RequestState, view: EngineView) -> int:
+def _blocks(state: RequestState, view: EngineView) -> int:
     """Of keys and values, at its predicted end."""
-    tokens = max(progress.tokens + 1, progress.request.prompt_tokens + progress.predicted)
+    tokens = max(state.tokens + 1, state.request.prompt_tokens + state.predicted)
     return -(-tokens // view.block_tokens)
 
 
 def _leaving(view: EngineView, hidden: Collection[str]) -> frozenset[str]:
     """Whoever has most to come, if the blocks that it lacks are there."""
-    on_hidden = [p for p in view.running if p.request.id in hidden]
+    on_hidden = [state for state in view.running if state.request.id in hidden]
     if not on_hidden:
-        return NOBODY
-    longest = max(on_hidden, key=lambda p: (p.remaining(), p.request.id))
+        return NO_REQUESTS
+    longest = max(on_hidden, key=lambda state: (state.remaining(), state.request.id))
     more = -(-(longest.tokens + 1) // view.block_tokens) - longest.held
-    return frozenset({longest.request.id}) if more <= view.free else NOBODY
+    return frozenset({longest.request.id}) if more <= view.free else NO_REQUESTS

@@ -32,16 +32,16 @@ class AptServe:
         self._waiting: list[RequestState] = []
         self._columns = ColumnStore(3, np.int64)
 
-    def enqueue(self, progress: RequestState, now: Instant) -> None:
-        at = bisect_left(self._keys, _key(progress))
-        self._keys.insert(at, _key(progress))
-        self._waiting.insert(at, progress)
-        self._columns.put(at, (_since(progress), progress.tokens, _lost_after(progress)))
+    def enqueue(self, state: RequestState, now: Instant) -> None:
+        index = bisect_left(self._keys, _key(state))
+        self._keys.insert(index, _key(state))
+        self._waiting.insert(index, state)
+        self._columns.put(index, (_since(state), state.tokens, _lost_after(state)))
 
-    def dequeue(self, progress: RequestState) -> None:
-        at = bisect_left(self._keys, _key(progress))
-        del self._keys[at], self._waiting[at]
-        self._columns.drop(at)
+    def dequeue(self, state: RequestState) -> None:
+        index = bisect_left(self._keys, _key(state))
+        del self._keys[index], self._waiting[index]
+        self._columns.drop(index)
 
     def waiting(self) -> int:
         return len(self._keys)
@@ -66,12 +66,12 @@ class AptServe:
         values[needs > view.quota] = -inf
         # Few start in a step, so nobody is sorted; of equals the oldest is found first.
         while slots > 0:
-            at = int(values.argmax())
-            need = int(needs[at])
-            if need > free or values[at] == -inf:
+            index = int(values.argmax())
+            need = int(needs[index])
+            if need > free or values[index] == -inf:
                 break
-            plan.offer.append(self._waiting[at])
-            values[at] = -inf
+            plan.offer.append(self._waiting[index])
+            values[index] = -inf
             free, slots = free - need, slots - 1
         return plan
 
@@ -85,29 +85,29 @@ class AptServe:
         most = _LEAST_SECONDS / (least + 1) if least >= 0 else inf
         found: list[tuple[float, tuple[Instant, str], RequestState]] = []
         places = np.flatnonzero((full < 0) | (full >= least)).tolist()
-        for progress, blocks in zip(running.at(places), full[places].tolist(), strict=True):
-            value = self._value(progress, view) if blocks < 0 else _LEAST_SECONDS / (blocks + 1)
+        for state, blocks in zip(running.at(places), full[places].tolist(), strict=True):
+            value = self._value(state, view) if blocks < 0 else _LEAST_SECONDS / (blocks + 1)
             if value <= most:
-                found.append((-value, _key(progress), progress))
-        return [progress for *_, progress in sorted(found)]
+                found.append((-value, _key(state), state))
+        return [state for *_, state in sorted(found)]
 
-    def _value(self, progress: RequestState, view: EngineView) -> float:
+    def _value(self, state: RequestState, view: EngineView) -> float:
         """Seconds per block, as far as they count."""
-        weight = self._decay if progress.cannot_meet_slo(view.now, _NO_WORK) else 1.0
-        return ((view.now - _since(progress)) / 1e9 * weight + _LEAST_SECONDS) / view.need(progress)
+        weight = self._decay if state.cannot_meet_slo(view.now, _NO_WORK) else 1.0
+        return ((view.now - _since(state)) / 1e9 * weight + _LEAST_SECONDS) / view.need(state)
 
 
-def _key(progress: RequestState) -> tuple[Instant, str]:
-    return (progress.request.arrival, progress.request.id)
+def _key(state: RequestState) -> tuple[Instant, str]:
+    return (state.request.arrival, state.request.id)
 
 
-def _since(progress: RequestState) -> Instant:
-    return progress.request.arrival if progress.last_token is None else progress.last_token
+def _since(state: RequestState) -> Instant:
+    return state.request.arrival if state.last_token is None else state.last_token
 
 
-def _lost_after(progress: RequestState) -> Instant:
+def _lost_after(state: RequestState) -> Instant:
     """The instant after which its promise is broken, while it waits."""
-    if progress.cannot_meet_slo(_EARLIEST, _NO_WORK):
+    if state.cannot_meet_slo(_EARLIEST, _NO_WORK):
         return _EARLIEST
-    deadline = progress.deadline()
-    return deadline if deadline is not None and progress.cannot_meet_slo(_LATEST, _NO_WORK) else _LATEST
+    deadline = state.deadline()
+    return deadline if deadline is not None and state.cannot_meet_slo(_LATEST, _NO_WORK) else _LATEST

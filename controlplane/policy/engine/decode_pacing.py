@@ -18,31 +18,33 @@ from controlplane.policy.engine.request_state import RequestState
 _LONGEST = milliseconds(50)
 
 
-def next_step_start(running: Iterable[RequestState], last: Instant, now: Instant, share: float) -> Instant:
+def next_step_start(
+    running: Iterable[RequestState], previous_start: Instant, now: Instant, share: float
+) -> Instant:
     """The earliest begin of the next step where the last began at `last`. 0 <= `share` < 1."""
     shortest: Duration | None = None
-    for one in running:
-        if (first := one.first_token) is None:
-            return last
-        allowed = _allowed(one, first, now, share)
+    for state in running:
+        if (first_token := state.first_token) is None:
+            return previous_start
+        allowed = _allowed(state, first_token, now, share)
         if allowed is not None and (shortest is None or allowed < shortest):
             shortest = allowed
-    return last if shortest is None else after(last, min(_LONGEST, shortest))
+    return previous_start if shortest is None else after(previous_start, min(_LONGEST, shortest))
 
 
-def _allowed(one: RequestState, first: Instant, now: Instant, share: float) -> Duration | None:
+def _allowed(state: RequestState, first_token: Instant, now: Instant, share: float) -> Duration | None:
     """From the begin of one step to that of the next; None if nothing is promised."""
-    slo, deadline = one.request.slo, one.deadline()
+    slo, deadline = state.request.slo, state.deadline()
     if deadline is not None and deadline < now:
         return Duration(0)
-    allowed = [] if one.gap is None else [scaled(one.gap, share)]
+    allowed = [] if state.gap is None else [scaled(state.gap, share)]
     if slo.tpot is not None:
         gap = scaled(slo.tpot, share)
         # The next step is taken to last as long as the one that has just ended.
-        due = between(now, Instant(first + gap * one.done))
-        allowed.append(max(Duration(0), min(gap, due)))
+        until_due = between(now, Instant(first_token + gap * state.done))
+        allowed.append(max(Duration(0), min(gap, until_due)))
     if slo.e2e is not None:
-        left = between(now, after(one.request.arrival, slo.e2e))
-        to_come = max(1, one.request.max_output_tokens - one.done)
-        allowed.append(scaled(Duration(max(0, left) // to_come), share))
+        left = between(now, after(state.request.arrival, slo.e2e))
+        max_remaining = max(1, state.request.max_output_tokens - state.done)
+        allowed.append(scaled(Duration(max(0, left) // max_remaining), share))
     return min(allowed, default=None)

@@ -18,29 +18,29 @@ from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.gate.ordering import Rank
 
 
-def footprint_of(progress: RequestState, block_tokens: int) -> Footprint:
+def footprint_of(state: RequestState, block_tokens: int) -> Footprint:
     deviation = 0.0
-    if progress.forecast is not None:
-        deviation = progress.forecast.remaining(after=progress.done).deviation
+    if state.forecast is not None:
+        deviation = state.forecast.remaining(after=state.done).deviation
     return generate_footprint(
         KvGeometry(1, 1, block_tokens),
-        prompt_tokens=progress.tokens,
-        max_output_tokens=max(1, progress.request.max_output_tokens - progress.done),
-        expected_tokens=progress.remaining(),
+        prompt_tokens=state.tokens,
+        max_output_tokens=max(1, state.request.max_output_tokens - state.done),
+        expected_tokens=state.remaining(),
         deviation_tokens=deviation,
     )
 
 
-def lease_table(alive: RunningBatch, view: EngineView) -> LeaseTable:
+def lease_table(batch: RunningBatch, view: EngineView) -> LeaseTable:
     # A token of one that packs its blocks more densely takes less than a token of the cache.
-    slope = np.full(len(alive), view.block_tokens / view.per_block(alive))
+    slope = np.full(len(batch), view.block_tokens / view.per_block(batch))
     return LeaseTable(
-        ids=tuple(alive.ids),
-        base=slope * alive.tokens.astype(np.float64) + view.block_tokens - 1,
+        ids=tuple(batch.ids),
+        base=slope * batch.tokens.astype(np.float64) + view.block_tokens - 1,
         per_step=slope,
-        steps=alive.to_come(),
-        variance=alive.variance.copy(),
-        priority=alive.priority.astype(np.float64),
+        steps=batch.to_come(),
+        variance=batch.variance.copy(),
+        priority=batch.priority.astype(np.float64),
     )
 
 
@@ -48,7 +48,7 @@ def share_of(view: EngineView) -> Share:
     tokens = view.block_tokens
 
     def preemptible() -> tuple[Running, ...]:
-        return tuple(p.as_running(view.now, p.held * tokens, view.pace) for p in view.running)
+        return tuple(state.as_running(view.now, state.held * tokens, view.pace) for state in view.running)
 
     return Share(
         ceiling=view.quota * tokens,
@@ -62,9 +62,9 @@ def share_of(view: EngineView) -> Share:
     )
 
 
-def waiting_of(progress: RequestState, footprint: Footprint, rank: Rank) -> Waiting:
+def waiting_of(state: RequestState, footprint: Footprint, rank: Rank) -> Waiting:
     """It was accepted, so its wait has no bound."""
-    return Waiting(progress.request, footprint, None, rank, footprint.area)
+    return Waiting(state.request, footprint, None, rank, footprint.area)
 
 
 def pool_view(view: EngineView, waiting: Sequence[Waiting]) -> PoolView:

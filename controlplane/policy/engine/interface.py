@@ -43,7 +43,7 @@ class EngineView:
         return self.quota - self.used - self.growth
 
     @property
-    def reading(self) -> float:
+    def prefill_cost(self) -> float:
         """Token-steps that pass in a full memory while one token of a prompt is read. 0 while not known."""
         step = self.pace.step
         return self.quota * self.block_tokens * self.pace.per_prompt_token / step if step > 0 else 0.0
@@ -54,20 +54,20 @@ class EngineView:
             return self
         return replace(
             self,
-            used=self.used - sum(p.held for p in gone),
+            used=self.used - sum(state.held for state in gone),
             free_slots=self.free_slots + len(gone),
             running=self.running.without(gone),
         )
 
-    def per_block(self, these: Iterable[RequestState]) -> Ints | int:
+    def per_block(self, states: Iterable[RequestState]) -> Ints | int:
         """Tokens that a block holds of each; one number where it is the same of all."""
         if not self.has_packed:
             return self.block_tokens
-        return np.array([p.per_block or self.block_tokens for p in these], np.int64)
+        return np.array([state.per_block or self.block_tokens for state in states], np.int64)
 
-    def need(self, progress: RequestState) -> int:
+    def need(self, state: RequestState) -> int:
         """Blocks that it takes to compute its next token."""
-        return progress.tokens // (progress.per_block or self.block_tokens) + 1
+        return state.tokens // (state.per_block or self.block_tokens) + 1
 
 
 @dataclass(slots=True)
@@ -82,10 +82,10 @@ class StepPlan:
 
 
 class EnginePolicy(Protocol):
-    def enqueue(self, progress: RequestState, now: Instant) -> None:
+    def enqueue(self, state: RequestState, now: Instant) -> None:
         """It waits from now on: new, or preempted."""
 
-    def dequeue(self, progress: RequestState) -> None:
+    def dequeue(self, state: RequestState) -> None:
         """It waits no more: started, finished or gone. Called once for each `enqueue`."""
 
     def waiting(self) -> int: ...

@@ -18,20 +18,20 @@ from controlplane.policy.gate.memory_lookahead import LookAhead
 
 # Who runs in a later lane gives way to any of an earlier one: this is added to its size, and more than any
 # memory-time. That is a number of halves, so a float has room for both.
-BEYOND, LOST = 2.0**44, 2.0**45
+OVERSIZED_LANE, LOST_LANE = 2.0**44, 2.0**45
 
 
 class Ranking:
     """Those of a crowd that are not `spared`. `order` has their places in it, the first to give way last: by
     lane and size, and id. `sizes`, that of the lane added, are by place."""
 
-    def __init__(self, crowd: RunningBatch, sizes: Floats, spared: Collection[RequestState]) -> None:
-        self.batch = crowd
+    def __init__(self, batch: RunningBatch, sizes: Floats, spared: Collection[RequestState]) -> None:
+        self.batch = batch
         self.sizes = sizes
-        self.order: list[int] = np.lexsort((crowd.by_id, sizes)).tolist()
+        self.order: list[int] = np.lexsort((batch.by_id, sizes)).tolist()
         if spared:
-            stay = set(crowd.places(spared))
-            self.order = [at for at in self.order if at not in stay]
+            spared_positions = set(batch.places(spared))
+            self.order = [index for index in self.order if index not in spared_positions]
 
 
 class PlanBuilder:
@@ -58,12 +58,12 @@ class PlanBuilder:
         ranks = self._ranks
         return [] if ranks is None else ranks.batch.requests(ranks.order[-RANKED:])
 
-    def need(self, progress: RequestState) -> int:
-        return self.view.need(progress)
+    def need(self, state: RequestState) -> int:
+        return self.view.need(state)
 
-    def need_at_end(self, progress: RequestState) -> int:
+    def need_at_end(self, state: RequestState) -> int:
         """Blocks that it holds before it leaves."""
-        return self.need(progress) + progress.remaining() // self.view.block_tokens
+        return self.need(state) + state.remaining() // self.view.block_tokens
 
     def _ranking(self) -> Ranking:
         if self._ranks is None:
@@ -84,26 +84,26 @@ class PlanBuilder:
         self._look = None
         return True
 
-    def fits(self, progress: RequestState) -> bool:
+    def fits(self, state: RequestState) -> bool:
         """Whether there are blocks and a slot for it now."""
-        return self.slots > 0 and self.need(progress) <= self.free
+        return self.slots > 0 and self.need(state) <= self.free
 
-    def start(self, progress: RequestState) -> bool:
-        need = self.need(progress)
-        request_id = progress.request.id
-        if request_id in self._offered or not self.fits(progress):
+    def start(self, state: RequestState) -> bool:
+        need = self.need(state)
+        request_id = state.request.id
+        if request_id in self._offered or not self.fits(state):
             return False
         self._offered.add(request_id)
-        self.offer.append(progress)
+        self.offer.append(state)
         self.free -= need
         if self._later is not None:
-            self._later -= self._needed_later(progress)
+            self._later -= self._needed_later(state)
         self.slots -= 1
         self._look = None
         return True
 
     @property
-    def left_when_settled(self) -> float:
+    def free_at_horizon(self) -> float:
         """Blocks free after `settle` steps; never more than now."""
         if self._later is None:
             running = self.view.running
@@ -113,56 +113,56 @@ class PlanBuilder:
             self._later = self.view.quota - later - sum(map(self._needed_later, self.offer))
         return min(self._later, self.free)
 
-    def fits_for_horizon(self, progress: RequestState) -> bool:
+    def fits_for_horizon(self, state: RequestState) -> bool:
         """Whether nobody must give way for it within `settle` steps; or it is alone."""
         if self._settle == 0 or self.is_idle:
             return True
-        return self._needed_later(progress) <= self.left_when_settled
+        return self._needed_later(state) <= self.free_at_horizon
 
-    def settle(self, needs: Ints, to_come: Ints) -> Bools:
+    def fit_for_horizon(self, needs: Ints, to_come: Ints) -> Bools:
         """`fits_for_horizon` of many, that need so many blocks now and for so many tokens."""
         if self._settle == 0 or self.is_idle:
             return np.full(len(needs), True)
-        left = self.left_when_settled
+        left = self.free_at_horizon
         return (needs + self._growth <= left) | ((to_come <= self._settle) & (left >= 0))
 
-    def _held_later(self, progress: RequestState) -> float:
-        is_done = progress.remaining() <= self._settle
-        return 0.0 if is_done else progress.held + self._growth
+    def _held_later(self, state: RequestState) -> float:
+        is_done = state.remaining() <= self._settle
+        return 0.0 if is_done else state.held + self._growth
 
-    def _needed_later(self, progress: RequestState) -> float:
-        return 0.0 if progress.remaining() <= self._settle else self.need(progress) + self._growth
+    def _needed_later(self, state: RequestState) -> float:
+        return 0.0 if state.remaining() <= self._settle else self.need(state) + self._growth
 
-    def start_by_preempting(self, progress: RequestState, size: float) -> bool:
+    def start_by_preempting(self, state: RequestState, size: float) -> bool:
         """Starts it on the memory of those not hopeful, or that need more than `size`, if that suffices."""
-        need, gained, count, ranks = self.need(progress), 0, 0, self._ranking()
-        for at in reversed(ranks.order):
-            if self.free + gained >= need or ranks.sizes[at] <= size:
+        need, gained, count, ranks = self.need(state), 0, 0, self._ranking()
+        for index in reversed(ranks.order):
+            if self.free + gained >= need or ranks.sizes[index] <= size:
                 break
-            gained += int(ranks.batch.held[at])
+            gained += int(ranks.batch.held[index])
             count += 1
         if self.free + gained < need:
             return False
         for _ in range(count):
             self.preempt_last()
-        return self.start(progress)
+        return self.start(state)
 
     @property
     def is_idle(self) -> bool:
         """Nobody runs on and nobody starts."""
         return not self.offer and len(self.preempt) == len(self.view.running)
 
-    def start_if_fits_to_end(self, progress: RequestState) -> bool:
+    def start_if_fits_to_end(self, state: RequestState) -> bool:
         """Starts it if all that run and start now, and it, fit until their predicted ends; or alone."""
-        if self.slots <= 0 or self.free < self.need(progress):
+        if self.slots <= 0 or self.free < self.need(state):
             return False
-        return (self.is_idle or self._stays(progress)) and self.start(progress)
+        return (self.is_idle or self._stays(state)) and self.start(state)
 
-    def _stays(self, progress: RequestState) -> bool:
+    def _stays(self, state: RequestState) -> bool:
         if self._look is None:
-            alive = self.view.running.without(self.preempt)
-            for one in self.offer:
-                alive.add(one)
-            self._look = LookAhead(lease_table(alive, self.view))
-        footprint = footprint_of(progress, self.view.block_tokens)
+            batch = self.view.running.without(self.preempt)
+            for offered in self.offer:
+                batch.add(offered)
+            self._look = LookAhead(lease_table(batch, self.view))
+        footprint = footprint_of(state, self.view.block_tokens)
         return self._look.peak_with(footprint) <= self.view.quota * self.view.block_tokens

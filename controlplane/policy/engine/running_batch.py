@@ -42,11 +42,11 @@ class RunningBatch:
     """In the order in which they came. Who leaves or is asked for, by place or in turn, is then up to date.
     What they hold is written into `held`."""
 
-    def __init__(self, these: Iterable[RequestState] = ()) -> None:
-        self._all = list(these)
-        self.ids = [one.request.id for one in self._all]
-        self._facts = ColumnStore(_FACTS, np.int64, [_facts(one) for one in self._all])
-        self._pieces = ColumnStore(_PIECE, np.float64, [_unknown(one) for one in self._all])
+    def __init__(self, states: Iterable[RequestState] = ()) -> None:
+        self._all = list(states)
+        self.ids = [state.request.id for state in self._all]
+        self._facts = ColumnStore(_FACTS, np.int64, [_facts(state) for state in self._all])
+        self._pieces = ColumnStore(_PIECE, np.float64, [_unknown(state) for state in self._all])
         self._to_come: Floats | None = None
         self._has_outrun = False
         self._sort_ids()
@@ -54,54 +54,54 @@ class RunningBatch:
     def __len__(self) -> int:
         return len(self._all)
 
-    def __getitem__(self, at: int) -> RequestState:
-        return _up_to_date(self._all[at], *self._facts.filled[_NOW, at].tolist())
+    def __getitem__(self, index: int) -> RequestState:
+        return _up_to_date(self._all[index], *self._facts.filled[_NOW, index].tolist())
 
     def __iter__(self) -> Iterator[RequestState]:
         return iter(self.at(range(len(self._all))))
 
     def at(self, places: Sequence[int]) -> list[RequestState]:
         now = self._facts.filled[_NOW, places].T.tolist()
-        return [_up_to_date(self._all[at], *facts) for at, facts in zip(places, now, strict=True)]
+        return [_up_to_date(self._all[index], *facts) for index, facts in zip(places, now, strict=True)]
 
     def requests(self, places: Sequence[int]) -> list[RequestState]:
         """As they were when last asked for."""
-        return [self._all[at] for at in places]
+        return [self._all[index] for index in places]
 
-    def places(self, these: Collection[RequestState]) -> list[int]:
+    def places(self, states: Collection[RequestState]) -> list[int]:
         """Of those of them that are here."""
-        return [at for at, one in enumerate(self._all) if one in these]
+        return [index for index, state in enumerate(self._all) if state in states]
 
     # --- what changes ------------------------------------------------------------------------
 
-    def add(self, one: RequestState) -> None:
+    def add(self, state: RequestState) -> None:
         """Behind all others."""
-        at, name = len(self._all), one.request.id
-        self._all.append(one)
+        index, name = len(self._all), state.request.id
+        self._all.append(state)
         self.ids.append(name)
-        self._facts.put(at, _facts(one))
-        self._pieces.put(at, _unknown(one))
-        self.by_id[at] = place = bisect_left(self._sorted_ids, name)
+        self._facts.put(index, _facts(state))
+        self._pieces.put(index, _unknown(state))
+        self.by_id[index] = place = bisect_left(self._sorted_ids, name)
         self._sorted_ids.insert(place, name)
-        self.by_id[:at] += self.by_id[:at] >= place
+        self.by_id[:index] += self.by_id[:index] >= place
         self._to_come = None
 
-    def pop(self, at: int) -> RequestState:
-        one, place = self[at], int(self.by_id[at])
-        del self._all[at], self.ids[at], self._sorted_ids[place]
-        self._facts.drop(at)
-        self._pieces.drop(at)
+    def pop(self, index: int) -> RequestState:
+        state, place = self[index], int(self.by_id[index])
+        del self._all[index], self.ids[index], self._sorted_ids[place]
+        self._facts.drop(index)
+        self._pieces.drop(index)
         np.subtract(self.by_id, self.by_id > place, out=self.by_id)
         self._to_come = None
-        return one
+        return state
 
     def without(self, gone: Collection[RequestState]) -> "RunningBatch":
         """Another one; this stays as it is."""
         left_out = set(self.places(gone))
-        kept = [at for at in range(len(self._all)) if at not in left_out]
+        kept = [index for index in range(len(self._all)) if index not in left_out]
         left = RunningBatch()
-        left._all = [self._all[at] for at in kept]
-        left.ids = [self.ids[at] for at in kept]
+        left._all = [self._all[index] for index in kept]
+        left.ids = [self.ids[index] for index in kept]
         left._facts, left._pieces = self._facts.only(kept), self._pieces.only(kept)
         left._has_outrun = self._has_outrun
         left._sort_ids()
@@ -112,11 +112,11 @@ class RunningBatch:
         places = {name: place for place, name in enumerate(self._sorted_ids)}
         self.by_id[:] = [places[name] for name in self.ids]
 
-    def set_forecast(self, one: RequestState) -> None:
+    def set_forecast(self, state: RequestState) -> None:
         """It has another forecast now."""
-        at = self._all.index(one)
-        self._facts.filled[_GUESS:, at] = _facts(one)[_GUESS:]
-        self._pieces.filled[:, at] = _unknown(one)
+        index = self._all.index(state)
+        self._facts.filled[_GUESS:, index] = _facts(state)[_GUESS:]
+        self._pieces.filled[:, index] = _unknown(state)
         self._to_come = None
 
     def stamp(self, tokens: Ints, now: Instant) -> None:
@@ -124,10 +124,10 @@ class RunningBatch:
         facts = self._facts.filled
         last, grown = facts[_LAST], tokens != facts[_TOKENS]
         # Who has its first token, or one too late: the few to which more happens than to all.
-        for at in (grown & (last + facts[_GAP] < now)).nonzero()[0].tolist():
-            one = self[at]
-            one.stamp(now, int(tokens[at]) - one.tokens)
-            facts[_MISSED, at], facts[_FIRST_DUE, at] = one.is_missed, _LONG_PAST
+        for index in (grown & (last + facts[_GAP] < now)).nonzero()[0].tolist():
+            state = self[index]
+            state.stamp(now, int(tokens[index]) - state.tokens)
+            facts[_MISSED, index], facts[_FIRST_DUE, index] = state.is_missed, _LONG_PAST
         facts[_TOKENS] = tokens
         np.putmask(last, grown, now)
         self._to_come = None
@@ -185,12 +185,12 @@ class RunningBatch:
     def _expected(self) -> Floats:
         facts, pieces = self._facts.filled, self._pieces.filled
         tokens = facts[_TOKENS]
-        for at in (tokens >= facts[_UNTIL]).nonzero()[0].tolist():
-            piece = _piece(self._all[at], int(tokens[at]))
+        for index in (tokens >= facts[_UNTIL]).nonzero()[0].tolist():
+            piece = _piece(self._all[index], int(tokens[index]))
             if piece is None:
-                facts[_UNTIL, at], pieces[:_VARIANCE, at], self._has_outrun = _NEVER, _NO_PIECE, True
+                facts[_UNTIL, index], pieces[:_VARIANCE, index], self._has_outrun = _NEVER, _NO_PIECE, True
             else:
-                facts[_UNTIL, at], pieces[:_VARIANCE, at] = ceil(piece[0]), piece
+                facts[_UNTIL, index], pieces[:_VARIANCE, index] = ceil(piece[0]), piece
         # As `LengthForecast.expected_remaining`.
         left = pieces[_END] - tokens
         half = pieces[_HALF_DENSITY] * left
@@ -211,39 +211,39 @@ class RunningBatch:
         return mean
 
 
-def _up_to_date(one: RequestState, tokens: int, held: int, last: int) -> RequestState:
-    one.tokens, one.held = tokens, held
+def _up_to_date(state: RequestState, tokens: int, held: int, last: int) -> RequestState:
+    state.tokens, state.held = tokens, held
     if last > _LONG_PAST:
-        one.last_token = Instant(last)
-    return one
+        state.last_token = Instant(last)
+    return state
 
 
-def _facts(one: RequestState) -> tuple[int, ...]:
+def _facts(state: RequestState) -> tuple[int, ...]:
     """Its column; the place by id is another's to know."""
-    request = one.request
-    gap = _NEVER if one.gap is None else one.gap
+    request = state.request
+    gap = _NEVER if state.gap is None else state.gap
     last = first_due = _LONG_PAST
-    if one.last_token is not None:
-        last = one.last_token
+    if state.last_token is not None:
+        last = state.last_token
     else:
-        first_due = _NEVER if one.first_due is None else one.first_due
+        first_due = _NEVER if state.first_due is None else state.first_due
     most = request.prompt_tokens + request.max_output_tokens
     return (
-        one.tokens, one.held, last, request.prompt_tokens, most, 0, one.priority, gap,
-        first_due, one.is_missed, one.is_guess, one.forecast is None, _LONG_PAST,
+        state.tokens, state.held, last, request.prompt_tokens, most, 0, state.priority, gap,
+        first_due, state.is_missed, state.is_guess, state.forecast is None, _LONG_PAST,
     )  # fmt: skip
 
 
-def _unknown(one: RequestState) -> tuple[float, ...]:
+def _unknown(state: RequestState) -> tuple[float, ...]:
     """Its forecast, before it was asked where in it the answer is."""
-    return (*_NO_PIECE, 0.0 if one.forecast is None else one.forecast.deviation**2)
+    return (*_NO_PIECE, 0.0 if state.forecast is None else state.forecast.deviation**2)
 
 
-def _piece(one: RequestState, tokens: int) -> Piece | None:
+def _piece(state: RequestState, tokens: int) -> Piece | None:
     """Of its forecast where it has so many, the prompt counted in; a number is a forecast that is sure."""
-    prompt = one.request.prompt_tokens
-    if one.forecast is not None:
-        piece = one.forecast.piece(tokens - prompt)
+    prompt = state.request.prompt_tokens
+    if state.forecast is not None:
+        piece = state.forecast.piece(tokens - prompt)
     else:
-        piece = (one.predicted, 0.0, 1.0, 0.0) if tokens - prompt < one.predicted else None
+        piece = (state.predicted, 0.0, 1.0, 0.0) if tokens - prompt < state.predicted else None
     return None if piece is None else (prompt + piece[0], *piece[1:])

@@ -67,19 +67,19 @@ class SizeCutoff:
             self.size, self.spare = inf, 1.0
             return
         steps_a_token = to_seconds(step) / span * self.correction
-        seen = [np.fromiter(column, np.float64, len(column)) for column in (self._sizes, self._tokens)]
-        sizes = np.sort(seen[0])
+        columns = [np.fromiter(column, np.float64, len(column)) for column in (self._sizes, self._tokens)]
+        sizes = np.sort(columns[0])
         resident = np.cumsum(sizes) * steps_a_token
-        variance = float(seen[0] @ seen[1]) * steps_a_token
+        variance = float(columns[0] @ columns[1]) * steps_a_token
         self.spare = 1.0 - (float(resident[-1]) + _DEVIATIONS * sqrt(variance)) / memory_tokens
-        over = int(np.searchsorted(resident, self._share * memory_tokens))
-        self.size = float(sizes[over]) if over < len(sizes) else inf
+        cutoff_index = int(np.searchsorted(resident, self._share * memory_tokens))
+        self.size = float(sizes[cutoff_index]) if cutoff_index < len(sizes) else inf
 
     def _correct(self) -> None:
-        missing = self._share - _SLACK - self._use
+        shortfall = self._share - _SLACK - self._use
         if self.size == inf:
             self.correction += (1.0 - self.correction) / _EVERY
-        elif missing > 0:
-            self.correction = max(_LEAST, self.correction * exp(-_GAIN * missing))
+        elif shortfall > 0:
+            self.correction = max(_LEAST, self.correction * exp(-_GAIN * shortfall))
         elif self._use > self._share:
             self.correction = min(1.0, self.correction * exp(_GAIN * (self._use - self._share)))

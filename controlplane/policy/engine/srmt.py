@@ -3,7 +3,7 @@
 Preemptive shortest remaining memory-time: with too much work for the memory, serving a request to its
 end costs its remaining memory-time and earns one kept promise, so the smallest go first and the
 largest pay. Who has still to be read costs more: the whole memory stands still for as long as its prompt
-takes (`EngineView.reading`), and would again after a preemption. Three lanes:
+takes (`EngineView.prefill_cost`), and would again after a preemption. Three lanes:
 
 - *hopeful* and within the size cut: start by what they cost, while they still have time only
   where nobody must give way in the next `settle` steps. Once half its time to the first token is gone,
@@ -27,14 +27,14 @@ from math import inf
 from controlplane.core.clock import Duration, Instant, after, scaled, seconds
 from controlplane.policy.engine.column_store import Ints
 from controlplane.policy.engine.interface import EngineView, StepPlan
-from controlplane.policy.engine.plan_builder import BEYOND, LOST, PlanBuilder, Ranking
+from controlplane.policy.engine.plan_builder import OVERSIZED_LANE, LOST_LANE, PlanBuilder, Ranking
 from controlplane.policy.engine.request_state import RequestState, memory_time
 from controlplane.policy.engine.size_cutoff import SizeCutoff
 from controlplane.policy.engine.waiting_index import NEVER, WaitingIndex
 
-_ASK_LOST_EVERY = 4
+_START_LOST_EVERY = 4
 _LOST_AT_ONCE = 4
-_LAST_CALL_STEPS = 3
+_RESUME_MARGIN_STEPS = 3
 
 Age = tuple[int, str]
 Key = tuple[float, int, str]
@@ -42,7 +42,7 @@ Key = tuple[float, int, str]
 
 _PATIENCE = seconds(300)
 # The price of a prompt follows each step. If the order did, requests alike would not go by arrival.
-_PRICE_MOVES = 1.25
+_PRICE_CHANGE = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,236 +81,244 @@ class SrmtOptions:
 class ShortestRemainingMemoryTime:
     def __init__(self, options: SrmtOptions) -> None:
         self._options = options
-        self._cut = SizeCutoff(window=options.window, share=options.share) if options.share else None
-        self._fresh = WaitingIndex[Key]()
+        self._cutoff = SizeCutoff(window=options.window, share=options.share) if options.share else None
+        self._unstarted = WaitingIndex[Key]()
         self._paused = WaitingIndex[tuple[int, str]]()
-        self._reading = 0.0
+        self._prefill_price = 0.0
         self._lost: list[tuple[Age, RequestState]] = []
         self._due: list[tuple[int, str]] = []
         self._is_lost: dict[str, bool] = {}
         self._aged = AgedShare(options.aged_share)
-        self._unripe: list[RequestState] = []
+        self._new: list[RequestState] = []
         self._steps = 0
 
     # --- who waits ---------------------------------------------------------------------------
 
-    def enqueue(self, progress: RequestState, now: Instant) -> None:
-        self._unripe.append(progress)
-        self._is_lost[progress.request.id] = False
+    def enqueue(self, state: RequestState, now: Instant) -> None:
+        self._new.append(state)
+        self._is_lost[state.request.id] = False
 
-    def dequeue(self, progress: RequestState) -> None:
-        request_id = progress.request.id
+    def dequeue(self, state: RequestState) -> None:
+        request_id = state.request.id
         is_lost = self._is_lost.pop(request_id)
-        if progress in self._unripe:
-            self._unripe.remove(progress)
+        if state in self._new:
+            self._new.remove(state)
         elif is_lost:
-            del self._lost[bisect_left(self._lost, _age(progress), key=_first)]
+            del self._lost[bisect_left(self._lost, _age(state), key=_first)]
         else:
-            self._line_of(progress).drop(request_id)
+            self._index_of(state).drop(request_id)
 
     def waiting(self) -> int:
         return len(self._is_lost)
 
-    def _line_of(self, progress: RequestState) -> WaitingIndex[Key] | WaitingIndex[tuple[int, str]]:
+    def _index_of(self, state: RequestState) -> WaitingIndex[Key] | WaitingIndex[tuple[int, str]]:
         """Of one that waits and is hopeful."""
-        return self._fresh if progress.first_token is None else self._paused
+        return self._unstarted if state.first_token is None else self._paused
 
-    def _key(self, progress: RequestState, left: int) -> Key:
-        size = memory_time(progress.tokens, left) + self._reading * progress.tokens
-        return (size, progress.request.arrival, progress.request.id)
+    def _key(self, state: RequestState, left: int) -> Key:
+        size = memory_time(state.tokens, left) + self._prefill_price * state.tokens
+        return (size, state.request.arrival, state.request.id)
 
-    def _price(self, view: EngineView) -> None:
+    def _update_prefill_price(self, view: EngineView) -> None:
         """What reading costs now; if that is something else, everybody is sorted anew."""
-        reading = self._options.price * view.reading
-        low, high = sorted((reading, self._reading))
-        if high <= _PRICE_MOVES * low:
+        reading = self._options.price * view.prefill_cost
+        low, high = sorted((reading, self._prefill_price))
+        if high <= _PRICE_CHANGE * low:
             return
-        self._reading = reading
-        self._fresh.resort(lambda progress: self._key(progress, progress.remaining()))
+        self._prefill_price = reading
+        self._unstarted.resort(lambda state: self._key(state, state.remaining()))
 
-    def _sort_in(self, view: EngineView) -> None:
+    def _sort_new(self, view: EngineView) -> None:
         """Each newcomer into its line, and into the lost one as soon as its time is up."""
-        self._price(view)
-        for progress in self._unripe:
-            left = progress.remaining()
-            key = self._key(progress, left)
-            is_new = progress.first_token is None and not progress.preemptions
-            if self._cut is not None and is_new and not progress.is_guess:
-                self._cut.arrived(progress.request.arrival, key[0], progress.tokens + left)
-            work = progress.prefill(view.pace)
-            if progress.cannot_meet_slo(view.now, work):
-                self._lose(progress)
+        self._update_prefill_price(view)
+        for state in self._new:
+            left = state.remaining()
+            key = self._key(state, left)
+            is_new = state.first_token is None and not state.preemptions
+            if self._cutoff is not None and is_new and not state.is_guess:
+                self._cutoff.arrived(state.request.arrival, key[0], state.tokens + left)
+            work = state.prefill(view.pace)
+            if state.cannot_meet_slo(view.now, work):
+                self._mark_lost(state)
                 continue
-            deadline = progress.deadline()
-            if progress.first_token is None:
-                self._fresh.add(progress, key, left, self._urgent_from(progress))
+            deadline = state.deadline()
+            if state.first_token is None:
+                self._unstarted.add(state, key, left, self._urgent_from(state))
             else:
-                self._paused.add(progress, (progress.last_token or 0, progress.request.id), left, deadline)
+                self._paused.add(state, (state.last_token or 0, state.request.id), left, deadline)
             if deadline is not None:
-                heappush(self._due, (deadline - work, progress.request.id))
-        self._unripe.clear()
+                heappush(self._due, (deadline - work, state.request.id))
+        self._new.clear()
         while self._due and self._due[0][0] < view.now:
             _, request_id = heappop(self._due)
             if self._is_lost.get(request_id, True):
                 continue
-            found = self._fresh.find(request_id) or self._paused.find(request_id)
+            found = self._unstarted.find(request_id) or self._paused.find(request_id)
             if found is not None and found.cannot_meet_slo(view.now, found.prefill(view.pace)):
-                self._line_of(found).drop(request_id)
-                self._lose(found)
+                self._index_of(found).drop(request_id)
+                self._mark_lost(found)
 
-    def _lose(self, progress: RequestState) -> None:
-        self._is_lost[progress.request.id] = True
-        insort(self._lost, (_age(progress), progress), key=_first)
+    def _mark_lost(self, state: RequestState) -> None:
+        self._is_lost[state.request.id] = True
+        insort(self._lost, (_age(state), state), key=_first)
 
     # --- the plan ----------------------------------------------------------------------------
 
     def plan(self, view: EngineView) -> StepPlan:
-        self._sort_in(view)
+        self._sort_new(view)
         self._aged.account(view)
-        if self._cut is not None:
-            self._cut.update(view.quota * view.block_tokens, view.pace.step, view.used / max(1, view.quota))
-        draft = PlanBuilder(view, self._ranked, self._options.settle)
-        while draft.free < 0 and draft.preempt_last():
+        if self._cutoff is not None:
+            self._cutoff.update(
+                view.quota * view.block_tokens, view.pace.step, view.used / max(1, view.quota)
+            )
+        builder = PlanBuilder(view, self._ranked, self._options.settle)
+        while builder.free < 0 and builder.preempt_last():
             pass
-        self._start_aged(draft)
-        self._resume(draft)
-        self._start_fresh(draft)
+        self._start_aged(builder)
+        self._resume(builder)
+        self._start_unstarted(builder)
         self._steps += 1
-        if draft.is_idle or self._steps % _ASK_LOST_EVERY == 0:
-            self._start_lost(draft)
-        return StepPlan(draft.preempt, draft.offer, draft.ranked)
+        if builder.is_idle or self._steps % _START_LOST_EVERY == 0:
+            self._start_lost(builder)
+        return StepPlan(builder.preempt, builder.offer, builder.ranked)
 
-    def _is_beyond(self, progress: RequestState, size: float) -> bool:
-        return self._cut is not None and size > self._cut.size and not progress.is_guess
+    def _is_oversized(self, state: RequestState, size: float) -> bool:
+        return self._cutoff is not None and size > self._cutoff.size and not state.is_guess
 
     def _ranked(self, view: EngineView) -> Ranking:
         running = view.running
         sizes, is_lost = running.memory_time(), running.is_lost(view.now)
-        if self._cut is not None:
-            sizes[(sizes > self._cut.size) & ~(running.is_guess | is_lost)] += BEYOND
-        sizes[is_lost] += LOST
+        if self._cutoff is not None:
+            sizes[(sizes > self._cutoff.size) & ~(running.is_guess | is_lost)] += OVERSIZED_LANE
+        sizes[is_lost] += LOST_LANE
         return Ranking(running, sizes, spared=self._aged.running)
 
-    def _start_aged(self, draft: PlanBuilder) -> None:
+    def _start_aged(self, builder: PlanBuilder) -> None:
         """The oldest beyond its patience takes what it needs and keeps it, unless their share is spent."""
-        options, view = self._options, draft.view
-        for (arrival, _), progress in self._lost:
+        options, view = self._options, builder.view
+        for (arrival, _), state in self._lost:
             if not self._aged.has_credit or arrival + options.patience > view.now:
                 return
-            if draft.need(progress) > view.quota:
+            if builder.need(state) > view.quota:
                 continue
-            while draft.free < draft.need(progress) and draft.preempt_last():
+            while builder.free < builder.need(state) and builder.preempt_last():
                 pass
-            if draft.start(progress):
-                self._aged.running.add(progress)
+            if builder.start(state):
+                self._aged.running.add(state)
             return
 
-    def _resume(self, draft: PlanBuilder) -> None:
+    def _resume(self, builder: PlanBuilder) -> None:
         """Those paused that stay, and those whose next token will be late unless they resume about now."""
-        line, view = self._paused, draft.view
-        if draft.slots <= 0 or draft.free <= 0 or not len(line):
+        index_of_waiting, view = self._paused, builder.view
+        if builder.slots <= 0 or builder.free <= 0 or not len(index_of_waiting):
             return
-        late_from = view.now + (1 + _LAST_CALL_STEPS) * view.pace.step
-        is_last_call = line.due < late_from + view.pace.per_prompt_token * line.tokens
-        for at in line.may_start(draft, line.needs(view), is_last_call).nonzero()[0].tolist():
-            _, progress = line[at]
-            if is_last_call[at] or draft.fits_for_horizon(progress):
-                draft.start(progress)
+        late_from = view.now + (1 + _RESUME_MARGIN_STEPS) * view.pace.step
+        is_due_soon = index_of_waiting.due < late_from + view.pace.per_prompt_token * index_of_waiting.tokens
+        for index in (
+            index_of_waiting.may_start(builder, index_of_waiting.needs(view), is_due_soon)
+            .nonzero()[0]
+            .tolist()
+        ):
+            _, state = index_of_waiting[index]
+            if is_due_soon[index] or builder.fits_for_horizon(state):
+                builder.start(state)
 
-    def _start_fresh(self, draft: PlanBuilder) -> None:
-        if draft.slots <= 0 or not len(self._fresh):
+    def _start_unstarted(self, builder: PlanBuilder) -> None:
+        if builder.slots <= 0 or not len(self._unstarted):
             return
         # Blocks that nobody could be given: who comes later is larger, so fewer give way for it.
-        in_vain, needs = int(NEVER), self._fresh.needs(draft.view)
-        asked = self._fresh_that_may_start(draft, needs, in_vain)
-        while len(asked) and draft.slots > 0:
-            at, asked = int(asked[0]), asked[1:]
-            before, was_in_vain = len(draft.offer), in_vain
-            (size, _, _), progress = self._fresh[at]
-            if self._is_beyond(progress, size):
-                self._start_beyond(draft, progress, size)
-            elif not (draft.fits_for_horizon(progress) and draft.start(progress)):
-                in_vain = self._start_urgent(draft, progress, size, in_vain)
-            if len(draft.offer) != before:
-                asked = self._fresh_that_may_start(draft, needs, in_vain)
-                asked = asked[asked > at]
-            elif in_vain != was_in_vain:
-                theirs = needs[asked]
-                asked = asked[(theirs < in_vain) | (theirs <= draft.free)]
+        unobtainable, needs = int(NEVER), self._unstarted.needs(builder.view)
+        candidates = self._startable(builder, needs, unobtainable)
+        while len(candidates) and builder.slots > 0:
+            index, candidates = int(candidates[0]), candidates[1:]
+            before, former_limit = len(builder.offer), unobtainable
+            (size, _, _), state = self._unstarted[index]
+            if self._is_oversized(state, size):
+                self._start_oversized(builder, state, size)
+            elif not (builder.fits_for_horizon(state) and builder.start(state)):
+                unobtainable = self._start_urgent(builder, state, size, unobtainable)
+            if len(builder.offer) != before:
+                candidates = self._startable(builder, needs, unobtainable)
+                candidates = candidates[candidates > index]
+            elif unobtainable != former_limit:
+                candidate_needs = needs[candidates]
+                candidates = candidates[(candidate_needs < unobtainable) | (candidate_needs <= builder.free)]
 
-    def _fresh_that_may_start(self, draft: PlanBuilder, needs: Ints, in_vain: int) -> Ints:
+    def _startable(self, builder: PlanBuilder, needs: Ints, unobtainable: int) -> Ints:
         """Their places."""
-        line = self._fresh
-        may = line.may_start(draft, needs, line.due <= draft.view.now, in_vain)
-        too_large = line.place((self._largest(draft), NEVER, ""))
-        may[too_large:] &= line.is_guess[too_large:]
+        index_of_waiting = self._unstarted
+        may = index_of_waiting.may_start(
+            builder, needs, index_of_waiting.due <= builder.view.now, unobtainable
+        )
+        too_large = index_of_waiting.place((self._max_size(builder), NEVER, ""))
+        may[too_large:] &= index_of_waiting.is_guess[too_large:]
         places: Ints = may.nonzero()[0]
         return places
 
-    def _largest(self, draft: PlanBuilder) -> float:
+    def _max_size(self, builder: PlanBuilder) -> float:
         """Whoever needs more, and whose need was predicted, can start in no case."""
-        if self._cut is None or draft.is_idle:
+        if self._cutoff is None or builder.is_idle:
             return inf
-        left = draft.left_when_settled if draft.free > 0 else 0.0
-        return self._cut.size * (1 + max(0.0, left) / draft.view.quota)
+        left = builder.free_at_horizon if builder.free > 0 else 0.0
+        return self._cutoff.size * (1 + max(0.0, left) / builder.view.quota)
 
-    def _start_urgent(self, draft: PlanBuilder, progress: RequestState, size: float, in_vain: int) -> int:
+    def _start_urgent(self, builder: PlanBuilder, state: RequestState, size: float, unobtainable: int) -> int:
         """One that fits may overtake: what is urgent takes its memory when it must. Blocks that nobody could
         be given from now on."""
-        if not self._is_urgent(progress, draft.view.now) or draft.start(progress):
-            return in_vain
+        if not self._is_urgent(state, builder.view.now) or builder.start(state):
+            return unobtainable
         return (
             NEVER
-            if draft.start_by_preempting(progress, self._options.preempt_ratio * size)
-            else draft.need(progress)
+            if builder.start_by_preempting(state, self._options.preempt_ratio * size)
+            else builder.need(state)
         )
 
-    def _start_beyond(self, draft: PlanBuilder, progress: RequestState, size: float) -> None:
-        if draft.is_idle:
-            draft.start_if_fits_to_end(progress)
-        elif self._cut is not None and draft.fits_for_horizon(progress):
-            left = draft.left_when_settled - draft.need(progress)
-            if size <= self._cut.size * (1 + left / draft.view.quota):
-                draft.start(progress)
+    def _start_oversized(self, builder: PlanBuilder, state: RequestState, size: float) -> None:
+        if builder.is_idle:
+            builder.start_if_fits_to_end(state)
+        elif self._cutoff is not None and builder.fits_for_horizon(state):
+            left = builder.free_at_horizon - builder.need(state)
+            if size <= self._cutoff.size * (1 + left / builder.view.quota):
+                builder.start(state)
 
-    def _is_urgent(self, progress: RequestState, now: Instant) -> bool:
-        urgent_from = self._urgent_from(progress)
+    def _is_urgent(self, state: RequestState, now: Instant) -> bool:
+        urgent_from = self._urgent_from(state)
         return urgent_from is not None and now >= urgent_from
 
-    def _urgent_from(self, progress: RequestState) -> Instant | None:
-        deadline, arrival = progress.deadline(), progress.request.arrival
+    def _urgent_from(self, state: RequestState) -> Instant | None:
+        deadline, arrival = state.deadline(), state.request.arrival
         if deadline is None:
             return None
         return after(arrival, scaled(Duration(deadline - arrival), self._options.urgency))
 
-    def _start_lost(self, draft: PlanBuilder) -> None:
+    def _start_lost(self, builder: PlanBuilder) -> None:
         """One alone, in order of arrival; else the smallest that find room in what arrivals leave over."""
-        if draft.slots <= 0:
+        if builder.slots <= 0:
             return
-        for _, progress in self._lost:
-            if not draft.is_idle:
+        for _, state in self._lost:
+            if not builder.is_idle:
                 break
-            draft.start_if_fits_to_end(progress)
-        if not self._lost or (left := self._left_for_lost(draft.view)) <= 0:
+            builder.start_if_fits_to_end(state)
+        if not self._lost or (left := self._left_for_lost(builder.view)) <= 0:
             return
-        lost = (progress for _, progress in self._lost)
-        for progress in nsmallest(_LOST_AT_ONCE, lost, key=lambda one: self._key(one, one.remaining())):
-            need = draft.need_at_end(progress)
-            if need > left or not draft.start_if_fits_to_end(progress):
+        lost = (state for _, state in self._lost)
+        for state in nsmallest(_LOST_AT_ONCE, lost, key=lambda state: self._key(state, state.remaining())):
+            need = builder.need_at_end(state)
+            if need > left or not builder.start_if_fits_to_end(state):
                 return
             left -= need
 
     def _left_for_lost(self, view: EngineView) -> float:
         """Blocks that arrivals leave over, less what those that are lost hold."""
-        if self._cut is None:
+        if self._cutoff is None:
             return view.quota
-        if (spare := self._cut.spare) <= 0:
+        if (spare := self._cutoff.spare) <= 0:
             return 0.0
         return spare * view.quota - int(view.running.held[view.running.is_lost(view.now)].sum())
 
 
-def _age(progress: RequestState) -> Age:
-    return (progress.request.arrival, progress.request.id)
+def _age(state: RequestState) -> Age:
+    return (state.request.arrival, state.request.id)
 
 
 def _first(entry: tuple[Age, RequestState]) -> Age:
@@ -338,7 +346,7 @@ class AgedShare:
         """Call once a step. Nothing is saved up while nobody is served."""
         if self.running:
             self.running = set(view.running.at(view.running.places(self.running)))
-        held = sum(one.held for one in self.running)
+        held = sum(state.held for state in self.running)
         self._balance = min(0.0, self._balance + self._share * view.quota - held)
 
     @property

@@ -30,13 +30,13 @@ from controlplane.policy.gate.preemption import PreemptionOptions, victim_cost
 LookAheadFor = Literal["all", "background", "nobody"]
 
 # Without a release a blocked head fits at most a little sooner than the last look said.
-_ASK_AGAIN_STEPS = 4
+_RETRY_STEPS = 4
 
 
 @dataclass(slots=True)
-class _Place:
+class _Queued:
     rank: Rank
-    progress: RequestState
+    state: RequestState
     waiting: Waiting
 
 
@@ -45,7 +45,7 @@ class _Blocked:
     head: str
     leases: int
     quota: int
-    again: int
+    retry_at: int
 
 
 class StaticPriorityPolicy:
@@ -58,53 +58,53 @@ class StaticPriorityPolicy:
         self.ahead = ahead
         self._at_once = at_once
         self._look_ahead = look_ahead
-        self._line: list[_Place] = []
+        self._waiting: list[_Queued] = []
         self._ranks: dict[str, Rank] = {}
         self._new: list[RequestState] = []
         self._blocked: _Blocked | None = None
         self._steps = 0
 
-    def enqueue(self, progress: RequestState, now: Instant) -> None:
-        self._new.append(progress)
+    def enqueue(self, state: RequestState, now: Instant) -> None:
+        self._new.append(state)
 
-    def dequeue(self, progress: RequestState) -> None:
-        rank = self._ranks.pop(progress.request.id, None)
+    def dequeue(self, state: RequestState) -> None:
+        rank = self._ranks.pop(state.request.id, None)
         if rank is None:
-            self._new.remove(progress)
+            self._new.remove(state)
         else:
-            del self._line[bisect_left(self._line, rank, key=_rank)]
+            del self._waiting[bisect_left(self._waiting, rank, key=_rank)]
 
     def waiting(self) -> int:
-        return len(self._line) + len(self._new)
+        return len(self._waiting) + len(self._new)
 
     def order(self) -> list[RequestState]:
         """All that were seated by the last plan, first to start first."""
-        return [place.progress for place in self._line]
+        return [queued.state for queued in self._waiting]
 
-    def rank_of(self, progress: RequestState) -> Rank:
+    def rank_of(self, state: RequestState) -> Rank:
         """Of one that was seated."""
-        return self._ranks[progress.request.id]
+        return self._ranks[state.request.id]
 
     def plan(self, view: EngineView) -> StepPlan:
         self._steps += 1
-        self._seat(view)
+        self._rank_new(view)
         plan = StepPlan()
         short = -view.free
         if short > 0:
-            self._relieve(view, short, plan)
-        if self._line and (plan.preempt or not self._is_known_blocked(view)):
+            self._preempt_for_shortage(view, short, plan)
+        if self._waiting and (plan.preempt or not self._is_known_blocked(view)):
             self._start(view, plan)
         return plan
 
-    def _seat(self, view: EngineView) -> None:
-        for progress in self._new:
-            footprint = footprint_of(progress, view.block_tokens)
-            rank = self._ordering.rank(progress.request, footprint, view.pace)
-            self._ranks[progress.request.id] = rank
-            insort(self._line, _Place(rank, progress, waiting_of(progress, footprint, rank)), key=_rank)
+    def _rank_new(self, view: EngineView) -> None:
+        for state in self._new:
+            footprint = footprint_of(state, view.block_tokens)
+            rank = self._ordering.rank(state.request, footprint, view.pace)
+            self._ranks[state.request.id] = rank
+            insort(self._waiting, _Queued(rank, state, waiting_of(state, footprint, rank)), key=_rank)
         self._new.clear()
 
-    def _relieve(self, view: EngineView, short: int, plan: StepPlan) -> None:
+    def _preempt_for_shortage(self, view: EngineView, short: int, plan: StepPlan) -> None:
         plan.ranked = eviction_order(view, self.ahead.eviction)
         while short > 0 and plan.ranked:
             victim = plan.ranked.pop()
@@ -112,11 +112,11 @@ class StaticPriorityPolicy:
             short -= victim.held
 
     def _is_known_blocked(self, view: EngineView) -> bool:
-        blocked, head = self._blocked, self._line[0].progress.request.id
+        blocked, head = self._blocked, self._waiting[0].state.request.id
         return (
             blocked is not None
             and (blocked.head, blocked.leases, blocked.quota) == (head, len(view.running), view.quota)
-            and self._steps < blocked.again
+            and self._steps < blocked.retry_at
         )
 
     def _start(self, view: EngineView, plan: StepPlan) -> None:
@@ -125,55 +125,57 @@ class StaticPriorityPolicy:
         look: LookAhead | None = None
         self._blocked = None
         left = view.without(plan.preempt)
-        for place in self._line:
-            progress, waiting = place.progress, place.waiting
-            if view.need(progress) > view.quota:
+        for queued in self._waiting:
+            state, waiting = queued.state, queued.waiting
+            if view.need(state) > view.quota:
                 continue
             has_slot = view.free_slots + len(plan.preempt) > len(plan.offer)
             # Else there is nothing to weigh, and the shares of memory take time to draw up.
             may_start = has_slot and (share is not None or _has_room(waiting, left))
-            if not may_start and not _may_preempt(progress, view):
-                self._note_blocked(place, view)
+            if not may_start and not _may_preempt(state, view):
+                self._remember_blocked(queued, view)
                 return
             share = share or share_of(left)
             look = look or self.ahead.lookahead(share)
-            verdict = self._admission(progress, view).try_in_time(share, look, waiting, view.now)
+            verdict = self._admission(state, view).try_in_time(share, look, waiting, view.now)
             if not isinstance(verdict, Admit) and not share.leases.ids and not plan.offer:
                 # The line bounds its blocks from above; alone it starts if the blocks are there.
                 verdict = Admit(waiting.footprint)
             if not isinstance(verdict, Admit):
                 forced = self.ahead.try_preempt(share, look, waiting, view.now)
                 if forced is None:
-                    self._note_blocked(place, view)
+                    self._remember_blocked(queued, view)
                     return
-                by_id = {p.request.id: p for p in view.running}
-                victims = [by_id[v.request_id] for v in forced.victims if v.request_id in by_id]
+                by_id = {other.request.id: other for other in view.running}
+                victims = [
+                    by_id[victim.request_id] for victim in forced.victims if victim.request_id in by_id
+                ]
                 plan.preempt += victims
-                plan.ranked = [p for p in plan.ranked if p not in victims]
-                share = share.without([v.request_id for v in forced.victims])
-            plan.offer.append(progress)
+                plan.ranked = [other for other in plan.ranked if other not in victims]
+                share = share.without([victim.request_id for victim in forced.victims])
+            plan.offer.append(state)
             share, look = share.with_lease(waiting), None
 
-    def _admission(self, progress: RequestState, view: EngineView) -> Admission:
+    def _admission(self, state: RequestState, view: EngineView) -> Admission:
         if self._look_ahead == "all":
             return self.ahead
-        if self._look_ahead == "nobody" or not _is_background(progress, view.now):
+        if self._look_ahead == "nobody" or not _is_background(state, view.now):
             return self._at_once
         return self.ahead
 
-    def _note_blocked(self, place: _Place, view: EngineView) -> None:
-        if self._line[0] is place and not _may_preempt(place.progress, view):
+    def _remember_blocked(self, queued: _Queued, view: EngineView) -> None:
+        if self._waiting[0] is queued and not _may_preempt(queued.state, view):
             self._blocked = _Blocked(
-                place.progress.request.id, len(view.running), view.quota, self._steps + _ASK_AGAIN_STEPS
+                queued.state.request.id, len(view.running), view.quota, self._steps + _RETRY_STEPS
             )
 
 
 def eviction_order(view: EngineView, options: PreemptionOptions) -> list[RequestState]:
     """The running, the first to give way last. Those about to finish stay longest."""
 
-    def keep(progress: RequestState) -> tuple[bool, int, float, str]:
-        held = max(1, progress.held)
-        running = progress.as_running(view.now, held * view.block_tokens, view.pace)
+    def keep(state: RequestState) -> tuple[bool, int, float, str]:
+        held = max(1, state.held)
+        running = state.as_running(view.now, held * view.block_tokens, view.pace)
         cost = victim_cost(running, options) / running.freed_bytes
         is_ending = running.remaining_steps <= options.almost_done_steps
         return (is_ending, running.priority, cost, running.request_id)
@@ -187,15 +189,15 @@ def _has_room(waiting: Waiting, view: EngineView) -> bool:
     return not view.running or waiting.footprint.base <= free * view.block_tokens
 
 
-def _is_background(progress: RequestState, now: Instant) -> bool:
-    return progress.deadline() is None or progress.cannot_meet_slo(now, Duration(0))
+def _is_background(state: RequestState, now: Instant) -> bool:
+    return state.deadline() is None or state.cannot_meet_slo(now, Duration(0))
 
 
-def _may_preempt(progress: RequestState, view: EngineView) -> bool:
-    if progress.first_due is None or progress.first_due < view.now:
+def _may_preempt(state: RequestState, view: EngineView) -> bool:
+    if state.first_due is None or state.first_due < view.now:
         return False
-    return bool((view.running.priority < progress.priority).any())
+    return bool((view.running.priority < state.priority).any())
 
 
-def _rank(place: _Place) -> Rank:
-    return place.rank
+def _rank(queued: _Queued) -> Rank:
+    return queued.rank

@@ -36,17 +36,17 @@ class WaitingIndex(Generic[Key]):
     def __iter__(self) -> Iterator[tuple[Key, RequestState]]:
         return zip(self._keys, self._listed, strict=True)
 
-    def __getitem__(self, at: int) -> tuple[Key, RequestState]:
-        return self._keys[at], self._listed[at]
+    def __getitem__(self, index: int) -> tuple[Key, RequestState]:
+        return self._keys[index], self._listed[index]
 
-    def add(self, progress: RequestState, key: Key, to_come: int, due: Instant | None) -> None:
+    def add(self, state: RequestState, key: Key, to_come: int, due: Instant | None) -> None:
         """What is due then is its owner's to say; None for never."""
-        at = self.place(key)
-        self._keys.insert(at, key)
-        self._listed.insert(at, progress)
-        self._entries[progress.request.id] = (key, progress)
+        index = self.place(key)
+        self._keys.insert(index, key)
+        self._listed.insert(index, state)
+        self._entries[state.request.id] = (key, state)
         when = NEVER if due is None else due
-        self._columns.put(at, (progress.tokens, to_come, when, progress.is_guess))
+        self._columns.put(index, (state.tokens, to_come, when, state.is_guess))
 
     def find(self, request_id: str) -> RequestState | None:
         entry = self._entries.get(request_id)
@@ -55,20 +55,20 @@ class WaitingIndex(Generic[Key]):
     def drop(self, request_id: str) -> None:
         """Raises KeyError for one that is not in it."""
         key, _ = self._entries.pop(request_id)
-        at = self.place(key)
-        del self._keys[at], self._listed[at]
-        self._columns.drop(at)
+        index = self.place(key)
+        del self._keys[index], self._listed[index]
+        self._columns.drop(index)
 
     def place(self, key: Key) -> int:
         """How many are before it."""
         return bisect_left(self._keys, key)
 
     def resort(self, key_of: Callable[[RequestState], Key]) -> None:
-        keyed = sorted((key_of(progress), at) for at, progress in enumerate(self._listed))
-        order = [at for _, at in keyed]
+        keyed = sorted((key_of(state), index) for index, state in enumerate(self._listed))
+        order = [index for _, index in keyed]
         self._keys = [key for key, _ in keyed]
-        self._listed = [self._listed[at] for at in order]
-        self._entries = {one.request.id: (key, one) for key, one in self}
+        self._listed = [self._listed[index] for index in order]
+        self._entries = {state.request.id: (key, state) for key, state in self}
         self._columns = self._columns.only(order)
 
     @property
@@ -88,11 +88,11 @@ class WaitingIndex(Generic[Key]):
         """Blocks that it takes to compute the next token of each."""
         return self.tokens // view.per_block(self._listed) + 1
 
-    def may_start(self, draft: PlanBuilder, needs: Ints, is_pressed: Bools, in_vain: int = 0) -> Bools:
+    def may_start(self, builder: PlanBuilder, needs: Ints, is_pressed: Bools, unobtainable: int = 0) -> Bools:
         """Those that fit and settle, and of the pressed also those that fit only for now, or that need less
-        than `in_vain` blocks. For nobody else anything can be done, unless somebody gives way."""
-        fits = needs <= draft.free
-        may: Bools = is_pressed & (fits | (needs < in_vain))
+        than `unobtainable` blocks. For nobody else anything can be done, unless somebody gives way."""
+        fits = needs <= builder.free
+        may: Bools = is_pressed & (fits | (needs < unobtainable))
         if np.count_nonzero(fits):
-            may |= fits & draft.settle(needs, self._columns.column(_TO_COME))
+            may |= fits & builder.fit_for_horizon(needs, self._columns.column(_TO_COME))
         return may

@@ -84,35 +84,39 @@ class Admission:
 
     def reject_late(self, share: Share, queue: Sequence[Waiting], now: Instant) -> dict[str, Reject]:
         """Who gives way, of what a serial owner holds and of what waits for it: not all can be in time."""
-        said: dict[str, Reject] = {}
-        for model in dict.fromkeys(one.request.model for one in queue):
+        rejects: dict[str, Reject] = {}
+        for model in dict.fromkeys(waiting.request.model for waiting in queue):
             if (pace := share.pace_of(model)) is None:
                 continue
             per_token = float(pace.per_prompt_token)
-            held = [job_of(request, tokens) for request, tokens in share.calls if request.model == model]
+            held_jobs = [job_of(request, tokens) for request, tokens in share.calls if request.model == model]
             # Who is late inside stands behind all others, and is nobody's loss.
-            turns = [turn for turn in held if turn is not None and turn.ends_in_time(now, per_token)]
-            asked = [job_of(one.request, one.work) for one in queue if one.request.model == model]
-            # With the device to itself, even who will be late is let in.
-            is_busy = bool(held) or share.is_beside_others
-            turns += [
-                turn for turn in asked if turn is not None and (is_busy or turn.ends_in_time(now, per_token))
+            jobs = [job for job in held_jobs if job is not None and job.ends_in_time(now, per_token)]
+            waiting_jobs = [
+                job_of(waiting.request, waiting.work) for waiting in queue if waiting.request.model == model
             ]
-            gone = late_jobs(turns, now, per_token)
-            rest = sum(turn.tokens for turn in turns if turn.name not in gone)
-            wait = retry_after(scaled(pace.per_prompt_token, rest))
+            # With the device to itself, even who will be late is let in.
+            is_busy = bool(held_jobs) or share.is_beside_others
+            jobs += [
+                job
+                for job in waiting_jobs
+                if job is not None and (is_busy or job.ends_in_time(now, per_token))
+            ]
+            late = late_jobs(jobs, now, per_token)
+            kept_tokens = sum(job.tokens for job in jobs if job.name not in late)
+            wait = retry_after(scaled(pace.per_prompt_token, kept_tokens))
             # In their order: each is told to come back later than the one before.
-            names = [turn.name for turn in sorted(turns) if turn.name in gone]
-            said |= dict.fromkeys(names, Reject(Reason.SLO_UNATTAINABLE, wait))
-        return said
+            late_in_order = [job.name for job in sorted(jobs) if job.name in late]
+            rejects |= dict.fromkeys(late_in_order, Reject(Reason.SLO_UNATTAINABLE, wait))
+        return rejects
 
     def reject_if_late_in_engine(self, share: Share, waiting: Waiting, now: Instant) -> Reject | None:
         """An engine ends its step and reads the prompts that it has first: there is room, and yet no time."""
-        request, tempo = waiting.request, share.decode_load
+        request, load = waiting.request, share.decode_load
         is_sure = waiting.until is None or not request.service_class.sheddable
-        if is_sure or tempo is None or not tempo.sequences:
+        if is_sure or load is None or not load.sequences:
             return None
-        wait = tempo.until_read(request)
+        wait = load.until_read(request)
         deadline = request.slo.first_token_deadline(request.arrival)
         if deadline is None or after(now, wait) <= deadline:
             return None
@@ -140,16 +144,16 @@ class Admission:
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
 
     def _breaks_pace(self, share: Share, waiting: Waiting) -> bool:
-        request, tempo = waiting.request, share.decode_load if self.options.tpot_guard else None
-        if tempo is None:
+        request, load = waiting.request, share.decode_load if self.options.tpot_guard else None
+        if load is None:
             return False
         has_to_begin = request.slo.first_token_deadline(request.arrival) is not None
         if has_to_begin and not request.service_class.sheddable:
             # It is served in any case, and would lose by waiting what its equals win, and more than its own
             # pace gains.
-            tempo = tempo.to_higher(request.service_class.priority)
+            load = load.to_higher(request.service_class.priority)
             waiting = replace(waiting, request=replace(request, slo=replace(request.slo, tpot=None)))
-        return not tpot_feasible(tempo, waiting)
+        return not tpot_feasible(load, waiting)
 
     def try_in_time(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | Reason:
         """As `try_admit`; but what would be late before the room that is foreseen takes the room of now."""

@@ -28,54 +28,57 @@ from controlplane.policy.gate.memory_lookahead import LookAhead
 
 
 @dataclass(slots=True)
-class _Draft:
+class _PlanBuilder:
     dispatches: list[tuple[str, Admit]] = field(default_factory=list)
     deferrals: list[tuple[str, Defer]] = field(default_factory=list)
     rejections: list[tuple[str, Reject]] = field(default_factory=list)
 
 
 def run_cycle(view: PoolView, now: Instant, admission: Admission) -> Plan:
-    draft = _Draft()
+    builder = _PlanBuilder()
     for owner, queue in view.queues.items():
         if queue.waiting:
-            _decide_owner(view.shares[owner], queue, now, admission, draft)
-    return Plan(tuple(draft.dispatches), tuple(draft.deferrals), tuple(draft.rejections))
+            _decide_owner(view.shares[owner], queue, now, admission, builder)
+    return Plan(tuple(builder.dispatches), tuple(builder.deferrals), tuple(builder.rejections))
 
 
-def _decide_owner(share: Share, queue: Queue, now: Instant, admission: Admission, draft: _Draft) -> None:
+def _decide_owner(
+    share: Share, queue: Queue, now: Instant, admission: Admission, builder: _PlanBuilder
+) -> None:
     undecided = sorted(queue.undecided, key=_by_rank)
-    waiting = queue.waiting
+    candidates = queue.waiting
     impossible = {w.request.id: reject for w in undecided if (reject := admission.never_fits(share, w))}
     if impossible:
-        draft.rejections += impossible.items()
-        waiting = [w for w in waiting if w.request.id not in impossible]
-    if share.is_serial and (gone := admission.reject_late(share, waiting, now)):
-        draft.rejections += gone.items()
-        waiting = [w for w in waiting if w.request.id not in gone]
-        share = share.without([request.id for request, _ in share.calls if request.id in gone])
+        builder.rejections += impossible.items()
+        candidates = [w for w in candidates if w.request.id not in impossible]
+    if share.is_serial and (late_jobs := admission.reject_late(share, candidates, now)):
+        builder.rejections += late_jobs.items()
+        candidates = [w for w in candidates if w.request.id not in late_jobs]
+        share = share.without([request.id for request, _ in share.calls if request.id in late_jobs])
 
-    left, late, share, look, why = _admit_from_head(share, waiting, now, admission, draft)
-    if why is None:
+    left, late, share, look, blocked_by = _admit_from_head(share, candidates, now, admission, builder)
+    if blocked_by is None:
         return
-    for one in undecided:
-        request_id = one.request.id
-        at = bisect_left(left, one.rank, key=_by_rank)
-        if at == len(left) or left[at] is not one:
+    for waiting in undecided:
+        request_id = waiting.request.id
+        position = bisect_left(left, waiting.rank, key=_by_rank)
+        if position == len(left) or left[position] is not waiting:
             continue
-        ahead = share.work(left[:at]) - share.work([w for w in late if w.rank < one.rank])
+        late_before = [w for w in late if w.rank < waiting.rank]
+        ahead = share.work(left[:position]) - share.work(late_before)
         if share.inside is not None:
-            ahead += share.inside(one)
-        is_new = one.until is not None and one.until > now
-        if is_new and at >= admission.options.max_waiting:
-            wait = predicted_wait(share, look, one, ahead=ahead)
-            draft.rejections.append((request_id, Reject(Reason.QUEUE_FULL, retry_after(wait))))
+            ahead += share.inside(waiting)
+        is_new = waiting.until is not None and waiting.until > now
+        if is_new and position >= admission.options.max_waiting:
+            wait = predicted_wait(share, look, waiting, ahead=ahead)
+            builder.rejections.append((request_id, Reject(Reason.QUEUE_FULL, retry_after(wait))))
             continue
-        reason = Reason.BEHIND_OTHERS if at else why
-        verdict = admission.wait_or_reject(share, look, one, ahead=ahead, why=reason, now=now)
+        reason = Reason.BEHIND_OTHERS if position else blocked_by
+        verdict = admission.wait_or_reject(share, look, waiting, ahead=ahead, why=reason, now=now)
         if isinstance(verdict, Defer):
-            draft.deferrals.append((request_id, verdict))
+            builder.deferrals.append((request_id, verdict))
         else:
-            draft.rejections.append((request_id, verdict))
+            builder.rejections.append((request_id, verdict))
 
 
 def _by_rank(waiting: Waiting) -> tuple[int, int, str]:
@@ -83,16 +86,16 @@ def _by_rank(waiting: Waiting) -> tuple[int, int, str]:
 
 
 def _admit_from_head(
-    share: Share, queue: Sequence[Waiting], now: Instant, admission: Admission, draft: _Draft
+    share: Share, queue: Sequence[Waiting], now: Instant, admission: Admission, builder: _PlanBuilder
 ) -> tuple[list[Waiting], list[Waiting], Share, LookAhead, Reason | None]:
     """Who is left, who of them was seen to stand back, the share after those taken, and why the first of
     those left was not."""
     look = admission.lookahead(share)
     late: list[Waiting] = []
-    taken: set[str] = set()
-    why: Reason | None = None
+    decided: set[str] = set()
+    blocked_by: Reason | None = None
     for waiting in _late_last(queue, late, partial(admission.yields_to_timely, share, now=now)):
-        if why is not None and not share.is_kept_for(waiting.request):
+        if blocked_by is not None and not share.is_kept_for(waiting.request):
             continue
         verdict: Admit | Reason | Reject
         if (too_late := admission.reject_if_late_in_engine(share, waiting, now)) is not None:
@@ -103,36 +106,36 @@ def _admit_from_head(
             verdict = admission.try_forward(share, look, waiting, now)
         request_id = waiting.request.id
         if isinstance(verdict, Reject):
-            draft.rejections.append((request_id, verdict))
-            taken.add(request_id)
+            builder.rejections.append((request_id, verdict))
+            decided.add(request_id)
             continue
         if not isinstance(verdict, Admit):
             is_for_pace = verdict is Reason.NO_PACE
             forced = None if is_for_pace else admission.try_preempt(share, look, waiting, now)
             if forced is None:
-                why = why or verdict
+                blocked_by = blocked_by or verdict
                 if not admission.is_held_by_reserve(share, look, waiting):
                     break
                 continue
             share = share.without([victim.request_id for victim in forced.victims])
             verdict = forced
-        draft.dispatches.append((request_id, verdict))
-        taken.add(request_id)
-        if len(taken) < len(queue):
+        builder.dispatches.append((request_id, verdict))
+        decided.add(request_id)
+        if len(decided) < len(queue):
             share = share.with_lease(waiting)
             look = admission.lookahead(share)
-    if not taken:
-        return list(queue), late, share, look, why
-    left, late = ([one for one in some if one.request.id not in taken] for some in (queue, late))
-    return left, late, share, look, why
+    if not decided:
+        return list(queue), late, share, look, blocked_by
+    left, late = ([w for w in part if w.request.id not in decided] for part in (queue, late))
+    return left, late, share, look, blocked_by
 
 
 def _late_last(
-    queue: Iterable[Waiting], late: list[Waiting], stands_back: Callable[[Waiting], bool]
+    queue: Iterable[Waiting], late: list[Waiting], yields: Callable[[Waiting], bool]
 ) -> Iterator[Waiting]:
     """Looks no further than it is asked to; `late` are those passed so far."""
     for waiting in queue:
-        if stands_back(waiting):
+        if yields(waiting):
             late.append(waiting)
         else:
             yield waiting

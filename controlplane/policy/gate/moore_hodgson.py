@@ -27,8 +27,8 @@ class DeadlineJob:
     tokens: float
     standing: int | None = 0
 
-    def ends_in_time(self, begin: float, per_token: float) -> bool:
-        return begin + per_token * self.tokens <= self.deadline
+    def ends_in_time(self, start: float, per_token: float) -> bool:
+        return start + per_token * self.tokens <= self.deadline
 
 
 def job_of(request: Request, tokens: float) -> DeadlineJob | None:
@@ -36,8 +36,14 @@ def job_of(request: Request, tokens: float) -> DeadlineJob | None:
     deadline = request.slo.first_token_deadline(request.arrival)
     if deadline is None:
         return None
-    of = request.service_class
-    return DeadlineJob(deadline, request.arrival, request.id, tokens, of.priority if of.sheddable else None)
+    service_class = request.service_class
+    return DeadlineJob(
+        deadline,
+        request.arrival,
+        request.id,
+        tokens,
+        service_class.priority if service_class.sheddable else None,
+    )
 
 
 def tokens_before(share: Share, request: Request) -> float:
@@ -53,41 +59,41 @@ def _is_first(held: Request, deadline: Instant | None) -> bool:
     return deadline is None or (own is not None and own <= deadline)
 
 
-def late_jobs(turns: Iterable[DeadlineJob], begin: float, per_token: float) -> set[str]:
+def late_jobs(jobs: Iterable[DeadlineJob], start: float, per_token: float) -> set[str]:
     """Their names. Work begins at `begin` and takes `per_token` nanoseconds a token."""
     levels: defaultdict[int | None, list[DeadlineJob]] = defaultdict(list)
-    for turn in turns:
-        levels[turn.standing].append(turn)
-    kept = _in_time(levels.pop(None, []), begin, per_token)
-    gone = set[str]()
+    for job in jobs:
+        levels[job.standing].append(job)
+    kept = _in_time(levels.pop(None, []), start, per_token)
+    late = set[str]()
     for _, level in sorted(levels.items(), reverse=True):
-        gone |= _making_room(level, kept, begin, per_token)
-        kept += [turn for turn in level if turn.name not in gone]
-    return gone
+        late |= _making_room(level, kept, start, per_token)
+        kept += [job for job in level if job.name not in late]
+    return late
 
 
-def _in_time(fixed: list[DeadlineJob], begin: float, per_token: float) -> list[DeadlineJob]:
+def _in_time(fixed: list[DeadlineJob], start: float, per_token: float) -> list[DeadlineJob]:
     """An embedder puts the others behind all that can be."""
     kept = []
-    for turn in sorted(fixed):
-        if turn.ends_in_time(begin, per_token):
-            begin += per_token * turn.tokens
-            kept.append(turn)
+    for job in sorted(fixed):
+        if job.ends_in_time(start, per_token):
+            start += per_token * job.tokens
+            kept.append(job)
     return kept
 
 
 def _making_room(
-    level: list[DeadlineJob], kept: list[DeadlineJob], begin: float, per_token: float
+    level: list[DeadlineJob], kept: list[DeadlineJob], start: float, per_token: float
 ) -> set[str]:
     """Of the level; the kept ones are in time if none of it stays."""
-    gone, largest, end = set[str](), list[tuple[float, int, str]](), begin
-    mine = {turn.name for turn in level}
-    for turn in sorted([*kept, *level]):
-        end += per_token * turn.tokens
-        if turn.name in mine:
-            heappush(largest, (-turn.tokens, -turn.arrival, turn.name))
-        while end > turn.deadline and largest:
-            less, _, name = heappop(largest)
-            end += per_token * less
-            gone.add(name)
-    return gone
+    late, largest, end = set[str](), list[tuple[float, int, str]](), start
+    level_names = {job.name for job in level}
+    for job in sorted([*kept, *level]):
+        end += per_token * job.tokens
+        if job.name in level_names:
+            heappush(largest, (-job.tokens, -job.arrival, job.name))
+        while end > job.deadline and largest:
+            tokens, _, name = heappop(largest)
+            end += per_token * tokens
+            late.add(name)
+    return late

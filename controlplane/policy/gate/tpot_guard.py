@@ -22,28 +22,31 @@ from controlplane.core.memory import Floats
 from controlplane.core.view import DecodeLoad, Waiting
 
 
-def tpot_feasible(tempo: DecodeLoad, waiting: Waiting) -> bool:
+def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:
     request = waiting.request
-    then = tempo.with_one(request, waiting.footprint.steps)
-    if then.tightest is None:
+    load_with = load.with_one(request, waiting.footprint.steps)
+    if load_with.tightest is None:
         return True
-    step, alone = then.step(then.sequences, then.cells), tempo.step(request.sequences, request.prompt_tokens)
-    usable = 1.0 - tempo.lost_share
-    if step > usable * then.tightest >= alone:
-        return False
-    kept = _chances(tempo, tempo.step(tempo.sequences, tempo.cells))
-    kept_then = _chances(then, step)
-    lost = float((kept - kept_then[: len(kept)]).sum())
-    is_attainable = request.slo.tpot is not None and usable * request.slo.tpot >= alone
-    return lost <= 0.0 or lost < (float(kept_then[-1]) if is_attainable else 1.0)
-
-
-def _chances(tempo: DecodeLoad, step: float) -> Floats:
-    """That each promise is kept, were steps to go on like this."""
-    spare = (
-        (1.0 - tempo.lost_share) * tempo.left - tempo.tokens * step - tempo.unread * tempo.per_prompt_token
+    step, alone_step = (
+        load_with.step(load_with.sequences, load_with.cells),
+        load.step(request.sequences, request.prompt_tokens),
     )
-    if not tempo.lost_deviation:
+    usable = 1.0 - load.lost_share
+    if step > usable * load_with.tightest >= alone_step:
+        return False
+    chances = _chances(load, load.step(load.sequences, load.cells))
+    chances_with = _chances(load_with, step)
+    lost = float((chances - chances_with[: len(chances)]).sum())
+    is_attainable = request.slo.tpot is not None and usable * request.slo.tpot >= alone_step
+    return lost <= 0.0 or lost < (float(chances_with[-1]) if is_attainable else 1.0)
+
+
+def _chances(load: DecodeLoad, step: float) -> Floats:
+    """That each promise is kept, were steps to go on like this."""
+    spare = (1.0 - load.lost_share) * load.left - load.tokens * step - load.unread * load.per_prompt_token
+    if not load.lost_deviation:
         return (spare >= 0.0).astype(np.float64)
-    deviations = spare / (tempo.lost_deviation * np.sqrt(tempo.tokens))
-    return np.array([0.5 + 0.5 * erf(one / sqrt(2)) for one in deviations.tolist()], dtype=np.float64)
+    deviations = spare / (load.lost_deviation * np.sqrt(load.tokens))
+    return np.array(
+        [0.5 + 0.5 * erf(deviation / sqrt(2)) for deviation in deviations.tolist()], dtype=np.float64
+    )

@@ -33,17 +33,17 @@ class Decoding:
 
 
 def decode_slack(running: Iterable[Decoding], step: Duration) -> Duration | None:
-    gaps = [_bearable(one, step) for one in running if one.pledges]
+    gaps = [_bearable(decoding, step) for decoding in running if decoding.pledges]
     return Duration(max(0, min(gaps) - step)) if gaps else None
 
 
-def _bearable(one: Decoding, step: Duration) -> int:
+def _bearable(decoding: Decoding, step: Duration) -> int:
     """From the start of one step to the start of the next."""
-    gap = min(pledge.left // pledge.steps for pledge in one.pledges)
+    gap = min(pledge.left // pledge.steps for pledge in decoding.pledges)
     half_speed = 2 * step
     if gap < step:
-        return max(one.tpot or 0, half_speed)
-    if one.tpot is None:
+        return max(decoding.tpot or 0, half_speed)
+    if decoding.tpot is None:
         return gap
     # An objective that the engine alone does not reach bounds no pause.
-    return min(gap, one.tpot if one.tpot >= step else half_speed)
+    return min(gap, decoding.tpot if decoding.tpot >= step else half_speed)

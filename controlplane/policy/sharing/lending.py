@@ -44,8 +44,8 @@ def lent(owned: Mapping[Owner, int], needed: Mapping[Owner, int], sharing: Shari
     for giver, taker in OTHER.items():
         spare, short = owned[giver] - needed[giver], needed[taker] - owned[taker]
         above_minimum = owned[giver] - sharing.options.minimum[giver]
-        most = min(spare, short, above_minimum, sharing.lend[giver], sharing.borrow[taker])
-        moved = max(0, most) // sharing.options.block_bytes * sharing.options.block_bytes
+        moved_at_most = min(spare, short, above_minimum, sharing.lend[giver], sharing.borrow[taker])
+        moved = max(0, moved_at_most) // sharing.options.block_bytes * sharing.options.block_bytes
         usable[giver] -= moved
         usable[taker] += moved
     return usable
@@ -55,7 +55,7 @@ def parts(budget: int, least: Sequence[int], full: Sequence[int]) -> list[int]:
     """One owner's bytes, shared out among its models: `least` (1 or more) to each if that goes round, the
     rest by what they could use of it beyond that: `full` less `least`."""
     floors, rest = list(least), budget - sum(least)
-    weights = [max(0, most - one) for most, one in zip(full, least, strict=True)]
+    weights = [max(0, moved_at_most - minimum) for moved_at_most, minimum in zip(full, least, strict=True)]
     if rest < 0 or not any(weights):
         floors, rest, weights = [0] * len(floors), budget, floors
     total = sum(weights)

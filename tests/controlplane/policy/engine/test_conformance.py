@@ -193,12 +193,12 @@ class AskingEverybody(ShortestRemainingMemoryTime):
             if draft.fits_for_horizon(one) or (one.deadline() is not None and resumed > one.deadline()):
                 draft.start(one)
 
-    def _start_fresh(self, draft):
-        for (size, _, _), one in self._fresh:
+    def _start_unstarted(self, draft):
+        for (size, _, _), one in self._unstarted:
             if draft.slots <= 0:
                 return
-            if self._is_beyond(one, size):
-                self._start_beyond(draft, one, size)
+            if self._is_oversized(one, size):
+                self._start_oversized(draft, one, size)
             elif not (draft.fits_for_horizon(one) and draft.start(one)) and self._is_urgent(
                 one, draft.view.now
             ):
@@ -234,7 +234,7 @@ def test_who_is_passed_over_could_not_have_started(settle, cut):
         view = replace(view_of(running, free=random.randint(-9, 60)), free_slots=random.choice([2, 64]))
         plans = []
         for policy in (ShortestRemainingMemoryTime(options), AskingEverybody(options)):
-            policy._cut.size = cut
+            policy._cutoff.size = cut
             for one in waiting:
                 policy.enqueue(one, NOW)
             plans.append(policy.plan(view))
