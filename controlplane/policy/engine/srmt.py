@@ -27,7 +27,7 @@ from math import inf
 from controlplane.core.clock import Duration, Instant, after, scaled, seconds
 from controlplane.policy.engine.column_store import Ints
 from controlplane.policy.engine.interface import EngineView, StepPlan
-from controlplane.policy.engine.plan_builder import OVERSIZED_LANE, LOST_LANE, PlanBuilder, Ranking
+from controlplane.policy.engine.plan_builder import LOST_LANE, OVERSIZED_LANE, PlanBuilder, Ranking
 from controlplane.policy.engine.request_state import RequestState, memory_time
 from controlplane.policy.engine.size_cutoff import SizeCutoff
 from controlplane.policy.engine.waiting_index import NEVER, WaitingIndex
