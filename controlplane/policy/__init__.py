@@ -1,1 +1,1 @@
-"""Pure functions (view, now) -> decision, shared by the gate, the engine and the simulator."""
+"""Pure policies `(view, now) -> decision`, shared by the gate, the engine plug-in and the simulator."""

@@ -28,35 +28,35 @@ from controlplane.policy.gate.memory_lookahead import LookAhead
 
 
 @dataclass(slots=True)
-class _PlanBuilder:
+class _Decisions:
     dispatches: list[tuple[str, Admit]] = field(default_factory=list)
     deferrals: list[tuple[str, Defer]] = field(default_factory=list)
     rejections: list[tuple[str, Reject]] = field(default_factory=list)
 
 
 def run_cycle(view: PoolView, now: Instant, admission: Admission) -> Plan:
-    builder = _PlanBuilder()
+    decisions = _Decisions()
     for owner, queue in view.queues.items():
         if queue.waiting:
-            _decide_owner(view.shares[owner], queue, now, admission, builder)
-    return Plan(tuple(builder.dispatches), tuple(builder.deferrals), tuple(builder.rejections))
+            _decide_owner(view.shares[owner], queue, now, admission, decisions)
+    return Plan(tuple(decisions.dispatches), tuple(decisions.deferrals), tuple(decisions.rejections))
 
 
 def _decide_owner(
-    share: Share, queue: Queue, now: Instant, admission: Admission, builder: _PlanBuilder
+    share: Share, queue: Queue, now: Instant, admission: Admission, decisions: _Decisions
 ) -> None:
     undecided = sorted(queue.undecided, key=_by_rank)
     candidates = queue.waiting
     impossible = {w.request.id: reject for w in undecided if (reject := admission.never_fits(share, w))}
     if impossible:
-        builder.rejections += impossible.items()
+        decisions.rejections += impossible.items()
         candidates = [w for w in candidates if w.request.id not in impossible]
     if share.is_serial and (late_jobs := admission.reject_late(share, candidates, now)):
-        builder.rejections += late_jobs.items()
+        decisions.rejections += late_jobs.items()
         candidates = [w for w in candidates if w.request.id not in late_jobs]
         share = share.without([request.id for request, _ in share.calls if request.id in late_jobs])
 
-    left, late, share, look, blocked_by = _admit_from_head(share, candidates, now, admission, builder)
+    left, late, share, look, blocked_by = _admit_from_head(share, candidates, now, admission, decisions)
     if blocked_by is None:
         return
     for waiting in undecided:
@@ -71,14 +71,14 @@ def _decide_owner(
         is_new = waiting.until is not None and waiting.until > now
         if is_new and position >= admission.options.max_waiting:
             wait = predicted_wait(share, look, waiting, ahead=ahead)
-            builder.rejections.append((request_id, Reject(Reason.QUEUE_FULL, retry_after(wait))))
+            decisions.rejections.append((request_id, Reject(Reason.QUEUE_FULL, retry_after(wait))))
             continue
         reason = Reason.BEHIND_OTHERS if position else blocked_by
         verdict = admission.wait_or_reject(share, look, waiting, ahead=ahead, why=reason, now=now)
         if isinstance(verdict, Defer):
-            builder.deferrals.append((request_id, verdict))
+            decisions.deferrals.append((request_id, verdict))
         else:
-            builder.rejections.append((request_id, verdict))
+            decisions.rejections.append((request_id, verdict))
 
 
 def _by_rank(waiting: Waiting) -> tuple[int, int, str]:
@@ -86,7 +86,7 @@ def _by_rank(waiting: Waiting) -> tuple[int, int, str]:
 
 
 def _admit_from_head(
-    share: Share, queue: Sequence[Waiting], now: Instant, admission: Admission, builder: _PlanBuilder
+    share: Share, queue: Sequence[Waiting], now: Instant, admission: Admission, decisions: _Decisions
 ) -> tuple[list[Waiting], list[Waiting], Share, LookAhead, Reason | None]:
     """Who is left, who of them was seen to stand back, the share after those taken, and why the first of
     those left was not."""
@@ -106,7 +106,7 @@ def _admit_from_head(
             verdict = admission.try_forward(share, look, waiting, now)
         request_id = waiting.request.id
         if isinstance(verdict, Reject):
-            builder.rejections.append((request_id, verdict))
+            decisions.rejections.append((request_id, verdict))
             decided.add(request_id)
             continue
         if not isinstance(verdict, Admit):
@@ -119,7 +119,7 @@ def _admit_from_head(
                 continue
             share = share.without([victim.request_id for victim in forced.victims])
             verdict = forced
-        builder.dispatches.append((request_id, verdict))
+        decisions.dispatches.append((request_id, verdict))
         decided.add(request_id)
         if len(decided) < len(queue):
             share = share.with_lease(waiting)
