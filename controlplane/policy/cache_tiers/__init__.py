@@ -1,0 +1,1 @@
+"""Allocation of KV cache and hidden states, the two cache tiers of the hybrid cache."""

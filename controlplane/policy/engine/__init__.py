@@ -1,0 +1,1 @@
+"""Decisions taken before every engine step: which requests start and which are preempted."""

@@ -1,0 +1,1 @@
+"""Decisions taken once per request at the gate: ordering, admission and preemption."""

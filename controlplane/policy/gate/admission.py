@@ -1,24 +1,26 @@
-"""May this request start now, should it wait, or is it kinder to say no?
+"""Admits, defers or rejects one request.
 
-The collocation proposal's Algorithm 1 with growth, uncertainty and absolute times put right:
+Algorithm 1 of the collocation proposal, extended by growth, uncertainty and absolute times:
 
-1. what could never fit is rejected at once, with the numbers;
-2. what fits beside the predicted use of all leases, errors of the predictions included, is admitted; so is
-   what would be late by waiting for that and fits, at its peak, beside what they hold now: it risks that
-   somebody must give way later, and waiting loses a promise for sure; but only if the answers under way can
-   keep the pace that they were promised (`keeping_pace`);
-3. what would miss its deadline by waiting, and has not yet, may preempt strictly lower priority, if that
-   suffices;
-4. what can still make it waits, up to a bound; a class that is not sheddable waits in any case;
-5. the rest is rejected with the predicted drain as the time to come back.
+1. A request that can never fit is rejected at once, with the numbers.
+2. A request that fits beside the predicted use of all leases, prediction errors included, is admitted. So is
+   one that would be late by waiting for that and whose peak fits beside what the leases hold now: it risks a
+   later preemption, whereas waiting is certain to miss its SLO. In both cases the running requests must still
+   meet their TPOT objectives (`tpot_guard`).
+3. A request that would miss its deadline by waiting, and is not late yet, may preempt strictly lower
+   priority, if that suffices.
+4. A request that can still meet its deadline waits, up to a bound; one of a class that is not sheddable waits
+   in any case.
+5. All others are rejected with the predicted drain as Retry-After.
 
-Who would be late even with nobody before it is let in where it need not wait: refusing it helps nobody,
-coming back would not help it, and only an answer can teach that the forecast was wrong. An embedding beside
-answers is refused: it would be computed faster without them, and slow them down for nothing.
+A request that would be late even in an empty queue is admitted where it need not wait: rejecting it gains
+nothing, a retry would not help, and only its completion can show that the forecast was wrong. An embedding
+call in that state is rejected while generation runs: it would be computed faster alone, and it would slow the
+running requests down for nothing.
 
-Where the engine itself orders, holds back and preempts, memory is its business, and so is 3: what it can
-still make, or is not sheddable, goes on to it at once while its queue has places and the answers under way
-keep their pace.
+An engine that schedules by itself manages its memory, and does step 3 itself. A request that can still meet
+its deadline, or is not sheddable, is forwarded to it at once, while its queue has room and the running
+requests meet their TPOT.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,10 +46,13 @@ _SHORTEST_RETRY = seconds(1)
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
-    """`overflow_probability` is the accepted chance that predictions are so far off together that the
-    engine must preempt. `defer_threshold` is the least time left that is worth waiting for. With
-    `tpot_feasible`
-    as many answers run as the promised time per token allows."""
+    """Limits and thresholds of admission.
+
+    `overflow_probability` is the accepted probability that the joint prediction error makes the engine
+    preempt. `max_waiting` bounds the queue length and `max_wait` the waiting time. A request that would have
+    at most `defer_threshold` left is not deferred. With `tpot_guard` only as many requests run as their TPOT
+    objectives allow.
+    """
 
     overflow_probability: float
     max_waiting: int
@@ -58,7 +63,10 @@ class AdmissionOptions:
 
 @dataclass(frozen=True)
 class Admission:
-    """Steps 1 to 5 for one request. `fits` decides step 2."""
+    """Steps 1 to 5 for one request.
+
+    `fits` decides step 2. `victims` chooses the requests to preempt in step 3.
+    """
 
     options: AdmissionOptions
     eviction: PreemptionOptions
@@ -67,12 +75,15 @@ class Admission:
 
     @cached_property
     def z(self) -> float:
+        """Standard deviations of margin that correspond to `overflow_probability`."""
         return NormalDist().inv_cdf(1 - self.options.overflow_probability)
 
     def lookahead(self, share: Share) -> LookAhead:
+        """The look-ahead over the leases of `share`, with this policy's margin."""
         return LookAhead(share.leases, self.z)
 
     def never_fits(self, share: Share, waiting: Waiting) -> Reject | None:
+        """Step 1: the rejection of a request larger than any single request may become, else None."""
         needed = max(waiting.footprint.base, waiting.footprint.worst)
         if needed <= share.largest:
             return None
@@ -83,19 +94,22 @@ class Admission:
         return Reject(Reason.NEVER_FITS, None, detail)
 
     def reject_late(self, share: Share, queue: Sequence[Waiting], now: Instant) -> dict[str, Reject]:
-        """Who gives way, of what a serial owner holds and of what waits for it: not all can be in time."""
+        """Rejections by request id among the jobs of a serial owner that cannot all be on time.
+
+        They may be of waiting calls or of calls in flight.
+        """
         rejects: dict[str, Reject] = {}
         for model in dict.fromkeys(waiting.request.model for waiting in queue):
             if (pace := share.pace_of(model)) is None:
                 continue
             per_token = float(pace.per_prompt_token)
             held_jobs = [job_of(request, tokens) for request, tokens in share.calls if request.model == model]
-            # Who is late inside stands behind all others, and is nobody's loss.
+            # The embedder computes late calls after all others, so they delay no other call.
             jobs = [job for job in held_jobs if job is not None and job.ends_in_time(now, per_token)]
             waiting_jobs = [
                 job_of(waiting.request, waiting.work) for waiting in queue if waiting.request.model == model
             ]
-            # With the device to itself, even who will be late is let in.
+            # On an idle device even a request that will be late is admitted.
             is_busy = bool(held_jobs) or share.is_beside_others
             jobs += [
                 job
@@ -105,13 +119,16 @@ class Admission:
             late = late_jobs(jobs, now, per_token)
             kept_tokens = sum(job.tokens for job in jobs if job.name not in late)
             wait = retry_after(scaled(pace.per_prompt_token, kept_tokens))
-            # In their order: each is told to come back later than the one before.
+            # In order of deadlines: Retry-After is spaced in this order.
             late_in_order = [job.name for job in sorted(jobs) if job.name in late]
             rejects |= dict.fromkeys(late_in_order, Reject(Reason.SLO_UNATTAINABLE, wait))
         return rejects
 
     def reject_if_late_in_engine(self, share: Share, waiting: Waiting, now: Instant) -> Reject | None:
-        """An engine ends its step and reads the prompts that it has first: there is room, and yet no time."""
+        """The rejection of a request that memory admits but that the engine's prefill backlog makes late.
+
+        The engine ends its step and prefills the prompts that it holds first.
+        """
         request, load = waiting.request, share.decode_load
         is_sure = waiting.until is None or not request.service_class.sheddable
         if is_sure or load is None or not load.sequences:
@@ -123,15 +140,21 @@ class Admission:
         return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
 
     def yields_to_timely(self, share: Share, waiting: Waiting, now: Instant) -> bool:
-        """A newcomer that is late whatever is done lets those go first who can still be in time: nothing is
-        won by starting it now, and at the head of the line it would stop them all. Its wait ends as any."""
+        """Whether a new request that is late in any case goes behind those that can be on time.
+
+        Starting it now gains nothing, and at the head of the queue it would block the others. Its wait ends
+        as usual.
+        """
         if waiting.until is None or share.is_serial:
             return False
         latest = latest_start(waiting.request, waiting.footprint, share.pace)
         return latest is not None and latest < now
 
     def try_admit(self, share: Share, look: LookAhead, waiting: Waiting) -> Admit | Reason:
-        """The reason is why not. Where nobody runs, nothing is reserved: that would keep the pool idle."""
+        """Step 2 without time: the admission, or the reason against it.
+
+        The reserve does not apply while nothing runs: the pool would stay idle.
+        """
         if share.free_slots <= 0:
             return Reason.NO_SLOT
         if share.deficit > 0 or share.held + waiting.footprint.base > share.ceiling:
@@ -144,19 +167,20 @@ class Admission:
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
 
     def _breaks_pace(self, share: Share, waiting: Waiting) -> bool:
+        """Whether admitting the request breaks more TPOT objectives than it meets (`tpot_guard`)."""
         request, load = waiting.request, share.decode_load if self.options.tpot_guard else None
         if load is None:
             return False
         has_to_begin = request.slo.first_token_deadline(request.arrival) is not None
         if has_to_begin and not request.service_class.sheddable:
-            # It is served in any case, and would lose by waiting what its equals win, and more than its own
-            # pace gains.
+            # It is served in any case. Waiting would cost it as much as it gains its equals, and more than its
+            # own TPOT gains.
             load = load.to_higher(request.service_class.priority)
             waiting = replace(waiting, request=replace(request, slo=replace(request.slo, tpot=None)))
         return not tpot_feasible(load, waiting)
 
     def try_in_time(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | Reason:
-        """As `try_admit`; but what would be late before the room that is foreseen takes the room of now."""
+        """Step 2: `try_admit`, but a request late by waiting for predicted room takes the room free now."""
         verdict = self.try_admit(share, look, waiting)
         if verdict is not Reason.NO_MEMORY or share.deficit > 0 or not _can_be_in_time(waiting, now):
             return verdict
@@ -168,7 +192,7 @@ class Admission:
         return Admit(waiting.footprint) if self._is_late_after(wait, share, waiting, now) else verdict
 
     def is_held_by_reserve(self, share: Share, look: LookAhead, waiting: Waiting) -> bool:
-        """Whether nothing else keeps it from starting."""
+        """Whether only the reserve keeps the request from starting."""
         if share.reserve is None or share.is_kept_for(waiting.request):
             return False
         return isinstance(self.try_admit(replace(share, reserve=None), look, waiting), Admit)
@@ -176,12 +200,12 @@ class Admission:
     def try_forward(
         self, share: Share, look: LookAhead, waiting: Waiting, now: Instant
     ) -> Admit | Reason | Reject:
-        """For an engine that holds back by itself."""
+        """Admission into the queue of an engine that schedules by itself."""
         if share.free_slots <= 0 or share.inside is None:
             return Reason.NO_SLOT
         priority = waiting.request.service_class.priority
         if len(share.leases) and share.leases.priority.min() < priority:
-            # The engine takes from these what it needs.
+            # The engine preempts the lower classes as needed.
             look = LookAhead(share.leases.at_least(priority), self.z)
         wait = predicted_wait(share, look, waiting, ahead=share.inside(waiting))
         may_reject = waiting.until is not None and waiting.request.service_class.sheddable
@@ -192,8 +216,11 @@ class Admission:
         return Admit(waiting.footprint, wait=wait or Duration(0))
 
     def try_preempt(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | None:
-        """Only for a request that waiting would make late, and only if the victims suffice. What is late
-        already has nothing to win by it: it would take from the lower classes what they started with."""
+        """Step 3: an admission with victims, or None.
+
+        Only for a request that waiting would make late, and only if the victims suffice. A request that is
+        already late gains nothing, and would preempt lower classes in vain.
+        """
         priority = waiting.request.service_class.priority
         if not len(share.leases) or share.leases.priority.min() >= priority:
             return None
@@ -202,9 +229,9 @@ class Admission:
         if not self._is_late_after(predicted_wait(share, look, waiting, ahead=0.0), share, waiting, now):
             return None
         ceiling = share.as_seen_by(waiting.request).ceiling
-        # Only what it needs beside what is held now: who gives way for what is foreseen may do so in vain.
+        # Only what it needs beside present use: a preemption for predicted growth may be in vain.
         short = share.held + waiting.footprint.peak - ceiling
-        # A victim of an earlier request in this cycle has no lease left to take.
+        # Victims of an earlier request in this cycle hold no lease any more.
         leased = set(share.leases.ids)
         victims = self.victims(
             [running for running in share.preemptible() if running.request_id in leased],
@@ -214,7 +241,7 @@ class Admission:
         )
         if not victims:
             return None
-        # At least one leaves for the one that joins: steps get no longer.
+        # At least one request leaves for the one that starts, so steps get no longer.
         freed = replace(share.without([victim.request_id for victim in victims]), decode_load=None)
         verdict = self.try_in_time(freed, self.lookahead(freed), waiting, now)
         return Admit(waiting.footprint, victims) if isinstance(verdict, Admit) else None
@@ -222,7 +249,12 @@ class Admission:
     def wait_or_reject(
         self, share: Share, look: LookAhead, waiting: Waiting, *, ahead: float, why: Reason, now: Instant
     ) -> Defer | Reject:
-        """For a request that cannot start now. `ahead` is the work of those before it in the queue."""
+        """Steps 4 and 5, for a request that cannot start now.
+
+        Args:
+            ahead: work of the requests before it in the queue (see `Waiting.work`).
+            why: what keeps it from starting; the reason of the deferral.
+        """
         wait = predicted_wait(share, look, waiting, ahead=ahead)
         until = waiting.until
         if until is None:
@@ -247,28 +279,28 @@ class Admission:
 
 
 def fits_ahead(share: Share, look: LookAhead, footprint: Footprint) -> bool:
-    """No predicted completion sees more than the ceiling."""
+    """Whether use stays below the ceiling at every predicted completion."""
     return look.peak_with(footprint) <= share.ceiling
 
 
 def fits_now(share: Share, look: LookAhead, footprint: Footprint) -> bool:
-    """The printed rule: current use and the newcomer's peak; growth of the others is not seen."""
+    """The rule as published: current use plus the peak of the new request; growth of the others is ignored."""
     return share.held + footprint.peak <= share.ceiling
 
 
 def fits_always(share: Share, look: LookAhead, footprint: Footprint) -> bool:
-    """Present use alone decides: that the base fits is checked before."""
+    """Leaves the decision to present use: the caller has checked that the base fits."""
     return True
 
 
 def _can_be_in_time(waiting: Waiting, now: Instant) -> bool:
-    """What is late already, or has no deadline, has nothing to win by taking from others."""
+    """Whether the request has a first deadline that has not passed."""
     deadline = waiting.request.slo.first_token_deadline(waiting.request.arrival)
     return deadline is not None and deadline >= now
 
 
 def latest_start(request: Request, footprint: Footprint, pace: Pace | None) -> Instant | None:
-    """The last instant at which starting still meets the first deadline; None without one."""
+    """The last instant at which a start still meets the first deadline; None without a deadline."""
     deadline = request.slo.first_token_deadline(request.arrival)
     if deadline is None:
         return None
@@ -278,7 +310,10 @@ def latest_start(request: Request, footprint: Footprint, pace: Pace | None) -> I
 def wait_bound(
     request: Request, footprint: Footprint, pace: Pace | None, options: AdmissionOptions
 ) -> Instant:
-    """When a waiting request is decided at the latest: the cap, or sooner if waiting on is pointless."""
+    """When a waiting request is decided at the latest.
+
+    The cap, or sooner if the request is sheddable and could no longer meet its deadline.
+    """
     cap = after(request.arrival, options.max_wait)
     latest = latest_start(request, footprint, pace)
     if latest is None or not request.service_class.sheddable:
@@ -287,12 +322,11 @@ def wait_bound(
 
 
 def predicted_wait(share: Share, look: LookAhead, waiting: Waiting, *, ahead: float) -> Duration | None:
-    """Time until the request could start; None before anything was observed.
+    """Time until the request could start; None before the pace of the owner was observed.
 
-    A serial owner gives memory back as it works off what it holds, and then what is ahead; what it holds and
-    does first must be done in any case. Any other
-    frees memory and slots at its predicted completions, after which the queue ahead drains as a fluid
-    through the whole share.
+    A serial owner frees memory as it works off what it holds, and then what is ahead; calls in flight with an
+    earlier deadline are computed in any case. Any other owner frees memory and slots at its predicted
+    completions, after which the queue ahead drains as a fluid through the whole share.
     """
     pace = share.pace
     if pace is None:
@@ -313,5 +347,5 @@ def predicted_wait(share: Share, look: LookAhead, waiting: Waiting, *, ahead: fl
 
 
 def retry_after(wait: Duration | None) -> Duration:
-    """At least a second: sooner is a retry storm, and before any observation nothing better is known."""
+    """At least one second: sooner causes a retry storm; also used before anything was observed."""
     return max(_SHORTEST_RETRY, wait or _SHORTEST_RETRY)

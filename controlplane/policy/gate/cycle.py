@@ -1,18 +1,20 @@
-"""One round of decisions over everything that waits: (view, now) -> plan. Pure.
+"""One scheduling cycle: decides every waiting request of every owner, as a pure function of view and time.
 
-For each owner, with the queue sorted by rank:
+For each owner, with the waiting queue sorted by rank:
 
-1. reject what can never fit; of a serial owner's calls, let in or not, those that give way (`in_time`);
-2. admit from the head, each on what the ones before it leave, until one does not fit (into an engine that
-   holds back by itself: until its queue is full or one would break the pace, rejecting who would be late);
-3. let that one preempt if waiting would make it late, and go on;
-4. reject newcomers beyond the queue's length;
-5. defer or reject the newcomers left: they are told at once, not when their time runs out;
-6. decide those whose wait is up, finally.
+1. Reject what can never fit. For a serial owner (embeddings), also reject the late jobs among the queued
+   calls and those in flight (`moore_hodgson`).
+2. Admit from the head. Each request sees what the previous ones leave, until one does not fit. An engine that
+   schedules by itself is filled until its queue is full or the next request would break a TPOT objective;
+   requests that would be late in it are rejected.
+3. Let the blocked head preempt if waiting would make it late, then continue.
+4. Reject new requests beyond the maximum queue length.
+5. Defer or reject the other new requests now, not when their time runs out.
+6. Decide requests whose wait has ended, finally.
 
-Nobody overtakes the blocked head within an owner, so a large request is not starved by small ones. But those
-for whom memory is reserved pass one that would have started had it not been; and an answer that can no longer
-begin in time goes behind those that can, until its wait is up.
+Within an owner no request overtakes a blocked head, so that small requests do not starve a large one. There
+are two exceptions. A request entitled to the reserve may overtake the head if only the reserve blocks the
+head. A request that can no longer meet its TTFT goes behind those that can, until its wait ends.
 """
 
 from bisect import bisect_left
@@ -29,12 +31,15 @@ from controlplane.policy.gate.memory_lookahead import LookAhead
 
 @dataclass(slots=True)
 class _Decisions:
+    """The decisions of the cycle so far, in the order decided."""
+
     dispatches: list[tuple[str, Admit]] = field(default_factory=list)
     deferrals: list[tuple[str, Defer]] = field(default_factory=list)
     rejections: list[tuple[str, Reject]] = field(default_factory=list)
 
 
 def run_cycle(view: PoolView, now: Instant, admission: Admission) -> Plan:
+    """Decides all queues of `view`; neither argument is changed."""
     decisions = _Decisions()
     for owner, queue in view.queues.items():
         if queue.waiting:
@@ -88,8 +93,12 @@ def _by_rank(waiting: Waiting) -> tuple[int, int, str]:
 def _admit_from_head(
     share: Share, queue: Sequence[Waiting], now: Instant, admission: Admission, decisions: _Decisions
 ) -> tuple[list[Waiting], list[Waiting], Share, LookAhead, Reason | None]:
-    """Who is left, who of them was seen to stand back, the share after those taken, and why the first of
-    those left was not."""
+    """Admits from the head of `queue` until a request is blocked; appends to `decisions`.
+
+    Returns:
+        The requests left in the queue; those of them that yielded to requests that can be on time; the share
+        after the admissions; its look-ahead; and why the first request left is blocked (None if none is).
+    """
     look = admission.lookahead(share)
     late: list[Waiting] = []
     decided: set[str] = set()
@@ -133,7 +142,7 @@ def _admit_from_head(
 def _late_last(
     queue: Iterable[Waiting], late: list[Waiting], yields: Callable[[Waiting], bool]
 ) -> Iterator[Waiting]:
-    """Looks no further than it is asked to; `late` are those passed so far."""
+    """Yields `queue` lazily with late requests moved to the end; `late` collects those passed so far."""
     for waiting in queue:
         if yields(waiting):
             late.append(waiting)

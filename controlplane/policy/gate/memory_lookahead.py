@@ -1,9 +1,9 @@
-"""Will the leases overflow before they end, and when does the next one fit?
+"""Peak memory at predicted completions, and the first time at which one more lease fits (MC-SF, eq. 5).
 
-Use only grows between completions, so it peaks just before one: only predicted completion times need
-checking (MC-SF, Online Scheduling for LLM Inference with KV Cache Constraints, eq. 5). Sorted by
-completion, the use at each is a suffix sum, so one more lease costs O(n) vector work, never O(n^2).
-Prediction errors are independent, so their margin is `z` deviations of the *sum*.
+Use only grows between completions, so it peaks just before one: only the predicted completion times need
+checking (Online Scheduling for LLM Inference with KV Cache Constraints, eq. 5). With leases sorted by
+completion, the use at each completion is a suffix sum, so testing one more lease costs O(n) vector work.
+Prediction errors are taken as independent: the margin is `z` standard deviations of the *sum*.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,10 @@ from controlplane.core.memory import Floats, Footprint, LeaseTable
 
 @dataclass
 class LookAhead:
-    """Byte use at every predicted completion of `table`, in steps from now. Columns exist once asked for."""
+    """Byte use of the leases in `table` at every predicted completion, in steps from now.
+
+    Columns are computed on first use. `z` is the number of standard deviations kept as a margin.
+    """
 
     table: LeaseTable
     z: float = 0.0
@@ -29,34 +32,38 @@ class LookAhead:
 
     @cached_property
     def _grows(self) -> bool:
-        """Or may be more than was predicted. Embeddings do neither: the present is their peak."""
+        """Whether any lease grows or has prediction error; without either (embeddings) the peak is now."""
         return bool(np.count_nonzero(self.table.per_step) or np.count_nonzero(self.table.variance))
 
     @cached_property
     def steps(self) -> Floats:
+        """Predicted completions in ascending order, float64 [n]."""
         return self.table.steps[self._order]
 
     @cached_property
     def base(self) -> Floats:
+        """Bytes held now by the leases that complete at entry k or later, float64 [n + 1]."""
         return _suffix_sums(self.table.base[self._order])
 
     @cached_property
     def per_step(self) -> Floats:
+        """Growth in bytes per step of the same leases, float64 [n + 1]."""
         return _suffix_sums(self.table.per_step[self._order])
 
     @cached_property
     def variance(self) -> Floats:
+        """Variance of their size at release, in bytes squared, float64 [n + 1]."""
         return _suffix_sums(self.table.variance[self._order])
 
     def peak_with(self, footprint: Footprint) -> float:
-        """Highest use, margin included, at any completion up to the newcomer's own."""
+        """Highest use in bytes, margin included, at any completion up to that of the new lease."""
         if not (footprint.per_step or footprint.spread or self._grows):
             return float(self.table.base.sum()) + footprint.base
         end = float(footprint.steps)
         variance = footprint.spread**2
         at = int(np.searchsorted(self.steps, end, side="left"))
         own = float(self.base[at] + self.per_step[at] * end) + footprint.peak
-        # Where all is certain the margin is 0, and to find that out step by step takes long.
+        # Without variance the margin is 0; skipping it saves the square roots.
         z = self.z if variance or self.table.variance.any() else 0.0
         if z:
             own += z * sqrt(float(self.variance[at]) + variance)
@@ -70,8 +77,10 @@ class LookAhead:
         return max(own, float(use.max()))
 
     def steps_until_fits(self, footprint: Footprint, limit: float) -> float | None:
-        """Steps until `footprint`, taken at its peak, fits beside what is left at every later completion,
-        margin included. `None` if it does not fit into `limit` by itself."""
+        """Steps until `footprint` at its peak fits at every later completion, margin included.
+
+        None if it does not fit into `limit` even alone.
+        """
         if footprint.peak > limit:
             return None
         use = self.base[:-1] + self.per_step[:-1] * self.steps
@@ -81,9 +90,9 @@ class LookAhead:
         return float(self.steps[overflowing[-1]]) if len(overflowing) else 0.0
 
     def steps_until_free(self, needed: float, limit: float) -> float | None:
-        """Steps until completions have brought use down so far that `needed` bytes fit.
+        """Steps until completions have freed `needed` bytes below `limit`.
 
-        `None` if not even an empty pool has them.
+        None if `needed` exceeds `limit`.
         """
         if needed > limit:
             return None
@@ -94,7 +103,7 @@ class LookAhead:
 
 
 def _suffix_sums(column: Floats) -> Floats:
-    """Entry k sums column[k:]; one entry more than the column, the last 0."""
+    """Entry k sums column[k:]; one entry more than the column, the last is 0."""
     sums = np.zeros(len(column) + 1)
     np.cumsum(column[::-1], out=sums[1:])
     return sums[::-1]

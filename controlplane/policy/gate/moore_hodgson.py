@@ -1,9 +1,9 @@
-"""Which calls give way, so that as many as can be are in time? Computed one after another, by deadline.
+"""Selects the jobs to reject so that as many others as possible meet their deadlines on one serial server.
 
-Rule (Moore 1968, Management Science 15, with classes): along the order of deadlines the work adds up at one
-rate; where a call would end after its deadline, the largest so far gives way. Higher classes are asked first,
-and lower ones get the time that those leave. Who may not be turned away keeps its place; if it is late
-without the others, nobody gives way for it.
+Moore and Hodgson (Moore 1968, Management Science 15), extended by priority classes. Jobs are added in order
+of their deadlines at one processing rate; whenever a job would end after its deadline, the largest job so far
+is removed. Higher classes are placed first, lower ones use the time that is left. A job that must not be
+rejected keeps its place; if it is late even without the others, no job is removed for it.
 """
 
 from collections import defaultdict
@@ -18,8 +18,11 @@ from controlplane.core.view import Share
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeadlineJob:
-    """`tokens` are those still to be computed. `standing` is the class's priority, None for one that may not
-    be turned away. Of calls alike the one that came last gives way."""
+    """One embedding call with a deadline.
+
+    `tokens` are those still to be computed. `standing` is the priority of its class, None for a job that must
+    not be rejected. Among equal jobs the one that arrived last is removed.
+    """
 
     deadline: Instant
     arrival: int
@@ -28,11 +31,12 @@ class DeadlineJob:
     standing: int | None = 0
 
     def ends_in_time(self, start: float, per_token: float) -> bool:
+        """Whether the job meets its deadline if it starts at `begin` (ns) with `per_token` ns per token."""
         return start + per_token * self.tokens <= self.deadline
 
 
 def job_of(request: Request, tokens: float) -> DeadlineJob | None:
-    """None for a call that was promised nothing: it is computed last."""
+    """The job of `request`; None for a request without a deadline, which is computed last."""
     deadline = request.slo.first_token_deadline(request.arrival)
     if deadline is None:
         return None
@@ -47,7 +51,7 @@ def job_of(request: Request, tokens: float) -> DeadlineJob | None:
 
 
 def tokens_before(share: Share, request: Request) -> float:
-    """Work that a serial owner holds and does before this request."""
+    """Tokens of the calls in flight that a serial owner computes before `request`."""
     deadline = request.slo.first_token_deadline(request.arrival)
     return sum(
         tokens for held, tokens in share.calls if held.model == request.model and _is_first(held, deadline)
@@ -60,7 +64,13 @@ def _is_first(held: Request, deadline: Instant | None) -> bool:
 
 
 def late_jobs(jobs: Iterable[DeadlineJob], start: float, per_token: float) -> set[str]:
-    """Their names. Work begins at `begin` and takes `per_token` nanoseconds a token."""
+    """Names of the jobs to reject.
+
+    Args:
+        jobs: the jobs to schedule.
+        start: start of the first job, in ns.
+        per_token: processing time per token, in ns.
+    """
     levels: defaultdict[int | None, list[DeadlineJob]] = defaultdict(list)
     for job in jobs:
         levels[job.standing].append(job)
@@ -73,7 +83,7 @@ def late_jobs(jobs: Iterable[DeadlineJob], start: float, per_token: float) -> se
 
 
 def _in_time(fixed: list[DeadlineJob], start: float, per_token: float) -> list[DeadlineJob]:
-    """An embedder puts the others behind all that can be."""
+    """The protected jobs that meet their deadlines; the embedder computes the others after all that can."""
     kept = []
     for job in sorted(fixed):
         if job.ends_in_time(start, per_token):
@@ -85,7 +95,7 @@ def _in_time(fixed: list[DeadlineJob], start: float, per_token: float) -> list[D
 def _making_room(
     level: list[DeadlineJob], kept: list[DeadlineJob], start: float, per_token: float
 ) -> set[str]:
-    """Of the level; the kept ones are in time if none of it stays."""
+    """Names of the jobs of `level` to remove so that the rest and all of `kept` meet their deadlines."""
     late, largest, end = set[str](), list[tuple[float, int, str]](), start
     level_names = {job.name for job in level}
     for job in sorted([*kept, *level]):

@@ -1,7 +1,8 @@
-"""Who goes first? A rank is a tuple, smallest first, ending in the request id: ties never depend on hashing.
+"""Orderings of the waiting queue: FCFS, earliest deadline first, least slack, shortest output.
 
-A unit of priority is a head start in time, not a class of its own, so no class starves: a request
-waits for a higher class only while that class arrived within the head start after it.
+A rank is a tuple, smallest first, that ends in the request id, so that ties never depend on hashing. A unit
+of priority is a head start in time, not a separate class, so no class starves: a request waits only for
+requests of a higher class that arrived within the head start after it.
 """
 
 from collections.abc import Mapping
@@ -17,12 +18,20 @@ Rank = tuple[int, int, str]
 
 
 class Ordering(Protocol):
-    def rank(self, request: Request, footprint: Footprint, pace: Pace | None) -> Rank: ...
+    """Ranks a request once, when it starts to wait; a rank must not depend on the current time."""
+
+    def rank(self, request: Request, footprint: Footprint, pace: Pace | None) -> Rank:
+        """Sort key, smallest first, ending in the request id; `pace` is None before any step was observed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class OrderingOptions:
-    """`patience` stands in for the deadline of a request that states none."""
+    """Parameters that every ordering gets.
+
+    `priority_head_start` is the head start per unit of priority. `patience` replaces the deadline of a
+    request without one. `extra` holds the settings of a plug-in, as the configuration file states them.
+    """
 
     priority_head_start: Duration
     patience: Duration
@@ -31,35 +40,38 @@ class OrderingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Fcfs:
-    """Keys: arrival less head start, arrival, id."""
+    """First come, first served: arrival less head start, arrival, request id."""
 
     options: OrderingOptions
 
     def rank(self, request: Request, footprint: Footprint, pace: Pace | None) -> Rank:
+        """Ranks by arrival less head start."""
         return (request.arrival - _head_start(request, self.options), request.arrival, request.id)
 
 
 @dataclass(frozen=True, slots=True)
 class EarliestDeadline:
-    """Keys: first-token deadline less head start, arrival, id."""
+    """Earliest deadline first: first-token deadline less head start, arrival, request id."""
 
     options: OrderingOptions
 
     def rank(self, request: Request, footprint: Footprint, pace: Pace | None) -> Rank:
+        """Ranks by first-token deadline less head start."""
         deadline = _deadline(request, self.options)
         return (deadline - _head_start(request, self.options), request.arrival, request.id)
 
 
 @dataclass(frozen=True, slots=True)
 class LeastSlack:
-    """Keys: latest start that still meets the deadline, less head start; arrival; id.
+    """Least slack first: latest start that meets the deadline less head start, arrival, request id.
 
-    Slack shrinks equally for all that wait, so the latest start orders like slack and never changes.
+    Slack shrinks equally for all waiting requests, so the latest start orders like slack and is constant.
     """
 
     options: OrderingOptions
 
     def rank(self, request: Request, footprint: Footprint, pace: Pace | None) -> Rank:
+        """Ranks by latest start less head start."""
         deadline = _deadline(request, self.options)
         latest = deadline - work_before_deadline(request, footprint, pace)
         return (latest - _head_start(request, self.options), request.arrival, request.id)
@@ -67,16 +79,17 @@ class LeastSlack:
 
 @dataclass(frozen=True, slots=True)
 class ShortestAnswer:
-    """Keys: predicted output tokens to come, arrival, id."""
+    """Shortest predicted output first: predicted output tokens to come, arrival, request id."""
 
     options: OrderingOptions
 
     def rank(self, request: Request, footprint: Footprint, pace: Pace | None) -> Rank:
+        """Ranks by predicted output tokens."""
         return (footprint.steps, request.arrival, request.id)
 
 
 def work_before_deadline(request: Request, footprint: Footprint, pace: Pace | None) -> Duration:
-    """Predicted work inside the deadline: the prefill, or the whole answer if only e2e is promised."""
+    """Predicted work before the deadline: the prefill, or the whole response if only e2e is stated."""
     if pace is None:
         return Duration(0)
     prefill = scaled(pace.per_prompt_token, request.prompt_tokens)

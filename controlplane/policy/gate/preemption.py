@@ -1,10 +1,10 @@
-"""Who gives way? Running requests of strictly lower priority that free enough at the least loss.
+"""Chooses running requests of lower priority that free enough memory at the least loss.
 
-The collocation proposal's Algorithm 3, corrected: urgency `1 / (max(slack, 0) + tau)` never turns
-negative, so late high-priority requests are not the first to go; a request already past its deadline
-costs only its recompute; candidates are taken by cost *per byte freed*, the last one chosen so that the
-whole costs at most twice the least possible, and victims that turn out unneeded are given back. Nothing is
-evicted unless it suffices.
+Algorithm 3 of the collocation proposal, corrected. Urgency `1 / (max(slack, 0) + tau)` is never negative, so
+late requests of high priority are not preempted first. A request past its deadline costs only its recompute.
+Candidates are taken by cost *per byte freed*; the last one is chosen such that the total costs at most twice
+the minimum; victims that turn out not to be needed are kept running. Nothing is preempted unless the victims
+suffice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,12 @@ from controlplane.core.view import Running
 
 @dataclass(frozen=True, slots=True)
 class PreemptionOptions:
-    """`tau` is what the loss of all slack weighs, for each unit of priority, beside the recompute; slack of
-    `tau` halves it. `almost_done_steps` protects requests about to free their memory anyway; each
-    earlier preemption adds `thrash_penalty` times the cost."""
+    """Weights of the preemption cost.
+
+    `tau` is the weight, per unit of priority, of losing all slack; a slack of `tau` halves it.
+    `almost_done_steps` protects requests that will soon free their memory anyway. Each earlier preemption of
+    a request adds `thrash_penalty` times its cost.
+    """
 
     tau: Duration
     almost_done_steps: int
@@ -50,7 +53,10 @@ class ChooseVictims(Protocol):
 
 
 def victim_cost(running: Running, options: PreemptionOptions) -> float:
-    """Seconds of work lost and of urgency. No urgency when already late, or without a deadline."""
+    """Cost of preempting `running`, in seconds: recompute plus urgency, scaled by earlier preemptions.
+
+    There is no urgency if the request is late or has no deadline.
+    """
     urgency = 0.0
     if running.slack is not None and running.slack >= 0:
         share = options.tau / (running.slack + options.tau)
@@ -65,10 +71,12 @@ def choose_victims(
     incoming_priority: int,
     options: PreemptionOptions,
 ) -> tuple[Victim, ...]:
-    """Victims that free at least `needed_bytes`; empty when none are needed or none suffice.
+    """The cheapest sufficient set of victims, to within a factor of two.
 
-    A prediction that was outrun protects only until the host predicts anew: after k tokens an outrun
-    answer is expected to take k / 4 more.
+    They free at least `needed_bytes`. Empty if nothing is needed or if no allowed set suffices.
+
+    A request that outran its predicted length is protected by `almost_done_steps` only until the next
+    forecast: after k tokens it is expected to produce k / 4 more.
     """
     if needed_bytes <= 0:
         return ()
@@ -91,9 +99,9 @@ def choose_victims(
 
 
 def _cheap_cover(ranked: Sequence[Running], needed: int, costs: Mapping[str, float]) -> list[Running]:
-    """Takes what is too small to suffice, and tries each that would suffice as the last one.
+    """Takes candidates too small to suffice alone, and tries each larger one as the last victim.
 
-    At most twice the least cost: greedy for the minimum knapsack (Csirik et al., 1991).
+    At most twice the least cost: greedy for the minimum knapsack problem (Csirik et al., 1991).
     """
     small: list[Running] = []
     spent = 0.0
@@ -111,7 +119,7 @@ def _cheap_cover(ranked: Sequence[Running], needed: int, costs: Mapping[str, flo
 
 
 def _pruned(chosen: list[Running], needed: int, costs: Mapping[str, float]) -> list[Running]:
-    """Gives back, dearest first, every victim whose bytes the others already cover."""
+    """Drops, most expensive first, every victim whose bytes the others already cover."""
     spare = sum(r.freed_bytes for r in chosen) - needed
     kept = list(chosen)
     for victim in sorted(chosen, key=lambda r: (-costs[r.request_id], r.request_id)):

@@ -1,17 +1,17 @@
-"""Would one more answer slow those under way below the pace that they were promised?
+"""Tests whether one more request would slow the running ones below their TPOT objectives.
 
-Rule: TPOT is a mean, so what counts is the time that an answer has left for the tokens still to come. Prompts
-that will be read meanwhile, and embeddings beyond what decoding can spare, take their usual share of it; how
-much that varies from step to step says how likely the promise is kept (a normal law; in n steps the
-deviation grows by the root of n). With the newcomer each step is longer, and its prompt is read besides. It
-must not start
+TPOT is a mean, so what counts is the time that a request has left for its remaining tokens. Prefills, and
+embeddings beyond the slack of decoding, take their usual share of that time. The variation of this share from
+step to step gives the probability that an objective is met (normal distribution; over n steps the deviation
+grows by the square root of n). With the new request every step is longer, and its prompt must be prefilled
+too. It must not start
 
-1. if that loses more of the promises under way than it is likely to keep itself; or
-2. if then a step would take longer than the tightest promise allows, and would not with the newcomer alone.
+1. if the running requests lose more expected met objectives than the new request is likely to meet; or
+2. if a step would then take longer than the tightest TPOT allows, and would not with the new request alone.
 
-So who is late whatever is done holds nobody back, nor does a promise that no step could keep: such a newcomer
-counts as one that was promised nothing, whose answer is worth a promise. What is embedded in the slack that
-decoding leaves is not counted: it gives way.
+So requests that miss their TPOT in any case hold back no other, nor does an objective that no step can meet:
+such a new request counts as one without a TPOT, whose completion is worth one met objective. Embedding work
+inside the slack of decoding is not counted, because it yields to decoding.
 """
 
 from math import erf, sqrt
@@ -23,6 +23,7 @@ from controlplane.core.view import DecodeLoad, Waiting
 
 
 def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:
+    """Whether `waiting` may start beside `load`; all times in nanoseconds."""
     request = waiting.request
     load_with = load.with_one(request, waiting.footprint.steps)
     if load_with.tightest is None:
@@ -42,7 +43,7 @@ def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:
 
 
 def _chances(load: DecodeLoad, step: float) -> Floats:
-    """That each promise is kept, were steps to go on like this."""
+    """Probability that each TPOT objective is met if all further steps take `step` ns, float64 [n]."""
     spare = (1.0 - load.lost_share) * load.left - load.tokens * step - load.unread * load.per_prompt_token
     if not load.lost_deviation:
         return (spare >= 0.0).astype(np.float64)

@@ -1,0 +1,1 @@
+"""Division of GPU memory and device time between the LLM and the embedding models."""
