@@ -1,11 +1,13 @@
-"""Apt-Serve's order of an engine's steps, without its hidden cache: pending time per block of memory.
+"""Apt-Serve's order of engine steps without its hidden cache: pending time per block of memory.
 
-The value of a request is how long it has been pending, since arrival or since its last token; of one
-that has missed its promise only `decay` of it counts. Who waits starts by value per block, the
-greedy's order; who runs and is worth least per block gives way first (Apt-Serve, sections 4 and 5).
+The value of a request is its pending time, since arrival or since its last token; for a request that missed
+its SLO only the share `decay` of it counts. Waiting requests start by value per block, as in the paper's
+greedy; the running request of least value per block is preempted first (Apt-Serve, sections 4 and 5).
 
-Nothing about a waiting request changes but the time, so the waiting stand in columns, by arrival and id, and
-one vector operation values them all.
+Keys of the order: value per block, arrival, request id.
+
+While a request waits, only the time changes. Waiting requests are kept in columns sorted by arrival and id,
+so that one vector operation values them all.
 """
 
 from bisect import bisect_left
@@ -19,13 +21,15 @@ from controlplane.policy.engine.interface import RANKED, EngineView, StepPlan
 from controlplane.policy.engine.request_state import RequestState
 
 _NO_WORK = Duration(0)
-# Two that are both given up still differ by their size.
+# With decay 0, requests that missed their SLO still differ by size.
 _LEAST_SECONDS = 1e-9
 _EARLIEST, _LATEST = Instant(-(1 << 62)), Instant(1 << 62)
 _SINCE, _TOKENS, _LOST_AFTER = range(3)
 
 
 class AptServe:
+    """Orders by pending time per block (Apt-Serve); `decay` weighs requests that missed their SLO."""
+
     def __init__(self, decay: float) -> None:
         self._decay = decay
         self._keys: list[tuple[Instant, str]] = []
@@ -33,22 +37,26 @@ class AptServe:
         self._columns = ColumnStore(3, np.int64)
 
     def enqueue(self, state: RequestState, now: Instant) -> None:
+        """Inserts the request by arrival and id."""
         index = bisect_left(self._keys, _key(state))
         self._keys.insert(index, _key(state))
         self._waiting.insert(index, state)
         self._columns.put(index, (_since(state), state.tokens, _lost_after(state)))
 
     def dequeue(self, state: RequestState) -> None:
+        """Removes the request."""
         index = bisect_left(self._keys, _key(state))
         del self._keys[index], self._waiting[index]
         self._columns.drop(index)
 
     def waiting(self) -> int:
+        """Number of waiting requests."""
         return len(self._keys)
 
     def plan(self, view: EngineView) -> StepPlan:
+        """Preempts the least value per block while memory is short, then offers the greatest."""
         free, slots = view.free, view.free_slots
-        # A victim gives back a block at least.
+        # Every victim frees at least one block.
         plan = StepPlan(ranked=self._last(view, RANKED - free) if free < 0 else [])
         while free < 0 and plan.ranked:
             victim = plan.ranked.pop()
@@ -58,13 +66,13 @@ class AptServe:
             return plan
         columns = self._columns.filled
         if not view.has_packed and columns[_TOKENS].min() >= free * view.block_tokens:
-            # Not even the smallest: there is nothing to value.
+            # Not even the smallest request fits.
             return plan
         needs = columns[_TOKENS] // view.per_block(self._waiting) + 1
         weight = np.where(columns[_LOST_AFTER] < view.now, self._decay, 1.0)
         values = ((view.now - columns[_SINCE]) / 1e9 * weight + _LEAST_SECONDS) / needs
         values[needs > view.quota] = -inf
-        # Few start in a step, so nobody is sorted; of equals the oldest is found first.
+        # Few requests start in one step, so no sort; among equals argmax finds the oldest.
         while slots > 0:
             index = int(values.argmax())
             need = int(needs[index])
@@ -76,10 +84,9 @@ class AptServe:
         return plan
 
     def _last(self, view: EngineView, count: int) -> list[RequestState]:
-        """Those of the running ones that are worth least per block, the least last: `count`, and more where
-        several are worth the same."""
+        """The `count` running requests of least value per block, the least last; more if values tie."""
         running = view.running
-        # Who has just got a token is worth the less the more it holds: to find the last takes no values.
+        # Right after a token the pending time is 0: the largest holders have the least value.
         full = np.where(running.has_token_of(view.now), running.tokens // view.per_block(running), -1)
         least = int(np.sort(full)[-count]) if count <= len(full) else -1
         most = _LEAST_SECONDS / (least + 1) if least >= 0 else inf
@@ -92,7 +99,7 @@ class AptServe:
         return [state for *_, state in sorted(found)]
 
     def _value(self, state: RequestState, view: EngineView) -> float:
-        """Seconds per block, as far as they count."""
+        """Pending seconds per block, weighted by `decay` if the SLO is missed."""
         weight = self._decay if state.cannot_meet_slo(view.now, _NO_WORK) else 1.0
         return ((view.now - _since(state)) / 1e9 * weight + _LEAST_SECONDS) / view.need(state)
 
@@ -106,7 +113,7 @@ def _since(state: RequestState) -> Instant:
 
 
 def _lost_after(state: RequestState) -> Instant:
-    """The instant after which its promise is broken, while it waits."""
+    """The instant after which a waiting request misses its SLO."""
     if state.cannot_meet_slo(_EARLIEST, _NO_WORK):
         return _EARLIEST
     deadline = state.deadline()

@@ -1,7 +1,7 @@
-"""Numbers of many, by column: what is asked of everybody in each step is then one operation on vectors.
+"""Columns of numbers, one row per request, so that each step updates all requests in vector operations.
 
-Nearly all time of asking one after the other is waiting for memory: each is an object of its own, and vLLM's
-own step has put them all out of the caches.
+Visiting request objects one by one mostly waits for memory: vLLM's own step has evicted them from the CPU
+caches.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _FIRST_ROWS = 64
 
 
 class ColumnStore(Generic[Number]):
-    """`rows` of `count` numbers each, in an order that is their owner's."""
+    """`count` numbers per row, in an order kept by the caller; grows by doubling."""
 
     def __init__(self, count: int, kind: type[Number], rows: Sequence[Sequence[float]] = ()) -> None:
         self._all: npt.NDArray[Number] = np.zeros((count, max(_FIRST_ROWS, 2 * len(rows))), kind)
@@ -32,15 +32,16 @@ class ColumnStore(Generic[Number]):
 
     @property
     def filled(self) -> npt.NDArray[Number]:
-        """[column, row]; what is written into it is kept."""
+        """View [column, row] of all rows; writable."""
         return self._all[:, : self._rows]
 
     def column(self, which: int) -> npt.NDArray[Number]:
+        """View of one column."""
         found: npt.NDArray[Number] = self._all[which, : self._rows]
         return found
 
     def put(self, at: int, row: Sequence[float]) -> None:
-        """Those from `at` on make room."""
+        """Inserts a row before `at`."""
         rows = self._rows
         if rows == self._all.shape[1]:
             self._all = np.concatenate((self._all, np.zeros_like(self._all)), axis=1)
@@ -50,12 +51,13 @@ class ColumnStore(Generic[Number]):
         self._rows = rows + 1
 
     def drop(self, at: int) -> None:
+        """Removes a row."""
         rows = self._rows
         self._all[:, at : rows - 1] = self._all[:, at + 1 : rows]
         self._rows = rows - 1
 
     def only(self, rows: Sequence[int]) -> "ColumnStore[Number]":
-        """A copy of these alone, in this order."""
+        """A copy of these rows, in this order."""
         copied = ColumnStore(len(self._all), self._all.dtype.type)
         copied._all = np.concatenate((self._all[:, rows], np.zeros_like(self._all)), axis=1)
         copied._rows = len(rows)

@@ -1,13 +1,12 @@
-"""When may the next decode step begin, if the device has something else to do meanwhile?
+"""Delays decode steps while embedding work is pending, without breaking a TPOT objective.
 
-Rule: a reader who was promised 20 ms a token is served no better with 4, and fewer steps with more answers
-in each cost less. While embeddings want the device, steps follow each other at a share of the shortest
-promise of those that run; the rest of it absorbs what was guessed wrongly. A promise for the mean is kept by
-its line: whom a long step set behind that share, waits the less until it has caught up, for an answer that
-only just keeps its promise breaks it on the way to its reader. What has a promise for its whole
-answer counts with the time left for each token that it may still ask for. Who waits for a first token, or
-is late, is not made to wait for anybody: then the next step begins at once. No wait is long: meanwhile the
-other may have finished.
+Fewer, larger decode steps cost less device time. While embeddings are pending, the next step starts no
+earlier than `share` of the tightest objective among the running requests after the start of the previous one;
+the rest of the objective absorbs prediction error. A request behind `share` of its mean TPOT, for example
+after a long step, shortens the delay until it has caught up, because a response that barely meets its TPOT in
+the engine misses it at the client. A request with an e2e objective counts with the time left per token that
+it may still produce. A request without its first token, or late, removes the delay. The delay is at most 50
+ms, because the engine is not told when the embeddings finish.
 """
 
 from collections.abc import Iterable
@@ -21,7 +20,14 @@ _LONGEST = milliseconds(50)
 def next_step_start(
     running: Iterable[RequestState], previous_start: Instant, now: Instant, share: float
 ) -> Instant:
-    """The earliest begin of the next step where the last began at `last`. 0 <= `share` < 1."""
+    """Earliest start of the next decode step.
+
+    Args:
+        running: requests in the batch.
+        previous_start: start of the previous step.
+        now: current time.
+        share: part of the tightest TPOT to use, 0 <= share < 1; 0 never delays.
+    """
     shortest: Duration | None = None
     for state in running:
         if (first_token := state.first_token) is None:
@@ -33,14 +39,14 @@ def next_step_start(
 
 
 def _allowed(state: RequestState, first_token: Instant, now: Instant, share: float) -> Duration | None:
-    """From the begin of one step to that of the next; None if nothing is promised."""
+    """Longest time between the starts of two steps for one request; None without an objective."""
     slo, deadline = state.request.slo, state.deadline()
     if deadline is not None and deadline < now:
         return Duration(0)
     allowed = [] if state.gap is None else [scaled(state.gap, share)]
     if slo.tpot is not None:
         gap = scaled(slo.tpot, share)
-        # The next step is taken to last as long as the one that has just ended.
+        # The next step is assumed to take as long as the last one.
         until_due = between(now, Instant(first_token + gap * state.done))
         allowed.append(max(Duration(0), min(gap, until_due)))
     if slo.e2e is not None:

@@ -1,7 +1,7 @@
-"""What is an engine's state in the gate's terms? The same `Share` and `Waiting`, with tokens for bytes.
+"""Maps the engine's state to the gate's `Share` and `Waiting`, with tokens in place of bytes.
 
-The engine knows blocks; the policies are indifferent to the unit, so one token of cache counts as one
-byte. A line bounds its blocks from above, as in the ledger.
+The policies do not depend on the unit, so one token of KV cache counts as one byte. As in the ledger, a
+linear footprint bounds the blocks of a request from above.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from controlplane.policy.gate.ordering import Rank
 
 
 def footprint_of(state: RequestState, block_tokens: int) -> Footprint:
+    """Footprint in tokens, from the forecast of the remaining output."""
     deviation = 0.0
     if state.forecast is not None:
         deviation = state.forecast.remaining(after=state.done).deviation
@@ -32,7 +33,8 @@ def footprint_of(state: RequestState, block_tokens: int) -> Footprint:
 
 
 def lease_table(batch: RunningBatch, view: EngineView) -> LeaseTable:
-    # A token of one that packs its blocks more densely takes less than a token of the cache.
+    """The running batch as a lease table in tokens."""
+    # A request with more tokens per block takes less than one token of cache per token.
     slope = np.full(len(batch), view.block_tokens / view.per_block(batch))
     return LeaseTable(
         ids=tuple(batch.ids),
@@ -45,6 +47,7 @@ def lease_table(batch: RunningBatch, view: EngineView) -> LeaseTable:
 
 
 def share_of(view: EngineView) -> Share:
+    """The engine as one share of the pool; nothing is in deficit, because the engine enforces its quota."""
     tokens = view.block_tokens
 
     def preemptible() -> tuple[Running, ...]:
@@ -63,10 +66,10 @@ def share_of(view: EngineView) -> Share:
 
 
 def waiting_of(state: RequestState, footprint: Footprint, rank: Rank) -> Waiting:
-    """It was accepted, so its wait has no bound."""
+    """A waiting request without a bound on its wait, because it was accepted."""
     return Waiting(state.request, footprint, None, rank, footprint.area)
 
 
 def pool_view(view: EngineView, waiting: Sequence[Waiting]) -> PoolView:
-    """The whole view as the gate's cycle takes it, for comparing the two."""
+    """The whole view as the gate's cycle takes it; used to compare both."""
     return PoolView({Owner.LLM: share_of(view)}, {Owner.LLM: Queue(tuple(waiting), ())})

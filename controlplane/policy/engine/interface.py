@@ -1,8 +1,9 @@
-"""What may a policy see before one engine step, and what may it answer?
+"""Interface of engine policies: the view before each engine step, and the plan that a policy returns.
 
-The host tells an `EnginePolicy` who begins to wait and who stops waiting; before every step it asks
-for a plan. Memory is counted in blocks. A policy never refuses: whatever waits was accepted. What it
-does not offer waits on; the engine admits of the offer, in order, as long as blocks and batch suffice.
+The host calls `enqueue` and `dequeue` as requests start and stop waiting, and `plan` before every step.
+Memory is counted in blocks. A policy never rejects, because every waiting request was accepted: a request
+that is not offered keeps waiting. The engine admits the offered requests in order, while blocks and batch
+suffice.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,14 +19,17 @@ from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
 
 RANKED = 32
-"""So many are ranked for the host, or all: beyond the plan no more give way in one step."""
+"""Requests ranked for the host: at most so many are preempted in one step beyond the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """`quota` blocks may be used, `used` are. `growth` is what the running requests need for this step
-    if nobody leaves; each knows what it has. `free_slots` more requests may run. Unless `has_packed`,
-    nobody's `per_block` differs from `block_tokens`."""
+    """State of the engine before one step; memory in blocks.
+
+    `quota` blocks may be used and `used` are. `growth` is what the running requests need for this step if
+    none is preempted; each has a `held` of its own. `free_slots` more requests may run. Unless `has_packed`,
+    every request stores `block_tokens` tokens per block.
+    """
 
     now: Instant
     pace: Pace
@@ -39,17 +43,17 @@ class EngineView:
 
     @property
     def free(self) -> int:
-        """Blocks left after this step's growth; negative if somebody must go."""
+        """Blocks left after this step's growth; negative if requests must be preempted."""
         return self.quota - self.used - self.growth
 
     @property
     def prefill_cost(self) -> float:
-        """Token-steps that pass in a full memory while one token of a prompt is read. 0 while not known."""
+        """Token-steps that a full memory loses while one prompt token is prefilled; 0 while unknown."""
         step = self.pace.step
         return self.quota * self.block_tokens * self.pace.per_prompt_token / step if step > 0 else 0.0
 
     def without(self, gone: Sequence[RequestState]) -> "EngineView":
-        """Had these left. What they would have grown by in this step stays counted."""
+        """The view after these requests left; their growth in this step stays counted."""
         if not gone:
             return self
         return replace(
@@ -60,21 +64,24 @@ class EngineView:
         )
 
     def per_block(self, states: Iterable[RequestState]) -> Ints | int:
-        """Tokens that a block holds of each; one number where it is the same of all."""
+        """Tokens per block of each request: int64 [n], or one int if all are equal."""
         if not self.has_packed:
             return self.block_tokens
         return np.array([state.per_block or self.block_tokens for state in states], np.int64)
 
     def need(self, state: RequestState) -> int:
-        """Blocks that it takes to compute its next token."""
+        """Blocks that the request holds once its next token is computed."""
         return state.tokens // (state.per_block or self.block_tokens) + 1
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """`preempt` leave before the step, `offer` may start in it, in order. `ranked` are those that run on, the
-    first to give way last: what the host does if memory runs short after all. Only the last `RANKED` of
-    them need be there, and nobody where memory suffices."""
+    """Decisions before one engine step.
+
+    `preempt` leave before the step. `offer` may start in it, in this order. `ranked` are requests that run
+    on, the first to be preempted last: what the host preempts if memory runs short after all. Only the last
+    `RANKED` of them are required, and none where memory suffices.
+    """
 
     preempt: list[RequestState] = field(default_factory=list)
     offer: list[RequestState] = field(default_factory=list)
@@ -82,12 +89,18 @@ class StepPlan:
 
 
 class EnginePolicy(Protocol):
+    """Decides the order of waiting requests and the preemption of running ones inside the engine."""
+
     def enqueue(self, state: RequestState, now: Instant) -> None:
-        """It waits from now on: new, or preempted."""
+        """The request waits from now on: it is new, or was preempted."""
 
     def dequeue(self, state: RequestState) -> None:
-        """It waits no more: started, finished or gone. Called once for each `enqueue`."""
+        """The request no longer waits: it started, finished or was aborted. Called once per `enqueue`."""
 
-    def waiting(self) -> int: ...
+    def waiting(self) -> int:
+        """Number of waiting requests."""
+        ...
 
-    def plan(self, view: EngineView) -> StepPlan: ...
+    def plan(self, view: EngineView) -> StepPlan:
+        """The plan of the next step. Called before every step, also if nothing waits."""
+        ...

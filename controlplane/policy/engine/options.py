@@ -1,6 +1,6 @@
-"""How does an engine's policy behave? One flat table of options, with the gate's names for what both have.
+"""Options of an engine policy in one flat table, with the gate's names for shared options.
 
-Built into a policy by `catalogue.engine_policy`.
+`controlplane.policy.registry.engine_policy` builds the policy.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,13 @@ _MOST = 10**9
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The names are those of the sections `scheduling` and `admission`. `look_ahead` says whom the
-    admission's look-ahead asks; it is for the ranked orderings, and the last are for `srmt` and `apt`.
-    `decode_pace` is the share of its promise that a step may last while embeddings want the device."""
+    """Names are those of the configuration sections `scheduling` and `admission`.
+
+    `look_ahead` says which requests the admission's look-ahead applies to; it is for the static orderings, as
+    are `policy` and `victims`. The options from `preempt_ratio` to `prompt_price` are for `srmt`,
+    `missed_decay` for `apt`. `decode_pace` is the share of the TPOT objective that a step may last while
+    embeddings are pending. `extra` holds the settings of a plug-in policy.
+    """
 
     ordering: str = "edf"
     policy: str = "look-ahead"
@@ -47,36 +51,43 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         if self.look_ahead not in ("all", "background", "nobody"):
-            raise ValueError(f"look_ahead={self.look_ahead!r}: choose all, background or nobody")
+            raise ValueError(f"look_ahead={self.look_ahead!r}: unknown; choose all, background or nobody")
         if not 0 < self.overflow_probability < 1:
-            raise ValueError(f"overflow_probability={self.overflow_probability}: between 0 and 1")
+            raise ValueError(
+                f"overflow_probability={self.overflow_probability}: must be greater than 0 and less than 1"
+            )
         if not 0 <= self.decode_pace < 1:
-            raise ValueError(f"decode_pace={self.decode_pace}: at least 0 (as fast as can be) and below 1")
+            raise ValueError(f"decode_pace={self.decode_pace}: must be at least 0 (no delay) and less than 1")
         if not 0 <= self.missed_decay <= 1:
-            raise ValueError(f"missed_decay={self.missed_decay}: of a missed request's value 0 to 1 counts")
-        # A part that cannot be is told whichever ordering reads it.
+            raise ValueError(
+                f"missed_decay={self.missed_decay}: a share of the value; must be between 0 and 1"
+            )
+        # Values out of range are errors whichever ordering is chosen.
         self.order(), self.eviction(), self.srmt()
 
     def changed(self, by: Mapping[str, Any]) -> "EngineOptions":
-        """Raises ValueError naming an unknown key, or a value that cannot be."""
+        """A copy with these options. Raises ValueError naming an unknown key or a value out of range."""
         known = [known_field.name for known_field in fields(self)]
         if unknown := sorted(set(by) - set(known)):
-            raise ValueError(f"engine option {unknown[0]!r}: unknown; known are {', '.join(known)}")
+            raise ValueError(f"engine option {unknown[0]!r}: unknown; choose one of {', '.join(known)}")
         for name, value in by.items():
             _require_alike(name, getattr(self, name), value)
         return replace(self, **by)
 
     def order(self) -> OrderingOptions:
+        """Options of a static ordering."""
         return OrderingOptions(
             milliseconds(self.priority_head_start_ms), milliseconds(self.patience_ms), self.extra
         )
 
     def eviction(self) -> PreemptionOptions:
+        """Options of the choice of preemption victims."""
         return PreemptionOptions(
             milliseconds(self.victim_tau_ms), self.victim_almost_done_steps, self.victim_thrash_penalty
         )
 
     def srmt(self) -> SrmtOptions:
+        """Options of shortest remaining memory-time."""
         return SrmtOptions(
             preempt_ratio=self.preempt_ratio,
             urgency=self.urgency,
@@ -90,16 +101,16 @@ class EngineOptions:
 
 
 def _require_alike(name: str, present: object, value: object) -> None:
-    """`value` must be of the kind of `present`: what comes from a file or over the wire may be anything."""
+    """Checks a value of a file or a remote call: it must have the type of `present` and be in range."""
     if isinstance(present, Mapping):
         if not isinstance(value, Mapping):
-            raise ValueError(f"{name}={value!r}: a mapping is needed")
+            raise ValueError(f"{name}={value!r}: must be a mapping")
         return
     wanted: tuple[type, ...] = (int, float) if isinstance(present, float) else (type(present),)
     if isinstance(value, bool) or not isinstance(value, wanted):
         kind = {str: "a name", int: "a whole number", float: "a number"}[type(present)]
-        raise ValueError(f"{name}={value!r}: {kind} is needed")
+        raise ValueError(f"{name}={value!r}: must be {kind}")
     if not isinstance(value, str) and not -_MOST <= value <= _MOST:  # type: ignore[operator]
-        raise ValueError(f"{name}={value!r}: a number of at most {_MOST} is needed")
+        raise ValueError(f"{name}={value!r}: must be at most {_MOST} in magnitude")
     if name.endswith("_ms") and not 0 <= value <= _DAY_MS:  # type: ignore[operator]
-        raise ValueError(f"{name}={value!r}: a time from 0 to {_DAY_MS} ms is needed")
+        raise ValueError(f"{name}={value!r}: must be a time from 0 to {_DAY_MS} ms")

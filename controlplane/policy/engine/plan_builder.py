@@ -1,7 +1,7 @@
-"""What is left of the memory while a step is planned, and who gives way for whom?
+"""Tracks free blocks and slots while a step is planned, and preempts in order of rank.
 
-A plan in the making: who starts takes blocks and a slot, who gives way returns them. The last in rank gives
-way first.
+A request that starts takes blocks and a slot, a preempted one returns them. The last in rank is preempted
+first.
 """
 
 from collections.abc import Callable, Collection
@@ -16,14 +16,17 @@ from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.gate.memory_lookahead import LookAhead
 
-# Who runs in a later lane gives way to any of an earlier one: this is added to its size, and more than any
-# memory-time. That is a number of halves, so a float has room for both.
+# Offsets of the later lanes, larger than any memory-time, so that a lane decides before size. Memory-time is a
+# multiple of 1/2, so a float64 represents the sum exactly.
 OVERSIZED_LANE, LOST_LANE = 2.0**44, 2.0**45
 
 
 class Ranking:
-    """Those of a crowd that are not `spared`. `order` has their places in it, the first to give way last: by
-    lane and size, and id. `sizes`, that of the lane added, are by place."""
+    """The running requests except those in `spared`, in reverse order of preemption.
+
+    `order` holds their positions in the batch: by lane and size, then request id; the last is preempted
+    first. `sizes` are indexed by position and include the offset of the lane.
+    """
 
     def __init__(self, batch: RunningBatch, sizes: Floats, spared: Collection[RequestState]) -> None:
         self.batch = batch
@@ -35,8 +38,11 @@ class Ranking:
 
 
 class PlanBuilder:
-    """`settle` steps later counts too, as if nobody else started. Ranks are asked for only if somebody must
-    give way."""
+    """A plan under construction.
+
+    A request may also be required to fit for `settle` more steps, as if no other started. `rank` is called
+    only if a request must be preempted.
+    """
 
     def __init__(self, view: EngineView, rank: Callable[[EngineView], Ranking], settle: int) -> None:
         self.view = view
@@ -54,15 +60,16 @@ class PlanBuilder:
 
     @property
     def ranked(self) -> list[RequestState]:
-        """The last `RANKED` of them; empty when nobody asked."""
+        """The last `RANKED` requests by rank; empty if no ranking was needed."""
         ranks = self._ranks
         return [] if ranks is None else ranks.batch.requests(ranks.order[-RANKED:])
 
     def need(self, state: RequestState) -> int:
+        """Blocks that the request holds once its next token is computed."""
         return self.view.need(state)
 
     def need_at_end(self, state: RequestState) -> int:
-        """Blocks that it holds before it leaves."""
+        """Blocks that the request holds at its predicted end."""
         return self.need(state) + state.remaining() // self.view.block_tokens
 
     def _ranking(self) -> Ranking:
@@ -71,7 +78,7 @@ class PlanBuilder:
         return self._ranks
 
     def preempt_last(self) -> bool:
-        """The last in rank leaves; False if nobody is left."""
+        """Preempts the last in rank. False if there is none left."""
         ranks = self._ranking()
         if not ranks.order:
             return False
@@ -85,10 +92,11 @@ class PlanBuilder:
         return True
 
     def fits(self, state: RequestState) -> bool:
-        """Whether there are blocks and a slot for it now."""
+        """Whether blocks and a slot are free for the request now."""
         return self.slots > 0 and self.need(state) <= self.free
 
     def start(self, state: RequestState) -> bool:
+        """Offers the request if it fits and is not offered yet; returns whether it did."""
         need = self.need(state)
         request_id = state.request.id
         if request_id in self._offered or not self.fits(state):
@@ -114,13 +122,18 @@ class PlanBuilder:
         return min(self._later, self.free)
 
     def fits_for_horizon(self, state: RequestState) -> bool:
-        """Whether nobody must give way for it within `settle` steps; or it is alone."""
+        """Whether no preemption is expected within `settle` steps of its start; or it runs alone."""
         if self._settle == 0 or self.is_idle:
             return True
         return self._needed_later(state) <= self.free_at_horizon
 
     def fit_for_horizon(self, needs: Ints, to_come: Ints) -> Bools:
-        """`fits_for_horizon` of many, that need so many blocks now and for so many tokens."""
+        """`fits_for_horizon` of many requests at once, bool [n].
+
+        Args:
+            needs: blocks needed now, int64 [n].
+            to_come: expected remaining tokens, int64 [n].
+        """
         if self._settle == 0 or self.is_idle:
             return np.full(len(needs), True)
         left = self.free_at_horizon
@@ -134,7 +147,7 @@ class PlanBuilder:
         return 0.0 if state.remaining() <= self._settle else self.need(state) + self._growth
 
     def start_by_preempting(self, state: RequestState, size: float) -> bool:
-        """Starts it on the memory of those not hopeful, or that need more than `size`, if that suffices."""
+        """Starts the request by preempting running ones of a later lane or with more than `size`, if they suffice."""
         need, gained, count, ranks = self.need(state), 0, 0, self._ranking()
         for index in reversed(ranks.order):
             if self.free + gained >= need or ranks.sizes[index] <= size:
@@ -149,11 +162,11 @@ class PlanBuilder:
 
     @property
     def is_idle(self) -> bool:
-        """Nobody runs on and nobody starts."""
+        """Whether no request runs on and none starts."""
         return not self.offer and len(self.preempt) == len(self.view.running)
 
     def start_if_fits_to_end(self, state: RequestState) -> bool:
-        """Starts it if all that run and start now, and it, fit until their predicted ends; or alone."""
+        """Starts the request if it and all others fit until their predicted ends, or if it runs alone."""
         if self.slots <= 0 or self.free < self.need(state):
             return False
         return (self.is_idle or self._stays(state)) and self.start(state)

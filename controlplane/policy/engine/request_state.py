@@ -1,8 +1,8 @@
-"""How far is a request that the engine has, what does it still need, and can its promise still be kept?
+"""State of one request inside the engine: tokens, forecast, and whether its SLO can still be met.
 
-A gap is the time between two tokens as its reader sees them. `gap` bounds it where it is stated; TPOT
-is a mean, so being ahead of it is slack. Remaining memory-time is what serving it to the end still
-takes: token-steps, now until its predicted last token.
+A gap is the time between two tokens as the client receives them; `RequestState.gap` bounds it where an
+objective is stated. TPOT is a mean, so time gained on it is slack. Remaining memory-time is the cost of
+serving the request to its end: token-steps from now to its predicted last token.
 """
 
 from dataclasses import dataclass, field
@@ -15,10 +15,12 @@ from controlplane.core.view import Pace, Running
 
 @dataclass(eq=False, slots=True)
 class RequestState:
-    """Mutable; its only writers are the host and the crowd that it is in, which knows better what each step
-    changes until it is asked for it. `predicted` output tokens may be wrong by any factor; `name` is what the
-    caller calls the request; `gap` is the longest pause that is promised after the first token, None for no
-    promise."""
+    """Mutable state of one request.
+
+    Written by the host; while the request runs, `RunningBatch` holds newer values and writes them back when
+    the request is read. `predicted` output tokens may be wrong by any factor. `name` is the engine's request
+    id. `gap` is the longest allowed pause after the first token, None without an objective.
+    """
 
     request: Request
     predicted: int
@@ -29,19 +31,19 @@ class RequestState:
     last_token: Instant | None = None
     preemptions: int = 0
     is_guess: bool = False
-    """Nobody predicted its length: `predicted` is only the limit."""
+    """There is no forecast: `predicted` is max_tokens."""
     is_missed: bool = False
-    """The first token came too late, or a gap was longer than promised."""
+    """The first token was late, or a gap was longer than allowed."""
     per_block: int | None = None
-    """Its tokens that a block holds; None for as many as of keys and values."""
+    """Tokens per block; None for the block size of the KV cache."""
     held: int = 0
-    """Blocks, when the host last looked at those that run; of who waits it says nothing."""
+    """Blocks held at the host's last update of the running batch; undefined while waiting."""
     tokens: int = field(init=False)
-    """What must be in the cache before the next token: the prompt, and the answer so far."""
+    """Tokens that must be in the cache before the next one: the prompt and the output so far."""
     priority: int = field(init=False)
-    """Of its class."""
+    """Priority of its service class."""
     first_due: Instant | None = field(init=False)
-    """When the first token must be out."""
+    """Deadline of the first token."""
 
     def __post_init__(self) -> None:
         request = self.request
@@ -50,22 +52,22 @@ class RequestState:
         self.first_due = request.slo.first_token_deadline(request.arrival)
 
     def set_forecast(self, forecast: LengthForecast) -> None:
-        """The whole answer is now thought to be so long."""
+        """Replaces the forecast of the total output length."""
         self.forecast, self.is_guess = forecast, False
         self.predicted = max(1, min(round(forecast.mean), self.request.max_output_tokens))
 
     @property
     def done(self) -> int:
-        """Tokens of its answer that have appeared."""
+        """Output tokens produced so far."""
         return self.tokens - self.request.prompt_tokens
 
     def began(self, at: Instant) -> None:
-        """Its first token appeared."""
+        """Records the first token."""
         self.first_token = at
         self.is_missed = self.first_due is not None and at > self.first_due
 
     def stamp(self, now: Instant, tokens: int) -> None:
-        """`tokens` more have appeared."""
+        """Records `tokens` more output tokens."""
         if self.last_token is None:
             self.began(now)
         elif self.gap is not None and now - self.last_token > self.gap:
@@ -74,9 +76,11 @@ class RequestState:
         self.tokens += tokens
 
     def remaining(self) -> int:
-        """Tokens expected to come, at least 1, given that the answer went on so far. Where only a number was
-        predicted, one that outran it is given a quarter more of what it has: it is known to be long, not
-        that it is nearly over."""
+        """Expected remaining output tokens, at least 1, given the output so far.
+
+        Without a distribution, a request that outran its predicted length is expected to produce a quarter
+        more of its output: it is known to be long, not to be nearly finished.
+        """
         forecast, done, predicted = self.forecast, self.done, self.predicted
         if forecast is not None:
             left = round(forecast.expected_remaining(done))
@@ -85,11 +89,11 @@ class RequestState:
         return max(1, min(left, self.request.max_output_tokens - done))
 
     def memory_time(self) -> float:
-        """Token-steps from now to the end."""
+        """Token-steps from now to the predicted end."""
         return memory_time(self.tokens, self.remaining())
 
     def deadline(self) -> Instant | None:
-        """Of the next token; None if nothing is promised."""
+        """Deadline of the next token; None without an objective."""
         request, first, last = self.request, self.first_token, self.last_token
         if first is None or last is None:
             return self.first_due
@@ -100,22 +104,22 @@ class RequestState:
         return None
 
     def prefill(self, pace: Pace) -> Duration:
-        """To compute its cache and the next token from nothing."""
+        """Time to compute the whole cache and the next token."""
         return Duration(pace.step + scaled(pace.per_prompt_token, self.tokens))
 
     def cannot_meet_slo(self, now: Instant, work: Duration) -> bool:
-        """Whether the promise is broken, or will be since the next token needs `work` more."""
+        """Whether the SLO is missed, or will be because the next token needs `work` more."""
         if self.is_missed:
             return True
         if self.first_token is None:
             return self.first_due is not None and now + work > self.first_due
-        # Being behind a mean can be made good; a pause that was too long cannot.
+        # A mean can recover; a pause that was too long cannot.
         if self.gap is None or self.last_token is None:
             return False
         return now + work > self.last_token + self.gap
 
     def as_running(self, now: Instant, held: int, pace: Pace | None) -> Running:
-        """As a possible victim that gives `held` back."""
+        """The request as a possible victim that frees `held`."""
         deadline = self.deadline()
         return Running(
             request_id=self.request.id,
@@ -129,5 +133,5 @@ class RequestState:
 
 
 def memory_time(tokens: int, left: int) -> float:
-    """Of one that has so many tokens, with so many to come."""
+    """Token-steps of a request that has `tokens` in the cache and `left` to come."""
     return (tokens + left / 2) * left

@@ -1,13 +1,12 @@
-"""What do those that run hold, who of them is lost, and what is still to come of each? Of all at once.
+"""Struct-of-arrays state of all running requests: blocks held, missed deadlines, expected remaining tokens.
 
-What `RequestState` says of one, of everybody, by columns that are kept from step to step: they are what is
-true
-of those in the crowd, and one alone is brought up to date when it is asked for. To write into each of them in
-every step would be mostly waiting for memory.
+The columns hold for every request what `RequestState` holds for one, and are updated once per step. They are
+authoritative while a request runs; a `RequestState` is brought up to date when it is read. Writing into every
+object in every step would mostly wait for memory.
 
-Of a forecast the columns hold the piece in which the answer is now: until its end the expected rest is a
-formula of four numbers (`LengthForecast.expected_remaining`), so only who passes a point of its forecast is
-looked up anew.
+For each forecast the columns hold the piece of the distribution that the output is in. Up to its end the
+expected remaining length is a formula of four numbers (`LengthForecast.expected_remaining`), so only a
+request that passes a point of its forecast is looked up again.
 """
 
 from bisect import bisect_left
@@ -22,25 +21,28 @@ from controlplane.core.memory import Floats
 from controlplane.policy.engine.column_store import Bools, ColumnStore, Ints
 from controlplane.policy.engine.request_state import RequestState
 
-# A gap that is never over may be added to any instant, and ends before all times if that is long past.
+# Fits int64 when added to any instant; added to `_LONG_PAST` it is still before every instant.
 _NEVER = 1 << 61
 _LONG_PAST = -2 * _NEVER
 
-# Whole numbers: what is known of each, first what nearly every step changes.
-# With its first token `_FIRST_DUE` is long past, before it `_LAST`: the later promise counts.
+# Integer columns; those that nearly every step changes come first. After the first token `_FIRST_DUE` is
+# `_LONG_PAST`, before it `_LAST` is: the later deadline counts.
 _FACTS = 13
 _NOW = slice(3)
 _TOKENS, _HELD, _LAST, _PROMPT, _MOST, _BY_ID, _PRIORITY, _GAP = range(8)
 _FIRST_DUE, _MISSED, _GUESS, _NUMBER, _UNTIL = range(8, _FACTS)
-# Floats: the piece of the forecast, that holds below `_UNTIL` tokens, and the forecast's variance.
+# Float columns: the piece of the forecast, valid below `_UNTIL` tokens, and the forecast's variance.
 _PIECE = 5
 _END, _HALF_DENSITY, _BEYOND, _EXCESS, _VARIANCE = range(_PIECE)
 _NO_PIECE = (0.0, 0.0, 1.0, 0.0)
 
 
 class RunningBatch:
-    """In the order in which they came. Who leaves or is asked for, by place or in turn, is then up to date.
-    What they hold is written into `held`."""
+    """The running requests in order of arrival in the batch.
+
+    A request that is removed, indexed or iterated over is brought up to date first. The host writes the
+    blocks held into `held`.
+    """
 
     def __init__(self, states: Iterable[RequestState] = ()) -> None:
         self._all = list(states)
@@ -61,21 +63,20 @@ class RunningBatch:
         return iter(self.at(range(len(self._all))))
 
     def at(self, places: Sequence[int]) -> list[RequestState]:
+        """The requests at these positions, brought up to date."""
         now = self._facts.filled[_NOW, places].T.tolist()
         return [_up_to_date(self._all[index], *facts) for index, facts in zip(places, now, strict=True)]
 
     def requests(self, places: Sequence[int]) -> list[RequestState]:
-        """As they were when last asked for."""
+        """The requests at these positions, as of their last update."""
         return [self._all[index] for index in places]
 
     def places(self, states: Collection[RequestState]) -> list[int]:
-        """Of those of them that are here."""
+        """Positions of those of `states` that are in the batch."""
         return [index for index, state in enumerate(self._all) if state in states]
 
-    # --- what changes ------------------------------------------------------------------------
-
     def add(self, state: RequestState) -> None:
-        """Behind all others."""
+        """Appends a request."""
         index, name = len(self._all), state.request.id
         self._all.append(state)
         self.ids.append(name)
@@ -87,6 +88,7 @@ class RunningBatch:
         self._to_come = None
 
     def pop(self, index: int) -> RequestState:
+        """Removes the request at this position and returns it, brought up to date."""
         state, place = self[index], int(self.by_id[index])
         del self._all[index], self.ids[index], self._sorted_ids[place]
         self._facts.drop(index)
@@ -96,7 +98,7 @@ class RunningBatch:
         return state
 
     def without(self, gone: Collection[RequestState]) -> "RunningBatch":
-        """Another one; this stays as it is."""
+        """A copy without these requests."""
         left_out = set(self.places(gone))
         kept = [index for index in range(len(self._all)) if index not in left_out]
         left = RunningBatch()
@@ -113,17 +115,20 @@ class RunningBatch:
         self.by_id[:] = [places[name] for name in self.ids]
 
     def set_forecast(self, state: RequestState) -> None:
-        """It has another forecast now."""
+        """Rereads the forecast of a request after it changed."""
         index = self._all.index(state)
         self._facts.filled[_GUESS:, index] = _facts(state)[_GUESS:]
         self._pieces.filled[:, index] = _unknown(state)
         self._to_come = None
 
     def stamp(self, tokens: Ints, now: Instant) -> None:
-        """So many each has, in the cache or to be put there; what is more than before has appeared now."""
+        """Sets the tokens of each request, int64 [n], in the cache or to be computed in this step.
+
+        A request with more tokens than before produced them at `now`.
+        """
         facts = self._facts.filled
         last, grown = facts[_LAST], tokens != facts[_TOKENS]
-        # Who has its first token, or one too late: the few to which more happens than to all.
+        # The few requests with their first token, or with a late one, need more than the vector update.
         for index in (grown & (last + facts[_GAP] < now)).nonzero()[0].tolist():
             state = self[index]
             state.stamp(now, int(tokens[index]) - state.tokens)
@@ -132,52 +137,54 @@ class RunningBatch:
         np.putmask(last, grown, now)
         self._to_come = None
 
-    # --- what is asked -------------------------------------------------------------------------
-
     @property
     def tokens(self) -> Ints:
+        """Tokens of each request, int64 [n]."""
         return self._facts.column(_TOKENS)
 
     @property
     def held(self) -> Ints:
-        """Blocks."""
+        """Blocks held by each request, int64 [n]; writable."""
         return self._facts.column(_HELD)
 
     @property
     def priority(self) -> Ints:
+        """Priority of each request's class, int64 [n]."""
         return self._facts.column(_PRIORITY)
 
     @property
     def variance(self) -> Floats:
-        """Of the whole answer, as it was forecast; 0 where only a number was."""
+        """Variance of each forecast of the total output; 0 for a point forecast."""
         return self._pieces.column(_VARIANCE)
 
     @property
     def is_guess(self) -> Bools:
+        """Whether each request has no forecast but max_tokens, bool [n]."""
         return np.not_equal(self._facts.column(_GUESS), 0)
 
     @property
     def by_id(self) -> Ints:
-        """The place of each were they sorted by their ids."""
+        """Position of each request in the order of request ids, int64 [n]."""
         return self._facts.column(_BY_ID)
 
     def has_token_of(self, now: Instant) -> Bools:
-        """Whose last token appeared now."""
+        """Whether the last token of each request appeared at `now`, bool [n]."""
         return np.equal(self._facts.column(_LAST), now)
 
     def is_lost(self, now: Instant) -> Bools:
-        """`cannot_meet_slo`, whatever is to be done yet."""
+        """`RequestState.cannot_meet_slo` of each request without further work, bool [n]."""
         facts = self._facts.filled
         due = np.maximum(facts[_FIRST_DUE], facts[_LAST] + facts[_GAP])
         is_lost: Bools = (due < now) | (facts[_MISSED] != 0)
         return is_lost
 
     def memory_time(self) -> Floats:
+        """Remaining memory-time of each request in token-steps, float64 [n]."""
         left = self.to_come()
         return (self.tokens + left / 2) * left
 
     def to_come(self) -> Floats:
-        """`remaining` of each, in whole tokens."""
+        """`RequestState.remaining` of each request, in whole tokens, float64 [n]."""
         if self._to_come is None:
             self._to_come = self._expected()
         return self._to_come
@@ -202,8 +209,7 @@ class RunningBatch:
         return expected
 
     def _of_outrun(self) -> Floats:
-        """As `RequestState.remaining` of a number, and `LengthForecast.expected_remaining` of a
-        distribution."""
+        """Expected remaining tokens beyond the forecast; same formulae as for one request."""
         facts = self._facts.filled
         done = facts[_TOKENS] - facts[_PROMPT]
         of_number, of_forecast = np.maximum(16, done // 4), (1.0 + np.maximum(1.0, done / 2)) / 2
@@ -219,7 +225,7 @@ def _up_to_date(state: RequestState, tokens: int, held: int, last: int) -> Reque
 
 
 def _facts(state: RequestState) -> tuple[int, ...]:
-    """Its column; the place by id is another's to know."""
+    """The integer column of a request; the position by id is set by the caller."""
     request = state.request
     gap = _NEVER if state.gap is None else state.gap
     last = first_due = _LONG_PAST
@@ -235,12 +241,12 @@ def _facts(state: RequestState) -> tuple[int, ...]:
 
 
 def _unknown(state: RequestState) -> tuple[float, ...]:
-    """Its forecast, before it was asked where in it the answer is."""
+    """The float column of a request before its piece of the forecast is known."""
     return (*_NO_PIECE, 0.0 if state.forecast is None else state.forecast.deviation**2)
 
 
 def _piece(state: RequestState, tokens: int) -> Piece | None:
-    """Of its forecast where it has so many, the prompt counted in; a number is a forecast that is sure."""
+    """The piece of the forecast at `tokens`, prompt included; None if the output outran the forecast."""
     prompt = state.request.prompt_tokens
     if state.forecast is not None:
         piece = state.forecast.piece(tokens - prompt)

@@ -1,18 +1,18 @@
-"""Which requests are too large for the load? The memory-time up to which all arrivals can be served.
+"""Size cutoff for the load: the memory-time up to which all arrivals can be served.
 
-By Little's law requests of memory-time v (token-steps) that arrive at rate r keep r * step * v tokens
-resident. Sorted by v, the smallest are served until that sum reaches a share of the memory: the last
-one served is the cut. It follows the load; below capacity there is none. With what a full memory loses while
-the prompt is read in v, the sum is that much more memory than there would be if reading took no time.
+By Little's law, requests of memory-time v (token-steps) that arrive at rate r keep r * step * v tokens
+resident. Sorted by v, requests are counted until that sum reaches a share of the memory; the last one is the
+cutoff. It follows the load; below capacity there is none. If v includes what a full memory loses during
+prefill, the sum is larger by exactly that part of the memory.
 
-What is over of the memory may serve whom no promise binds, but the few requests of a moment hold more or
-less than the many do on average. Where they arrive at random, the variance of what they hold is the sum
-of r * step * v * (tokens of each); half a deviation of it is kept free too: with a whole one those others
-hardly start below capacity, with none they are broken off again.
+Memory above the cutoff may serve requests without a deadline. The number of resident tokens fluctuates: for
+Poisson arrivals its variance is the sum of r * step * v * (tokens of each). Half a standard deviation is kept
+free too: with a whole one, requests without a deadline hardly start below capacity; with none they are
+preempted again.
 
-Predictions may be wrong by any factor, so the sum is corrected by what is seen: while there is a cut and
-memory stays clearly emptier than planned, too much is cut off, and the correction falls. While the
-plan is met, or without a cut, it returns to 1.
+Predictions may be wrong by any factor, so the sum is corrected by observation: while there is a cutoff and
+memory stays clearly emptier than planned, the correction falls, because too much is cut off. While the plan
+is met, or without a cutoff, it returns to 1.
 """
 
 from collections import deque
@@ -32,8 +32,11 @@ _DEVIATIONS = 0.5
 
 
 class SizeCutoff:
-    """Looks back over `window` arrivals; `share` of the memory is planned for. `spare` is the share that all
-    arrivals leave over, but for half a deviation; not above 0 if they leave none."""
+    """Cutoff over the last `window` arrivals, planned for `share` of the memory.
+
+    `size` is the cutoff in token-steps, inf without one. `spare` is the share of memory that all arrivals
+    together leave free, less half a standard deviation; at most 0 if they leave none.
+    """
 
     def __init__(self, *, window: int, share: float) -> None:
         self._arrived: deque[Instant] = deque(maxlen=window)
@@ -48,7 +51,7 @@ class SizeCutoff:
         self.spare = 1.0
 
     def arrived(self, now: Instant, memory_time: float, tokens: int) -> None:
-        """`tokens` are what it holds at its end."""
+        """Records an arrival; `tokens` is its predicted size at its end."""
         self._arrived.append(now)
         self._sizes.append(memory_time)
         self._tokens.append(tokens)
@@ -56,7 +59,10 @@ class SizeCutoff:
         self._is_due = self._is_due or (self._arrivals % _EVERY == 0 and len(self._sizes) >= _FEWEST)
 
     def update(self, memory_tokens: int, step: Duration, use: float) -> None:
-        """Call once a step with the used share of the memory; finds the cut anew after some arrivals."""
+        """Recomputes the cutoff if enough requests arrived since; call once per step.
+
+        `use` is the used share of the memory.
+        """
         self._use += (use - self._use) / _USE_MEMORY_STEPS
         if not self._is_due:
             return

@@ -1,15 +1,15 @@
-"""The gate's rules inside the engine: order by a rank that never changes, admit by look-ahead, preempt late.
+"""Applies the gate's rules inside the engine: static rank, look-ahead admission, preemption before lateness.
 
-Before every step, from the head of the waiting in order of rank:
+Before every step, in order of rank:
 
-1. who fits by the admission's rule starts; the look-ahead asks all, only the *background* (who has no
-   deadline left to keep), or nobody;
-2. the first that does not fit may preempt strictly lower priority if waiting would make it late, and it is
-   not yet;
-3. then nobody else starts: a large request is not starved by small ones.
+1. A request that fits by the admission's rule starts. The look-ahead applies to all requests, only to
+   *background* requests (those with no deadline left to meet), or to none.
+2. The first request that does not fit may preempt strictly lower priority, if waiting would make it late and
+   it is not late yet.
+3. Then no further request starts, so that small requests do not starve a large one.
 
-A request that the quota cannot hold stands aside and holds nobody up. Who gives way when blocks run
-short: lower priority first, then the least cost per token freed (`eviction.victim_cost`).
+A request larger than the quota is skipped and blocks no other. If blocks run short, preemption goes by lower
+priority first, then by least cost per token freed (`victim_cost`).
 """
 
 from bisect import bisect_left, insort
@@ -29,12 +29,14 @@ from controlplane.policy.gate.preemption import PreemptionOptions, victim_cost
 
 LookAheadFor = Literal["all", "background", "nobody"]
 
-# Without a release a blocked head fits at most a little sooner than the last look said.
+# Without a release, the time at which a blocked head fits changes little from step to step.
 _RETRY_STEPS = 4
 
 
 @dataclass(slots=True)
 class _Queued:
+    """A waiting request with its rank."""
+
     rank: Rank
     state: RequestState
     waiting: Waiting
@@ -42,6 +44,8 @@ class _Queued:
 
 @dataclass(frozen=True, slots=True)
 class _Blocked:
+    """A head that could not start: it is retried at step `retry_at`, or when one of the others changes."""
+
     head: str
     leases: int
     quota: int
@@ -49,7 +53,10 @@ class _Blocked:
 
 
 class StaticPriorityPolicy:
-    """`ahead` decides by predicted completions, `at_once` by the present use; both look ahead alike."""
+    """Engine policy with a static rank per request.
+
+    `ahead` admits by predicted completions, `at_once` by present use; `look_ahead` says which applies.
+    """
 
     def __init__(
         self, ordering: Ordering, ahead: Admission, at_once: Admission, *, look_ahead: LookAheadFor
@@ -65,9 +72,11 @@ class StaticPriorityPolicy:
         self._steps = 0
 
     def enqueue(self, state: RequestState, now: Instant) -> None:
+        """Adds the request; the next plan ranks it."""
         self._new.append(state)
 
     def dequeue(self, state: RequestState) -> None:
+        """Removes the request."""
         rank = self._ranks.pop(state.request.id, None)
         if rank is None:
             self._new.remove(state)
@@ -75,17 +84,19 @@ class StaticPriorityPolicy:
             del self._waiting[bisect_left(self._waiting, rank, key=_rank)]
 
     def waiting(self) -> int:
+        """Number of waiting requests."""
         return len(self._waiting) + len(self._new)
 
     def order(self) -> list[RequestState]:
-        """All that were seated by the last plan, first to start first."""
+        """All requests ranked by the last plan, the first to start first."""
         return [queued.state for queued in self._waiting]
 
     def rank_of(self, state: RequestState) -> Rank:
-        """Of one that was seated."""
+        """Rank of a request that a plan has ranked."""
         return self._ranks[state.request.id]
 
     def plan(self, view: EngineView) -> StepPlan:
+        """Preempts for a shortage, then starts requests in order of rank."""
         self._steps += 1
         self._rank_new(view)
         plan = StepPlan()
@@ -120,7 +131,7 @@ class StaticPriorityPolicy:
         )
 
     def _start(self, view: EngineView, plan: StepPlan) -> None:
-        """Steps 1 to 3 of the module's rule."""
+        """Steps 1 to 3 of the module docstring."""
         share: Share | None = None
         look: LookAhead | None = None
         self._blocked = None
@@ -130,7 +141,7 @@ class StaticPriorityPolicy:
             if view.need(state) > view.quota:
                 continue
             has_slot = view.free_slots + len(plan.preempt) > len(plan.offer)
-            # Else there is nothing to weigh, and the shares of memory take time to draw up.
+            # Building the share and the look-ahead is costly; skip it where nothing can start.
             may_start = has_slot and (share is not None or _has_room(waiting, left))
             if not may_start and not _may_preempt(state, view):
                 self._remember_blocked(queued, view)
@@ -139,7 +150,7 @@ class StaticPriorityPolicy:
             look = look or self.ahead.lookahead(share)
             verdict = self._admission(state, view).try_in_time(share, look, waiting, view.now)
             if not isinstance(verdict, Admit) and not share.leases.ids and not plan.offer:
-                # The line bounds its blocks from above; alone it starts if the blocks are there.
+                # The footprint bounds the blocks from above; alone it starts if the blocks are there.
                 verdict = Admit(waiting.footprint)
             if not isinstance(verdict, Admit):
                 forced = self.ahead.try_preempt(share, look, waiting, view.now)
@@ -171,7 +182,7 @@ class StaticPriorityPolicy:
 
 
 def eviction_order(view: EngineView, options: PreemptionOptions) -> list[RequestState]:
-    """The running, the first to give way last. Those about to finish stay longest."""
+    """The running requests in reverse order of preemption; those about to finish come first."""
 
     def keep(state: RequestState) -> tuple[bool, int, float, str]:
         held = max(1, state.held)
@@ -184,7 +195,7 @@ def eviction_order(view: EngineView, options: PreemptionOptions) -> list[Request
 
 
 def _has_room(waiting: Waiting, view: EngineView) -> bool:
-    """Whether what is held now would let it start; alone it may whatever it needs."""
+    """Whether present use lets the request start; alone it may start whatever it needs."""
     free = view.quota - min(view.used + view.growth, view.quota)
     return not view.running or waiting.footprint.base <= free * view.block_tokens
 

@@ -1,7 +1,7 @@
-"""Who waits, sorted by some key, and who of them could start now? Asked of all at once, by column.
+"""Sorted columnar index of waiting requests, to find those that could start with one vector operation.
 
-In a full memory hundreds wait that fit nowhere, and each step asks for them all; so all but the few for whom
-anything may happen are passed over in one operation. Of one that waits nothing changes but the time.
+With a full memory hundreds of requests wait that fit nowhere, and every step tests them all. While a request
+waits, only the time changes.
 """
 
 from bisect import bisect_left
@@ -17,13 +17,15 @@ from controlplane.policy.engine.plan_builder import PlanBuilder
 from controlplane.policy.engine.request_state import RequestState
 
 Key = TypeVar("Key", bound=tuple[float | str, ...])
-"""Ends in the id."""
+"""A sort key that ends in the request id."""
 
 NEVER = Instant(1 << 62)
 _TOKENS, _TO_COME, _DUE, _GUESS = range(4)
 
 
 class WaitingIndex(Generic[Key]):
+    """Waiting requests sorted by a key that ends in the request id."""
+
     def __init__(self) -> None:
         self._keys: list[Key] = []
         self._listed: list[RequestState] = []
@@ -40,7 +42,7 @@ class WaitingIndex(Generic[Key]):
         return self._keys[index], self._listed[index]
 
     def add(self, state: RequestState, key: Key, to_come: int, due: Instant | None) -> None:
-        """What is due then is its owner's to say; None for never."""
+        """Inserts a request; the caller defines what is due at `due` (None: never)."""
         index = self.place(key)
         self._keys.insert(index, key)
         self._listed.insert(index, state)
@@ -49,21 +51,23 @@ class WaitingIndex(Generic[Key]):
         self._columns.put(index, (state.tokens, to_come, when, state.is_guess))
 
     def find(self, request_id: str) -> RequestState | None:
+        """The request with this id, or None."""
         entry = self._entries.get(request_id)
         return None if entry is None else entry[1]
 
     def drop(self, request_id: str) -> None:
-        """Raises KeyError for one that is not in it."""
+        """Removes the request. Raises KeyError if it is not in the index."""
         key, _ = self._entries.pop(request_id)
         index = self.place(key)
         del self._keys[index], self._listed[index]
         self._columns.drop(index)
 
     def place(self, key: Key) -> int:
-        """How many are before it."""
+        """Number of requests before `key`."""
         return bisect_left(self._keys, key)
 
     def resort(self, key_of: Callable[[RequestState], Key]) -> None:
+        """Sorts all requests by new keys."""
         keyed = sorted((key_of(state), index) for index, state in enumerate(self._listed))
         order = [index for _, index in keyed]
         self._keys = [key for key, _ in keyed]
@@ -73,24 +77,29 @@ class WaitingIndex(Generic[Key]):
 
     @property
     def tokens(self) -> Ints:
+        """Tokens of each request, int64 [n]."""
         return self._columns.column(_TOKENS)
 
     @property
     def due(self) -> Ints:
-        """Far in the future for who has nothing due."""
+        """Due time of each request, int64 [n]; `NEVER` without one."""
         return self._columns.column(_DUE)
 
     @property
     def is_guess(self) -> Bools:
+        """Whether each request has no forecast but max_tokens, bool [n]."""
         return np.not_equal(self._columns.column(_GUESS), 0)
 
     def needs(self, view: EngineView) -> Ints:
-        """Blocks that it takes to compute the next token of each."""
+        """Blocks that each request needs for its next token, int64 [n]."""
         return self.tokens // view.per_block(self._listed) + 1
 
     def may_start(self, builder: PlanBuilder, needs: Ints, is_pressed: Bools, unobtainable: int = 0) -> Bools:
-        """Those that fit and settle, and of the pressed also those that fit only for now, or that need less
-        than `unobtainable` blocks. For nobody else anything can be done, unless somebody gives way."""
+        """Whether each request might start, bool [n].
+
+        True for requests that fit for the horizon. Of the pressed ones also for those that fit only for now
+        or need fewer than `unobtainable` blocks. All other waiting requests need a preemption to start.
+        """
         fits = needs <= builder.free
         may: Bools = is_pressed & (fits | (needs < unobtainable))
         if np.count_nonzero(fits):

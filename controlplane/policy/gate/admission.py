@@ -173,8 +173,8 @@ class Admission:
             return False
         has_to_begin = request.slo.first_token_deadline(request.arrival) is not None
         if has_to_begin and not request.service_class.sheddable:
-            # It is served in any case. Waiting would cost it as much as it gains its equals, and more than its
-            # own TPOT gains.
+            # It is served in any case. Waiting would cost it as much as it gains its equals, and more than
+            # its own TPOT gains.
             load = load.to_higher(request.service_class.priority)
             waiting = replace(waiting, request=replace(request, slo=replace(request.slo, tpot=None)))
         return not tpot_feasible(load, waiting)
@@ -251,9 +251,8 @@ class Admission:
     ) -> Defer | Reject:
         """Steps 4 and 5, for a request that cannot start now.
 
-        Args:
-            ahead: work of the requests before it in the queue (see `Waiting.work`).
-            why: what keeps it from starting; the reason of the deferral.
+        `ahead` is the work of the requests before it in the queue (unit as in `Waiting.work`). `why` is what
+        keeps it from starting: the reason of a deferral.
         """
         wait = predicted_wait(share, look, waiting, ahead=ahead)
         until = waiting.until
@@ -284,7 +283,7 @@ def fits_ahead(share: Share, look: LookAhead, footprint: Footprint) -> bool:
 
 
 def fits_now(share: Share, look: LookAhead, footprint: Footprint) -> bool:
-    """The rule as published: current use plus the peak of the new request; growth of the others is ignored."""
+    """The rule as published: present use plus the peak of the new request, without growth of the others."""
     return share.held + footprint.peak <= share.ceiling
 
 
