@@ -121,11 +121,11 @@ class ShortestRemainingMemoryTime:
 
     def _update_prefill_price(self, view: EngineView) -> None:
         """What reading costs now; if that is something else, everybody is sorted anew."""
-        reading = self._options.price * view.prefill_cost
-        low, high = sorted((reading, self._prefill_price))
+        price = self._options.price * view.prefill_cost
+        low, high = sorted((price, self._prefill_price))
         if high <= _PRICE_CHANGE * low:
             return
-        self._prefill_price = reading
+        self._prefill_price = price
         self._unstarted.resort(lambda state: self._key(state, state.remaining()))
 
     def _sort_new(self, view: EngineView) -> None:
@@ -209,17 +209,14 @@ class ShortestRemainingMemoryTime:
 
     def _resume(self, builder: PlanBuilder) -> None:
         """Those paused that stay, and those whose next token will be late unless they resume about now."""
-        index_of_waiting, view = self._paused, builder.view
-        if builder.slots <= 0 or builder.free <= 0 or not len(index_of_waiting):
+        waiting, view = self._paused, builder.view
+        if builder.slots <= 0 or builder.free <= 0 or not len(waiting):
             return
         late_from = view.now + (1 + _RESUME_MARGIN_STEPS) * view.pace.step
-        is_due_soon = index_of_waiting.due < late_from + view.pace.per_prompt_token * index_of_waiting.tokens
-        for index in (
-            index_of_waiting.may_start(builder, index_of_waiting.needs(view), is_due_soon)
-            .nonzero()[0]
-            .tolist()
-        ):
-            _, state = index_of_waiting[index]
+        is_due_soon = waiting.due < late_from + view.pace.per_prompt_token * waiting.tokens
+        may_start = waiting.may_start(builder, waiting.needs(view), is_due_soon)
+        for index in may_start.nonzero()[0].tolist():
+            _, state = waiting[index]
             if is_due_soon[index] or builder.fits_for_horizon(state):
                 builder.start(state)
 
@@ -231,7 +228,7 @@ class ShortestRemainingMemoryTime:
         candidates = self._startable(builder, needs, unobtainable)
         while len(candidates) and builder.slots > 0:
             index, candidates = int(candidates[0]), candidates[1:]
-            before, former_limit = len(builder.offer), unobtainable
+            before, former_unobtainable = len(builder.offer), unobtainable
             (size, _, _), state = self._unstarted[index]
             if self._is_oversized(state, size):
                 self._start_oversized(builder, state, size)
@@ -240,18 +237,16 @@ class ShortestRemainingMemoryTime:
             if len(builder.offer) != before:
                 candidates = self._startable(builder, needs, unobtainable)
                 candidates = candidates[candidates > index]
-            elif unobtainable != former_limit:
+            elif unobtainable != former_unobtainable:
                 candidate_needs = needs[candidates]
                 candidates = candidates[(candidate_needs < unobtainable) | (candidate_needs <= builder.free)]
 
     def _startable(self, builder: PlanBuilder, needs: Ints, unobtainable: int) -> Ints:
         """Their places."""
-        index_of_waiting = self._unstarted
-        may = index_of_waiting.may_start(
-            builder, needs, index_of_waiting.due <= builder.view.now, unobtainable
-        )
-        too_large = index_of_waiting.place((self._max_size(builder), NEVER, ""))
-        may[too_large:] &= index_of_waiting.is_guess[too_large:]
+        waiting = self._unstarted
+        may = waiting.may_start(builder, needs, waiting.due <= builder.view.now, unobtainable)
+        too_large = waiting.place((self._max_size(builder), NEVER, ""))
+        may[too_large:] &= waiting.is_guess[too_large:]
         places: Ints = may.nonzero()[0]
         return places
 
