@@ -1,10 +1,10 @@
-"""Which requests hold memory next, and in which cache tier? Apt-Serve's value and greedy, put right.
+"""Greedy allocation of memory to requests over several cache tiers (Apt-Serve, with a correction).
 
-A request may hold its tokens in one of several tiers, each of some size and value (hidden states: smaller,
-but every iteration pays to rebuild keys and values). The greedy hands out memory where a cell gains most,
-one step up a request's hull at a time, until a step does not fit; that request alone, in its best tier,
-is the alternative. The better of both is at least half the optimum (Apt-Serve, theorem 1; its printed
-pseudocode may overrun the memory, this does not).
+A request may hold its tokens in one of several tiers, each with a size and a value (hidden states are
+smaller, but every iteration recomputes keys and values). The greedy gives memory where a cell gains most, one
+step up a request's hull at a time, until a step does not fit; the alternative is that request alone in its
+best tier. The better of both is at least half the optimum (Apt-Serve, theorem 1; its printed pseudocode may
+exceed the memory, this does not).
 """
 
 from dataclasses import dataclass
@@ -20,22 +20,29 @@ Ints = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class HybridOptions:
-    """`decay` multiplies the value of a request that already missed its objective: 0 serves it only
-    where room is left, 1 forgets the miss, 0.4 is the paper's variant for the tail."""
+    """Options of the tier allocation.
+
+    `decay` multiplies the value of a request that missed its SLO: 0 serves it only where memory is left, 1
+    ignores the miss, 0.4 is the paper's variant for tail latency.
+    """
 
     decay: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.decay <= 1.0:
-            raise ValueError(f"hybrid.decay={self.decay}: a share of the value; give it between 0 and 1")
+            raise ValueError(f"hybrid.decay={self.decay}: a share of the value; set it between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True)
 class TierOffers:
-    """Request i in tier t + 1 takes `shares[t, i] * cells[i]` cells, more from row to row, and is worth
-    `weights[i] * (pending[i] - penalties[t, i] * cells[i])`. A share of NaN withholds a tier.
+    """Sizes and values of every request in every tier.
 
-    Shares and penalties are per cell, so that requests that gain equally by a step tie exactly."""
+    Request i in tier t + 1 takes `shares[t, i] * cells[i]` cells, rising with t, and is worth `weights[i] *
+    (pending[i] - penalties[t, i] * cells[i])`. A share of NaN excludes the tier. `shares` and `penalties` are
+    float64 [tiers, n], the others float64 [n].
+
+    Shares and penalties are per cell, so that requests with equal gain per step tie exactly.
+    """
 
     pending: Floats
     cells: Floats
@@ -44,9 +51,11 @@ class TierOffers:
     weights: Floats
 
     def sizes(self) -> Floats:
+        """Cells, float64 [tiers, n]."""
         return self.shares * self.cells
 
     def values(self) -> Floats:
+        """Values in seconds, float64 [tiers, n]."""
         return self.weights * (self.pending - self.penalties * self.cells)
 
 
@@ -69,11 +78,11 @@ def hybrid_offers(
     options: HybridOptions | None = None,
     whole_blocks: bool = False,
 ) -> TierOffers:
-    """Tier 1 is hidden states, `ratio` the size of the cells of tier 2, keys and values.
+    """Offers of two tiers: 1 is hidden states, `ratio` times the size of tier 2, keys and values.
 
-    `pending` is seconds since arrival, or since the last token. `cell_penalty` is the seconds that one
-    hidden cell costs everyone: all requests x seconds per cell x iterations that it is expected to stay.
-    A ratio of 1 or more saves nothing, so hidden states are withheld.
+    `pending` is seconds since arrival, or since the last token. `cell_penalty` is the cost in seconds of one
+    hidden cell to all requests: number of requests x seconds per cell x iterations that it is expected to
+    stay. With a ratio of 1 or more hidden states save nothing and are excluded.
     """
     everything = np.ones(len(cells))
     hidden = np.ceil(ratio * cells) / cells if whole_blocks else np.full(len(cells), ratio)
@@ -87,10 +96,10 @@ def hybrid_offers(
 
 
 def plan_tiers(offers: TierOffers, capacity: float) -> TierPlan:
-    """The better of the greedy and its first misfit alone.
+    """The better of the greedy and of its first misfit alone.
 
-    Ties go to the lower index, then the lower tier: give requests in the order of their ids. Upgrades
-    under one penalty always tie.
+    Ties go to the lower index, then the lower tier: pass requests in order of their ids. Upgrades under one
+    penalty always tie.
     """
     depth, count = offers.shares.shape
     sizes, values = offers.sizes(), offers.values()
@@ -121,8 +130,12 @@ def plan_tiers(offers: TierOffers, capacity: float) -> TierPlan:
 def _hull_steps(
     offers: TierOffers, sizes: Floats, values: Floats, possible: Bools
 ) -> tuple[Floats, Ints, Floats]:
-    """Steps up the concave hull of each request's (size, value) points, from nothing: gain per cell, tier
-    reached, cells added; flat, request-major, one per tier, of gain below 0 where there is none."""
+    """Steps up the concave hull of each request's (size, value) points, starting from nothing.
+
+    Returns:
+        Gain per cell, tier reached, and cells added: flat, request-major, one entry per tier; the gain is
+        negative where there is no step.
+    """
     depth, count = sizes.shape
     columns = np.arange(count)
     gains = np.full((count, depth), -np.inf)

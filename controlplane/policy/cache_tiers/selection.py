@@ -1,18 +1,19 @@
-"""Who that starts now keeps hidden states, and who that runs leaves them? By the greedy of `hybrid`.
+"""Chooses the cache tier (KV or hidden states) of each starting and running request.
 
-Memory is ample while all that are present take no more than half of it as keys and values, each as long as it
-is predicted to become: then all that start get them. Else the greedy hands out what that half has left.
-A request with memory is worth a step's time for every token to come, since that is what it waits without.
-On hidden states it costs what they delay a step by, for every token to come, times everybody in memory. So
-hidden states pay while a cell of memory gains more that way than as keys and values. What having any costs
-is shared by all in memory, who may all come to keep them.
+Memory is ample while all requests present take at most half of it as keys and values, each at its predicted
+length. Then every request starts on KV. Otherwise the greedy of `allocation` divides what is left of that
+half. A request in memory is worth one step's time per token to come, because that is what it waits without
+memory. On hidden states it delays every step, for every token to come, for all requests in memory. So hidden
+states pay while a cell of memory gains more that way than as KV. The fixed cost of having any hidden states
+is shared by all requests in memory, since all may come to use them.
 
-Half, and not all, because the way from hidden states to keys and values is short and the way back is not:
-memory that keys and values hold stays taken to their end. How long a request has waited already does not
-count: that is lost in either form, and weighed by the order in which requests start.
+Half, not all, because moving from hidden states to KV is cheap and the reverse is not: memory taken by KV
+stays taken until the request ends. Past waiting time does not count: it is lost in either tier, and the order
+of starts weighs it.
 
-Who runs on hidden states leaves them, one a step, when they cost something, nobody waits, and all present
-take at most a quarter: the one with the most tokens to come.
+Running requests on hidden states move to KV, one per step, when hidden states cost something, nothing waits,
+and all requests present take at most a quarter of the memory: the request with the most tokens to come moves
+first.
 """
 
 from collections.abc import Collection, Sequence
@@ -36,7 +37,7 @@ _IDLE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class TierChoice:
-    """Requests by id: of those that wait, who starts on hidden states; of those that run, who leaves them."""
+    """Request ids: waiting requests that start on hidden states, and running ones that leave them."""
 
     hidden: frozenset[str] = frozenset()
     leaving: frozenset[str] = frozenset()
@@ -50,7 +51,15 @@ def choose_tiers(
     rows_per_block: int,
     price: HiddenStateCost,
 ) -> TierChoice:
-    """`hidden` are those of `view.running` on hidden states."""
+    """Tiers for the next step.
+
+    Args:
+        view: the engine before the step.
+        waiting: requests that may start.
+        hidden: ids of the running requests on hidden states.
+        rows_per_block: tokens of hidden states per block.
+        price: cost of hidden states per engine step.
+    """
     taken = sum(_blocks(state, view) for state in view.running)
     if not waiting:
         is_idle = taken <= _IDLE_SHARE * view.quota and price != FREE_OF_CHARGE
@@ -61,7 +70,7 @@ def choose_tiers(
     if cells.sum() <= room:
         return TierChoice()
     if price == FREE_OF_CHARGE:
-        # Keys and values would gain nothing for the memory that they take.
+        # Hidden states cost nothing, so keys and values gain nothing for their memory.
         return TierChoice(frozenset(state.request.id for state in candidates))
     ratio = view.block_tokens / rows_per_block
     remaining = np.array([state.remaining() for state in candidates], dtype=np.float64)
@@ -89,13 +98,13 @@ def choose_tiers(
 
 
 def _blocks(state: RequestState, view: EngineView) -> int:
-    """Of keys and values, at its predicted end."""
+    """Blocks of keys and values at the predicted end."""
     tokens = max(state.tokens + 1, state.request.prompt_tokens + state.predicted)
     return -(-tokens // view.block_tokens)
 
 
 def _leaving(view: EngineView, hidden: Collection[str]) -> frozenset[str]:
-    """Whoever has most to come, if the blocks that it lacks are there."""
+    """The request with the most tokens to come, if the blocks that it needs for KV are free."""
     on_hidden = [state for state in view.running if state.request.id in hidden]
     if not on_hidden:
         return NO_REQUESTS

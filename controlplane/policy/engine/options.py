@@ -69,7 +69,7 @@ class EngineOptions:
         """A copy with these options. Raises ValueError naming an unknown key or a value out of range."""
         known = [known_field.name for known_field in fields(self)]
         if unknown := sorted(set(by) - set(known)):
-            raise ValueError(f"engine option {unknown[0]!r}: unknown; choose one of {', '.join(known)}")
+            raise ValueError(f"engine option {unknown[0]!r}: unknown; known are {', '.join(known)}")
         for name, value in by.items():
             _require_alike(name, getattr(self, name), value)
         return replace(self, **by)
@@ -104,13 +104,13 @@ def _require_alike(name: str, present: object, value: object) -> None:
     """Checks a value of a file or a remote call: it must have the type of `present` and be in range."""
     if isinstance(present, Mapping):
         if not isinstance(value, Mapping):
-            raise ValueError(f"{name}={value!r}: must be a mapping")
+            raise ValueError(f"{name}={value!r}: a mapping is needed")
         return
     wanted: tuple[type, ...] = (int, float) if isinstance(present, float) else (type(present),)
     if isinstance(value, bool) or not isinstance(value, wanted):
         kind = {str: "a name", int: "a whole number", float: "a number"}[type(present)]
-        raise ValueError(f"{name}={value!r}: must be {kind}")
+        raise ValueError(f"{name}={value!r}: {kind} is needed")
     if not isinstance(value, str) and not -_MOST <= value <= _MOST:  # type: ignore[operator]
-        raise ValueError(f"{name}={value!r}: must be at most {_MOST} in magnitude")
+        raise ValueError(f"{name}={value!r}: a number of at most {_MOST} is needed")
     if name.endswith("_ms") and not 0 <= value <= _DAY_MS:  # type: ignore[operator]
-        raise ValueError(f"{name}={value!r}: must be a time from 0 to {_DAY_MS} ms")
+        raise ValueError(f"{name}={value!r}: a time from 0 to {_DAY_MS} ms is needed")

@@ -16,8 +16,8 @@ from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.gate.memory_lookahead import LookAhead
 
-# Offsets of the later lanes, larger than any memory-time, so that a lane decides before size. Memory-time is a
-# multiple of 1/2, so a float64 represents the sum exactly.
+# Offsets of the later lanes, larger than any memory-time, so that the lane decides before the size.
+# Memory-time is a multiple of 1/2, so float64 holds the sum exactly.
 OVERSIZED_LANE, LOST_LANE = 2.0**44, 2.0**45
 
 
@@ -147,7 +147,11 @@ class PlanBuilder:
         return 0.0 if state.remaining() <= self._settle else self.need(state) + self._growth
 
     def start_by_preempting(self, state: RequestState, size: float) -> bool:
-        """Starts the request by preempting running ones of a later lane or with more than `size`, if they suffice."""
+        """Starts the request on the blocks of lower-ranked running requests, if those suffice.
+
+        Only requests of a later lane or with a memory-time above `size` are preempted. Returns whether it
+        started.
+        """
         need, gained, count, ranks = self.need(state), 0, 0, self._ranking()
         for index in reversed(ranks.order):
             if self.free + gained >= need or ranks.sizes[index] <= size:

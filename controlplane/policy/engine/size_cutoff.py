@@ -2,13 +2,13 @@
 
 By Little's law, requests of memory-time v (token-steps) that arrive at rate r keep r * step * v tokens
 resident. Sorted by v, requests are counted until that sum reaches a share of the memory; the last one is the
-cutoff. It follows the load; below capacity there is none. If v includes what a full memory loses during
-prefill, the sum is larger by exactly that part of the memory.
+cutoff. It follows the load; below capacity there is none. Where v includes what a full memory loses during
+the prefill, the sum includes that loss.
 
-Memory above the cutoff may serve requests without a deadline. The number of resident tokens fluctuates: for
-Poisson arrivals its variance is the sum of r * step * v * (tokens of each). Half a standard deviation is kept
-free too: with a whole one, requests without a deadline hardly start below capacity; with none they are
-preempted again.
+Memory that the arrivals leave free may serve requests that have missed their SLO. The number of resident
+tokens fluctuates: for random arrivals its variance is the sum of r * step * v * (tokens of each). Half a
+standard deviation is kept free too: with a whole one, those requests hardly start below capacity; with none
+they are preempted again.
 
 Predictions may be wrong by any factor, so the sum is corrected by observation: while there is a cutoff and
 memory stays clearly emptier than planned, the correction falls, because too much is cut off. While the plan

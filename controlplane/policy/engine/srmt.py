@@ -1,22 +1,24 @@
-"""Who should have the memory now, so that most promises are kept? Those that need it least.
+"""Preemptive shortest remaining memory-time (SRMT): serves the requests that need the memory least.
 
-Preemptive shortest remaining memory-time: with too much work for the memory, serving a request to its
-end costs its remaining memory-time and earns one kept promise, so the smallest go first and the
-largest pay. Who has still to be read costs more: the whole memory stands still for as long as its prompt
-takes (`EngineView.prefill_cost`), and would again after a preemption. Three lanes:
+With more work than memory, serving a request to its end costs its remaining memory-time and meets one SLO, so
+the smallest are served first and the largest miss theirs. A prefill adds to the cost, because the full memory
+waits while the prompt is read (`EngineView.prefill_cost`), and a preemption repeats it. There are three
+lanes:
 
-- *hopeful* and within the size cut: start by what they cost, while they still have time only
-  where nobody must give way in the next `settle` steps. Once half its time to the first token is gone,
-  one may take the memory of running requests that still need `preempt_ratio` times as much, or of any
-  of the two lanes below;
-- *hopeful* beyond the cut: start where much memory is free, beyond by as much as the free share says, or
-  in an idle engine. Otherwise the room is needed again before they end, and what they did is lost;
-- *lost* (the promise is broken): the smallest start when the look-ahead says they stay, while all of them
-  find room in what arrivals leave over of the memory (`SizeCutoff.spare`), or the oldest in an idle engine.
-  However much work there is, after `patience` they are served in order of arrival on a share of the
-  memory that is theirs (`aged_share`).
+- *Timely* requests within the size cutoff start in order of their cost; while they have time, only where no
+  preemption is expected in the next `settle` steps. Once the part `urgency` of the time to the first token
+  has passed, such a request may preempt running requests that still need `preempt_ratio` times as much, or
+  any request of the two other lanes.
+- *Timely* requests beyond the cutoff start where much memory is free, the further beyond it the more, or in
+  an idle engine. Otherwise the memory is needed again before they end and their work is lost.
+- *Lost* requests (the SLO is missed): the smallest start if the look-ahead predicts that they stay and all of
+  them fit into the memory that arrivals leave free (`SizeCutoff.spare`). In an idle engine the oldest starts.
+  After `patience` they are served in order of arrival, at any load, on a share of the memory of their own
+  (`aged_share`).
 
-Paused requests whose next token is not yet due resume first.
+Preempted requests whose next token is not yet due resume first.
+
+Keys of the order: remaining memory-time plus prefill cost, arrival, request id.
 """
 
 from bisect import bisect_left, insort
@@ -38,19 +40,22 @@ _RESUME_MARGIN_STEPS = 3
 
 Age = tuple[int, str]
 Key = tuple[float, int, str]
-"""Size, arrival, id."""
+"""Remaining memory-time plus prefill cost, arrival, request id."""
 
 _PATIENCE = seconds(300)
-# The price of a prompt follows each step. If the order did, requests alike would not go by arrival.
+# The prefill cost changes with every step. If the order followed, equal requests would not go by arrival.
 _PRICE_CHANGE = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class SrmtOptions:
-    """`urgency` is the part of the time to the first token that must be gone before it is worth a
-    preemption; `share` of the memory is planned for by the size cut over `window` arrivals (0: no
-    cut); `aged_share` of it goes to those lost for longer than `patience` (0: to nobody); so much of what
-    reading a prompt costs counts as `price` says (0: memory-time alone)."""
+    """Parameters of SRMT.
+
+    `urgency` is the part of the time to the first token that must pass before a preemption is worth it. The
+    size cutoff plans for `share` of the memory (0: no cutoff) over `window` arrivals. `aged_share` of the
+    memory goes to requests lost for longer than `patience` (0: none). `price` scales the prefill cost added
+    to memory-time (0: memory-time only).
+    """
 
     preempt_ratio: float = 1.1
     urgency: float = 0.5
@@ -64,7 +69,7 @@ class SrmtOptions:
     def __post_init__(self) -> None:
         if self.preempt_ratio < 1:
             raise ValueError(
-                f"preempt_ratio={self.preempt_ratio}: at least 1, or two would preempt each other"
+                f"preempt_ratio={self.preempt_ratio}: must be at least 1, or two requests preempt each other"
             )
         for name, low, high in (
             ("urgency", 0, 1),
@@ -79,6 +84,8 @@ class SrmtOptions:
 
 
 class ShortestRemainingMemoryTime:
+    """Engine policy that starts and preempts by remaining memory-time."""
+
     def __init__(self, options: SrmtOptions) -> None:
         self._options = options
         self._cutoff = SizeCutoff(window=options.window, share=options.share) if options.share else None
@@ -92,13 +99,13 @@ class ShortestRemainingMemoryTime:
         self._new: list[RequestState] = []
         self._steps = 0
 
-    # --- who waits ---------------------------------------------------------------------------
-
     def enqueue(self, state: RequestState, now: Instant) -> None:
+        """Adds the request; the next plan puts it into its lane."""
         self._new.append(state)
         self._is_lost[state.request.id] = False
 
     def dequeue(self, state: RequestState) -> None:
+        """Removes the request."""
         request_id = state.request.id
         is_lost = self._is_lost.pop(request_id)
         if state in self._new:
@@ -109,10 +116,11 @@ class ShortestRemainingMemoryTime:
             self._index_of(state).drop(request_id)
 
     def waiting(self) -> int:
+        """Number of waiting requests."""
         return len(self._is_lost)
 
     def _index_of(self, state: RequestState) -> WaitingIndex[Key] | WaitingIndex[tuple[int, str]]:
-        """Of one that waits and is hopeful."""
+        """The index that holds a waiting timely request."""
         return self._unstarted if state.first_token is None else self._paused
 
     def _key(self, state: RequestState, left: int) -> Key:
@@ -120,7 +128,7 @@ class ShortestRemainingMemoryTime:
         return (size, state.request.arrival, state.request.id)
 
     def _update_prefill_price(self, view: EngineView) -> None:
-        """What reading costs now; if that is something else, everybody is sorted anew."""
+        """Updates the prefill cost per token; sorts the unstarted requests again if it changed clearly."""
         price = self._options.price * view.prefill_cost
         low, high = sorted((price, self._prefill_price))
         if high <= _PRICE_CHANGE * low:
@@ -129,7 +137,7 @@ class ShortestRemainingMemoryTime:
         self._unstarted.resort(lambda state: self._key(state, state.remaining()))
 
     def _sort_new(self, view: EngineView) -> None:
-        """Each newcomer into its line, and into the lost one as soon as its time is up."""
+        """Puts each new request into its lane, and moves those that became late to the lost lane."""
         self._update_prefill_price(view)
         for state in self._new:
             left = state.remaining()
@@ -162,9 +170,8 @@ class ShortestRemainingMemoryTime:
         self._is_lost[state.request.id] = True
         insort(self._lost, (_age(state), state), key=_first)
 
-    # --- the plan ----------------------------------------------------------------------------
-
     def plan(self, view: EngineView) -> StepPlan:
+        """Preempts for a shortage, then starts aged, preempted, unstarted and lost requests in this order."""
         self._sort_new(view)
         self._aged.account(view)
         if self._cutoff is not None:
@@ -194,7 +201,7 @@ class ShortestRemainingMemoryTime:
         return Ranking(running, sizes, spared=self._aged.running)
 
     def _start_aged(self, builder: PlanBuilder) -> None:
-        """The oldest beyond its patience takes what it needs and keeps it, unless their share is spent."""
+        """Starts the oldest request past its patience, by preemption if needed, if the share has credit."""
         options, view = self._options, builder.view
         for (arrival, _), state in self._lost:
             if not self._aged.has_credit or arrival + options.patience > view.now:
@@ -208,7 +215,7 @@ class ShortestRemainingMemoryTime:
             return
 
     def _resume(self, builder: PlanBuilder) -> None:
-        """Those paused that stay, and those whose next token will be late unless they resume about now."""
+        """Resumes preempted requests that fit for the horizon or whose next token is due soon."""
         waiting, view = self._paused, builder.view
         if builder.slots <= 0 or builder.free <= 0 or not len(waiting):
             return
@@ -223,7 +230,8 @@ class ShortestRemainingMemoryTime:
     def _start_unstarted(self, builder: PlanBuilder) -> None:
         if builder.slots <= 0 or not len(self._unstarted):
             return
-        # Blocks that nobody could be given: who comes later is larger, so fewer give way for it.
+        # A failed preemption for this many blocks fails for later requests too: they are larger, so fewer
+        # running requests may be preempted for them.
         unobtainable, needs = int(NEVER), self._unstarted.needs(builder.view)
         candidates = self._startable(builder, needs, unobtainable)
         while len(candidates) and builder.slots > 0:
@@ -242,7 +250,7 @@ class ShortestRemainingMemoryTime:
                 candidates = candidates[(candidate_needs < unobtainable) | (candidate_needs <= builder.free)]
 
     def _startable(self, builder: PlanBuilder, needs: Ints, unobtainable: int) -> Ints:
-        """Their places."""
+        """Positions of the unstarted requests that might start."""
         waiting = self._unstarted
         may = waiting.may_start(builder, needs, waiting.due <= builder.view.now, unobtainable)
         too_large = waiting.place((self._max_size(builder), NEVER, ""))
@@ -251,15 +259,17 @@ class ShortestRemainingMemoryTime:
         return places
 
     def _max_size(self, builder: PlanBuilder) -> float:
-        """Whoever needs more, and whose need was predicted, can start in no case."""
+        """Size above which no request with a forecast can start."""
         if self._cutoff is None or builder.is_idle:
             return inf
         left = builder.free_at_horizon if builder.free > 0 else 0.0
         return self._cutoff.size * (1 + max(0.0, left) / builder.view.quota)
 
     def _start_urgent(self, builder: PlanBuilder, state: RequestState, size: float, unobtainable: int) -> int:
-        """One that fits may overtake: what is urgent takes its memory when it must. Blocks that nobody could
-        be given from now on."""
+        """Starts an urgent request, by preemption if needed; one that fits may overtake.
+
+        Returns the number of blocks from which on no request can obtain its blocks by preemption.
+        """
         if not self._is_urgent(state, builder.view.now) or builder.start(state):
             return unobtainable
         return (
@@ -287,7 +297,7 @@ class ShortestRemainingMemoryTime:
         return after(arrival, scaled(Duration(deadline - arrival), self._options.urgency))
 
     def _start_lost(self, builder: PlanBuilder) -> None:
-        """One alone, in order of arrival; else the smallest that find room in what arrivals leave over."""
+        """Starts the oldest lost request in an idle engine, else the smallest that fit into spare memory."""
         if builder.slots <= 0:
             return
         for _, state in self._lost:
@@ -304,7 +314,7 @@ class ShortestRemainingMemoryTime:
             left -= need
 
     def _left_for_lost(self, view: EngineView) -> float:
-        """Blocks that arrivals leave over, less what those that are lost hold."""
+        """Blocks that arrivals leave free, less those that running lost requests hold."""
         if self._cutoff is None:
             return view.quota
         if (spare := self._cutoff.spare) <= 0:
@@ -320,17 +330,16 @@ def _first(entry: tuple[Age, RequestState]) -> Age:
     return entry[0]
 
 
-# FOLDED aged_share.py:
-# When may the next of those that have lost their promise start? When its share of the memory is not spent.
-#
-# A share of the quota is earned every step, and what aged requests hold is paid from it. Whenever the
-# account is not in debt the oldest may start; it then runs to its end. So with aged requests waiting all the
-# time they get that share of all block-steps, less one stay, and no more than it, plus one stay. Who comes to
-# be aged waits at most for the block-steps of those that arrived before it, divided by the share.
-
-
 class AgedShare:
-    """`running` are the aged ones that run; the caller adds to it."""
+    """Share of the memory for requests that have been lost for longer than their patience.
+
+    Each step earns `share` of the quota, and pays the blocks that aged requests hold. While the balance is
+    not negative the oldest may start, and then runs to its end. With aged requests always waiting, they get
+    this share of all block-steps, to within the residence of one request. A request that becomes aged waits
+    at most for the block-steps of the aged requests before it, divided by the share.
+
+    `running` holds the running aged requests; the caller adds to it.
+    """
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -338,7 +347,7 @@ class AgedShare:
         self.running: set[RequestState] = set()
 
     def account(self, view: EngineView) -> None:
-        """Call once a step. Nothing is saved up while nobody is served."""
+        """Updates the balance; call once per step. Unused credit does not accumulate."""
         if self.running:
             self.running = set(view.running.at(view.running.places(self.running)))
         held = sum(state.held for state in self.running)
@@ -346,4 +355,5 @@ class AgedShare:
 
     @property
     def has_credit(self) -> bool:
+        """Whether an aged request may start."""
         return self._share > 0 and self._balance >= 0

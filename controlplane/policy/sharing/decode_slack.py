@@ -1,13 +1,12 @@
-"""How long may an embedding batch keep the device from the LLM?
+"""Time that an embedding batch may keep the device without breaking a decode deadline.
 
-Rule: each answer that can still keep its promises bears a gap between two steps of the engine: the time left,
-spread over the steps until then, so that lateness is made good over the rest of the answer and not in one
-pause of the embeddings; and never more than one TPOT objective, so that time gained earlier is not spent in
-one visible pause (half of the engine's speed, where no step reaches the objective). The least gap counts,
-less the engine's own step. An answer that is lost whatever the
-embeddings do is still paced, by its objective, or by half of the engine's speed if that is slower: it no
-longer holds them to nothing. `None` when nobody has a promise to miss. Even without slack embeddings go on
-one input at a time: they are never stopped.
+Each running request that can still meet its deadlines tolerates a gap between two engine steps: its time
+left, divided by the steps until the deadline, so that lateness is recovered over the rest of the response and
+not in one pause of the embeddings. The gap is at most one TPOT objective, so that time gained earlier is not
+spent in one visible pause; where no step reaches the objective, it is at most two steps (half of the engine's
+speed). The smallest gap, less the engine's own step, is the slack. A request that misses its deadline in any
+case is still paced by its TPOT, or by half of the engine's speed if that is slower, but no longer reduces the
+slack to zero. Even without slack embeddings proceed one input at a time.
 """
 
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from controlplane.core.clock import Duration
 
 @dataclass(frozen=True, slots=True)
 class TokenDeadline:
-    """One promise: the time left to its deadline, and the engine's steps until it is kept, at least one."""
+    """Time left to a deadline, and the engine steps until it is met, at least one."""
 
     left: Duration
     steps: int
@@ -26,24 +25,25 @@ class TokenDeadline:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What one answer has still to keep."""
+    """Deadlines and TPOT objective of one running request."""
 
     pledges: tuple[TokenDeadline, ...]
     tpot: Duration | None
 
 
 def decode_slack(running: Iterable[Decoding], step: Duration) -> Duration | None:
+    """Time for embeddings between two steps; None if no running request has a deadline."""
     gaps = [_bearable(decoding, step) for decoding in running if decoding.pledges]
     return Duration(max(0, min(gaps) - step)) if gaps else None
 
 
 def _bearable(decoding: Decoding, step: Duration) -> int:
-    """From the start of one step to the start of the next."""
+    """Longest tolerated time from the start of one step to the start of the next."""
     gap = min(pledge.left // pledge.steps for pledge in decoding.pledges)
     half_speed = 2 * step
     if gap < step:
         return max(decoding.tpot or 0, half_speed)
     if decoding.tpot is None:
         return gap
-    # An objective that the engine alone does not reach bounds no pause.
+    # A TPOT that the engine misses even alone does not limit the pause.
     return min(gap, decoding.tpot if decoding.tpot >= step else half_speed)

@@ -1,8 +1,8 @@
-"""Who may use how much right now? What each owns, and of that, what one lends to the other for the moment.
+"""Lends unused quota between the LLM and the embeddings for the moment.
 
-What an owner owns moves slowly, towards urgency (`quota`). Lending is for the moment: bytes that an owner
-needs neither now nor for the work forecast go to the other if that one is short of memory, and come back
-as soon as they are needed. What is lent and what is borrowed have limits of their own.
+Nominal quotas move slowly, by urgency (`quota`). Lending is immediate: bytes that an owner needs neither now
+nor for the forecast work go to the other owner if it is short of memory, and come back as soon as they are
+needed. Lending and borrowing have limits of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,10 @@ OTHER = {Owner.LLM: Owner.EMBEDDING, Owner.EMBEDDING: Owner.LLM}
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Bytes. Without `follows_urgency` everybody owns `nominal` for ever."""
+    """Configuration of the division, in bytes.
+
+    Without `follows_urgency` every owner keeps `nominal`.
+    """
 
     options: QuotaOptions
     nominal: Mapping[Owner, int]
@@ -26,20 +29,20 @@ class Sharing:
 
 
 def split(pool: int, llm: int, block_bytes: int) -> dict[Owner, int]:
-    """The pool in two: the LLM's part in whole blocks, the embeddings' the rest."""
+    """Nominal quotas for a given part of the LLM, which is rounded down to whole blocks."""
     llm = llm // block_bytes * block_bytes
     return {Owner.LLM: llm, Owner.EMBEDDING: pool - llm}
 
 
 def target_next(target: int, urgency: Mapping[Owner, float], sharing: Sharing) -> int:
-    """Bytes that the LLM should come to own, after it was `target`."""
+    """The LLM's next target quota in bytes, after `target`."""
     if not sharing.follows_urgency:
         return sharing.nominal[Owner.LLM]
     return steadied(target, target_nominal(urgency, sharing.options), sharing.options)
 
 
 def lent(owned: Mapping[Owner, int], needed: Mapping[Owner, int], sharing: Sharing) -> dict[Owner, int]:
-    """What each may use, in whole blocks for the LLM; the sum is that of `owned`."""
+    """Usable bytes of each owner, in whole blocks for the LLM; they sum to `owned`."""
     usable = dict(owned)
     for giver, taker in OTHER.items():
         spare, short = owned[giver] - needed[giver], needed[taker] - owned[taker]
@@ -52,8 +55,10 @@ def lent(owned: Mapping[Owner, int], needed: Mapping[Owner, int], sharing: Shari
 
 
 def parts(budget: int, least: Sequence[int], full: Sequence[int]) -> list[int]:
-    """One owner's bytes, shared out among its models: `least` (1 or more) to each if that goes round, the
-    rest by what they could use of it beyond that: `full` less `least`."""
+    """Divides one owner's bytes among its models.
+
+    Each model gets `least` (1 or more) if the budget suffices, and the rest goes by `full` less `least`.
+    """
     floors, rest = list(least), budget - sum(least)
     weights = [max(0, moved_at_most - minimum) for moved_at_most, minimum in zip(full, least, strict=True)]
     if rest < 0 or not any(weights):

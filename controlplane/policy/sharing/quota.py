@@ -1,10 +1,9 @@
-"""How should the pool be shared next? Towards who is urgent, by bounded steps, never past the minimums.
+"""Moves the quotas of the shared pool towards the more urgent owner, in bounded steps above the minimums.
 
-The collocation proposal's Algorithm 2, put right: urgency is continuous and grows as slack shrinks (the
-printed one drops when a request becomes late); lateness counts up to a cap; minimums win over the
-step limit; a dead-band keeps small changes of urgency from moving memory to and fro. What the LLM does not
-get the embeddings get, so the sum never changes. Who are equally urgent go back to where their owner put
-them, to the last block.
+Algorithm 2 of the collocation proposal, corrected: urgency is continuous and grows as slack shrinks (the
+printed one drops when a request becomes late); lateness counts up to a cap; minimums win over the step limit;
+a dead-band keeps small changes of urgency from moving memory back and forth. The embeddings get what the LLM
+does not, so the sum is constant. At equal urgency the quotas return exactly to their configured position.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,9 +17,12 @@ _ONE_SECOND, _TEN_SECONDS = seconds(1), seconds(10)
 
 @dataclass(frozen=True, slots=True)
 class UrgencyOptions:
-    """A request with less than `critical` slack counts, by `critical_weight` when none is left, and by
-    `violation_weight` more for each second late, up to `lateness_cap`. `by_mean` compares the mean
-    request of both kinds, otherwise their sums."""
+    """Weights of urgency.
+
+    A request with less than `critical` slack counts, by `critical_weight` at zero slack and by
+    `violation_weight` more per second late, up to `lateness_cap`. `by_mean` compares the mean request of both
+    owners instead of their sums.
+    """
 
     critical: Duration = _ONE_SECOND
     critical_weight: float = 1.0
@@ -36,15 +38,18 @@ class UrgencyOptions:
             )
         for name in ("critical_weight", "violation_weight", "lateness_cap"):
             if (value := getattr(self, name)) < 0:
-                raise ValueError(f"quota.{name}={value}: less slack must not weigh less; give at least 0")
+                raise ValueError(f"quota.{name}={value}: less slack must not weigh less; set at least 0")
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaOptions:
-    """Bytes of `minimum` are never taken away. The LLM's part is `resting` when nothing is urgent, or both
-    are equally; `resting_weight` is the urgency of one that moves it half way from there (0: all the way).
-    `rate` is the share of the pool that may move in a second; a target is kept while the next is at most
-    `dead_band` bytes from it; the LLM's part is whole blocks of `block_bytes`."""
+    """Limits of quota moves, in bytes.
+
+    `minimum` is never taken away. The LLM's quota is `resting` when nothing is urgent or both owners are
+    equally urgent; `resting_weight` is the urgency of one owner that moves it half way to its limit (0: all
+    the way). At most the share `rate` of the pool moves per second. A target is kept while the next one is
+    within `dead_band` of it. The LLM's quota is a multiple of `block_bytes`.
+    """
 
     pool: int
     minimum: Mapping[Owner, int]
@@ -57,10 +62,10 @@ class QuotaOptions:
 
     def __post_init__(self) -> None:
         if self.block_bytes < 1:
-            raise ValueError(f"quota.block_bytes={self.block_bytes}: a block has at least one byte")
+            raise ValueError(f"quota.block_bytes={self.block_bytes}: a block has at least one byte; raise it")
         for owner in Owner:
             if self.minimum[owner] < 0:
-                raise ValueError(f"quota.{owner}.minimum={self.minimum[owner]}: bytes are not negative")
+                raise ValueError(f"quota.{owner}.minimum={self.minimum[owner]}: must not be negative")
         if self.lowest > self.highest:
             parts = " + ".join(f"quota.{owner}.minimum={self.minimum[owner]}" for owner in Owner)
             raise ValueError(
@@ -78,16 +83,17 @@ class QuotaOptions:
 
     @property
     def lowest(self) -> int:
-        """The LLM's least, in whole blocks."""
+        """The LLM's smallest quota, in whole blocks."""
         return _blocks_up(self.minimum[Owner.LLM], self.block_bytes)
 
     @property
     def highest(self) -> int:
+        """The LLM's largest quota, in whole blocks."""
         return _blocks_down(self.pool - self.minimum[Owner.EMBEDDING], self.block_bytes)
 
 
 def urgency_of(slack: Duration, options: UrgencyOptions) -> float:
-    """0 with `critical` slack or more; rises without a jump as slack falls and turns into lateness."""
+    """Urgency of one request: 0 from `critical` slack on, continuous as slack turns into lateness."""
     if slack >= options.critical:
         return 0.0
     if slack >= 0:
@@ -99,19 +105,22 @@ def urgency_of(slack: Duration, options: UrgencyOptions) -> float:
 def urgency_of_all(
     slacks: Iterable[Duration], options: UrgencyOptions, *, lost: float = 0.0, came: float = 0.0
 ) -> float:
-    """Of one kind's waiting and running requests, and of `lost` more whose slack is used up. `came` are all
-    that came lately, the lost ones included."""
+    """Urgency of one owner's waiting and running requests.
+
+    `lost` more requests count as having no slack left. `came` is the number of all recent arrivals, the lost
+    ones included.
+    """
     each = [urgency_of(slack, options) for slack in slacks]
     most = options.critical_weight
     if not options.by_mean:
         return sum(each) + lost * most
-    # Of those that were served in time nothing is left to see but that they came.
+    # Requests that were served on time appear only in the count of arrivals.
     count = max(len(each) + lost, came)
     return (sum(min(one, most) for one in each) + lost * most) / count if count else 0.0
 
 
 def target_nominal(urgency: Mapping[Owner, float], options: QuotaOptions) -> int:
-    """Bytes that the LLM should own, in whole blocks."""
+    """The LLM's target quota in bytes, in whole blocks."""
     llm, embedding, rest = urgency[Owner.LLM], urgency[Owner.EMBEDDING], options.resting
     total = llm + embedding + options.resting_weight
     lean = (llm - embedding) / total if total > 0 else 0.0
@@ -120,8 +129,11 @@ def target_nominal(urgency: Mapping[Owner, float], options: QuotaOptions) -> int
 
 
 def steadied(former: int, wanted: int, options: QuotaOptions) -> int:
-    """The target to keep to. The dead-band is around the target, not around what is owned: a move that has
-    begun is completed, and rest is always gone back to."""
+    """The target to keep: `former` if `wanted` is within the dead-band.
+
+    The dead-band is around the target, not around the present quota: a move that has begun is completed, and
+    `resting` is always returned to.
+    """
     is_near = abs(wanted - former) <= options.dead_band
     return former if is_near and wanted != options.resting else wanted
 
@@ -144,8 +156,10 @@ def next_nominals(
 
 
 def bytes_to_reclaim(*, held: int, nominal: int, free: int, demanded: int) -> int:
-    """Bytes to preempt from an owner that holds more than it owns: only what the other side asks for and
-    the pool lacks."""
+    """Bytes to preempt from an owner that holds more than its nominal quota.
+
+    Only what the other owner demands and the pool lacks.
+    """
     return max(0, min(held - nominal, demanded - free))
 
 
