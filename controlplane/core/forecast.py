@@ -44,8 +44,8 @@ class LengthForecast:
 
     def quantile(self, level: float) -> float:
         """Tokens not exceeded with probability `level`, between 0 and 1."""
-        at = min(bisect_right(self.levels, level), len(self.levels) - 1)
-        (a, x), (b, y) = self._points[at - 1], self._points[at]
+        index = min(bisect_right(self.levels, level), len(self.levels) - 1)
+        (a, x), (b, y) = self._points[index - 1], self._points[index]
         return x + (y - x) * (level - a) / (b - a)
 
     def level_of(self, tokens: float) -> float:
@@ -54,8 +54,8 @@ class LengthForecast:
             return 1.0
         if tokens < self.tokens[0]:
             return 0.0
-        at = bisect_right(self.tokens, tokens)
-        (a, x), (b, y) = self._points[at - 1], self._points[at]
+        index = bisect_right(self.tokens, tokens)
+        (a, x), (b, y) = self._points[index - 1], self._points[index]
         return a + (b - a) * (tokens - x) / (y - x)
 
     def remaining(self, *, after: int) -> "LengthForecast":
@@ -70,8 +70,8 @@ class LengthForecast:
         if passed >= 1.0:
             return LengthForecast((0.0, 1.0), (1.0, max(1.0, after / 2)))
         kept = [(passed, self.quantile(passed)), *(p for p in self._points if p[0] > passed)]
-        levels = tuple((lv - passed) / (1 - passed) for lv, _ in kept)
-        return LengthForecast(levels, tuple(max(1.0, tk - after) for _, tk in kept))
+        levels = tuple((level - passed) / (1 - passed) for level, _ in kept)
+        return LengthForecast(levels, tuple(max(1.0, tokens - after) for _, tokens in kept))
 
     def expected_remaining(self, after: int) -> float:
         """The mean of `remaining`, without building it: for every step of every request."""
@@ -86,17 +86,17 @@ class LengthForecast:
 
     def piece(self, after: int) -> Piece | None:
         """Where an answer of so many tokens is; None for one that outran its forecast."""
-        at = bisect_right(self.tokens, after)
-        return self._pieces[at] if at < len(self.tokens) else None
+        index = bisect_right(self.tokens, after)
+        return self._pieces[index] if index < len(self.tokens) else None
 
     @cached_property
     def _pieces(self) -> tuple[Piece, ...]:
         """Up to each point from the one before."""
         pieces = []
-        for at, (level, tokens) in enumerate(self._points):
-            below, fewer = self._points[at - 1] if at else (0.0, 0.0)
+        for index, (level, tokens) in enumerate(self._points):
+            below, fewer = self._points[index - 1] if index else (0.0, 0.0)
             density = (level - below) / (tokens - fewer) if tokens > fewer else 0.0
-            later = pairwise(self._points[at:])
+            later = pairwise(self._points[index:])
             excess = sum((b - a) * ((x + y) / 2 - tokens) for (a, x), (b, y) in later)
             pieces.append((tokens, density / 2, 1.0 - level, excess))
         return tuple(pieces)

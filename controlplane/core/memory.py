@@ -114,7 +114,7 @@ class LeaseTable:
 
     def _only(self, keep: list[int]) -> "LeaseTable":
         columns = (self.base, self.per_step, self.steps, self.variance, self.priority)
-        return LeaseTable(tuple(self.ids[i] for i in keep), *(c[keep] for c in columns))
+        return LeaseTable(tuple(self.ids[i] for i in keep), *(column[keep] for column in columns))
 
 
 @dataclass(eq=False, slots=True)
@@ -151,74 +151,74 @@ class MemoryLedger:
     """
 
     def __init__(self, quotas: Mapping[Owner, Quota]) -> None:
-        self._books = {owner: _OwnerAccount(quota) for owner, quota in quotas.items()}
+        self._accounts = {owner: _OwnerAccount(quota) for owner, quota in quotas.items()}
         self.capacity = sum(quota.nominal for quota in quotas.values())
 
     def quota(self, owner: Owner) -> Quota:
-        return self._books[owner].quota
+        return self._accounts[owner].quota
 
     def set_quota(self, owner: Owner, quota: Quota) -> None:
         """A quota below current use takes nothing away; it stops admission until use has fallen, and what
         the others gain by it they get only then."""
-        others = sum(b.quota.nominal for o, b in self._books.items() if o is not owner)
+        others = sum(account.quota.nominal for other, account in self._accounts.items() if other is not owner)
         if others + quota.nominal > self.capacity:
             raise ValueError(
                 f"quota.{owner}.nominal={quota.nominal}: nominal quotas must sum to at most the pool's "
                 f"{self.capacity} bytes; lower it or another quota first"
             )
-        self._books[owner].quota = quota
+        self._accounts[owner].quota = quota
         self._settle()
 
     def demanded(self, owner: Owner) -> int:
         """Bytes that the owner's leases stand at, whether or not the pool has them."""
-        return self._books[owner].demanded
+        return self._accounts[owner].demanded
 
     def ceiling(self, owner: Owner) -> int:
         """Nominal quota, plus what it may borrow of what the others now leave unused and lend; but no more
         than it and nobody hold."""
         lent = sum(
-            min(book.quota.lend_limit, max(0, book.quota.nominal - book.demanded))
-            for other, book in self._books.items()
+            min(account.quota.lend_limit, max(0, account.quota.nominal - account.demanded))
+            for other, account in self._accounts.items()
             if other is not owner
         )
-        book, quota = self._books[owner], self._books[owner].quota
-        return min(quota.nominal + min(quota.borrow_limit, lent), book.held + self.free())
+        account, quota = self._accounts[owner], self._accounts[owner].quota
+        return min(quota.nominal + min(quota.borrow_limit, lent), account.held + self.free())
 
     def held(self, owner: Owner) -> int:
-        return self._books[owner].held
+        return self._accounts[owner].held
 
     def free(self) -> int:
         """Bytes of the pool that nobody holds."""
-        return self.capacity - sum(book.held for book in self._books.values())
+        return self.capacity - sum(account.held for account in self._accounts.values())
 
     def deficit(self, owner: Owner) -> int:
-        return self._books[owner].demanded - self._books[owner].held
+        return self._accounts[owner].demanded - self._accounts[owner].held
 
     def table(self, owner: Owner) -> LeaseTable:
-        return self._books[owner].table()
+        return self._accounts[owner].table()
 
     def lease_state(self, lease: Lease) -> tuple[int, int]:
         """Bytes that the lease stands at, and its predicted steps to go."""
-        book, row = self._live(lease)
-        return int(book.rows[0, row]), int(book.rows[2, row])
+        account, row = self._live(lease)
+        return int(account.rows[0, row]), int(account.rows[2, row])
 
     def open(self, request_id: str, owner: Owner, footprint: Footprint, *, priority: int) -> Lease:
         """Raises MemoryRuleBroken if the footprint's base is not free now."""
-        book = self._books[owner]
-        if footprint.base and book.demanded + footprint.base > self.ceiling(owner):
+        account = self._accounts[owner]
+        if footprint.base and account.demanded + footprint.base > self.ceiling(owner):
             raise LedgerInvariantError(
                 f"lease for {request_id}: {footprint.base} bytes wanted, "
-                f"{self.ceiling(owner) - book.demanded} free under the {owner} quota; admit it later"
+                f"{self.ceiling(owner) - account.demanded} free under the {owner} quota; admit it later"
             )
-        row = len(book.leases)
-        if row == book.rows.shape[1]:
-            book.rows = np.concatenate([book.rows, np.zeros_like(book.rows)], axis=1)
+        row = len(account.leases)
+        if row == account.rows.shape[1]:
+            account.rows = np.concatenate([account.rows, np.zeros_like(account.rows)], axis=1)
         f = footprint
-        book.rows[:, row] = (f.base, f.per_step, f.steps, f.spread**2, priority)
+        account.rows[:, row] = (f.base, f.per_step, f.steps, f.spread**2, priority)
         lease = Lease(request_id, owner, row)
-        book.leases.append(lease)
-        book.ids.append(request_id)
-        book.demanded += footprint.base
+        account.leases.append(lease)
+        account.ids.append(request_id)
+        account.demanded += footprint.base
         self._settle()
         return lease
 
@@ -227,65 +227,65 @@ class MemoryLedger:
 
         Returns its predicted steps to go.
         """
-        book, row = self._live(lease)
-        rows = book.rows
+        account, row = self._live(lease)
+        rows = account.rows
         added = int(rows[1, row]) * steps
         left = max(1, int(rows[2, row]) - steps)
         rows[0, row] += added
         rows[2, row] = left
-        book.demanded += added
+        account.demanded += added
         self._settle()
         return left
 
     def follow(self, lease: Lease, *, held: int, per_step: int) -> None:
         """The holder says what it really stands at, and what a step adds to it."""
-        book, row = self._live(lease)
-        book.demanded += held - int(book.rows[0, row])
-        book.rows[:2, row] = (held, per_step)
+        account, row = self._live(lease)
+        account.demanded += held - int(account.rows[0, row])
+        account.rows[:2, row] = (held, per_step)
         self._settle()
 
     def reforecast(self, lease: Lease, *, steps: int, spread: float) -> None:
-        book, row = self._live(lease)
-        book.rows[2:4, row] = (max(1, steps), spread**2)
+        account, row = self._live(lease)
+        account.rows[2:4, row] = (max(1, steps), spread**2)
 
     def close(self, lease: Lease) -> None:
         """Raises MemoryRuleBroken on the second call."""
-        book, row = self._live(lease)
-        book.demanded -= int(book.rows[0, row])
-        last, last_id = book.leases.pop(), book.ids.pop()
+        account, row = self._live(lease)
+        account.demanded -= int(account.rows[0, row])
+        last, last_id = account.leases.pop(), account.ids.pop()
         if last is not lease:
-            book.rows[:, row] = book.rows[:, last.row]
-            book.leases[row], book.ids[row] = last, last_id
+            account.rows[:, row] = account.rows[:, last.row]
+            account.leases[row], account.ids[row] = last, last_id
             last.row = row
         lease.row = None
         self._settle()
 
     def check_integrity(self) -> None:
         """Raises MemoryRuleBroken when rows, leases and totals disagree."""
-        for owner, book in self._books.items():
-            count = len(book.leases)
-            if book.demanded != int(book.rows[0, :count].sum()):
-                raise LedgerInvariantError(f"{owner}: total {book.demanded} is not the sum of its leases")
-            if not 0 <= book.held <= book.demanded:
+        for owner, account in self._accounts.items():
+            count = len(account.leases)
+            if account.demanded != int(account.rows[0, :count].sum()):
+                raise LedgerInvariantError(f"{owner}: total {account.demanded} is not the sum of its leases")
+            if not 0 <= account.held <= account.demanded:
                 raise LedgerInvariantError(
-                    f"{owner}: {book.held} bytes held, its leases want {book.demanded}"
+                    f"{owner}: {account.held} bytes held, its leases want {account.demanded}"
                 )
-            if [lease.row for lease in book.leases] != list(range(count)):
+            if [lease.row for lease in account.leases] != list(range(count)):
                 raise LedgerInvariantError(f"{owner}: a lease points at another's row")
         if self.free() < 0:
             raise LedgerInvariantError("more memory is held than the pool has")
 
     def _settle(self) -> None:
         """What is wanted less is given back; deficits are made good from what is free then."""
-        for book in self._books.values():
-            book.held = min(book.held, book.demanded)
-        for owner, book in self._books.items():
-            if book.held < book.demanded:
-                book.held = max(book.held, min(book.demanded, self.ceiling(owner)))
+        for account in self._accounts.values():
+            account.held = min(account.held, account.demanded)
+        for owner, account in self._accounts.items():
+            if account.held < account.demanded:
+                account.held = max(account.held, min(account.demanded, self.ceiling(owner)))
 
     def _live(self, lease: Lease) -> tuple[_OwnerAccount, int]:
         if lease.row is None:
             raise LedgerInvariantError(
                 f"lease for {lease.request_id} is closed; a lease is closed exactly once"
             )
-        return self._books[lease.owner], lease.row
+        return self._accounts[lease.owner], lease.row

@@ -91,8 +91,10 @@ class DecodeLoad:
     def to_higher(self, priority: int) -> "DecodeLoad":
         """Only what was promised to classes of a higher priority."""
         is_higher = self.priority > priority
-        kept = {name: getattr(self, name)[is_higher] for name in ("left", "tokens", "promised", "priority")}
-        return replace(self, **kept)
+        columns = {
+            name: getattr(self, name)[is_higher] for name in ("left", "tokens", "promised", "priority")
+        }
+        return replace(self, **columns)
 
     def until_read(self, request: Request) -> Duration:
         """To its first token: half of the step under way, on average, and one that reads all prompts."""
@@ -101,16 +103,16 @@ class DecodeLoad:
 
     def with_one(self, request: Request, tokens: int) -> "DecodeLoad":
         """Had this request started, `tokens` being what it is predicted to answer."""
-        tempo = replace(
+        load = replace(
             self,
             sequences=self.sequences + request.sequences,
             cells=self.cells + request.sequences * request.prompt_tokens,
             unread=self.unread + request.prompt_tokens,
         )
         if (tpot := request.slo.tpot) is None:
-            return tempo
+            return load
         return replace(
-            tempo,
+            load,
             left=np.append(self.left, float(tpot * tokens)),
             tokens=np.append(self.tokens, float(tokens)),
             promised=np.append(self.promised, float(tpot)),
@@ -118,7 +120,7 @@ class DecodeLoad:
         )
 
 
-def _nobody() -> tuple[Running, ...]:
+def _no_victims() -> tuple[Running, ...]:
     return ()
 
 
@@ -144,7 +146,7 @@ class Share:
     is_serial: bool = False
     is_beside_others: bool = False
     reserve: Reserve | None = None
-    preemptible: Callable[[], tuple[Running, ...]] = _nobody
+    preemptible: Callable[[], tuple[Running, ...]] = _no_victims
     inside: Callable[[Waiting], float] | None = None
     calls: tuple[tuple[Request, float], ...] = ()
     decode_load: DecodeLoad | None = None
@@ -162,8 +164,8 @@ class Share:
     def work(self, waiting: Sequence[Waiting]) -> float:
         """Theirs together, at the owner's own pace."""
         if not self.paces:
-            return sum([one.work for one in waiting])
-        return sum([one.work * self.slowness(one.request.model) for one in waiting])
+            return sum([w.work for w in waiting])
+        return sum([w.work * self.slowness(w.request.model) for w in waiting])
 
     def held_steps(self) -> float:
         """Of all leases together, at the owner's own pace."""
@@ -177,24 +179,24 @@ class Share:
 
     def as_seen_by(self, request: Request) -> "Share":
         """Without what is reserved for a higher priority."""
-        kept = self.reserve
-        if kept is None or self.is_kept_for(request):
+        reserve = self.reserve
+        if reserve is None or self.is_kept_for(request):
             return self
-        return replace(self, ceiling=max(0, self.ceiling - kept.reserved_bytes))
+        return replace(self, ceiling=max(0, self.ceiling - reserve.reserved_bytes))
 
     def with_lease(self, waiting: Waiting) -> "Share":
         request, footprint = waiting.request, waiting.footprint
-        tempo = None if self.decode_load is None else self.decode_load.with_one(request, footprint.steps)
+        load = None if self.decode_load is None else self.decode_load.with_one(request, footprint.steps)
         if self.inside is not None:
             # It holds nothing before the engine starts it.
-            return replace(self, free_slots=self.free_slots - 1, decode_load=tempo)
+            return replace(self, free_slots=self.free_slots - 1, decode_load=load)
         return replace(
             self,
             held=self.held + footprint.base,
             free_slots=self.free_slots - 1,
             leases=self.leases.with_lease(request.id, footprint, request.service_class.priority),
             calls=(*self.calls, (request, request.prompt_tokens)) if self.is_serial else (),
-            decode_load=tempo,
+            decode_load=load,
         )
 
     def without(self, request_ids: Sequence[str]) -> "Share":

@@ -60,7 +60,7 @@ def parts(budget: int, least: Sequence[int], full: Sequence[int]) -> list[int]:
     Each model gets `least` (1 or more) if the budget suffices, and the rest goes by `full` less `least`.
     """
     floors, rest = list(least), budget - sum(least)
-    weights = [max(0, moved_at_most - minimum) for moved_at_most, minimum in zip(full, least, strict=True)]
+    weights = [max(0, largest - minimum) for largest, minimum in zip(full, least, strict=True)]
     if rest < 0 or not any(weights):
         floors, rest, weights = [0] * len(floors), budget, floors
     total = sum(weights)

@@ -53,7 +53,7 @@ CASES = [
     ({"models": MODELS, "scheduling": {"engine": {"starvation_ms": -1}}}, "starvation_ms=-1: a time from 0"),
     ({"models": MODELS, "scheduling": {"engine": {"size_cut_window": 10**6}}}, "between 1 and 100000"),
     ({"models": MODELS, "scheduling": {"engine": {"preempt_ratio": 1e308}}}, "of at most 1000000000"),
-    ({"models": MODELS, "scheduling": {"engine": {"missed_decay": 2}}}, "missed_decay=2: of a missed"),
+    ({"models": MODELS, "scheduling": {"engine": {"missed_decay": 2}}}, "missed_decay=2: a share"),
     (
         {"models": MODELS, "scheduling": {"engine": {"ordering": "srmt", "policy": "x"}}},
         "scheduling.engine: policy='x': no such policy",
