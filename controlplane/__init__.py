@@ -1,3 +1,3 @@
-"""Tandem's control plane: what is admitted, in which order, onto which memory."""
+"""Tandem's control plane: admission, ordering, preemption and memory quotas on one GPU."""
 
 __version__ = "0.1.0"

@@ -1,1 +1,1 @@
-"""The vocabulary: facts, time and memory. Imports nothing of ours, never reads a clock."""
+"""The vocabulary: requests, time, memory and decisions. Imports nothing of ours and reads no clock."""

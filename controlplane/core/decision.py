@@ -1,7 +1,8 @@
-"""What was decided, and how did it end? Four losses, four words.
+"""Decisions of the gate and outcomes of requests.
 
-Reject: not done, because the pool cannot, or because its engine cannot do what it asks. Evict: accepted,
-then dropped by us. Preempt: loses blocks, will resume. Abort: the client left. Fail is a fault of ours.
+Four losses have four words. Reject: never accepted, because the pool cannot serve it or its engine cannot do
+what it asks. Evict: accepted, then dropped by us. Preempt: loses its blocks, will resume. Abort: the client
+left. Fail is an error of ours.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from controlplane.core.memory import Footprint
 
 
 class Outcome(StrEnum):
+    """How a request ended; a metric label, so the set is closed."""
+
     MET = "met"
     LATE = "late"
     REJECTED = "rejected"
@@ -37,7 +40,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """`goodput_lost` in seconds of work that must be done again, weighted by urgency."""
+    """A request to preempt; `goodput_lost` is the work to be redone in seconds, weighted by urgency."""
 
     request_id: str
     freed_bytes: int
@@ -46,7 +49,7 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """`wait` is what it is predicted to wait still, inside the engine."""
+    """Start now, after preempting `victims`; `wait` is the predicted wait inside the engine."""
 
     footprint: Footprint
     victims: tuple[Victim, ...] = ()
@@ -55,8 +58,10 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Wait for a release or a quota change, and be decided at `until` at the latest (None: it was
-    accepted before, so it waits as long as it takes)."""
+    """Wait for a release or a quota change.
+
+    The request is decided at `until` at the latest; None if it was accepted before and waits without a bound.
+    """
 
     until: Instant | None
     reason: Reason
@@ -64,7 +69,7 @@ class Defer:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """`retry_after` is the predicted drain; `None` when trying again cannot help."""
+    """Not accepted. `retry_after` is the predicted drain; None if a retry cannot help."""
 
     reason: Reason
     retry_after: Duration | None
@@ -76,8 +81,10 @@ AdmissionDecision = Admit | Defer | Reject
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one cycle decided, each part in the order decided. Ids are those of the waiting requests; a
-    rejection may be of one that was let in before, and frees what it held for the dispatches."""
+    """Decisions of one cycle, each part in the order decided, by request id.
+
+    A rejection may be of a call in flight; it frees what the call held for the dispatches.
+    """
 
     dispatches: tuple[tuple[str, Admit], ...] = ()
     deferrals: tuple[tuple[str, Defer], ...] = ()

@@ -1,4 +1,4 @@
-"""New."""
+"""Protocols for reading and limiting device memory."""
 
 from typing import NamedTuple, Protocol
 
@@ -6,7 +6,7 @@ from controlplane.core.ports import EngineState
 
 
 class DeviceReading(NamedTuple):
-    """Bytes. `ours` are held by this process and those it started, `others` by everybody else."""
+    """Bytes: `ours` are held by this process and its children, `others` by all other processes."""
 
     total: int
     free: int
@@ -15,32 +15,45 @@ class DeviceReading(NamedTuple):
 
 
 class DeviceProbe(Protocol):
+    """Reads the memory of one device."""
+
     @property
     def counts_untouched(self) -> bool:
-        """Memory is held from its allocation on, not from its first use."""
+        """Whether memory counts as used from its allocation on, not from its first use."""
         ...
 
-    def read(self) -> DeviceReading: ...
+    def read(self) -> DeviceReading:
+        """Current reading."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Releases the driver's handle."""
+        ...
 
 
 class DeviceMemory(Protocol):
-    """Set the LLM's limit before its quota is raised, and after it is lowered ask for room."""
+    """Divides device memory between the LLM's KV cache and the embedding workspace.
+
+    Set the LLM's limit before its quota is raised; after it is lowered, ask for room.
+    """
 
     @property
-    def mode(self) -> str: ...
-
-    @property
-    def pool_bytes(self) -> int:
-        """What both owners may take together."""
+    def mode(self) -> str:
+        """Name of the mechanism."""
         ...
 
     @property
-    def most_llm_bytes(self) -> int: ...
+    def pool_bytes(self) -> int:
+        """Bytes that both owners may hold together."""
+        ...
+
+    @property
+    def most_llm_bytes(self) -> int:
+        """Largest quota that the LLM can get."""
+        ...
 
     def limit_llm(self, quota_bytes: int) -> None:
-        """What the engine may map from now on; what it has mapped stays."""
+        """Limits what the engine may map from now on; mapped memory stays mapped."""
 
     def workspace_room(self, engine: EngineState) -> int:
         """Bytes that the embedding workspace may take now, given what the engine has ceded."""
@@ -48,4 +61,4 @@ class DeviceMemory(Protocol):
 
 
 class LimitConflict(RuntimeError):
-    """Somebody else moved the limit."""
+    """Another process changed the limit."""

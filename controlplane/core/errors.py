@@ -1,9 +1,11 @@
-"""New."""
+"""Errors that backends raise and the gate and the API handle."""
 
 
 class BackendDown(RuntimeError):
-    """The engine is not there: dead, starting or stopped. Trying again later may help; after so many seconds,
-    where one knows."""
+    """The engine is dead, starting or stopped.
+
+    A retry may help, after `retry_after` seconds where that is known.
+    """
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -11,7 +13,7 @@ class BackendDown(RuntimeError):
 
 
 class BackendFailed(RuntimeError):
-    """The engine is there but failed this one request, at that one of its inputs, where one knows."""
+    """The engine failed this one request; `position` is the index of the failed input where known."""
 
     def __init__(self, message: str, *, position: int | None = None) -> None:
         super().__init__(message)
@@ -19,11 +21,11 @@ class BackendFailed(RuntimeError):
 
 
 class NoMemory(BackendFailed):
-    """The device has none for this input, with nothing computed beside it."""
+    """The device has too little memory for this input, even computed alone."""
 
 
 class Refused(ValueError):
-    """The caller asked for what cannot be done. `param` names the field, as in the request body."""
+    """The client asked for something impossible; `param` is the field of the request body."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

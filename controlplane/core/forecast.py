@@ -1,4 +1,4 @@
-"""How long may it still take? A distribution of output tokens that sharpens as tokens appear."""
+"""Distribution of the output length, conditioned on the tokens produced so far."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from itertools import pairwise
 from math import sqrt
 
 Piece = tuple[float, float, float, float]
-"""Of a distribution, between two of its points: the tokens at its end, half the density, the probability of
-more than that, and by how many more on average, where it is no more counted as none."""
+"""Part of a distribution between two points: tokens at its end, half of its density, probability of more
+tokens than that, and the expected excess over its end (0 for outputs that end before)."""
 
 
 @dataclass(frozen=True)
 class LengthForecast:
-    """Output tokens as a piecewise-linear distribution through (level, tokens) points.
+    """Output tokens as a piecewise-linear distribution function through (level, tokens) points.
 
-    `levels` rise strictly from 0 to 1; `tokens` never fall. Both ends are included: the shortest and
-    the longest answer thought possible.
+    `levels` rise strictly from 0 to 1; `tokens` never fall. Both ends are included: the shortest and the
+    longest output considered possible. Raises ValueError otherwise.
     """
 
     levels: tuple[float, ...]
@@ -34,6 +34,7 @@ class LengthForecast:
 
     @cached_property
     def mean(self) -> float:
+        """Expected output tokens."""
         return sum((b - a) * (x + y) / 2 for (a, x), (b, y) in pairwise(self._points))
 
     @cached_property
@@ -49,7 +50,7 @@ class LengthForecast:
         return x + (y - x) * (level - a) / (b - a)
 
     def level_of(self, tokens: float) -> float:
-        """Probability of an answer of at most `tokens`."""
+        """Probability of an output of at most `tokens`."""
         if tokens >= self.tokens[-1]:
             return 1.0
         if tokens < self.tokens[0]:
@@ -59,10 +60,10 @@ class LengthForecast:
         return a + (b - a) * (tokens - x) / (y - x)
 
     def remaining(self, *, after: int) -> "LengthForecast":
-        """Tokens still to come, given that `after` have appeared and the answer went on.
+        """Distribution of the remaining tokens, given that `after` were produced and the output continues.
 
-        An answer that outran its forecast is given up to half again of what it has produced: all that
-        is known of it is that it is long.
+        An output that outran its forecast is expected to produce up to half as much again: it is only known
+        to be long.
         """
         if after == 0 and self.tokens[0] >= 1.0:
             return self
@@ -74,7 +75,7 @@ class LengthForecast:
         return LengthForecast(levels, tuple(max(1.0, tokens - after) for _, tokens in kept))
 
     def expected_remaining(self, after: int) -> float:
-        """The mean of `remaining`, without building it: for every step of every request."""
+        """Mean of `remaining` without building it; called for every request in every step."""
         piece = self.piece(after)
         if piece is None:
             return (1.0 + max(1.0, after / 2)) / 2
@@ -85,13 +86,13 @@ class LengthForecast:
         return mean if mean > 1.0 else 1.0
 
     def piece(self, after: int) -> Piece | None:
-        """Where an answer of so many tokens is; None for one that outran its forecast."""
+        """The piece that contains an output of `after` tokens; None if it outran the forecast."""
         index = bisect_right(self.tokens, after)
         return self._pieces[index] if index < len(self.tokens) else None
 
     @cached_property
     def _pieces(self) -> tuple[Piece, ...]:
-        """Up to each point from the one before."""
+        """The pieces between consecutive points; the first ends at the first point."""
         pieces = []
         for index, (level, tokens) in enumerate(self._points):
             below, fewer = self._points[index - 1] if index else (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""New."""
+"""Messages between the gate and an LLM engine: sampling parameters, prompts and output deltas."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from controlplane.core.forecast import LengthForecast
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to generate, in OpenAI's names. `None` leaves the choice to the model's own defaults."""
+    """Sampling parameters under OpenAI's names. None leaves the choice to the model's defaults."""
 
     max_tokens: int
     n: int = 1
@@ -32,13 +32,13 @@ class Sampling:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structure: Mapping[str, Any] | None = None
-    """What the output must conform to: {"type": "json_object"} or {"type": "json_schema", "schema": {…}},
+    """Structured output: {"type": "json_object"}, {"type": "json_schema", "schema": {…}} or
     {"type": "regex"|"grammar"|"choice", "value": …}."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One position: the chosen token first, then the alternatives asked for."""
+    """Log-probabilities of one position: the chosen token, then the requested alternatives."""
 
     token: str
     logprob: float
@@ -47,9 +47,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one engine step added to sample `index`. `finish_reason` is set on its last delta:
-    "stop", "length", "tool_calls" or "preempted". `stop_reason` is the stop string or token id
-    that matched."""
+    """What one engine step added to sample `index`.
+
+    `finish_reason` is set on the last delta of a sample: "stop", "length", "tool_calls" or "preempted".
+    `stop_reason` is the stop string or token id that matched.
+    """
 
     index: int
     text: str
@@ -60,10 +62,10 @@ class Delta:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """OpenAI's `delta.tool_calls` objects, each with its `index`; their text is not in `text`."""
     reasoning: str = ""
-    """What the model thinks before it answers; not in `text` either."""
+    """Reasoning before the final output; not in `text` either."""
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-    """On the first delta, when asked for: one entry a prompt token, `None` for the first."""
+    """On the first delta, if requested: one entry per prompt token, None for the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,12 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """What the gate knows of a request when it hands it over. `done` tokens of its answer are part of the
-    prompt by now: it was preempted and resumes, with its promise as old as it is. Its tenant's `turn` puts it
-    back by so much; `rank` tells that already."""
+    """State of a request that the gate hands to the engine.
+
+    `done` output tokens are part of the prompt, because the request was preempted and resumes; its deadlines
+    count from the original arrival. `turn` is the delay that fair queueing gives its tenant; `rank` includes
+    it.
+    """
 
     rank: int = 0
     turn: Duration = NO_TIME

@@ -1,7 +1,7 @@
-"""How many bytes does a token of KV cache take? Read from any Hugging Face config.
+"""Bytes per token of KV cache, from any Hugging Face config.
 
-Bytes per token = 2 * layers * kv_heads * head_dim * bytes_per_element / tensor_parallel, in whole
-blocks. Multi-head latent attention keeps one latent and one rotary key per layer instead of K and V.
+Bytes per token = 2 * layers * kv_heads * head_dim * bytes_per_element / tensor_parallel, in whole blocks.
+Multi-head latent attention caches one latent and one rotary key per layer instead of K and V.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ DTYPE_BYTES = {
 
 
 class GeometryError(ValueError):
-    """The config lacks what KV arithmetic needs."""
+    """The model config lacks a value that KV arithmetic needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """`elements_per_token` counts cached numbers per token over all layers and heads of one rank."""
+    """Size of the KV cache of one rank; `elements_per_token` counts numbers over all layers and heads."""
 
     elements_per_token: int
     bytes_per_element: int
@@ -28,13 +28,16 @@ class KvGeometry:
 
     @property
     def bytes_per_token(self) -> int:
+        """Bytes of one token, all layers."""
         return self.elements_per_token * self.bytes_per_element
 
     @property
     def bytes_per_block(self) -> int:
+        """Bytes of one block."""
         return self.bytes_per_token * self.block_tokens
 
     def blocks(self, tokens: int) -> int:
+        """Whole blocks that hold `tokens`."""
         return -(-tokens // self.block_tokens)
 
     def bytes(self, tokens: int) -> int:
@@ -43,12 +46,12 @@ class KvGeometry:
 
 
 def stated(config: Mapping[str, Any], *names: str) -> int | None:
-    """Under the first of these names that the config has."""
+    """The value of the first of these keys that is not None, or None."""
     return next((int(config[n]) for n in names if config.get(n) is not None), None)
 
 
 def required(config: Mapping[str, Any], *names: str) -> int:
-    """The same. Raises GeometryError where it has none."""
+    """The value of the first of these keys that is not None. Raises GeometryError if there is none."""
     value = stated(config, *names)
     if value is None:
         raise GeometryError(
@@ -59,8 +62,8 @@ def required(config: Mapping[str, Any], *names: str) -> int:
 
 
 def _kv_heads(config: Mapping[str, Any]) -> int | None:
-    """`None` if each head has its own keys and values."""
-    # Falcon-7B says multi_query and num_kv_heads=71 at once; the flag holds, but not in Falcon-40B's layout.
+    """Number of KV heads; None if each head has its own keys and values."""
+    # Falcon-7B states multi_query and num_kv_heads=71; the flag is right, except in Falcon-40B's layout.
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         return 1
     names = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
@@ -100,7 +103,7 @@ def kv_geometry(
     if dtype == "auto":
         named = text.get("dtype") or text.get("torch_dtype") or config.get("dtype")
         dtype = str(named or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-        # A model that names no dtype, or 32 bits, is loaded by vLLM in 16 unless told otherwise.
+        # vLLM loads a model without a dtype, or with a 32-bit one, in 16 bits by default.
         dtype = "bfloat16" if dtype == "float32" else dtype
     if dtype not in DTYPE_BYTES:
         raise GeometryError(

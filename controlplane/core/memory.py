@@ -1,7 +1,7 @@
-"""Who holds how much of the pool, and who will? The ledger opens leases, follows them and closes each once.
+"""Memory leases: the ledger opens them, tracks their growth and closes each exactly once.
 
-A request's memory is a line that ends: `base` bytes now, `per_step` more after each engine step, all
-given back after `steps`. For KV cache in blocks the line runs through the outer corners of the
+The memory of a request is a linear function that ends: `base` bytes now, `per_step` more after each engine
+step, all freed after `steps`. For KV cache in blocks the line runs through the outer corners of the
 staircase, so it bounds the blocks from above and is exact for blocks of one token.
 """
 
@@ -21,13 +21,16 @@ _FIRST_SLOTS = 64
 
 
 class LedgerInvariantError(RuntimeError):
-    """The ledger was asked for something that would lose track of memory."""
+    """The ledger was asked for an operation that would lose track of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes over time. `spread` is the standard deviation, in bytes, of the size at release;
-    `worst` is the size if the prediction is as wrong as `max_tokens` allows."""
+    """Predicted bytes over time.
+
+    `spread` is the standard deviation, in bytes, of the size at release. `worst` is the size if the output is
+    as long as `max_tokens` allows.
+    """
 
     base: int
     per_step: int = 0
@@ -37,6 +40,7 @@ class Footprint:
 
     @property
     def peak(self) -> int:
+        """Bytes just before release."""
         return self.base + self.per_step * self.steps
 
     @property
@@ -69,7 +73,10 @@ def generate_footprint(
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A share of the pool in bytes: owned, borrowable beyond it, lendable out of it."""
+    """A share of the pool in bytes: owned, borrowable beyond it, lendable out of it.
+
+    Raises ValueError for negative bytes and for a `lend_limit` above `nominal`.
+    """
 
     nominal: int
     borrow_limit: int = 0
@@ -84,7 +91,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class LeaseTable:
-    """Open leases of one owner as columns; row i belongs to `ids[i]`."""
+    """Open leases of one owner as columns, float64 [n]; row i belongs to `ids[i]`."""
 
     ids: tuple[str, ...]
     base: Floats
@@ -97,7 +104,7 @@ class LeaseTable:
         return len(self.ids)
 
     def with_lease(self, request_id: str, footprint: Footprint, priority: int) -> "LeaseTable":
-        """What the table would be after one more lease."""
+        """The table with one more lease."""
         row = (footprint.base, footprint.per_step, footprint.steps, footprint.spread**2, priority)
         columns = (self.base, self.per_step, self.steps, self.variance, self.priority)
         return LeaseTable(
@@ -105,11 +112,12 @@ class LeaseTable:
         )
 
     def without(self, request_ids: Iterable[str]) -> "LeaseTable":
+        """The table without these leases."""
         gone = set(request_ids)
         return self._only([i for i, name in enumerate(self.ids) if name not in gone])
 
     def at_least(self, priority: int) -> "LeaseTable":
-        """Those that a request of this priority cannot preempt."""
+        """The leases that a request of this priority cannot preempt."""
         return self._only(np.flatnonzero(self.priority >= priority).tolist())
 
     def _only(self, keep: list[int]) -> "LeaseTable":
@@ -119,7 +127,7 @@ class LeaseTable:
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """Proof of held memory. Opened and closed by the dispatcher alone."""
+    """Memory held by one request. Opened and closed only by the dispatcher."""
 
     request_id: str
     owner: Owner
@@ -143,11 +151,10 @@ class _OwnerAccount:
 
 
 class MemoryLedger:
-    """Conserves the pool: what owners hold together is never more than it has.
+    """Conserves the pool: owners together never hold more than it has.
 
-    Memory that a lease holds stays held until the lease shrinks or closes, whatever becomes of quotas
-    meanwhile; until then nobody else can have it. What leases want beyond the ceiling is a deficit, never
-    held memory.
+    Memory held by a lease stays held until the lease shrinks or closes, whatever happens to the quotas; until
+    then no other owner can get it. What leases demand beyond the ceiling is a deficit, not held memory.
     """
 
     def __init__(self, quotas: Mapping[Owner, Quota]) -> None:
@@ -155,11 +162,15 @@ class MemoryLedger:
         self.capacity = sum(quota.nominal for quota in quotas.values())
 
     def quota(self, owner: Owner) -> Quota:
+        """The owner's present quota."""
         return self._accounts[owner].quota
 
     def set_quota(self, owner: Owner, quota: Quota) -> None:
-        """A quota below current use takes nothing away; it stops admission until use has fallen, and what
-        the others gain by it they get only then."""
+        """Replaces the quota of one owner.
+
+        A quota below present use frees nothing; it stops admission until use has fallen, and only then do the
+        others get the difference. Raises ValueError if the nominal quotas exceed the pool.
+        """
         others = sum(account.quota.nominal for other, account in self._accounts.items() if other is not owner)
         if others + quota.nominal > self.capacity:
             raise ValueError(
@@ -170,12 +181,15 @@ class MemoryLedger:
         self._settle()
 
     def demanded(self, owner: Owner) -> int:
-        """Bytes that the owner's leases stand at, whether or not the pool has them."""
+        """Bytes that the owner's leases need, whether or not the pool has them."""
         return self._accounts[owner].demanded
 
     def ceiling(self, owner: Owner) -> int:
-        """Nominal quota, plus what it may borrow of what the others now leave unused and lend; but no more
-        than it and nobody hold."""
+        """Bytes that the owner may hold now.
+
+        The nominal quota plus what it may borrow of what the others leave unused and lend, but no more than
+        it holds and the pool has free.
+        """
         lent = sum(
             min(account.quota.lend_limit, max(0, account.quota.nominal - account.demanded))
             for other, account in self._accounts.items()
@@ -185,29 +199,32 @@ class MemoryLedger:
         return min(quota.nominal + min(quota.borrow_limit, lent), account.held + self.free())
 
     def held(self, owner: Owner) -> int:
+        """Bytes that the owner's leases hold."""
         return self._accounts[owner].held
 
     def free(self) -> int:
-        """Bytes of the pool that nobody holds."""
+        """Bytes of the pool that no owner holds."""
         return self.capacity - sum(account.held for account in self._accounts.values())
 
     def deficit(self, owner: Owner) -> int:
+        """Bytes demanded but not held."""
         return self._accounts[owner].demanded - self._accounts[owner].held
 
     def table(self, owner: Owner) -> LeaseTable:
+        """A copy of the owner's leases as columns."""
         return self._accounts[owner].table()
 
     def lease_state(self, lease: Lease) -> tuple[int, int]:
-        """Bytes that the lease stands at, and its predicted steps to go."""
+        """Bytes that the lease demands, and its predicted remaining steps."""
         account, row = self._live(lease)
         return int(account.rows[0, row]), int(account.rows[2, row])
 
     def open(self, request_id: str, owner: Owner, footprint: Footprint, *, priority: int) -> Lease:
-        """Raises MemoryRuleBroken if the footprint's base is not free now."""
+        """Raises LedgerInvariantError if the footprint's base is not free now."""
         account = self._accounts[owner]
         if footprint.base and account.demanded + footprint.base > self.ceiling(owner):
             raise LedgerInvariantError(
-                f"lease for {request_id}: {footprint.base} bytes wanted, "
+                f"lease for {request_id}: {footprint.base} bytes needed, "
                 f"{self.ceiling(owner) - account.demanded} free under the {owner} quota; admit it later"
             )
         row = len(account.leases)
@@ -223,9 +240,9 @@ class MemoryLedger:
         return lease
 
     def grow(self, lease: Lease, steps: int) -> int:
-        """The holder took `steps` engine steps. Past its predicted end it is projected one step more.
+        """Adds the growth of `steps` engine steps; past its predicted end one step is left.
 
-        Returns its predicted steps to go.
+        Returns the predicted remaining steps.
         """
         account, row = self._live(lease)
         rows = account.rows
@@ -238,18 +255,19 @@ class MemoryLedger:
         return left
 
     def follow(self, lease: Lease, *, held: int, per_step: int) -> None:
-        """The holder says what it really stands at, and what a step adds to it."""
+        """Sets the bytes that the engine reports for the lease, and its growth per step."""
         account, row = self._live(lease)
         account.demanded += held - int(account.rows[0, row])
         account.rows[:2, row] = (held, per_step)
         self._settle()
 
     def reforecast(self, lease: Lease, *, steps: int, spread: float) -> None:
+        """Replaces the predicted remaining steps and the deviation of the size at release."""
         account, row = self._live(lease)
         account.rows[2:4, row] = (max(1, steps), spread**2)
 
     def close(self, lease: Lease) -> None:
-        """Raises MemoryRuleBroken on the second call."""
+        """Frees the memory of the lease. Raises LedgerInvariantError on the second call."""
         account, row = self._live(lease)
         account.demanded -= int(account.rows[0, row])
         last, last_id = account.leases.pop(), account.ids.pop()
@@ -261,22 +279,22 @@ class MemoryLedger:
         self._settle()
 
     def check_integrity(self) -> None:
-        """Raises MemoryRuleBroken when rows, leases and totals disagree."""
+        """Raises LedgerInvariantError if rows, leases and totals disagree."""
         for owner, account in self._accounts.items():
             count = len(account.leases)
             if account.demanded != int(account.rows[0, :count].sum()):
                 raise LedgerInvariantError(f"{owner}: total {account.demanded} is not the sum of its leases")
             if not 0 <= account.held <= account.demanded:
                 raise LedgerInvariantError(
-                    f"{owner}: {account.held} bytes held, its leases want {account.demanded}"
+                    f"{owner}: {account.held} bytes held, its leases demand {account.demanded}"
                 )
             if [lease.row for lease in account.leases] != list(range(count)):
-                raise LedgerInvariantError(f"{owner}: a lease points at another's row")
+                raise LedgerInvariantError(f"{owner}: a lease points at the row of another lease")
         if self.free() < 0:
-            raise LedgerInvariantError("more memory is held than the pool has")
+            raise LedgerInvariantError("the owners hold more memory than the pool has")
 
     def _settle(self) -> None:
-        """What is wanted less is given back; deficits are made good from what is free then."""
+        """Releases memory that is no longer demanded, then covers deficits from free memory."""
         for account in self._accounts.values():
             account.held = min(account.held, account.demanded)
         for owner, account in self._accounts.items():

@@ -1,6 +1,6 @@
-"""What does the control plane need from the outside? Backends, predictors and their messages.
+"""Protocols of backends and predictors, and the messages that they exchange with the control plane.
 
-A backend owns its engine. It is given token ids, so every prompt is tokenised once, at the gate.
+A backend owns its engine. It gets token ids, so every prompt is tokenized once, at the gate.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -23,12 +23,14 @@ TruncationSide = Literal["left", "right"]
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """Read back from the engine; memory in bytes of KV blocks. `ceded_bytes` of the cache nobody in the
-    engine holds or still writes: only they may be lent. `held_bytes` is what each running request
-    holds, by id: None from engines that do not say; one that is missing waits inside. `recompute_tokens`
-    is what preemption has taken out of the cache since the start, to be computed once more where no
-    prefix cache still has it; None where that is not known. `waited` is the time that the engine has left to
-    others on purpose, also since its start."""
+    """State reported by the engine; memory in bytes of KV blocks.
+
+    `ceded_bytes` of the cache are neither held nor still being written by the engine: only they may be lent.
+    `held_bytes` is what each running request holds, by id (None if the engine does not report it); a request
+    not listed waits in the engine. `recompute_tokens` were preempted from the cache since the start and must
+    be computed again unless a prefix cache has them; None if unknown. `waited` is the time since the start
+    that the engine left to other work on purpose.
+    """
 
     used_bytes: int
     total_bytes: int
@@ -45,8 +47,10 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """What one step of an LLM engine did, and the time since the step before it; `waited` of that it left to
-    others on purpose."""
+    """What one engine step did, and the time since the previous step.
+
+    `waited` of that time was left to other work on purpose.
+    """
 
     prefill_tokens: int
     decodes: int
@@ -57,7 +61,7 @@ class EngineStep:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds: of any step, and more for each decoding sequence, KV cell and prompt token."""
+    """Seconds per step, and in addition per decoding sequence, KV cell and prompt token."""
 
     step: float
     decode: float
@@ -66,14 +70,17 @@ class StepCost:
 
 
 class Generator(Protocol):
-    """An LLM engine. `start` returns when it really answers; `stop` may be called at any time. `on_step`
-    hears of each step that followed another.
+    """An LLM engine.
 
-    One that `orders` by itself holds back, ranks and preempts before each of its steps; then requests may
-    wait in it, and it takes the three `set_…`. Any other refuses `set_quota` and `set_options`.
+    `start` returns when the engine generates; `stop` may be called at any time. `on_step` is called for each
+    step that followed another.
 
-    `step_cost` is what its steps should take by the figures of device and model, before any was measured;
-    None where nobody knows.
+    An engine with a scheduler of its own (`orders`) defers, ranks and preempts before each step. Requests may
+    wait in it, and it supports `set_quota`, `set_options` and `set_device_contention`. Any other refuses the
+    first two.
+
+    `step_cost` is the expected cost of its steps from the figures of device and model, before any
+    measurement; None if unknown.
     """
 
     model: str
@@ -87,21 +94,27 @@ class Generator(Protocol):
 
     @property
     def stall_count(self) -> int:
-        """How often it was taken for dead though it lived, and killed, because it left its work undone."""
+        """Times the watchdog killed a live but unresponsive engine."""
         ...
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Returns once the engine generates. Raises BackendDown."""
+        ...
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Stops the engine; running requests end with BackendDown."""
+        ...
 
     async def check(self) -> None:
-        """Raises BackendDown unless the engine answers."""
+        """Raises BackendDown unless the engine responds."""
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of the conversation under the model's template. Raises Refused."""
         ...
 
-    async def tokenize(self, text: str) -> list[int]: ...
+    async def tokenize(self, text: str) -> list[int]:
+        """Token ids of `text`."""
+        ...
 
     def generate(
         self,
@@ -114,35 +127,43 @@ class Generator(Protocol):
     ) -> AsyncGenerator[Delta]:
         """Deltas in order; closing the generator aborts the request in the engine.
 
-        Where the engine queues and chooses victims, but does not order by itself, the smaller rank goes
-        first and is preempted last.
-
-        `chat` is given for conversations, so that reasoning and tool calls can be parsed out of the text.
-        Raises Refused for what this engine cannot do, BackendDown, BackendFailed.
+        If the engine queues and preempts but has no scheduler of its own, the smaller rank goes first and is
+        preempted last. `chat` is given for conversations, so that reasoning and tool calls can be parsed out
+        of the text. Raises Refused for what this engine cannot do, BackendDown, BackendFailed.
         """
         ...
 
     async def preempt(self, request_id: str) -> None:
-        """Returns when the request's blocks are free. Its generator then ends with a delta whose
-        finish_reason is "preempted", unless the answer was already complete."""
+        """Returns when the request's blocks are free.
+
+        Its generator then ends with a delta whose finish_reason is "preempted", unless the output was
+        complete.
+        """
 
     async def set_quota(self, quota_bytes: int) -> None:
-        """How much of the KV cache may be used, in whole blocks, from the engine's next step on; what is
-        used beyond it is preempted. Raises Refused for less than a block and for more than all."""
+        """Limits the KV cache to whole blocks of this size from the next step on; excess use is preempted.
+
+        Raises Refused for less than one block and for more than the whole cache.
+        """
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:
-        """Other policy or parameters, in the names of `scheduling.engine`. Raises Refused."""
+        """Changes the policy or its parameters, by the names of `scheduling.engine`. Raises Refused."""
 
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
-        """The whole answer is now thought to be so long. Takes effect soon; for a request that has left,
-        or an engine that does not order, not at all."""
+        """Replaces the forecast of the total output; takes effect soon.
+
+        Ignored for a finished request, and by an engine without a scheduler of its own.
+        """
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        """Whether somebody else wants the device now. An engine that `orders` then goes on no faster than
-        promised, so that its steps cost less; any other takes no notice."""
+        """Tells the engine whether other work wants the device.
+
+        An engine with a scheduler of its own then decodes no faster than its TPOT objectives require, so that
+        steps cost less; any other ignores it.
+        """
 
     def state(self) -> EngineState:
-        """Raises BackendDown."""
+        """Latest state of the engine. Raises BackendDown."""
         ...
 
 
@@ -157,60 +178,65 @@ class EmbeddingPass:
 
 
 class Embedder(Protocol):
-    """An embedding engine in its own process, for one model. Facts are known once `start` returned;
-    `on_pass` hears of every pass; `batch_limit` is asked before each how long it may take (None: as long
-    as it likes). One input alone is never cut."""
+    """An embedding engine in a process of its own, for one model.
+
+    Its properties are known once `start` returned. `on_pass` is called after every pass. `batch_limit` is
+    asked before each pass how long it may take (None: no limit). A pass of a single input is never shortened.
+    """
 
     model: str
     max_running: int
     on_pass: Callable[[EmbeddingPass], None] | None
     batch_limit: Callable[[], Duration | None] | None
     allocator_bytes: int
-    """Device bytes that its allocator had reserved after the last pass; 0 where nobody knows."""
+    """Device bytes reserved by its allocator after the last pass; 0 if unknown."""
 
     @property
     def stall_count(self) -> int:
-        """How often it was taken for dead though it lived, and killed, because it left its work undone."""
+        """Times the watchdog killed a live but unresponsive engine."""
         ...
 
     @property
     def restarts(self) -> int:
-        """How often its process was started anew, or that was tried."""
+        """Number of restarts of its process, failed ones included."""
         ...
 
     @property
     def out_of_memory(self) -> int:
-        """How often a pass found none."""
+        """Number of passes that ran out of device memory."""
         ...
 
     @property
     def is_computing(self) -> bool:
-        """A pass is under way."""
+        """Whether a pass is in flight."""
         ...
 
     def tokens_left(self, request_id: str) -> int | None:
-        """Of a request that it holds, those not computed yet, a pass under way among them; None for one
-        that it does not hold."""
+        """Tokens of a call not computed yet, a pass in flight included; None for an unknown call."""
 
     @property
-    def dimension(self) -> int: ...
-
-    @property
-    def supported_dimensions(self) -> Sequence[int]:
-        """Vector lengths that may be asked for; more than one for Matryoshka models."""
+    def dimension(self) -> int:
+        """Length of its vectors."""
         ...
 
     @property
-    def max_input_tokens(self) -> int: ...
+    def supported_dimensions(self) -> Sequence[int]:
+        """Vector lengths that may be requested; several for Matryoshka models."""
+        ...
+
+    @property
+    def max_input_tokens(self) -> int:
+        """Longest input in tokens, special tokens included."""
+        ...
 
     @property
     def vocabulary(self) -> int:
-        """All token ids are below it."""
+        """Exclusive upper bound of token ids."""
         ...
 
     @property
     def workspace_bytes(self) -> int:
-        """Device bytes of the largest batches that are in flight at once."""
+        """Device bytes of the largest batches in flight at once."""
         ...
 
     @property
@@ -219,55 +245,69 @@ class Embedder(Protocol):
         ...
 
     def set_budget_bytes(self, budget_bytes: int) -> None:
-        """From the next batch on. An input that needs more alone is still computed, alone: whoever sets a
-        budget below that refuses such inputs."""
+        """Takes effect with the next batch.
+
+        An input that alone needs more is still computed, alone: the caller rejects such inputs.
+        """
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """Texts that the model was trained to see before an input, by name ("query", "passage")."""
+        """Prefixes that the model was trained with, by name ("query", "passage")."""
         ...
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Returns once the engine computes. Raises BackendDown."""
+        ...
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Stops the engine."""
+        ...
 
     async def check(self) -> None:
-        """Raises BackendDown unless the engine answers."""
+        """Raises BackendDown unless the engine responds."""
 
     async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
-        """Token ids of each text with the model's special tokens, never truncated. `prompt` names one of
-        `prompts`; None is the model's own default. Raises Refused for a name that it lacks."""
+        """Token ids of each text with the model's special tokens, never truncated.
+
+        `prompt` names one of `prompts`; None is the model's default. Raises Refused for an unknown name.
+        """
         ...
 
     def truncate(
         self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None
     ) -> Sequence[int]:
-        """At most `limit` of one text's, the special tokens around it among them. `side` gives way, the left
-        being the text's begin; None is the one that the model's tokenizer cuts. Raises Refused when none
-        of the text would be left."""
+        """At most `limit` tokens of one text, special tokens included.
+
+        `side` is cut, left being the start of the text; None is the side that the model's tokenizer cuts.
+        Raises Refused if no token of the text would be left.
+        """
         ...
 
     def batch_time(self, token_counts: Sequence[int]) -> Duration | None:
-        """How long these inputs take when nothing else is asked for; None where nobody knows."""
+        """Time of a pass over these inputs on an idle device; None if unknown."""
         ...
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
-        """Device bytes that these inputs take while they are computed, cut to the largest batches."""
+        """Device bytes of a pass over these inputs, split into the largest batches."""
         ...
 
     async def embed(
         self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
     ) -> Vectors:
-        """float32 [inputs, dimension], row i for input i. Cancelling skips what has not begun."""
+        """float32 [inputs, dimension], row i for input i. Cancelling skips inputs that have not started."""
         ...
 
 
 class LengthPredictor(Protocol):
-    """How long will the answer be? Learns from every finished request."""
+    """Predicts output lengths, and learns from every finished request."""
 
-    def forecast(self, request: Request) -> LengthForecast: ...
+    def forecast(self, request: Request) -> LengthForecast:
+        """Distribution of the request's output length."""
+        ...
 
-    def observe(self, request: Request, output_tokens: int) -> None: ...
+    def observe(self, request: Request, output_tokens: int) -> None:
+        """Learns from a complete output."""
+        ...
 
     def withdraw(self, request: Request) -> None:
-        """It ended without a whole answer: there is nothing to learn, and nothing to keep of it."""
+        """Forgets a request that ended without a complete output."""

@@ -1,7 +1,7 @@
-"""What is asked, where it stands, and when each thing happened to it.
+"""A request, its phase, and the times of its events.
 
-`Request` holds facts known at arrival and never changes. `Phase` moves by a table. `Timeline` is the
-only place where stamps become durations.
+`Request` holds facts known at arrival and never changes. `Phase` changes by a table of legal moves.
+`Timeline` is the only place where timestamps become durations.
 """
 
 from dataclasses import dataclass
@@ -12,26 +12,31 @@ from controlplane.core.slo import ServiceClass, Slo
 
 
 class Owner(StrEnum):
-    """Whose memory it is."""
+    """Owner of memory in the pool."""
 
     LLM = "llm"
     EMBEDDING = "embedding"
 
 
 class Kind(StrEnum):
+    """Kind of work requested."""
+
     GENERATE = "generate"
     EMBED = "embed"
 
     @property
     def owner(self) -> Owner:
+        """The owner whose memory serves this kind."""
         return Owner.LLM if self is Kind.GENERATE else Owner.EMBEDDING
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFeatures:
-    """What is kept of a prompt for forecasts: `numbers` and `words` as `predictors.output_length.features`
-    names and
-    hashes them. Never the text. `vector` is the prompt's embedding as float16, empty if none was computed."""
+    """Features of a prompt for forecasts, without its text.
+
+    `numbers` and `words` (hashes) are defined in `predictors.output_length.features`. `vector` is the
+    prompt's embedding as float16, empty if none was computed.
+    """
 
     numbers: tuple[float, ...]
     words: tuple[int, ...]
@@ -40,7 +45,11 @@ class PromptFeatures:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`prompt_tokens` counts all inputs; `sequences` is `n` for chat, the inputs for embeddings."""
+    """A request as it arrived.
+
+    `prompt_tokens` counts all inputs. `sequences` is `n` for generation and the number of inputs for
+    embeddings.
+    """
 
     id: str
     kind: Kind
@@ -54,10 +63,12 @@ class Request:
     sequences: int = 1
     features: PromptFeatures | None = None
     runs_to_limit: bool = False
-    """Nothing ends the answer before `max_output_tokens`."""
+    """Nothing ends the output before `max_output_tokens`."""
 
 
 class Phase(StrEnum):
+    """Where a request is in its life cycle."""
+
     QUEUED = "queued"
     DEFERRED = "deferred"
     PREFILL = "prefill"
@@ -81,6 +92,7 @@ class IllegalTransition(RuntimeError):
 
 
 def moved(phase: Phase, to: Phase) -> Phase:
+    """Returns `to`. Raises IllegalTransition if the move is not legal."""
     if to not in LEGAL_MOVES[phase]:
         raise IllegalTransition(f"{phase} -> {to}: legal from {phase}: {sorted(LEGAL_MOVES[phase])}")
     return to
@@ -88,7 +100,7 @@ def moved(phase: Phase, to: Phase) -> Phase:
 
 @dataclass(slots=True)
 class Timeline:
-    """Stamps of one request. TTFT runs from arrival at the gate; TPOT leaves out the first token."""
+    """Timestamps of one request. TTFT counts from arrival at the gate; TPOT excludes the first token."""
 
     arrival: Instant
     dispatched: Instant | None = None
@@ -99,6 +111,7 @@ class Timeline:
     longest_gap: Duration = NO_TIME
 
     def stamp_tokens(self, now: Instant, tokens: int) -> None:
+        """Records `tokens` output tokens at `now`."""
         if self.first_token is None:
             self.first_token = now
         elif self.last_token is not None:
@@ -108,30 +121,33 @@ class Timeline:
 
     @property
     def queue(self) -> Duration | None:
+        """Time from arrival to dispatch."""
         return None if self.dispatched is None else between(self.arrival, self.dispatched)
 
     @property
     def ttft(self) -> Duration | None:
+        """Time to first token."""
         return None if self.first_token is None else between(self.arrival, self.first_token)
 
     @property
     def tpot(self) -> Duration | None:
-        """`None` before the second token."""
+        """Mean time per output token after the first; None before the second token."""
         if self.first_token is None or self.last_token is None or self.output_tokens < 2:
             return None
         return Duration((self.last_token - self.first_token) // (self.output_tokens - 1))
 
     @property
     def e2e(self) -> Duration | None:
+        """End-to-end time."""
         return None if self.finished is None else between(self.arrival, self.finished)
 
     def measured(self) -> dict[str, Duration | None]:
-        """What each objective is compared with. Without tokens (embeddings) TTFT is the end."""
+        """The measured value of each objective. Without tokens (embeddings) TTFT is the end-to-end time."""
         ttft = self.e2e if self.first_token is None else self.ttft
         return {"ttft": ttft, "tpot": self.tpot, "e2e": self.e2e}
 
     def kept(self, slo: Slo) -> dict[str, bool]:
-        """Whether a finished request kept each objective stated. One-token outputs meet TPOT."""
+        """Whether a finished request met each stated objective. One-token outputs meet TPOT."""
         stated = {"ttft": slo.ttft, "tpot": slo.tpot, "e2e": slo.e2e}
         measured = self.measured()
         return {

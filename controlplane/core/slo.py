@@ -1,4 +1,4 @@
-"""What was promised, and was it kept? An objective is absent (`None`) or a positive duration."""
+"""Service-level objectives; each is None or a positive duration."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -7,7 +7,7 @@ from controlplane.core.clock import Duration, Instant, after
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Time to first token, time per output token after the first, end to end."""
+    """Objectives of one request: TTFT, TPOT (after the first token) and end-to-end time."""
 
     ttft: Duration | None = None
     tpot: Duration | None = None
@@ -22,21 +22,21 @@ class Slo:
                 )
 
     def overridden(self, by: "Slo") -> "Slo":
-        """This objective with each part that `by` states put in its place."""
+        """This SLO with every objective that `by` states replaced."""
         stated = {f.name: v for f in fields(by) if (v := getattr(by, f.name)) is not None}
         return replace(self, **stated)
 
     def first_token_deadline(self, arrival: Instant) -> Instant | None:
-        """When the first token (or, for embeddings, the answer) must be out; the sooner of both."""
+        """Deadline of the first token (for embeddings: of the response); the earlier of TTFT and e2e."""
         bounds = [after(arrival, d) for d in (self.ttft, self.e2e) if d is not None]
         return min(bounds) if bounds else None
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
-    """A named promise. A larger `priority` is served sooner.
+    """A named SLO with a priority; a larger `priority` is served sooner.
 
-    A sheddable class is rejected when its objective cannot be met; any other waits to the cap.
+    A sheddable class is rejected when its SLO cannot be met; any other waits up to the maximum wait.
     """
 
     name: str

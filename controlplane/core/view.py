@@ -1,4 +1,4 @@
-"""What may a policy see? An immutable snapshot; asking "what if" gives a new one."""
+"""Immutable snapshot of the pool that policies decide on; a hypothetical state is a new snapshot."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,9 +12,11 @@ from controlplane.core.request import Owner, Request
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request without a lease. `until` bounds its wait (None: accepted before, it waits as long as it
-    takes); queues are sorted by `rank`, smallest first. `work` is its share of what the owner works
-    off: byte-steps, or steps alone where the owner is serial."""
+    """A request without a lease.
+
+    `until` bounds its wait (None: accepted before, waits without a bound). Queues are sorted by `rank`,
+    smallest first. `work` is its part of the owner's backlog: byte-steps, or steps alone for a serial owner.
+    """
 
     request: Request
     footprint: Footprint
@@ -25,8 +27,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A lease as a possible victim. `slack` is what is left before its next deadline (None: it has
-    none), `recompute` the work that preempting it throws away, `freed_bytes` what that gives back."""
+    """A lease as a possible victim.
+
+    `slack` is the time left to its next deadline (None: no deadline), `recompute` the work that a preemption
+    discards, `freed_bytes` the memory that it frees.
+    """
 
     request_id: str
     priority: int
@@ -39,7 +44,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast an owner works now: one engine step, and one prompt token beside it."""
+    """Present speed of an owner: time of an engine step, and per prompt token in addition."""
 
     step: Duration
     per_prompt_token: Duration
@@ -47,8 +52,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class HiddenStateCost:
-    """Seconds that hidden states add to an engine step, beside keys and values: each token on them, each
-    request, and that there are any."""
+    """Seconds that hidden states add to an engine step, in addition to KV.
+
+    Per token on hidden states, per request, and once per step if there are any.
+    """
 
     token: float
     request: float = 0.0
@@ -57,7 +64,7 @@ class HiddenStateCost:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Bytes kept for requests of at least this priority that are expected soon."""
+    """Bytes reserved for requests of at least this priority that are expected soon."""
 
     reserved_bytes: int
     priority: int
@@ -65,11 +72,14 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class DecodeLoad:
-    """What an engine's steps carry, and how fast they must go on. `step` is what one takes, in nanoseconds,
-    by the sequences in it and the cells that they read; `unread` prompt tokens are to be computed first,
-    each for `per_prompt_token`. Decoding loses `lost_share` of all time to prompts and embeddings, with
-    `lost_deviation` a step. Of each answer that was promised a pace: the time `left` to its last token, and
-    the `tokens` until then, the time `promised` for each, and the `priority` of its class."""
+    """Load of an engine's decode steps and the TPOT objectives that they must meet.
+
+    `step` gives the time of a step in ns from its sequences and the KV cells that they read. `unread` prompt
+    tokens are prefilled first, at `per_prompt_token` ns each. Decoding loses `lost_share` of all time to
+    prefill and embeddings, with a standard deviation of `lost_deviation` per step. For each running request
+    with a TPOT, float64 [n]: the time `left` to its last token in ns, the `tokens` until then, its TPOT
+    `promised` in ns, and the `priority` of its class.
+    """
 
     step: Callable[[int, int], float]
     per_prompt_token: float
@@ -85,11 +95,11 @@ class DecodeLoad:
 
     @property
     def tightest(self) -> float | None:
-        """The shortest time a token that somebody was promised."""
+        """Smallest TPOT objective in ns; None without any."""
         return float(self.promised.min()) if len(self.promised) else None
 
     def to_higher(self, priority: int) -> "DecodeLoad":
-        """Only what was promised to classes of a higher priority."""
+        """The load with only the objectives of classes above `priority`."""
         is_higher = self.priority > priority
         columns = {
             name: getattr(self, name)[is_higher] for name in ("left", "tokens", "promised", "priority")
@@ -97,12 +107,12 @@ class DecodeLoad:
         return replace(self, **columns)
 
     def until_read(self, request: Request) -> Duration:
-        """To its first token: half of the step under way, on average, and one that reads all prompts."""
+        """Time to its first token: half of the present step on average, and one that prefills all prompts."""
         step = self.step(self.sequences, self.cells)
         return Duration(round(1.5 * step + (self.unread + request.prompt_tokens) * self.per_prompt_token))
 
     def with_one(self, request: Request, tokens: int) -> "DecodeLoad":
-        """Had this request started, `tokens` being what it is predicted to answer."""
+        """The load with this request started; `tokens` is its predicted output."""
         load = replace(
             self,
             sequences=self.sequences + request.sequences,
@@ -126,14 +136,16 @@ def _no_victims() -> tuple[Running, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One owner's part of the pool, in bytes. `largest` is the most a single request could ever have;
-    `pace` is None until something was observed; a serial owner works its leases off one after another, any
-    other all at once; `paces` are those of a serial owner's models, where it has several. `is_beside_others`
-    while the device works for the other kind, too. `preemptible` lists possible victims when asked: only a
-    request that would preempt pays for the list. `inside` is given where the engine itself holds requests
-    back: the work of those that wait in it and go before this one. `calls` are what a serial owner holds,
-    each with the tokens still to be computed. `decode_load` is given for answers, once steps
-    were observed."""
+    """One owner's part of the pool, in bytes.
+
+    `largest` bounds a single request. `pace` is None before any observation. A serial owner processes its
+    leases one after another, any other all at once; `paces` are those of a serial owner's models, if it has
+    several. `is_beside_others` while the device also works for the other kind. `preemptible` lists possible
+    victims on demand, because the list is costly and few requests need it. `inside` is given if the engine
+    schedules by itself: the work of the requests that wait in it and precede this one. `calls` are the calls
+    that a serial owner holds, each with its tokens to compute. `decode_load` is given for generation once
+    steps were observed.
+    """
 
     ceiling: int
     held: int
@@ -152,43 +164,45 @@ class Share:
     decode_load: DecodeLoad | None = None
 
     def pace_of(self, model: str) -> Pace | None:
+        """Pace of one model; the owner's if it has only one."""
         return self.paces.get(model, self.pace)
 
     def slowness(self, model: str) -> float:
-        """What a token takes of this model, counted in tokens at the owner's own pace."""
+        """Time per token of this model relative to the owner's pace."""
         own = self.pace_of(model)
         if own is None or self.pace is None or not self.pace.per_prompt_token:
             return 1.0
         return own.per_prompt_token / self.pace.per_prompt_token
 
     def work(self, waiting: Sequence[Waiting]) -> float:
-        """Theirs together, at the owner's own pace."""
+        """Total work of these requests at the owner's pace."""
         if not self.paces:
             return sum([w.work for w in waiting])
         return sum([w.work * self.slowness(w.request.model) for w in waiting])
 
     def held_steps(self) -> float:
-        """Of all leases together, at the owner's own pace."""
+        """Total remaining steps of all leases at the owner's pace."""
         if not self.paces:
             return float(self.leases.steps.sum())
         return sum([request.prompt_tokens * self.slowness(request.model) for request, _ in self.calls])
 
     def is_kept_for(self, request: Request) -> bool:
-        """Whether what is reserved, is reserved for it."""
+        """Whether the request is entitled to the reserve."""
         return self.reserve is not None and request.service_class.priority >= self.reserve.priority
 
     def as_seen_by(self, request: Request) -> "Share":
-        """Without what is reserved for a higher priority."""
+        """The share less the reserve, unless the request is entitled to it."""
         reserve = self.reserve
         if reserve is None or self.is_kept_for(request):
             return self
         return replace(self, ceiling=max(0, self.ceiling - reserve.reserved_bytes))
 
     def with_lease(self, waiting: Waiting) -> "Share":
+        """The share after this request was admitted."""
         request, footprint = waiting.request, waiting.footprint
         load = None if self.decode_load is None else self.decode_load.with_one(request, footprint.steps)
         if self.inside is not None:
-            # It holds nothing before the engine starts it.
+            # The request holds nothing before the engine starts it.
             return replace(self, free_slots=self.free_slots - 1, decode_load=load)
         return replace(
             self,
@@ -200,7 +214,7 @@ class Share:
         )
 
     def without(self, request_ids: Sequence[str]) -> "Share":
-        """What the share would be had these leases been closed."""
+        """The share after these leases were closed."""
         leases = self.leases.without(request_ids)
         freed = int(self.leases.base.sum() - leases.base.sum())
         return replace(
@@ -215,8 +229,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """All that wait for one owner, sorted by rank. `undecided` are those that no cycle has decided yet
-    and those whose time is up; the others wait on as they were told."""
+    """Waiting requests of one owner, sorted by rank.
+
+    `undecided` are those that no cycle has decided yet and those whose wait has ended; the others keep their
+    decision.
+    """
 
     waiting: Sequence[Waiting]
     undecided: Sequence[Waiting]
@@ -224,5 +241,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
+    """The whole pool: shares and queues by owner."""
+
     shares: Mapping[Owner, Share]
     queues: Mapping[Owner, Queue]
