@@ -1,4 +1,4 @@
-"""Length forecasts: moments against integration, and the remaining length against the conditional law."""
+"""Length forecasts: moments against integration, remaining length against the conditional distribution."""
 
 from itertools import pairwise
 
@@ -43,34 +43,36 @@ def test_quantile_and_level_are_inverse(forecast: LengthForecast, level: float) 
 
 
 @given(forecasts(), st.integers(0, 600), st.integers(0, 20))
-def test_remaining_is_the_conditional_law(forecast: LengthForecast, done: int, twentieth: int) -> None:
+def test_remaining_is_the_conditional_distribution(
+    forecast: LengthForecast, done: int, twentieth: int
+) -> None:
     passed = forecast.level_of(done)
     if passed >= 1.0:
         return
     level = twentieth / 20
     among_all = min(1.0, passed + level * (1 - passed))
     expected = max(1.0, forecast.quantile(among_all) - done)
-    # One point between two knots may cut the corner that the floor of one token makes: at most a token.
+    # A point between two knots may cut the corner made by the floor of one token: at most one token.
     assert forecast.remaining(after=done).quantile(level) == pytest.approx(expected, abs=1.0 + 1e-6)
 
 
 @given(forecasts())
-def test_nothing_seen_changes_nothing(forecast: LengthForecast) -> None:
+def test_remaining_after_no_tokens_is_the_forecast(forecast: LengthForecast) -> None:
     assert forecast.remaining(after=0) == forecast
 
 
-def test_remaining_before_the_shortest_answer_is_the_rest_of_it() -> None:
+def test_remaining_before_the_shortest_output_is_a_shift() -> None:
     left = LengthForecast((0.0, 1.0), (100.0, 200.0)).remaining(after=10)
     assert (left.levels, left.tokens) == ((0.0, 1.0), (90.0, 190.0))
 
 
-def test_an_outrun_forecast_expects_half_again_at_most() -> None:
+def test_an_outrun_forecast_expects_at_most_half_as_much_again() -> None:
     left = LengthForecast((0.0, 1.0), (5.0, 20.0)).remaining(after=40)
     assert left.tokens == (1.0, 20.0)
     assert LengthForecast((0.0, 1.0), (1.0, 1.0)).remaining(after=1).tokens == (1.0, 1.0)
 
 
-def test_a_certain_length() -> None:
+def test_a_point_forecast() -> None:
     certain = LengthForecast((0.0, 0.5, 1.0), (7.0, 7.0, 7.0))
     assert (certain.mean, certain.deviation) == (7.0, 0.0)
     assert [certain.quantile(level) for level in (0.0, 0.3, 1.0)] == [7.0, 7.0, 7.0]
@@ -89,22 +91,22 @@ def test_a_certain_length() -> None:
         ((1.0,), (1.0,)),
     ],
 )
-def test_what_is_no_distribution_is_refused(levels: tuple[float, ...], tokens: tuple[float, ...]) -> None:
+def test_invalid_distributions_are_refused(levels: tuple[float, ...], tokens: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="levels rise from 0 to 1"):
         LengthForecast(levels, tokens)
 
 
 @given(st.lists(st.floats(1, 5_000), min_size=4, max_size=4), st.integers(0, 6_000))
-def test_the_expected_rest_is_the_mean_of_what_remains(tokens: list[float], done: int) -> None:
+def test_expected_remaining_is_the_mean_of_remaining(tokens: list[float], done: int) -> None:
     forecast = LengthForecast((0.0, 0.3, 0.8, 1.0), tuple(sorted(tokens)))
     left = forecast.remaining(after=done)
-    # What remains is at least a token, which only matters within a token of a level.
+    # The remaining length is at least one token; this matters only within one token of a level.
     assert forecast.expected_remaining(done) == pytest.approx(left.mean, abs=1.0)
     assert forecast.expected_remaining(0) == pytest.approx(forecast.mean)
 
 
 @given(forecasts(), st.integers(0, 600))
-def test_the_expected_rest_is_the_mean_beyond_what_has_appeared(forecast: LengthForecast, done: int) -> None:
+def test_expected_remaining_is_the_mean_beyond_the_tokens_so_far(forecast: LengthForecast, done: int) -> None:
     passed = forecast.level_of(done)
     if passed >= 1.0:
         return
@@ -114,8 +116,8 @@ def test_the_expected_rest_is_the_mean_beyond_what_has_appeared(forecast: Length
     assert forecast.expected_remaining(done) == pytest.approx(max(1.0, area / (1 - passed) - done))
 
 
-def test_before_its_first_token_an_answer_is_as_long_as_was_thought() -> None:
+def test_expected_remaining_before_the_first_token_is_the_forecast_mean() -> None:
     forecast = LengthForecast((0.0, 0.5, 1.0), (1.0, 60.0, 200.0))
     assert forecast.remaining(after=0) is forecast
-    # What is to come is never less than a token.
+    # The remaining length is never below one token.
     assert LengthForecast((0.0, 1.0), (0.0, 60.0)).remaining(after=0).tokens == (1.0, 60.0)

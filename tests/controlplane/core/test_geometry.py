@@ -1,4 +1,4 @@
-"""KV arithmetic against published configs."""
+"""Bytes of KV cache against published model configs."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The ledger under any calls: memory conserved, nobody above their ceiling, each lease closed once."""
+"""Ledger under random calls: memory is conserved, ceilings hold, each lease closes once."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ footprints = st.builds(
 
 
 class Ledger(RuleBasedStateMachine):
-    """Beside the ledger, a plain dictionary of what every open lease stands at."""
+    """The ledger against a plain dictionary of the bytes of every open lease."""
 
     leases = Bundle("leases")
 
@@ -59,7 +59,7 @@ class Ledger(RuleBasedStateMachine):
         except LedgerInvariantError as broken:
             assert not fits, broken
             assert self.ledger.demanded(owner) == before
-            return multiple()  # no lease came of it
+            return multiple()  # no lease was opened
         assert fits
         self.expected[lease] = (footprint.base, footprint.per_step, footprint.steps)
         return lease
@@ -101,7 +101,7 @@ class Ledger(RuleBasedStateMachine):
         else:
             self.ledger.set_quota(owner, quota)
         assert self.ledger.demanded(owner) == wanted
-        assert all(self.ledger.held(one) >= held[one] for one in Owner), "a quota takes nothing away"
+        assert all(self.ledger.held(one) >= held[one] for one in Owner), "a lower quota frees no memory"
 
     @precondition(lambda self: self.expected)
     @rule(owner=OWNERS)
@@ -123,7 +123,7 @@ class Ledger(RuleBasedStateMachine):
             other = next(o for o in Owner if o is not owner)
             assert 0 <= held <= ledger.demanded(owner) == held + ledger.deficit(owner)
             assert ledger.ceiling(owner) <= min(quota.nominal + quota.borrow_limit, POOL - ledger.held(other))
-            assert ledger.deficit(owner) == 0 or held >= ledger.ceiling(owner), "room is used"
+            assert ledger.deficit(owner) == 0 or held >= ledger.ceiling(owner), "free memory covers deficits"
             assert ledger.demanded(owner) == sum(
                 base for lease, (base, _, _) in self.expected.items() if lease.owner is owner
             )
@@ -139,7 +139,7 @@ TestLedger = Ledger.TestCase
     block=st.sampled_from([1, 16, 64]),
     n=st.integers(1, 3),
 )
-def test_a_generation_is_bounded_by_its_line(prompt: int, output: int, block: int, n: int) -> None:
+def test_a_footprint_bounds_the_blocks_of_a_generation(prompt: int, output: int, block: int, n: int) -> None:
     geometry = KvGeometry(4, 2, block)
     footprint = generate_footprint(
         geometry,
@@ -166,11 +166,11 @@ def test_expected_steps_stay_between_one_and_the_cap() -> None:
         assert made.steps == steps
 
 
-def test_area_is_the_memory_time_under_the_line() -> None:
+def test_area_is_the_memory_time_of_the_footprint() -> None:
     assert Footprint(base=10, per_step=2, steps=5).area == (10 + 20) / 2 * 5
 
 
-def test_what_if_tables_leave_the_original_alone() -> None:
+def test_hypothetical_tables_leave_the_original_unchanged() -> None:
     ledger = MemoryLedger({Owner.LLM: Quota(100), Owner.EMBEDDING: Quota(0)})
     for name in ("a", "b", "c"):
         ledger.open(name, Owner.LLM, Footprint(10, 1, 5, spread=2.0), priority=1)
@@ -181,7 +181,7 @@ def test_what_if_tables_leave_the_original_alone() -> None:
     assert table.ids == ("a", "b", "c")
 
 
-def test_what_a_lowered_quota_leaves_held_nobody_else_gets() -> None:
+def test_memory_held_above_a_lowered_quota_is_not_available_to_others() -> None:
     ledger = MemoryLedger({Owner.LLM: Quota(80), Owner.EMBEDDING: Quota(20)})
     lease = ledger.open("a", Owner.LLM, Footprint(80), priority=0)
     ledger.set_quota(Owner.LLM, Quota(30))
@@ -195,7 +195,7 @@ def test_what_a_lowered_quota_leaves_held_nobody_else_gets() -> None:
     ledger.check_integrity()
 
 
-def test_a_lender_that_wants_its_memory_back_waits_for_it() -> None:
+def test_a_lender_waits_until_lent_memory_is_released() -> None:
     ledger = MemoryLedger({Owner.LLM: Quota(50, borrow_limit=50), Owner.EMBEDDING: Quota(50, lend_limit=50)})
     borrowed = ledger.open("a", Owner.LLM, Footprint(90), priority=0)
     ledger.open("b", Owner.EMBEDDING, Footprint(10), priority=0)
@@ -205,7 +205,7 @@ def test_a_lender_that_wants_its_memory_back_waits_for_it() -> None:
     assert ledger.ceiling(Owner.EMBEDDING) == 50
 
 
-def test_many_leases_outgrow_the_first_table() -> None:
+def test_the_table_grows_beyond_its_first_capacity() -> None:
     ledger = MemoryLedger({Owner.LLM: Quota(1_000), Owner.EMBEDDING: Quota(0)})
     leases = [ledger.open(str(i), Owner.LLM, Footprint(i % 7), priority=0) for i in range(200)]
     for lease in leases[::3]:

@@ -30,20 +30,20 @@ def test_instants_and_durations_agree(start: Instant, elapsed: Duration) -> None
 
 
 @given(st.integers(-(10**9), 10**9))
-def test_edges_convert_exactly(value: int) -> None:
+def test_milliseconds_convert_exactly(value: int) -> None:
     assert to_milliseconds(milliseconds(value)) == value
     assert seconds(value) == milliseconds(1_000 * value)
     assert to_seconds(seconds(value / 1_000)) == value / 1_000
     assert scaled(seconds(value), 0.5) == seconds(value / 2)
 
 
-def test_objectives_override_part_by_part() -> None:
+def test_objectives_override_one_by_one() -> None:
     default = Slo(ttft=seconds(1), tpot=milliseconds(50))
     assert default.overridden(Slo(ttft=seconds(2))) == Slo(seconds(2), milliseconds(50), None)
     assert default.overridden(Slo()) == default
 
 
-def test_first_deadline_is_the_sooner() -> None:
+def test_the_first_token_deadline_is_the_earlier_of_ttft_and_e2e() -> None:
     arrival = Instant(100)
     assert Slo(ttft=Duration(7), e2e=Duration(5)).first_token_deadline(arrival) == 105
     assert Slo(ttft=Duration(7)).first_token_deadline(arrival) == 107
@@ -58,7 +58,7 @@ def test_objectives_are_positive(part: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(("phase", "to"), list(product(Phase, Phase)))
-def test_phases_move_by_the_table_alone(phase: Phase, to: Phase) -> None:
+def test_only_legal_phase_moves_are_allowed(phase: Phase, to: Phase) -> None:
     if to in LEGAL_MOVES[phase]:
         assert moved(phase, to) is to
     else:
@@ -66,7 +66,7 @@ def test_phases_move_by_the_table_alone(phase: Phase, to: Phase) -> None:
             moved(phase, to)
 
 
-def test_every_phase_can_end_and_the_end_is_final() -> None:
+def test_every_phase_can_finish_and_finished_is_final() -> None:
     for phase in Phase:
         assert (Phase.FINISHED in LEGAL_MOVES[phase]) == (phase is not Phase.FINISHED)
     assert LEGAL_MOVES[Phase.FINISHED] == frozenset()
@@ -86,7 +86,7 @@ def test_timeline_of_a_generation() -> None:
     assert seen.kept(Slo(Duration(1_000), Duration(299))) == {"ttft": True, "tpot": False}
 
 
-def test_one_token_meets_tpot_and_embeddings_meet_ttft_by_their_end() -> None:
+def test_one_token_meets_tpot_and_embeddings_meet_ttft_at_their_end() -> None:
     seen = Timeline(arrival=Instant(0))
     seen.stamp_tokens(Instant(50), 1)
     seen.finished = Instant(60)

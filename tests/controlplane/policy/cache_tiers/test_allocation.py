@@ -1,4 +1,4 @@
-"""The hybrid greedy: recorded plans to the digit, memory respected, never below half of the optimum."""
+"""Tier allocation: recorded plans, memory limits, at least half of the optimum."""
 
 import itertools
 import json
@@ -70,7 +70,7 @@ def test_recorded_plans(case: dict[str, Any]) -> None:
     capacity=st.integers(0, 120),
     whole_blocks=st.booleans(),
 )
-def test_memory_is_respected_and_half_the_optimum_reached(
+def test_plans_fit_and_reach_half_the_optimum(
     *, pairs: Any, ratio: float, penalty: float, capacity: int, whole_blocks: bool
 ) -> None:
     offers = offers_of(pairs[:6], ratio=ratio, cell_penalty=penalty, whole_blocks=whole_blocks)
@@ -81,7 +81,7 @@ def test_memory_is_respected_and_half_the_optimum_reached(
 
 @given(requests, ratios, st.integers(0, 120), st.randoms(use_true_random=False))
 def test_input_order_does_not_matter(pairs: Any, ratio: float, capacity: int, random: Any) -> None:
-    # Distinct gains: among equals the lower index goes first, and a shuffle changes who that is.
+    # Distinct gains: ties go to the lower index, which a shuffle changes.
     pending, cells = np.array(pairs, dtype=float).T
     pending += np.arange(len(pairs)) / 997
     penalty = 0.003 + np.arange(len(pairs)) / 49999
@@ -93,22 +93,22 @@ def test_input_order_does_not_matter(pairs: Any, ratio: float, capacity: int, ra
 
 
 def test_equal_gains_go_to_the_lower_index() -> None:
-    # Every upgrade gains the same per cell; only one fits beside the hidden states.
+    # Every upgrade gains the same per cell; only one fits in addition to the hidden states.
     offers = offers_of([(3.0, 13), (3.1, 29), (3.2, 20)], ratio=0.5, cell_penalty=0.00453)
     plan = plan_tiers(offers, 31 + 6.5)
     assert plan.tiers.tolist() == [2, 1, 1]
 
 
-def test_an_upgrade_never_comes_before_its_first_half() -> None:
+def test_an_upgrade_never_precedes_its_first_step() -> None:
     # At the boundary N*rho*m = (1 - h) p both steps gain the same.
     offers = offers_of([(2.0, 4)], ratio=0.5, cell_penalty=0.25)
     assert plan_tiers(offers, 2.0).tiers.tolist() == [1]
     assert plan_tiers(offers, 4.0).tiers.tolist() == [2]
 
 
-def test_hidden_states_are_withheld_when_the_penalty_outweighs_the_saving() -> None:
+def test_hidden_states_are_not_used_when_the_penalty_exceeds_the_saving() -> None:
     offers = offers_of([(2.0, 4)], ratio=0.5, cell_penalty=0.26)
-    assert plan_tiers(offers, 3.9).tiers.tolist() == [1], "alone it still beats nothing"
+    assert plan_tiers(offers, 3.9).tiers.tolist() == [1], "alone it is still worth more than nothing"
     pair = offers_of([(2.0, 4), (9.0, 2)], ratio=0.5, cell_penalty=0.26)
     assert plan_tiers(pair, 5.0).tiers.tolist() == [0, 2]
 
@@ -130,12 +130,12 @@ def test_a_large_misfit_alone_beats_many_small_gains() -> None:
     assert plan.value == 40.0
 
 
-def test_late_requests_take_only_what_is_left() -> None:
+def test_late_requests_get_only_spare_memory() -> None:
     pairs = [(9.0, 10), (1.0, 10)]
     late = np.array([True, False])
     demoted = offers_of(pairs, ratio=1.0, cell_penalty=0.0, late=late)
     assert plan_tiers(demoted, 10.0).tiers.tolist() == [0, 2]
-    assert plan_tiers(demoted, 20.0).tiers.tolist() == [2, 2], "room left is not wasted"
+    assert plan_tiers(demoted, 20.0).tiers.tolist() == [2, 2], "spare memory is used"
     tail = offers_of(pairs, ratio=1.0, cell_penalty=0.0, late=late, options=HybridOptions(decay=0.4))
     assert plan_tiers(tail, 10.0).tiers.tolist() == [2, 0]
 
@@ -161,7 +161,7 @@ def test_three_tiers_follow_the_hull(pairs: Any, capacity: int, shares: tuple[fl
     assert 2 * plan.value >= brute_force(offers, capacity) - 1e-9
 
 
-def test_nothing_to_plan() -> None:
+def test_no_requests() -> None:
     empty = np.zeros(0)
     plan = plan_tiers(hybrid_offers(empty, empty, ratio=0.5, cell_penalty=0.1), 10.0)
     assert (plan.tiers.tolist(), plan.value, plan.size) == ([], 0.0, 0.0)

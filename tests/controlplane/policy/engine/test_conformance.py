@@ -1,4 +1,4 @@
-"""Policies of an engine's steps, over any state: what a host may rely on, whichever orders."""
+"""Engine policies on random states: conformance, equivalence with the gate, and the rules of srmt and apt."""
 
 from dataclasses import replace
 from random import Random
@@ -22,7 +22,7 @@ from controlplane.policy.engine.srmt import ShortestRemainingMemoryTime
 from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.registry import ENGINE_POLICIES, ORDERINGS, engine_policy
 
-# For each of the orderings, which share nearly all of their code.
+# Per ordering; they share most of their code.
 FEWER = settings(max_examples=40)
 BLOCK = 16
 NOW = Instant(seconds(100))
@@ -49,15 +49,15 @@ def progress(name: str, life: dict, *, is_running: bool) -> RequestState:
     klass = ServiceClass("any", Slo(ttft=ttft), life["priority"], sheddable=False)
     request = Request(name, Kind.GENERATE, "m", "t", klass, klass.slo, arrival, life["prompt"], 400)
     gap = None if life["gap_ms"] is None else milliseconds(life["gap_ms"])
-    one = RequestState(request, life["predicted"], name, gap=gap)
+    state = RequestState(request, life["predicted"], name, gap=gap)
     if is_running and life["done"]:
-        one.stamp(Instant(arrival + milliseconds(min(100, life["ago_ms"]))), life["done"])
-    return one
+        state.stamp(Instant(arrival + milliseconds(min(100, life["ago_ms"]))), life["done"])
+    return state
 
 
 def view_of(running: list[RequestState], *, free: int, quota: int | None = None) -> EngineView:
-    for one in running:
-        one.held = -(-one.tokens // BLOCK)
+    for state in running:
+        state.held = -(-state.tokens // BLOCK)
     used = sum(p.held for p in running)
     growth = sum(p.tokens % BLOCK == 0 for p in running)
     quota = used + free if quota is None else quota
@@ -68,16 +68,16 @@ def planned(
     ordering: str, running: list[RequestState], waiting: list[RequestState], view: EngineView, **more
 ) -> StepPlan:
     policy = engine_policy(EngineOptions().changed({"ordering": ordering, **more}))
-    for one in waiting:
-        policy.enqueue(one, NOW)
+    for state in waiting:
+        policy.enqueue(state, NOW)
     plan = policy.plan(view)
-    for one in plan.offer:
-        policy.dequeue(one)
+    for state in plan.offer:
+        policy.dequeue(state)
     assert policy.waiting() == len(waiting) - len(plan.offer)
     return plan
 
 
-crowds = st.tuples(st.lists(lives, max_size=12), st.lists(lives, max_size=12), st.integers(0, 60))
+batches = st.tuples(st.lists(lives, max_size=12), st.lists(lives, max_size=12), st.integers(0, 60))
 
 
 @pytest.mark.parametrize("ordering", EVERY_ORDERING)
@@ -86,11 +86,11 @@ def test_engine_policy_conforms(ordering):
 
 
 @FEWER
-@given(crowd=crowds)
-def test_srmt_offers_no_more_than_the_free_blocks(crowd):
-    running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
-    waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(crowd[1])]
-    view = view_of(running, free=crowd[2])
+@given(batch=batches)
+def test_srmt_offers_no_more_than_the_free_blocks(batch):
+    running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(batch[0])]
+    waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(batch[1])]
+    view = view_of(running, free=batch[2])
     plan = planned("srmt", running, waiting, view)
     freed = sum(p.held for p in plan.preempt)
     assert sum(view.need(p) for p in plan.offer) <= max(0, view.free + freed)
@@ -98,19 +98,19 @@ def test_srmt_offers_no_more_than_the_free_blocks(crowd):
 
 @pytest.mark.parametrize("ordering", AS_THE_GATE)
 @FEWER
-@given(crowd=crowds, slots=st.sampled_from([0, 1, 3, 64]))
-def test_the_gate_and_the_engine_decide_alike(ordering, crowd, slots):
-    """The same view through the gate's cycle and through the engine's policy: same order, same victims."""
-    running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(crowd[0])]
-    waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(crowd[1])]
-    # Somebody has the slots that are taken.
-    view = replace(view_of(running, free=40 + crowd[2]), free_slots=slots if running else 64)
+@given(batch=batches, slots=st.sampled_from([0, 1, 3, 64]))
+def test_gate_cycle_and_engine_policy_decide_alike(ordering, batch, slots):
+    """The gate's cycle and the engine policy give the same order and victims for the same view."""
+    running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(batch[0])]
+    waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(batch[1])]
+    # Slots can be taken only if requests run.
+    view = replace(view_of(running, free=40 + batch[2]), free_slots=slots if running else 64)
     policy = engine_policy(EngineOptions(ordering=ordering, look_ahead="all"))
-    for one in waiting:
-        policy.enqueue(one, NOW)
+    for state in waiting:
+        policy.enqueue(state, NOW)
     plan = policy.plan(view)
     line = [waiting_of(p, footprint_of(p, BLOCK), policy.rank_of(p)) for p in policy.order()]
-    # In the engine who exceeds the quota stands aside; the gate never lets one in.
+    # The engine skips a request above the quota; the gate never admits it.
     fitting = [w for w in line if -(-(w.request.prompt_tokens + 1) // BLOCK) <= view.quota]
     gate = run_cycle(pool_view(view, fitting), NOW, policy.ahead)
     victims = [victim.request_id for _, admit in gate.dispatches for victim in admit.victims]
@@ -118,10 +118,10 @@ def test_the_gate_and_the_engine_decide_alike(ordering, crowd, slots):
     assert [p.request.id for p in plan.preempt] == victims
 
 
-def alike(
+def similar_states(
     name: str, random: Random, count: int, prompts: list[int], *, has_packed: bool
 ) -> list[RequestState]:
-    """Most got a token just now; several came at the same time, are of one size, or both."""
+    """Most states got a token at NOW; several share their arrival, their size, or both."""
     running = []
     for number in range(count):
         life = {
@@ -133,11 +133,11 @@ def alike(
             "ttft_ms": random.choice([None, 300]),
             "gap_ms": random.choice([None, 1_000]),
         }
-        one = progress(f"{name}{number}", life, is_running=True)
-        if one.last_token is not None and random.random() < 0.8:
-            one.last_token = NOW
-        one.per_block = random.choice([None, 2 * BLOCK]) if has_packed else None
-        running.append(one)
+        state = progress(f"{name}{number}", life, is_running=True)
+        if state.last_token is not None and random.random() < 0.8:
+            state.last_token = NOW
+        state.per_block = random.choice([None, 2 * BLOCK]) if has_packed else None
+        running.append(state)
     return running
 
 
@@ -150,63 +150,63 @@ def alike(
     decay=st.sampled_from([0.0, 0.4, 1.0]),
     has_packed=st.booleans(),
 )
-def test_apt_decides_as_if_it_had_valued_and_sorted_everybody(random, counts, free, slots, decay, has_packed):
-    running = alike("r", random, counts[0], [60, 100, 260], has_packed=has_packed)
-    # The longest are too large for any quota.
-    waiting = alike("w", random, counts[1], [60, 100, 260, 60_000], has_packed=has_packed)
+def test_apt_equals_a_full_sort_by_value(random, counts, free, slots, decay, has_packed):
+    running = similar_states("r", random, counts[0], [60, 100, 260], has_packed=has_packed)
+    # The longest prompts exceed every quota.
+    waiting = similar_states("w", random, counts[1], [60, 100, 260, 60_000], has_packed=has_packed)
     view = replace(view_of(running, free=free), free_slots=slots, has_packed=has_packed)
 
-    def by_value(one: RequestState) -> tuple[float, Instant, str]:
-        since = one.request.arrival if one.last_token is None else one.last_token
-        weight = decay if one.cannot_meet_slo(NOW, Duration(0)) else 1.0
-        value = ((NOW - since) / 1e9 * weight + 1e-9) / view.need(one)
-        return (-value, one.request.arrival, one.request.id)
+    def by_value(state: RequestState) -> tuple[float, Instant, str]:
+        since = state.request.arrival if state.last_token is None else state.last_token
+        weight = decay if state.cannot_meet_slo(NOW, Duration(0)) else 1.0
+        value = ((NOW - since) / 1e9 * weight + 1e-9) / view.need(state)
+        return (-value, state.request.arrival, state.request.id)
 
     policy = AptServe(decay)
-    for one in waiting:
-        policy.enqueue(one, NOW)
+    for state in waiting:
+        policy.enqueue(state, NOW)
     plan = policy.plan(view)
-    everybody, victims, free = sorted(running, key=by_value), [], view.free
-    while free < 0 and everybody:
-        victims.append(everybody.pop())
+    by_rank, victims, free = sorted(running, key=by_value), [], view.free
+    while free < 0 and by_rank:
+        victims.append(by_rank.pop())
         free += victims[-1].held
     assert plan.preempt == victims
     if view.free < 0:
-        assert plan.ranked == everybody[len(everybody) - len(plan.ranked) :]
-        assert len(plan.ranked) >= min(RANKED, len(everybody))
+        assert plan.ranked == by_rank[len(by_rank) - len(plan.ranked) :]
+        assert len(plan.ranked) >= min(RANKED, len(by_rank))
     offer: list[RequestState] = []
-    for one in sorted(waiting, key=by_value):
-        if view.need(one) <= view.quota:
-            if view.need(one) > free or len(offer) == slots:
+    for state in sorted(waiting, key=by_value):
+        if view.need(state) <= view.quota:
+            if view.need(state) > free or len(offer) == slots:
                 break
-            offer.append(one)
-            free -= view.need(one)
+            offer.append(state)
+            free -= view.need(state)
     assert plan.offer == offer
 
 
-class AskingEverybody(ShortestRemainingMemoryTime):
-    """`srmt` by its rule alone: nobody is passed over because somebody else got nothing."""
+class ExhaustiveSrmt(ShortestRemainingMemoryTime):
+    """SRMT without shortcuts: tests every waiting request."""
 
     def _resume(self, draft):
-        for one in [one for _, one in self._paused if draft.fits(one)]:
-            resumed = draft.view.now + scaled(draft.view.pace.step, 3) + one.prefill(draft.view.pace)
-            if draft.fits_for_horizon(one) or (one.deadline() is not None and resumed > one.deadline()):
-                draft.start(one)
+        for state in [state for _, state in self._paused if draft.fits(state)]:
+            resumed = draft.view.now + scaled(draft.view.pace.step, 3) + state.prefill(draft.view.pace)
+            if draft.fits_for_horizon(state) or (state.deadline() is not None and resumed > state.deadline()):
+                draft.start(state)
 
     def _start_unstarted(self, draft):
-        for (size, _, _), one in self._unstarted:
+        for (size, _, _), state in self._unstarted:
             if draft.slots <= 0:
                 return
-            if self._is_oversized(one, size):
-                self._start_oversized(draft, one, size)
-            elif not (draft.fits_for_horizon(one) and draft.start(one)) and self._is_urgent(
-                one, draft.view.now
+            if self._is_oversized(state, size):
+                self._start_oversized(draft, state, size)
+            elif not (draft.fits_for_horizon(state) and draft.start(state)) and self._is_urgent(
+                state, draft.view.now
             ):
-                draft.start(one) or draft.start_by_preempting(one, self._options.preempt_ratio * size)
+                draft.start(state) or draft.start_by_preempting(state, self._options.preempt_ratio * size)
 
 
-def anybody(random: Random, name: str, *, is_running: bool) -> RequestState:
-    """Who waits is in time still, and mostly urgent."""
+def random_state(random: Random, name: str, *, is_running: bool) -> RequestState:
+    """A random state; a waiting request is still on time, and mostly urgent."""
     life = {
         "prompt": random.randint(1, 300),
         "done": random.randint(0, 100),
@@ -216,37 +216,37 @@ def anybody(random: Random, name: str, *, is_running: bool) -> RequestState:
         "ttft_ms": random.choice([None, 300, 3_000]) if is_running else 100 + ago * random.randint(2, 4) // 2,
         "gap_ms": random.choice([None, 1_000]),
     }
-    one = progress(name, life, is_running=is_running)
+    state = progress(name, life, is_running=is_running)
     if not is_running and random.random() < 0.4:
-        # It was preempted, some so long ago that its next token is due.
-        one.stamp(Instant(NOW - milliseconds(random.randint(0, 1_000))), life["done"] + 1)
-    return one
+        # It was preempted, in some cases so long ago that its next token is due.
+        state.stamp(Instant(NOW - milliseconds(random.randint(0, 1_000))), life["done"] + 1)
+    return state
 
 
 @pytest.mark.parametrize("cut", [1e15, 4_000.0])
 @pytest.mark.parametrize("settle", [0, 12])
-def test_who_is_passed_over_could_not_have_started(settle, cut):
-    # Few scenes tell: somebody must get nothing, and a larger one that needs fewer blocks get them.
+def test_skipped_requests_could_not_have_started(settle, cut):
+    # Few cases distinguish the two: a request must fail while a larger request with fewer blocks starts.
     random, options = Random(settle), EngineOptions(settle_steps=settle).srmt()
     for _ in range(500):
-        running = [anybody(random, f"r{i}", is_running=True) for i in range(random.randint(0, 20))]
-        waiting = [anybody(random, f"w{i}", is_running=False) for i in range(random.randint(0, 30))]
+        running = [random_state(random, f"r{i}", is_running=True) for i in range(random.randint(0, 20))]
+        waiting = [random_state(random, f"w{i}", is_running=False) for i in range(random.randint(0, 30))]
         view = replace(view_of(running, free=random.randint(-9, 60)), free_slots=random.choice([2, 64]))
         plans = []
-        for policy in (ShortestRemainingMemoryTime(options), AskingEverybody(options)):
+        for policy in (ShortestRemainingMemoryTime(options), ExhaustiveSrmt(options)):
             policy._cutoff.size = cut
-            for one in waiting:
-                policy.enqueue(one, NOW)
+            for state in waiting:
+                policy.enqueue(state, NOW)
             plans.append(policy.plan(view))
         assert plans[0] == plans[1]
 
 
-def test_remaining_memory_time_decides_who_pays():
+def test_an_urgent_request_preempts_the_largest_memory_time():
     base = {"done": 20, "ago_ms": 1_000, "priority": 0, "ttft_ms": 3_000, "gap_ms": 1_000}
     small = progress("small", {**base, "prompt": 50, "predicted": 40}, is_running=True)
     large = progress("large", {**base, "prompt": 200, "predicted": 200}, is_running=True)
-    for one in (small, large):
-        one.last_token = NOW
+    for state in (small, large):
+        state.last_token = NOW
     urgent_life = {**base, "done": 0, "ago_ms": 2_000, "prompt": 50, "predicted": 30}
     urgent = progress("urgent", urgent_life, is_running=False)
     plan = planned("srmt", [small, large], [urgent], view_of([small, large], free=1))
@@ -256,72 +256,74 @@ def test_remaining_memory_time_decides_who_pays():
     assert (plan.offer, plan.preempt) == ([], [])
 
 
-def test_who_takes_long_to_read_costs_what_the_full_memory_loses_meanwhile():
+def test_a_long_prefill_counts_in_the_order():
     base = {"done": 0, "priority": 0, "ttft_ms": 3_000, "gap_ms": None, "ago_ms": 10}
     long_prompt = progress("read", {**base, "prompt": 300, "predicted": 20}, is_running=False)
     long_answer = progress("told", {**base, "prompt": 20, "predicted": 95}, is_running=False)
     policy = engine_policy(EngineOptions(ordering="srmt"))
-    for one in (long_prompt, long_answer):
-        policy.enqueue(one, NOW)
+    for state in (long_prompt, long_answer):
+        policy.enqueue(state, NOW)
     view = view_of([], free=100)
     assert policy.plan(view).offer == [long_answer, long_prompt]
-    # Who waits is valued anew when the price has moved, but not for each small change.
+    # The order follows the prefill cost only after a clear change.
     cheaper = replace(view, pace=Pace(PACE.step, milliseconds(0.14)))
     assert policy.plan(cheaper).offer == [long_answer, long_prompt]
     free_to_read = replace(view, pace=Pace(PACE.step, milliseconds(0)))
     assert policy.plan(free_to_read).offer == [long_prompt, long_answer]
-    for one in (long_prompt, long_answer):
-        policy.dequeue(one)
+    for state in (long_prompt, long_answer):
+        policy.dequeue(state)
     assert policy.plan(view).offer == []
     free_by_option = planned("srmt", [], [long_prompt, long_answer], view, prompt_price=0.0)
     assert free_by_option.offer == [long_prompt, long_answer]
 
 
-def test_requests_alike_go_by_arrival_whatever_a_prompt_costs_as_they_come():
+def test_equal_requests_go_by_arrival_while_the_prefill_cost_changes():
     life = {"done": 0, "priority": 0, "ttft_ms": 30_000, "gap_ms": None, "prompt": 60, "predicted": 40}
     policy = engine_policy(EngineOptions(ordering="srmt"))
-    came = []
+    arrived = []
     for number, per_token in enumerate((0.15, 0.14, 0.16, 0.15, 0.17, 0.13)):
-        came.append(progress(f"r{number}", {**life, "ago_ms": 100 - number}, is_running=False))
-        policy.enqueue(came[-1], NOW)
+        arrived.append(progress(f"r{number}", {**life, "ago_ms": 100 - number}, is_running=False))
+        policy.enqueue(arrived[-1], NOW)
         plan = policy.plan(replace(view_of([], free=100), pace=Pace(PACE.step, milliseconds(per_token))))
-    assert plan.offer == came
+    assert plan.offer == arrived
 
 
-def test_after_its_patience_a_lost_request_starts_first_and_keeps_its_place():
+def test_a_lost_request_past_its_patience_starts_first_and_is_not_preempted():
     base = {"done": 0, "priority": 0, "ttft_ms": 300, "gap_ms": None, "predicted": 100, "prompt": 100}
     old = progress("old", {**base, "ago_ms": 20_000}, is_running=False)
     young = [progress(f"y{i}", {**base, "ago_ms": 10, "predicted": 5}, is_running=False) for i in range(4)]
     policy = engine_policy(EngineOptions(ordering="srmt", starvation_ms=15_000))
-    for one in (old, *young):
-        policy.enqueue(one, NOW)
+    for state in (old, *young):
+        policy.enqueue(state, NOW)
     view = view_of([], free=8)
     assert policy.plan(view).offer[0] is old
     policy.dequeue(old)
     old.stamp(NOW, 1)
     crowded = replace(view_of([old], free=0), quota=8)
-    for one in young:
-        assert one not in policy.plan(crowded).offer
+    for state in young:
+        assert state not in policy.plan(crowded).offer
         assert policy.plan(crowded).preempt == []
 
 
 @pytest.mark.parametrize(("apart_ms", "starts"), [(5_000, True), (720, False)])
-def test_who_is_lost_starts_only_on_what_arrivals_leave_over(apart_ms, starts):
+def test_lost_requests_start_only_on_spare_memory(apart_ms, starts):
     base = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": 300, "prompt": 200, "predicted": 100}
-    came = [progress(f"c{i}", {**base, "ago_ms": i * apart_ms}, is_running=False) for i in range(40, 0, -1)]
-    lost, *others = came
+    arrived = [
+        progress(f"c{i}", {**base, "ago_ms": i * apart_ms}, is_running=False) for i in range(40, 0, -1)
+    ]
+    lost, *others = arrived
     policy = engine_policy(EngineOptions(ordering="srmt"))
-    for one in came:
-        policy.enqueue(one, NOW)
+    for state in arrived:
+        policy.enqueue(state, NOW)
     runs = progress("runs", {**base, "done": 20, "ago_ms": 200}, is_running=True)
     view = view_of([runs], free=80)
     policy.plan(replace(view, free_slots=0))
-    for one in others:
-        policy.dequeue(one)
+    for state in others:
+        policy.dequeue(state)
     assert any(lost in policy.plan(view).offer for _ in range(4)) == starts
 
 
-def test_the_smallest_of_the_lost_start_first_and_in_an_idle_engine_the_oldest():
+def test_lost_requests_start_smallest_first_and_oldest_first_when_idle():
     base = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": 300}
     old = progress("old", {**base, "prompt": 200, "predicted": 100, "ago_ms": 9_000}, is_running=False)
     small = progress("small", {**base, "prompt": 40, "predicted": 10, "ago_ms": 800}, is_running=False)
@@ -329,14 +331,14 @@ def test_the_smallest_of_the_lost_start_first_and_in_an_idle_engine_the_oldest()
         "runs", {**base, "prompt": 40, "predicted": 100, "done": 20, "ago_ms": 200}, is_running=True
     )
     policy = engine_policy(EngineOptions(ordering="srmt"))
-    for one in (old, small):
-        policy.enqueue(one, NOW)
+    for state in (old, small):
+        policy.enqueue(state, NOW)
     beside = [policy.plan(view_of([runs], free=80)).offer for _ in range(4)]
     assert [small, old] in beside
     assert policy.plan(view_of([], free=14)).offer == [old]
 
 
-def test_who_has_time_waits_where_somebody_would_soon_have_to_give_way_for_it():
+def test_a_request_with_time_waits_if_a_preemption_would_follow_soon():
     base = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": 1_000, "predicted": 100, "prompt": 100}
     running = [progress(f"r{i}", {**base, "ago_ms": 900, "done": 61}, is_running=True) for i in range(8)]
     early = progress("early", {**base, "ago_ms": 10}, is_running=False)
@@ -347,7 +349,7 @@ def test_who_has_time_waits_where_somebody_would_soon_have_to_give_way_for_it():
     assert planned("srmt", running, [urgent], view_of(running, free=free + 1)).offer == [urgent]
 
 
-def test_one_that_fills_the_whole_memory_starts_alone():
+def test_a_request_that_fills_the_memory_starts_alone():
     life = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": None, "ago_ms": 10, "predicted": 100}
     whole = progress("whole", {**life, "prompt": 159}, is_running=False)
     assert planned("srmt", [], [whole], view_of([], free=10)).offer == [whole]

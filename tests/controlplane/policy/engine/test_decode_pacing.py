@@ -1,4 +1,4 @@
-"""Steps wait for somebody else only with time that was promised to nobody."""
+"""Decode steps are delayed only within the TPOT objectives."""
 
 import pytest
 from hypothesis import given
@@ -13,9 +13,9 @@ from controlplane.policy.engine.request_state import RequestState
 LAST, NOW = Instant(1_000), Instant(1_010)
 
 
-def running(*, first=900, done=11, limit=111, gap=None, **promise) -> RequestState:
-    """It arrived at 0 and has `done` tokens; each of its objectives is in nanoseconds."""
-    slo = Slo(**{name: Duration(value) for name, value in promise.items()})
+def running(*, first=900, done=11, limit=111, gap=None, **objectives) -> RequestState:
+    """A state that arrived at 0 and has `done` tokens; objectives in nanoseconds."""
+    slo = Slo(**{name: Duration(value) for name, value in objectives.items()})
     request = Request(
         "r", Kind.GENERATE, "model", "tests", ServiceClass("c", slo, 0, sheddable=True), slo, Instant(0),
         prompt_tokens=8, max_output_tokens=limit,
@@ -28,44 +28,44 @@ def running(*, first=900, done=11, limit=111, gap=None, **promise) -> RequestSta
 
 
 @pytest.mark.parametrize(
-    ("those", "waits"),
+    ("states", "waits"),
     [
         ([], 0),
         ([running()], 0),
         ([running(tpot=24)], 12),
         ([running(tpot=24), running(tpot=60), running()], 12),
-        # Half of its promise has the next token come at 882 + 11 * 12 = 1,014; at 900 + 11 * 10 = now.
+        # At half of the TPOT the next token is due at 882 + 11 * 12 = 1,014; below at 900 + 11 * 10 = NOW.
         ([running(tpot=24, first=882)], 4),
         ([running(tpot=20)], 0),
         ([running(gap=30, tpot=60)], 15),
-        # 4,000 left for 100 tokens.
+        # 4,000 ns left for 100 tokens.
         ([running(e2e=5_010)], 20),
         ([running(e2e=5_010, limit=11)], 2_000),
-        # Its last token has a minute left.
+        # A minute left for the last token.
         ([running(e2e=60_000_000_000, limit=12)], 50_000_000),
-        # Late for its next token, late for all of it, and not begun.
+        # Late for the next token, late for e2e, and without a first token.
         ([running(tpot=60), running(tpot=9)], 0),
         ([running(tpot=60), running(e2e=1_009)], 0),
         ([running(tpot=60), running(first=None, ttft=500)], 0),
     ],
 )
-def test_half_of_the_shortest_promise_is_given_away(those, waits):
-    assert next_step_start(those, LAST, NOW, 0.5) == LAST + waits
+def test_the_delay_is_half_of_the_tightest_objective(states, waits):
+    assert next_step_start(states, LAST, NOW, 0.5) == LAST + waits
 
 
-PROMISES = st.fixed_dictionaries(
+OBJECTIVES = st.fixed_dictionaries(
     {}, optional={name: st.integers(1, 5_000) for name in ("tpot", "e2e", "gap")}
 )
 
 
-@given(st.lists(PROMISES, max_size=5), PROMISES, st.floats(0, 0.99))
-def test_nobody_with_a_promise_makes_it_longer_and_a_share_of_nothing_is_nothing(said, one_more, share):
-    those = [running(**promise) for promise in said]
+@given(st.lists(OBJECTIVES, max_size=5), OBJECTIVES, st.floats(0, 0.99))
+def test_one_more_objective_never_lengthens_the_delay_and_share_zero_never_delays(drawn, one_more, share):
+    states = [running(**objectives) for objectives in drawn]
     before, after = (
-        next_step_start(those, LAST, NOW, share),
-        next_step_start([*those, running(**one_more)], LAST, NOW, share),
+        next_step_start(states, LAST, NOW, share),
+        next_step_start([*states, running(**one_more)], LAST, NOW, share),
     )
     assert after >= LAST
-    if any(said):
+    if any(drawn):
         assert after <= before
-    assert next_step_start(those, LAST, NOW, 0.0) == LAST
+    assert next_step_start(states, LAST, NOW, 0.0) == LAST

@@ -1,4 +1,4 @@
-"""What is still to come of an answer: quickly told, and as if it had been asked at length."""
+"""Remaining output of a request: the fast formula against the distribution."""
 
 import pytest
 from hypothesis import given
@@ -35,12 +35,12 @@ def to_come(life: tuple[int, int, int, int, bool]) -> int:
 
 
 @given(lives)
-def test_what_is_to_come_follows_from_what_was_predicted(life):
+def test_remaining_follows_the_prediction(life):
     assert progress("one", life).remaining() == to_come(life)
 
 
 @pytest.mark.parametrize("done", [0, 50, 500])
-def test_what_is_foretold_later_replaces_the_number(done):
+def test_a_forecast_replaces_the_predicted_number(done):
     one = progress("one", (100, done, 400, 1_000, False))
     one.set_forecast(FORECAST)
     assert one.remaining() == to_come((100, done, 400, 1_000, True))

@@ -1,4 +1,4 @@
-"""What is known of many at once is what each would say alone, whatever has become of them since."""
+"""The columns of the running batch equal the values of the single requests, after any changes."""
 
 from random import Random
 
@@ -21,7 +21,7 @@ LEVELS = (0.0, 0.3, 0.6, 1.0)
 
 
 def forecast(random: Random) -> LengthForecast:
-    """Some with points that are one, and some that begin at nothing."""
+    """Forecasts, some with coinciding points and some that start at zero tokens."""
     return LengthForecast(LEVELS, tuple(sorted(random.choice([0.0, 1.5, 20.0, 60.0, 200.0]) for _ in LEVELS)))
 
 
@@ -41,7 +41,7 @@ def newcomer(name: str, random: Random) -> RequestState:
         is_guess=random.random() < 0.2,
     )
     if random.random() < 0.3:
-        # It was preempted, after some tokens.
+        # It was preempted after some tokens.
         one.stamp(Instant(1), random.randint(1, 300))
     one.held = random.randrange(9)
     return one
@@ -55,7 +55,7 @@ def seen(one: RequestState) -> list[object]:
 
 
 Twins = list[tuple[RequestState, RequestState]]
-"""Of each, one that is in the crowd, and one that is told by itself whatever becomes of it."""
+"""Each request twice: in the batch, and as a single state that gets the same updates."""
 
 
 def twins(name: str, random: Random) -> tuple[RequestState, RequestState]:
@@ -87,13 +87,13 @@ def check(crowd: RunningBatch, those: Twins, now: Instant, random: Random) -> No
 
 
 @given(random=st.randoms(use_true_random=True))
-def test_all_at_once_say_what_each_would_say_alone(random):
+def test_columns_equal_the_state_of_each_request(random):
     crowd = RunningBatch()
     those: Twins = []
     for step in range(40):
         now = Instant(10 + 2 * step)
         for more in range(random.randrange(3)):
-            # Names in no order.
+            # Ids in random order.
             those.append(twins(f"r{random.randrange(1_000)}-{step}-{more}", random))
             crowd.add(those[-1][0])
         if those and random.random() < 0.3:
@@ -122,7 +122,7 @@ def test_all_at_once_say_what_each_would_say_alone(random):
 
 
 @pytest.mark.parametrize("packed", [None, 32])
-def test_leases_stand_at_what_each_has_and_will_have(packed):
+def test_lease_table_has_present_and_predicted_tokens(packed):
     running = [newcomer(f"r{at}", Random(at)) for at in range(20)]
     running[3].per_block = packed
     crowd = RunningBatch(running)

@@ -1,4 +1,4 @@
-"""What the size cut makes of arrivals: who is too large, and what is left over for whom no promise binds."""
+"""Size cutoff and spare memory after a sequence of arrivals."""
 
 from math import inf
 
@@ -11,8 +11,8 @@ MEMORY = 10_000
 STEP = milliseconds(10)
 
 
-def seen(*, load: float, tokens: int, share: float = 0.75, count: int = 200) -> SizeCutoff:
-    """After arrivals alike that keep `load` of the memory resident, each with `tokens` at its end."""
+def cutoff_after(*, load: float, tokens: int, share: float = 0.75, count: int = 200) -> SizeCutoff:
+    """The cutoff after equal arrivals that keep `load` of the memory resident, `tokens` each at the end."""
     cut = SizeCutoff(window=count, share=share)
     size = 100.0 * tokens
     apart = milliseconds(10 * size / (load * MEMORY) * count / (count - 1))
@@ -22,21 +22,21 @@ def seen(*, load: float, tokens: int, share: float = 0.75, count: int = 200) -> 
     return cut
 
 
-def test_the_cut_is_at_the_size_where_arrivals_fill_the_share():
-    assert seen(load=0.7, tokens=100).size == inf
-    assert seen(load=0.8, tokens=100).size == 100.0 * 100
+def test_the_cutoff_is_where_arrivals_fill_the_share():
+    assert cutoff_after(load=0.7, tokens=100).size == inf
+    assert cutoff_after(load=0.8, tokens=100).size == 100.0 * 100
 
 
 @pytest.mark.parametrize(
     ("load", "tokens", "spare"),
-    # A deviation of what is present at random is sqrt(load * tokens / memory) of the memory; half is kept.
+    # The standard deviation of the load is sqrt(load * tokens / memory) of the memory; half is kept free.
     [(0.5, 100, 0.5 - 0.0354), (0.5, 1_250, 0.5 - 0.125), (0.8, 5_000, 0.2 - 0.316), (1.2, 100, -0.255)],
 )
-def test_what_is_left_over_is_less_where_few_requests_fill_the_memory(load, tokens, spare):
-    assert seen(load=load, tokens=tokens).spare == pytest.approx(spare, abs=1e-3)
+def test_spare_memory_is_smaller_where_few_large_requests_fill_the_memory(load, tokens, spare):
+    assert cutoff_after(load=load, tokens=tokens).spare == pytest.approx(spare, abs=1e-3)
 
 
-def test_all_is_left_over_until_something_is_known():
+def test_all_memory_is_spare_before_enough_arrivals():
     cut = SizeCutoff(window=200, share=0.75)
     cut.arrived(Instant(0), 1e9, 2_000)
     cut.update(MEMORY, STEP, use=0.0)

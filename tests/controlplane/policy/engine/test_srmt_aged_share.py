@@ -1,4 +1,4 @@
-"""The account of those that have lost their promise: their share of all block-steps, no less and no more."""
+"""Account of lost requests past their patience: they get their share of block-steps, no more and no less."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def holding(blocks: int) -> RequestState:
 
 
 def served(share: float, stays: list[tuple[int, int]], steps: int) -> tuple[int, int]:
-    """(block-steps of the aged, starts) when the next one of (blocks, steps) starts whenever it may."""
+    """Block-steps of the aged requests and their starts; the next (blocks, steps) starts as soon as allowed."""
     account, used, starts = AgedShare(share), 0, 0
     left: dict[RequestState, int] = {}
     for _ in range(steps):
@@ -48,16 +48,16 @@ def served(share: float, stays: list[tuple[int, int]], steps: int) -> tuple[int,
     share=st.sampled_from([0.02, 0.1, 0.3]),
     stays=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=5),
 )
-def test_while_somebody_waits_the_aged_get_their_share_but_for_one_stay(share, stays):
+def test_aged_requests_get_their_share_within_one_residence(share, stays):
     steps = 2_000
     used, starts = served(share, stays, steps)
     largest = max(blocks * stay for blocks, stay in stays)
-    # What is earned in a step that ends a debt is not saved up; and several may overlap in a large share.
+    # Surplus of the step that repays a debt is not saved; several requests may overlap in a large share.
     assert used >= share * QUOTA * (steps - starts) - largest
     assert used <= share * QUOTA * steps + largest + max(blocks for blocks, _ in stays) * 60
 
 
-def test_nothing_is_saved_up_while_nobody_is_served():
+def test_no_credit_accumulates_while_no_request_is_served():
     account = AgedShare(0.5)
     for _ in range(1_000):
         account.account(VIEW)
@@ -70,5 +70,5 @@ def test_nothing_is_saved_up_while_nobody_is_served():
 
 
 @pytest.mark.parametrize("share", [0.0])
-def test_without_a_share_nobody_ever_starts(share):
+def test_without_a_share_no_aged_request_starts(share):
     assert served(share, [(1, 1)], 100) == (0, 0)

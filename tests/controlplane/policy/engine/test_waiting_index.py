@@ -1,4 +1,4 @@
-"""Who may start is found by column as it would be one after the other, and nobody is lost on the way."""
+"""The columnar index of waiting requests against a request-by-request test."""
 
 from random import Random
 
@@ -22,7 +22,7 @@ NOW = Instant(50)
 Key = tuple[float, int, str]
 
 
-def newcomer(name: str, random: Random) -> RequestState:
+def random_state(name: str, random: Random) -> RequestState:
     arrival, prompt, predicted = Instant(random.randrange(9)), random.randint(1, 200), random.randint(1, 40)
     request = Request(name, Kind.GENERATE, "m", "t", ANY, ANY.slo, arrival, prompt, 100)
     one = RequestState(request, predicted, name)
@@ -39,9 +39,9 @@ def tokens_of(one: RequestState) -> Key:
     return (one.tokens, one.request.arrival, one.request.id)
 
 
-def drafted(random: Random) -> PlanBuilder:
-    """Beside some that run, in a memory that they fill more or less."""
-    running = RunningBatch([newcomer(f"run{at}", random) for at in range(random.randrange(4))])
+def random_builder(random: Random) -> PlanBuilder:
+    """A plan builder beside up to three running requests."""
+    running = RunningBatch([random_state(f"run{at}", random) for at in range(random.randrange(4))])
     running.held[:] = running.tokens // 16 + 1
     view = EngineView(
         now=NOW,
@@ -54,48 +54,53 @@ def drafted(random: Random) -> PlanBuilder:
         running=running,
     )
 
-    def nobody_ranks(view: EngineView) -> Ranking:
-        raise AssertionError("nobody is asked to give way")
+    def no_ranking(view: EngineView) -> Ranking:
+        raise AssertionError("no preemption is needed")
 
-    return PlanBuilder(view, nobody_ranks, settle=random.choice([0, 12]))
+    return PlanBuilder(view, no_ranking, settle=random.choice([0, 12]))
 
 
 @given(random=st.randoms(use_true_random=True))
-def test_those_are_asked_for_whom_anything_can_be_done(random):
-    line, due = WaitingIndex[Key](), {}
+def test_may_start_equals_a_test_of_each_request(random):
+    index, due = WaitingIndex[Key](), {}
     expected: list[tuple[Key, RequestState]] = []
     key_of = size_of
     for step in range(30):
-        one = newcomer(f"r{step}", random)
+        one = random_state(f"r{step}", random)
         due[one] = random.choice([None, Instant(10), NOW, Instant(51)])
-        line.add(one, key_of(one), one.remaining(), due[one])
+        index.add(one, key_of(one), one.remaining(), due[one])
         expected.append((key_of(one), one))
         if random.random() < 0.3:
             _, gone = expected.pop(random.randrange(len(expected)))
-            line.drop(gone.request.id)
-            assert line.find(gone.request.id) is None
+            index.drop(gone.request.id)
+            assert index.find(gone.request.id) is None
         if random.random() < 0.1:
             key_of = tokens_of if key_of is size_of else size_of
-            line.resort(key_of)
+            index.resort(key_of)
             expected = [(key_of(one), one) for _, one in expected]
         expected.sort(key=lambda entry: entry[0])
-        assert [line[at] for at in range(len(line))] == list(line) == expected
-        assert all(line.find(one.request.id) is one for _, one in expected)
+        assert [index[at] for at in range(len(index))] == list(index) == expected
+        assert all(index.find(one.request.id) is one for _, one in expected)
 
-        draft, in_vain = drafted(random), random.choice([0, NEVER, random.randint(1, 12)])
+        builder, unobtainable = random_builder(random), random.choice([0, NEVER, random.randint(1, 12)])
         may = []
         for _, one in expected:
-            need, since = draft.need(one), due[one]
-            fits = need <= draft.free
+            need, since = builder.need(one), due[one]
+            fits = need <= builder.free
             is_pressed = since is not None and since <= NOW
-            may.append((is_pressed and (fits or need < in_vain)) or (fits and draft.fits_for_horizon(one)))
-        assert line.may_start(draft, line.needs(draft.view), line.due <= NOW, in_vain).tolist() == may
-        assert line.tokens.tolist() == [one.tokens for _, one in expected]
-        assert line.is_guess.tolist() == [one.is_guess for _, one in expected]
+            may.append(
+                (is_pressed and (fits or need < unobtainable)) or (fits and builder.fits_for_horizon(one))
+            )
+        assert (
+            index.may_start(builder, index.needs(builder.view), index.due <= NOW, unobtainable).tolist()
+            == may
+        )
+        assert index.tokens.tolist() == [one.tokens for _, one in expected]
+        assert index.is_guess.tolist() == [one.is_guess for _, one in expected]
         key = key_of(random.choice(expected)[1]) if expected else (0.0, 0, "")
-        assert line.place(key) == sum(before < key for before, _ in expected)
+        assert index.place(key) == sum(before < key for before, _ in expected)
 
 
-def test_who_is_not_in_the_line_cannot_leave_it():
+def test_dropping_an_unknown_request_raises():
     with pytest.raises(KeyError, match="r1"):
         WaitingIndex[Key]().drop("r1")

@@ -1,4 +1,4 @@
-"""One cycle over any view, for every ordering and admission in the catalogue."""
+"""One scheduling cycle over random views, for every ordering and admission of the registry."""
 
 from dataclasses import replace
 from functools import partial
@@ -113,7 +113,7 @@ def view_of(share: Share, wishes: list[dict[str, Any]], ordering: str = "edf") -
 
 def verdicts(plan: Plan) -> dict[str, Any]:
     every = [*plan.dispatches, *plan.deferrals, *plan.rejections]
-    assert len({name for name, _ in every}) == len(every), "one verdict each"
+    assert len({name for name, _ in every}) == len(every), "one decision per request"
     return dict(every)
 
 
@@ -128,18 +128,18 @@ def test_every_policy_conforms(
     plan = run_cycle(view, NOW, admission(policy))
     decided = verdicts(plan)
     queue = view.queues[Owner.LLM]
-    assert {w.request.id for w in queue.undecided} <= set(decided), "everyone asked about is told"
+    assert {w.request.id for w in queue.undecided} <= set(decided), "every undecided request is decided"
     by_id = {w.request.id: w for w in queue.waiting}
     assert set(decided) <= set(by_id)
 
     stands_back = partial(admission(policy).yields_to_timely, share, now=NOW)
     ranks = [(stands_back(by_id[name]), by_id[name].rank) for name, _ in plan.dispatches]
-    assert ranks == sorted(ranks), "nobody overtakes but who would else be late too"
+    assert ranks == sorted(ranks), "dispatches go by rank, late requests last"
     priorities = dict(zip(share.leases.ids, share.leases.priority, strict=True))
     held, victims = share.held, set()
     for name, admit in plan.dispatches:
         for victim in admit.victims:
-            assert victim.request_id not in victims, "nobody gives way twice"
+            assert victim.request_id not in victims, "each victim is preempted once"
             assert priorities[victim.request_id] < by_id[name].request.service_class.priority
             victims.add(victim.request_id)
             held -= victim.freed_bytes
@@ -150,7 +150,7 @@ def test_every_policy_conforms(
     for name, defer in plan.deferrals:
         waiting = by_id[name]
         assert defer.until == waiting.until
-        assert defer.until is None or defer.until > NOW, "whose time is up is decided finally"
+        assert defer.until is None or defer.until > NOW, "a request whose wait has ended is not deferred"
     for _, reject in plan.rejections:
         assert (reject.retry_after is None) == (reject.reason is Reason.NEVER_FITS)
 
@@ -202,17 +202,17 @@ def test_every_deferral_ends_within_its_bound(load: list[Footprint], wishes: lis
         assert [rejected for rejected, _ in final.rejections] == [name]
 
 
-def test_what_a_lowered_quota_no_longer_holds_is_not_admitted_into_an_empty_share() -> None:
+def test_a_request_above_a_lowered_quota_is_deferred_even_if_nothing_runs() -> None:
     wish = {"ago_ms": 0, "at": 0, "footprint": Footprint(300), "accepted": False, "undecided": True}
     lowered = replace(share_of([]), ceiling=200, largest=1_000)
     plan = run_cycle(view_of(lowered, [wish]), NOW, admission())
     assert [name for name, _ in plan.deferrals] == ["w0"]
 
 
-def test_only_newcomers_find_the_queue_full() -> None:
-    newcomer = {"footprint": Footprint(10), "at": 0, "ago_ms": 1_000, "accepted": False, "undecided": True}
-    preempted = {**newcomer, "ago_ms": 0, "accepted": True}
-    plan = run_cycle(view_of(share_of([], slots=0), [newcomer] * 5 + [preempted]), NOW, admission())
+def test_only_new_requests_are_rejected_for_a_full_queue() -> None:
+    new_request = {"footprint": Footprint(10), "at": 0, "ago_ms": 1_000, "accepted": False, "undecided": True}
+    preempted = {**new_request, "ago_ms": 0, "accepted": True}
+    plan = run_cycle(view_of(share_of([], slots=0), [new_request] * 5 + [preempted]), NOW, admission())
     assert [(name, reject.reason) for name, reject in plan.rejections] == [("w4", Reason.QUEUE_FULL)]
     assert dict(plan.deferrals)["w5"] == Defer(None, Reason.BEHIND_OTHERS)
 
@@ -225,7 +225,7 @@ def test_what_never_fits_is_rejected_with_the_numbers() -> None:
     assert "1,500" in reject.detail and "1,000" in reject.detail
 
 
-def test_a_request_that_waiting_makes_late_preempts_the_lower_class_and_one_that_is_late_does_not() -> None:
+def test_only_a_request_that_waiting_makes_late_preempts_lower_classes() -> None:
     running = share_of([Footprint(400, 0, 60), Footprint(550, 0, 60)])
     wish = {"ago_ms": 400, "at": 2, "footprint": Footprint(300), "accepted": False, "undecided": True}
     ((name, admit),) = run_cycle(view_of(running, [wish]), NOW, admission()).dispatches
@@ -238,19 +238,19 @@ def test_a_request_that_waiting_makes_late_preempts_the_lower_class_and_one_that
 @pytest.mark.parametrize(
     ("at", "ago_ms", "steps", "starts"),
     [(2, 100, 60, True), (2, 100, 10, False), (0, 100, 60, False), (2, 600, 60, False)],
-    ids=["late if it waits", "room comes in time", "nothing promised", "late already"],
+    ids=["late if it waits", "memory is freed in time", "no objective", "late already"],
 )
-def test_who_would_be_late_by_waiting_for_room_foreseen_takes_the_room_of_now(at, ago_ms, steps, starts):
-    # 600 of 1,000 are held and grow by 240 to 300 within `steps` of 20 ms; 0.5 s is promised.
+def test_a_request_late_by_waiting_for_predicted_room_takes_present_room(at, ago_ms, steps, starts):
+    # 600 of 1,000 are held and grow by 240 to 300 within `steps` of 20 ms; the TTFT is 0.5 s.
     running = share_of([Footprint(300, 150 // steps, steps)] * 2)
-    newcomer = Footprint(200, steps=60)
-    wish = {"ago_ms": ago_ms, "at": at, "footprint": newcomer, "accepted": True, "undecided": True}
+    new_request = Footprint(200, steps=60)
+    wish = {"ago_ms": ago_ms, "at": at, "footprint": new_request, "accepted": True, "undecided": True}
     plan = run_cycle(view_of(running, [wish]), NOW, admission())
     assert [(name, admit.victims) for name, admit in plan.dispatches] == ([("w0", ())] if starts else [])
 
 
-def test_who_must_give_way_is_chosen_for_the_room_of_now() -> None:
-    # The growth foreseen of the others, 600, would take the second victim as well.
+def test_victims_cover_present_use_only() -> None:
+    # The predicted growth of the others, 600, would require the second victim as well.
     running = share_of([Footprint(400, 10, 30), Footprint(150), Footprint(400, 10, 30)])
     wish = {"ago_ms": 400, "at": 2, "footprint": Footprint(300), "accepted": False, "undecided": True}
     ((_, admit),) = run_cycle(view_of(running, [wish]), NOW, admission()).dispatches
@@ -265,7 +265,7 @@ def test_unknown_names_list_the_valid_ones() -> None:
         gate_ordering("srmt", options)
 
 
-def test_a_bound_ends_sooner_where_waiting_on_is_pointless() -> None:
+def test_the_wait_bound_is_earlier_if_waiting_longer_is_pointless() -> None:
     request = waiting_of(
         {"ago_ms": 0, "at": 1, "footprint": Footprint(10), "accepted": True}, 0, "fcfs"
     ).request
@@ -275,7 +275,7 @@ def test_a_bound_ends_sooner_where_waiting_on_is_pointless() -> None:
     assert wait_bound(patient, Footprint(10), PACE, OPTIONS) == Duration(request.arrival + seconds(30))
 
 
-def test_memory_reserved_for_a_higher_priority_is_there_for_it_alone():
+def test_the_reserve_serves_only_its_priority():
     ledger = MemoryLedger({Owner.LLM: Quota(1_000)})
     ledger.open("running", Owner.LLM, Footprint(100, steps=10), priority=0)
     share = Share(
@@ -298,7 +298,7 @@ def test_memory_reserved_for_a_higher_priority_is_there_for_it_alone():
 
 
 @pytest.mark.parametrize(("base", "passes"), [(400, True), (950, False)])
-def test_those_for_whom_memory_is_reserved_pass_one_that_only_the_reserve_keeps_waiting(base, passes):
+def test_entitled_requests_overtake_a_head_that_only_the_reserve_blocks(base, passes):
     share = replace(share_of([Footprint(100, steps=10)]), reserve=Reserve(reserved_bytes=600, priority=2))
     first = {"ago_ms": 20_000, "at": 0, "footprint": Footprint(base, steps=5, worst=base), "accepted": False}
     second = {"ago_ms": 0, "at": 2, "footprint": Footprint(300, steps=5, worst=300), "accepted": False}
@@ -322,13 +322,13 @@ def test_a_serial_owner_frees_memory_as_it_works():
         waiting = waiting_of({**wish, "footprint": Footprint(base)}, 0, "edf")
         return predicted_wait(share, admission().lookahead(share), waiting, ahead=ahead) / 1e6
 
-    # 4,000 tokens of 0.1 ms hold the pool: a quarter of it is free after a quarter of the work.
+    # 4,000 tokens of 0.1 ms each hold the pool: a quarter is free after a quarter of the work.
     assert [wait_ms(base) for base in (250, 500, 1_000)] == [100, 200, 400]
     assert wait_ms(250, ahead=2_000) == 300
 
 
-def test_who_can_still_be_in_time_goes_before_who_cannot():
-    """The class "urgent" is late half a second after it came."""
+def test_requests_that_can_be_on_time_go_before_late_ones():
+    """The class "urgent" is late half a second after its arrival."""
     share = share_of([Footprint(10, steps=5)], slots=2)
     wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True}
 
@@ -340,12 +340,12 @@ def test_who_can_still_be_in_time_goes_before_who_cannot():
     assert started(400) == ["w0"]
     assert started(600) == started(29_900) == ["w1"]
     assert started(600, slots=2) == ["w1", "w0"]
-    # What was let in before resumes at its rank.
+    # A request admitted before resumes at its rank.
     assert started(600, accepted=True) == ["w0"]
 
 
-def test_who_stands_back_keeps_nobody_waiting():
-    """A newcomer is refused for the work before it, not for late work that it passes."""
+def test_a_late_request_that_yields_blocks_no_other():
+    """A new request is rejected for the work before it, not for late work that it passes."""
     pool = share_of([Footprint(900, steps=2)])
     late = {
         "footprint": Footprint(900, per_step=0, steps=400),
@@ -353,7 +353,7 @@ def test_who_stands_back_keeps_nobody_waiting():
         "undecided": False,
         "ago_ms": 20_000,
     }
-    newcomer = {
+    new_request = {
         "footprint": Footprint(300, steps=5),
         "accepted": False,
         "undecided": True,
@@ -361,5 +361,5 @@ def test_who_stands_back_keeps_nobody_waiting():
         "ago_ms": 0,
     }
     for at, waits in ((2, True), (0, False)):
-        view = view_of(pool, [{**late, "at": at}, newcomer])
+        view = view_of(pool, [{**late, "at": at}, new_request])
         assert ("w1" in dict(run_cycle(view, NOW, admission()).deferrals)) is waits

@@ -1,4 +1,4 @@
-"""A newcomer and the pace of those under way, in one cycle: who waits for it, and who is told at once."""
+"""The TPOT guard and the prefill backlog within one cycle."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ from tests.controlplane.policy.gate.test_cycle import (
 
 
 def one_more_at_a_time(width: int) -> DecodeLoad:
-    """So many run, and one more keeps the promise of 20 ms a token that somebody has."""
+    """`width` requests run; one more still meets a TPOT of 20 ms, two more do not."""
     return DecodeLoad(
         step=lambda sequences, cells: 20e6 if sequences <= width + 1 else 21e6,
         per_prompt_token=0.0, lost_share=0.0, lost_deviation=0.0, sequences=width, cells=0, unread=0,
@@ -33,7 +33,7 @@ def one_more_at_a_time(width: int) -> DecodeLoad:
     )  # fmt: skip
 
 
-def test_who_would_break_the_pace_of_others_waits_and_takes_nobodys_place():
+def test_a_request_that_would_break_a_tpot_waits_without_preempting():
     share = replace(share_of([Footprint(10, steps=400)]), decode_load=one_more_at_a_time(1))
     wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
     plan = run_cycle(view_of(share, [wish, wish]), NOW, admission())
@@ -43,8 +43,8 @@ def test_who_would_break_the_pace_of_others_waits_and_takes_nobodys_place():
     assert len(run_cycle(view_of(share, [wish, wish]), NOW, careless).dispatches) == 2
 
 
-def test_who_is_never_refused_and_has_to_begin_in_time_waits_only_for_the_pace_of_higher_classes():
-    """By waiting it would lose what its equals win, since there is always another one of its kind."""
+def test_a_non_sheddable_request_with_ttft_waits_only_for_the_tpot_of_higher_classes():
+    """Waiting would cost it as much as it gains its equals, because more of its kind always follow."""
     full = replace(one_more_at_a_time(2), sequences=3)
     share = replace(share_of([Footprint(10, steps=400)]), decode_load=full)
 
@@ -63,28 +63,28 @@ def test_who_is_never_refused_and_has_to_begin_in_time_waits_only_for_the_pace_o
         return bool(run_cycle(view, NOW, admission()).dispatches)
 
     assert starts(priority=1)
-    # Nor for its own: in time or not, it is answered no sooner by waiting.
+    # Nor for its own TPOT: waiting does not produce its tokens sooner.
     assert starts(priority=1, slo=Slo(ttft=milliseconds(2_000), tpot=milliseconds(20)))
     assert not starts(priority=0)
     assert not starts(sheddable=True)
     assert not starts(slo=Slo(tpot=milliseconds(20)))
 
 
-def test_an_engine_that_orders_gets_no_more_than_keep_their_pace():
+def test_forwarding_respects_the_tpot_guard():
     ordering = replace(share_of([Footprint(10, steps=400)]), inside=lambda waiting: 0.0)
     share = replace(ordering, decode_load=one_more_at_a_time(1))
     wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
     plan = run_cycle(view_of(share, [wish, wish]), NOW, admission())
     assert [name for name, _ in plan.dispatches] == ["w0"]
     assert [(name, defer.reason) for name, defer in plan.deferrals] == [("w1", Reason.NO_PACE)]
-    # Memory is the engine's business.
+    # The engine manages its memory.
     assert len(run_cycle(view_of(ordering, [wish, wish]), NOW, admission()).dispatches) == 2
 
 
-def said(at: int, *, unread: int, width: int = 9, accepted: bool = False) -> str:
-    """To one of the class number `at` beside so many: that it is in, or why not."""
-    tempo = replace(one_more_at_a_time(width), per_prompt_token=1e5, unread=unread)
-    share = replace(share_of([Footprint(10, steps=5)]), decode_load=tempo)
+def verdict_of(at: int, *, unread: int, width: int = 9, accepted: bool = False) -> str:
+    """The verdict on a request of class number `at` beside `width` running ones: `in`, or the reason."""
+    load = replace(one_more_at_a_time(width), per_prompt_token=1e5, unread=unread)
+    share = replace(share_of([Footprint(10, steps=5)]), decode_load=load)
     wish = {
         "footprint": Footprint(10, steps=5),
         "accepted": accepted,
@@ -97,17 +97,15 @@ def said(at: int, *, unread: int, width: int = 9, accepted: bool = False) -> str
 
 
 @pytest.mark.parametrize(("unread", "verdict"), [(19_600, "in"), (19_700, Reason.SLO_UNATTAINABLE)])
-def test_who_would_wait_too_long_for_the_prompts_of_others_is_refused_at_once(
-    unread: int, verdict: str
-) -> None:
-    """2 s are promised; a token takes 0.1 ms to read, the rest of the step under way 10 ms, its own prompt
-    and first token 25."""
-    assert said(1, unread=unread) == verdict
+def test_a_request_late_behind_the_prefill_backlog_is_rejected(unread: int, verdict: str) -> None:
+    """The TTFT is 2 s; prefill takes 0.1 ms a token, the rest of the present step 10 ms, the request's own
+    prompt and first token 25 ms."""
+    assert verdict_of(1, unread=unread) == verdict
 
 
-def test_who_must_be_served_or_was_let_in_before_is_not_refused_for_them() -> None:
-    assert said(0, unread=99_999) == said(1, unread=99_999, accepted=True) == "in"
+def test_accepted_and_non_sheddable_requests_are_not_rejected_for_the_backlog() -> None:
+    assert verdict_of(0, unread=99_999) == verdict_of(1, unread=99_999, accepted=True) == "in"
 
 
-def test_where_nobody_is_before_it_nobody_is_refused() -> None:
-    assert said(1, unread=99_999, width=0) == "in"
+def test_an_idle_engine_rejects_no_late_request() -> None:
+    assert verdict_of(1, unread=99_999, width=0) == "in"

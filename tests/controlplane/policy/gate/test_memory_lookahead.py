@@ -1,4 +1,4 @@
-"""The look-ahead against stepping through every step of every lease."""
+"""The look-ahead against a simulation of every step of every lease."""
 
 from statistics import NormalDist
 
@@ -29,25 +29,27 @@ def use_at(pool: list[Footprint], step: int) -> int:
 
 
 @given(pools, footprints)
-def test_peak_is_that_of_every_step(pool: list[Footprint], newcomer: Footprint) -> None:
-    everyone = [*pool, newcomer]
-    assert look_at(pool).peak_with(newcomer) == max(use_at(everyone, k) for k in range(1, newcomer.steps + 1))
+def test_peak_is_that_of_every_step(pool: list[Footprint], new_request: Footprint) -> None:
+    everyone = [*pool, new_request]
+    assert look_at(pool).peak_with(new_request) == max(
+        use_at(everyone, k) for k in range(1, new_request.steps + 1)
+    )
 
 
 level = st.builds(Footprint, base=st.integers(0, 50), steps=st.integers(1, 20))
 
 
 @given(st.lists(level, max_size=8), level | footprints)
-def test_where_nobody_grows_the_peak_is_now(pool: list[Footprint], newcomer: Footprint) -> None:
-    peak = look_at(pool, z=2.0).peak_with(newcomer)
-    everyone = [*pool, newcomer]
-    assert peak == max(use_at(everyone, k) for k in range(1, newcomer.steps + 1))
+def test_without_growth_the_peak_is_now(pool: list[Footprint], new_request: Footprint) -> None:
+    peak = look_at(pool, z=2.0).peak_with(new_request)
+    everyone = [*pool, new_request]
+    assert peak == max(use_at(everyone, k) for k in range(1, new_request.steps + 1))
 
 
 @given(pools, footprints, st.integers(0, 7))
-def test_fewer_leases_never_raise_the_peak(pool: list[Footprint], newcomer: Footprint, gone: int) -> None:
+def test_fewer_leases_never_raise_the_peak(pool: list[Footprint], new_request: Footprint, gone: int) -> None:
     fewer = pool[:gone] + pool[gone + 1 :]
-    assert look_at(fewer, z=2.0).peak_with(newcomer) <= look_at(pool, z=2.0).peak_with(newcomer) + 1e-9
+    assert look_at(fewer, z=2.0).peak_with(new_request) <= look_at(pool, z=2.0).peak_with(new_request) + 1e-9
 
 
 @given(pools, st.integers(0, 400), st.integers(0, 400))
@@ -70,11 +72,11 @@ def test_wait_ends_at_the_first_completion_that_leaves_room(
 
 
 @given(pools, footprints, st.integers(1, 900))
-def test_after_the_wait_for_room_it_fits_and_stays_so(
-    pool: list[Footprint], newcomer: Footprint, limit: int
+def test_after_the_predicted_wait_it_fits_until_the_end(
+    pool: list[Footprint], new_request: Footprint, limit: int
 ) -> None:
-    wait = look_at(pool).steps_until_fits(newcomer, limit)
-    if newcomer.peak > limit:
+    wait = look_at(pool).steps_until_fits(new_request, limit)
+    if new_request.peak > limit:
         assert wait is None
         return
     assert wait is not None
@@ -83,7 +85,7 @@ def test_after_the_wait_for_room_it_fits_and_stays_so(
     rest = [
         Footprint(f.base + f.per_step * steps, f.per_step, f.steps - steps) for f in pool if f.steps > steps
     ]
-    assert look_at(rest).peak_with(newcomer) <= limit
+    assert look_at(rest).peak_with(new_request) <= limit
 
 
 def test_a_margin_lengthens_the_wait_for_room() -> None:
@@ -103,11 +105,11 @@ def test_the_margin_is_never_more_than_that_of_each_by_itself(
     spreads: list[float], own: float, z: float
 ) -> None:
     pool = [Footprint(100, 1, 10, spread=spread) for spread in spreads]
-    newcomer = Footprint(100, 1, 10, spread=own)
-    peak = look_at(pool, z).peak_with(newcomer)
-    assert peak <= sum(f.peak + z * f.spread for f in [*pool, newcomer]) + 1e-6
-    assert peak >= newcomer.peak + z * own - 1e-6
-    assert look_at([], z).peak_with(newcomer) == pytest.approx(newcomer.peak + z * own)
+    new_request = Footprint(100, 1, 10, spread=own)
+    peak = look_at(pool, z).peak_with(new_request)
+    assert peak <= sum(f.peak + z * f.spread for f in [*pool, new_request]) + 1e-6
+    assert peak >= new_request.peak + z * own - 1e-6
+    assert look_at([], z).peak_with(new_request) == pytest.approx(new_request.peak + z * own)
 
 
 def test_a_margin_covers_as_many_sums_of_independent_lengths_as_it_states() -> None:
@@ -126,7 +128,7 @@ def test_a_margin_covers_as_many_sums_of_independent_lengths_as_it_states() -> N
     assert np.mean(np.array(peaks) <= reserved) >= 0.95
 
 
-def test_only_those_still_running_add_to_the_margin() -> None:
+def test_only_running_leases_add_to_the_margin() -> None:
     short, long = Footprint(100, 0, 5, spread=40.0), Footprint(10, 0, 50, spread=30.0)
     assert look_at([short], z=1.0).peak_with(long) == pytest.approx(110 + 50.0)
     assert look_at([long], z=1.0).peak_with(long) == pytest.approx(20 + 1800**0.5)

@@ -1,4 +1,4 @@
-"""Calls that are computed in turn: who gives way, and what the gate tells them."""
+"""Calls computed one after another: which are rejected, and in which order."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ BACKUP = ServiceClass("backup", Slo(e2e=seconds(2)), priority=0, sheddable=False
 NIGHT = ServiceClass("night", Slo(), priority=0, sheddable=True)
 
 Call = tuple[ServiceClass, int]
-"""A class, and 1,000 tokens for each tenth of a second; 2 s are promised."""
+"""Class and tokens of a call, at 1,000 tokens per 0.1 s; the deadline is 2 s after arrival."""
 
 turns = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 9), st.none() | st.integers(0, 2)), max_size=12
@@ -51,7 +51,7 @@ def called(name: str, of: ServiceClass, tokens: int, model: str, ago_ms: float =
 def decided(
     held: list[Call], asked: list[Call], *, model: str = "m", held_ago_ms: float = 0, memory: int = 1_000
 ) -> Plan:
-    """ "h0" and so on are held by an embedder, "w0" and so on ask for it."""
+    """The plan with calls h0, h1, ... in flight and w0, w1, ... waiting."""
     ledger = MemoryLedger({Owner.EMBEDDING: Quota(1_000)})
     calls = []
     for n, (of, tokens) in enumerate(held):
@@ -72,86 +72,92 @@ def decided(
     return run_cycle(view, NOW, ADMISSION)
 
 
-def told(plan: Plan) -> tuple[list[str], list[str]]:
-    """Who is let in, and who is turned away."""
+def admitted_and_rejected(plan: Plan) -> tuple[list[str], list[str]]:
+    """Ids of the admitted and of the rejected requests."""
     return [name for name, _ in plan.dispatches], sorted(name for name, _ in plan.rejections)
 
 
-def test_room_is_not_time():
-    assert told(decided([(INDEX, 9_000)], [(INDEX, 10_000)])) == (["w0"], [])
+def test_a_late_call_is_rejected_although_memory_is_free():
+    assert admitted_and_rejected(decided([(INDEX, 9_000)], [(INDEX, 10_000)])) == (["w0"], [])
     plan = decided([(INDEX, 9_000)], [(INDEX, 12_000)])
-    assert told(plan) == ([], ["w0"])
+    assert admitted_and_rejected(plan) == ([], ["w0"])
     reject = plan.rejections[0][1]
     assert reject.reason is Reason.SLO_UNATTAINABLE
     assert reject.retry_after == seconds(1), "0.9 s, and at least one"
 
 
-def test_a_smaller_call_takes_the_time_of_a_larger_one():
-    assert told(decided([(INDEX, 12_000)], [(INDEX, 9_000)])) == (["w0"], ["h0"])
-    # And its memory.
-    assert told(decided([(INDEX, 12_000)], [(INDEX, 9_000)], memory=10)) == (["w0"], ["h0"])
+def test_the_largest_call_is_rejected_for_a_smaller_one():
+    assert admitted_and_rejected(decided([(INDEX, 12_000)], [(INDEX, 9_000)])) == (["w0"], ["h0"])
+    # It also gets the memory of the rejected call.
+    assert admitted_and_rejected(decided([(INDEX, 12_000)], [(INDEX, 9_000)], memory=10)) == (["w0"], ["h0"])
 
 
-def test_of_calls_alike_the_one_that_came_last_gives_way():
-    assert told(decided([(INDEX, 12_000)], [(INDEX, 12_000)], held_ago_ms=100)) == ([], ["w0"])
+def test_of_equal_calls_the_last_arrival_is_rejected():
+    assert admitted_and_rejected(decided([(INDEX, 12_000)], [(INDEX, 12_000)], held_ago_ms=100)) == (
+        [],
+        ["w0"],
+    )
 
 
-def test_those_who_give_way_are_told_in_the_order_of_their_deadlines():
+def test_rejections_are_in_order_of_deadlines():
     plan = decided([], [(INDEX, 9_000 + n) for n in range(9)])
     assert [name for name, _ in plan.rejections] == [f"w{n}" for n in range(2, 9)]
 
 
-def test_nobody_gives_way_for_a_lower_class():
-    assert told(decided([(SEARCH, 12_000)], [(INDEX, 9_000)])) == ([], ["w0"])
-    assert told(decided([(INDEX, 9_000)], [(SEARCH, 12_000)])) == (["w0"], ["h0"])
+def test_no_call_is_rejected_for_a_lower_class():
+    assert admitted_and_rejected(decided([(SEARCH, 12_000)], [(INDEX, 9_000)])) == ([], ["w0"])
+    assert admitted_and_rejected(decided([(INDEX, 9_000)], [(SEARCH, 12_000)])) == (["w0"], ["h0"])
 
 
-def test_who_may_not_be_turned_away_stays():
-    assert told(decided([(BACKUP, 12_000)], [(INDEX, 9_000)])) == ([], ["w0"])
-    assert told(decided([(BACKUP, 12_000)], [(BACKUP, 9_000)])) == (["w0"], [])
+def test_non_sheddable_calls_stay():
+    assert admitted_and_rejected(decided([(BACKUP, 12_000)], [(INDEX, 9_000)])) == ([], ["w0"])
+    assert admitted_and_rejected(decided([(BACKUP, 12_000)], [(BACKUP, 9_000)])) == (["w0"], [])
 
 
-def test_nobody_gives_way_for_who_is_late_all_the_same():
-    assert told(decided([(INDEX, 1_000)], [(SEARCH, 30_000)])) == ([], ["w0"])
-    assert told(decided([(INDEX, 1_000)], [(BACKUP, 30_000)])) == (["w0"], [])
+def test_no_call_is_rejected_for_a_call_that_is_late_anyway():
+    assert admitted_and_rejected(decided([(INDEX, 1_000)], [(SEARCH, 30_000)])) == ([], ["w0"])
+    assert admitted_and_rejected(decided([(INDEX, 1_000)], [(BACKUP, 30_000)])) == (["w0"], [])
 
 
-def test_who_is_late_inside_is_not_sent_away():
-    assert told(decided([(INDEX, 12_000)], [(INDEX, 9_000)], held_ago_ms=1_900)) == (["w0"], [])
+def test_late_calls_in_flight_are_not_rejected():
+    assert admitted_and_rejected(decided([(INDEX, 12_000)], [(INDEX, 9_000)], held_ago_ms=1_900)) == (
+        ["w0"],
+        [],
+    )
 
 
-def test_another_models_calls_take_no_time_of_it():
-    assert told(decided([(INDEX, 12_000)], [(INDEX, 9_000)], model="other")) == (["w0"], [])
+def test_calls_of_other_models_do_not_count():
+    assert admitted_and_rejected(decided([(INDEX, 12_000)], [(INDEX, 9_000)], model="other")) == (["w0"], [])
 
 
-def test_who_was_promised_nothing_gives_no_way():
-    assert told(decided([(NIGHT, 90_000)], [(INDEX, 9_000)])) == (["w0"], [])
+def test_calls_without_a_deadline_are_not_rejected():
+    assert admitted_and_rejected(decided([(NIGHT, 90_000)], [(INDEX, 9_000)])) == (["w0"], [])
 
 
 @given(turns, st.integers(0, 10))
-def test_all_that_stay_are_in_time_and_who_may_not_go_stays(drawn, begin):
+def test_remaining_jobs_are_on_time_and_protected_jobs_stay(drawn, begin):
     gone = late_jobs(drawn, begin, 1.0)
-    assert gone <= {turn.name for turn in drawn if turn.standing is not None}
-    alone = _in_time([turn for turn in drawn if turn.standing is None], begin)
+    assert gone <= {job.name for job in drawn if job.standing is not None}
+    alone = _in_time([job for job in drawn if job.standing is None], begin)
     end = float(begin)
-    for turn in sorted(drawn):
-        if turn.name in gone or (turn.standing is None and turn.name not in alone):
+    for job in sorted(drawn):
+        if job.name in gone or (job.standing is None and job.name not in alone):
             continue
-        end += turn.tokens
-        assert end <= turn.deadline
+        end += job.tokens
+        assert end <= job.deadline
 
 
 @given(turns, st.integers(0, 10))
 def test_lower_classes_change_nothing_for_higher_ones(drawn, begin):
     gone = late_jobs(drawn, begin, 1.0)
-    above = [turn for turn in drawn if turn.standing is None or turn.standing > 0]
-    assert gone & {turn.name for turn in above} == late_jobs(above, begin, 1.0)
+    above = [job for job in drawn if job.standing is None or job.standing > 0]
+    assert gone & {job.name for job in above} == late_jobs(above, begin, 1.0)
 
 
 def _in_time(fixed: list[DeadlineJob], begin: float) -> set[str]:
     kept = set()
-    for turn in sorted(fixed):
-        if begin + turn.tokens <= turn.deadline:
-            begin += turn.tokens
-            kept.add(turn.name)
+    for job in sorted(fixed):
+        if begin + job.tokens <= job.deadline:
+            begin += job.tokens
+            kept.add(job.name)
     return kept

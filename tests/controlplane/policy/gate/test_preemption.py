@@ -1,4 +1,4 @@
-"""Victims: enough, minimal, strictly below the newcomer, and at most twice the least possible cost."""
+"""Preemption victims: sufficient, minimal, of lower priority, at most twice the least possible cost."""
 
 from dataclasses import replace
 from itertools import chain, combinations
@@ -64,7 +64,9 @@ def least_cost(pool: list[Running], needed: int) -> float | None:
 
 
 @given(pools(), st.integers(1, 200), st.integers(0, 4))
-def test_enough_minimal_allowed_and_near_the_optimum(pool: list[Running], needed: int, priority: int) -> None:
+def test_victims_are_sufficient_minimal_allowed_and_near_the_optimum(
+    pool: list[Running], needed: int, priority: int
+) -> None:
     victims = victims_of(pool, needed, priority)
     allowed = [r for r in pool if may_go(r, priority)]
     optimum = least_cost(allowed, needed)
@@ -80,7 +82,7 @@ def test_enough_minimal_allowed_and_near_the_optimum(pool: list[Running], needed
 
 
 @given(pools(), st.integers(-100, 0))
-def test_none_when_nothing_is_needed(pool: list[Running], needed: int) -> None:
+def test_no_victims_if_nothing_is_needed(pool: list[Running], needed: int) -> None:
     assert victims_of(pool, needed) == ()
 
 
@@ -90,7 +92,7 @@ def test_input_order_does_not_matter(pool: list[Running], needed: int, random: A
     assert victims_of(shuffled, needed) == victims_of(pool, needed)
 
 
-def test_a_cheap_small_one_is_not_wasted_on_a_huge_last_one() -> None:
+def test_a_cheap_small_victim_is_not_combined_with_a_huge_last_one() -> None:
     # Cost per byte alone takes `free`, then `huge`; dropping `free` again leaves 250 times the optimum.
     free = replace(PLAIN, request_id="free", freed_bytes=99, slack=None, recompute=Duration(0))
     huge = replace(PLAIN, request_id="huge", freed_bytes=10_000, slack=None, recompute=seconds(50))
@@ -113,16 +115,16 @@ def test_ties_go_by_id() -> None:
     assert [v.request_id for v in victims_of(pool, 150)] == ["a", "b"]
 
 
-def test_the_hopeless_go_before_those_who_can_still_make_it() -> None:
-    hopeless = replace(PLAIN, request_id="hopeless", slack=seconds(-3))
+def test_late_requests_are_preempted_before_timely_ones() -> None:
+    late = replace(PLAIN, request_id="late", slack=seconds(-3))
     tight = replace(PLAIN, request_id="tight", slack=Duration(0))
     roomy = replace(PLAIN, request_id="roomy", slack=seconds(30))
-    costs = [victim_cost(r, OPTIONS) for r in (hopeless, roomy, tight)]
+    costs = [victim_cost(r, OPTIONS) for r in (late, roomy, tight)]
     assert costs == sorted(costs)
     assert costs[0] == pytest.approx(0.2), "only its recompute"
 
 
-def test_late_higher_priority_is_not_the_first_to_go() -> None:
+def test_late_requests_of_higher_priority_are_not_preempted_first() -> None:
     # The printed 1 / (slack + eps) is negative here and would evict the higher priority first.
     urgent = replace(PLAIN, request_id="urgent", priority=1, slack=Duration(1))
     batch = replace(PLAIN, request_id="batch", priority=0, slack=Duration(1))
@@ -135,13 +137,13 @@ def test_slack_counts_in_the_lowest_class_too() -> None:
     assert [v.request_id for v in victims_of([tight, roomy], 50)] == ["roomy"]
 
 
-def test_the_often_preempted_are_spared() -> None:
+def test_earlier_preemptions_raise_the_cost() -> None:
     again = replace(PLAIN, request_id="again", preemptions=3)
     fresh = replace(PLAIN, request_id="fresh", recompute=seconds(0.3))
     assert [v.request_id for v in victims_of([again, fresh], 50)] == ["fresh"]
 
 
-def test_an_outrun_prediction_protects_only_until_the_next_one() -> None:
+def test_an_outrun_prediction_protects_only_until_the_next_forecast() -> None:
     outrun = LengthForecast((0.0, 1.0), (1.0, 20.0))
     left = [round(outrun.remaining(after=done).mean) for done in (20, 40, 80)]
     taken = [victims_of([replace(PLAIN, remaining_steps=steps)], 50) for steps in left]

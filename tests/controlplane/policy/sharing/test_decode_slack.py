@@ -1,4 +1,4 @@
-"""The least patient answer that can still be in time decides, and what is lost holds nobody up."""
+"""The tightest request that can still be on time sets the slack; late ones do not stop embeddings."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ TPOTS = st.none() | st.integers(1, 300).map(D)
 DECODINGS = st.builds(Decoding, st.lists(PLEDGES, max_size=2).map(tuple), TPOTS)
 
 
-def answer(left: int, steps: int = 1, tpot: int | None = 100) -> Decoding:
+def decoding(left: int, steps: int = 1, tpot: int | None = 100) -> Decoding:
     return Decoding((TokenDeadline(D(left), steps),), None if tpot is None else D(tpot))
 
 
@@ -23,28 +23,28 @@ def answer(left: int, steps: int = 1, tpot: int | None = 100) -> Decoding:
     [
         ([], None),
         ([Decoding((), D(100))], None),
-        ([answer(500)], 90),
-        ([answer(40)], 30),
-        ([answer(500, tpot=None)], 490),
-        ([answer(500), Decoding((), None), answer(70, tpot=200)], 60),
-        ([answer(10)], 0),
-        # Half a token behind its pace of 100, with ten to come: 95 a step make it good.
-        ([answer(50 + 9 * 100, 10)], 85),
-        # Lost: paced by its objective, or by half of the engine's speed.
-        ([answer(-5)], 90),
-        ([answer(-5, tpot=12)], 10),
-        ([answer(-5), answer(40)], 30),
-        # In time by what it gained, with an objective that no step of this engine reaches.
-        ([answer(500, tpot=8)], 10),
-        ([answer(15, tpot=8)], 5),
+        ([decoding(500)], 90),
+        ([decoding(40)], 30),
+        ([decoding(500, tpot=None)], 490),
+        ([decoding(500), Decoding((), None), decoding(70, tpot=200)], 60),
+        ([decoding(10)], 0),
+        # Half a token behind a TPOT of 100, with ten to come: 95 per step recovers it.
+        ([decoding(50 + 9 * 100, 10)], 85),
+        # Late: paced by its TPOT, or by half of the engine's speed.
+        ([decoding(-5)], 90),
+        ([decoding(-5, tpot=12)], 10),
+        ([decoding(-5), decoding(40)], 30),
+        # On time through time gained earlier; no step of this engine reaches its TPOT.
+        ([decoding(500, tpot=8)], 10),
+        ([decoding(15, tpot=8)], 5),
     ],
 )
-def test_the_least_gap_less_the_engines_own_step(running, slack):
+def test_slack_is_the_smallest_gap_less_one_step(running, slack):
     assert decode_slack(running, STEP) == slack
 
 
 @given(st.lists(DECODINGS, max_size=6), DECODINGS, st.integers(0, 50).map(D))
-def test_one_more_answer_never_lengthens_it(running, one_more, step):
+def test_one_more_request_never_lengthens_the_slack(running, one_more, step):
     before, after = decode_slack(running, step), decode_slack([*running, one_more], step)
     if before is not None:
         assert after is not None
@@ -52,24 +52,24 @@ def test_one_more_answer_never_lengthens_it(running, one_more, step):
 
 
 @given(st.lists(st.tuples(st.integers(-50, 500), st.integers(1, 20), TPOTS), min_size=1, max_size=4))
-def test_batches_as_long_as_allowed_make_nobody_late_who_would_have_been_in_time(answers):
-    """The engine steps, and beside each step embeddings take all that they may."""
+def test_batches_within_the_slack_make_no_timely_request_late(drawn):
+    """After every engine step embeddings use the whole slack."""
     now, done = 0, 0
-    in_time = {n for n, (left, steps, _) in enumerate(answers) if left >= STEP * steps}
-    while any(steps > done for _, steps, _ in answers):
+    in_time = {n for n, (left, steps, _) in enumerate(drawn) if left >= STEP * steps}
+    while any(steps > done for _, steps, _ in drawn):
         running = [
             Decoding((TokenDeadline(D(left - now), steps - done),), tpot)
-            for left, steps, tpot in answers
+            for left, steps, tpot in drawn
             if steps > done
         ]
         now += STEP + (decode_slack(running, STEP) or 0)
         done += 1
-        for n, (left, steps, _) in enumerate(answers):
+        for n, (left, steps, _) in enumerate(drawn):
             if steps == done and n in in_time:
                 assert now <= left
 
 
 @given(st.lists(st.tuples(st.integers(-500, 9), st.integers(1, 20), TPOTS), min_size=1))
-def test_where_all_are_lost_embeddings_get_as_much_as_the_engine(answers):
-    lost = [Decoding((TokenDeadline(D(left), steps),), tpot) for left, steps, tpot in answers]
+def test_if_all_requests_are_late_embeddings_get_as_much_time_as_the_engine(drawn):
+    lost = [Decoding((TokenDeadline(D(left), steps),), tpot) for left, steps, tpot in drawn]
     assert decode_slack(lost, STEP) >= STEP

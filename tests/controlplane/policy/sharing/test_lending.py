@@ -1,4 +1,4 @@
-"""Lending for the moment: nothing is lost, limits hold, and what is needed comes back."""
+"""Lending between the owners: memory is conserved, limits hold, needed memory comes back."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -25,13 +25,13 @@ def sharing(*, block=10, follows_urgency=True, borrow=(300, 300), lend=(200, 100
     )
 
 
-def test_what_nobody_needs_is_lent_to_who_is_short():
+def test_unneeded_memory_is_lent_to_the_owner_that_is_short():
     owned = {LLM: 800, EMBEDDING: 200}
     assert lent(owned, {LLM: 900, EMBEDDING: 120}, sharing()) == {LLM: 880, EMBEDDING: 120}
     assert lent(owned, {LLM: 500, EMBEDDING: 900}, sharing()) == {LLM: 600, EMBEDDING: 400}
 
 
-def test_what_is_needed_is_not_lent_and_nobody_borrows_without_need():
+def test_needed_memory_is_not_lent_and_no_owner_borrows_without_need():
     owned = {LLM: 800, EMBEDDING: 200}
     assert lent(owned, {LLM: 900, EMBEDDING: 200}, sharing()) == owned
     assert lent(owned, {LLM: 700, EMBEDDING: 0}, sharing()) == owned
@@ -44,7 +44,7 @@ def test_what_is_needed_is_not_lent_and_nobody_borrows_without_need():
     lend=st.tuples(st.integers(0, 400), st.integers(0, 50)),
 )
 @example(llm=600, needs=(0, 2_000), borrow=(500, 500), lend=(400, 50))
-def test_lending_conserves_and_keeps_to_its_limits(llm, needs, borrow, lend):
+def test_lending_conserves_memory_and_respects_its_limits(llm, needs, borrow, lend):
     rules = sharing(borrow=borrow, lend=lend)
     owned, needed = {LLM: llm, EMBEDDING: POOL - llm}, dict(zip(Owner, needs, strict=True))
     usable = lent(owned, needed, rules)
@@ -58,20 +58,20 @@ def test_lending_conserves_and_keeps_to_its_limits(llm, needs, borrow, lend):
             assert usable[other] >= needed[other], "a lender keeps what it needs"
 
 
-def test_the_target_follows_urgency_only_where_asked_to():
+def test_the_target_follows_urgency_only_if_configured():
     urgent = {LLM: 0.0, EMBEDDING: 9.0}
     assert target_next(800, urgent, sharing()) == 430
     assert target_next(800, urgent, sharing(follows_urgency=False)) == 800
 
 
 def models():
-    """(least, full) of some models; the full workspace holds the longest input at least."""
+    """(least, full) of some models; the full workspace holds at least the longest input."""
     one = st.tuples(st.integers(1, 500), st.integers(0, 5_000)).map(lambda m: (m[0], m[0] + m[1]))
     return st.lists(one, min_size=1, max_size=5)
 
 
 @given(models(), st.integers(0, 30_000))
-def test_each_model_has_its_longest_input_and_together_they_have_no_more_than_the_budget(sizes, budget):
+def test_each_model_fits_its_longest_input_and_the_sum_fits_the_budget(sizes, budget):
     least, full = zip(*sizes, strict=True)
     shares = parts(budget, least, full)
     assert sum(shares) <= budget < sum(shares) + len(shares)
@@ -81,13 +81,13 @@ def test_each_model_has_its_longest_input_and_together_they_have_no_more_than_th
 
 
 @given(models(), st.integers(0, 10_000), st.integers(0, 10_000))
-def test_a_larger_budget_is_less_for_no_model(sizes, budget, more):
+def test_a_larger_budget_reduces_no_part(sizes, budget, more):
     least, full = zip(*sizes, strict=True)
     for before, now in zip(parts(budget, least, full), parts(budget + more, least, full), strict=True):
         assert now >= before
 
 
-def test_the_rest_goes_by_what_each_could_use():
+def test_the_rest_is_divided_by_usable_bytes():
     assert parts(1_000, [100, 100], [200, 1_000]) == [180, 820]
     assert parts(100, [100, 300], [200, 1_000]) == [25, 75], "less than the longest inputs take"
-    assert parts(1_000, [100, 300], [100, 300]) == [250, 750], "more than anybody can use"
+    assert parts(1_000, [100, 300], [100, 300]) == [250, 750], "more than the models can use"

@@ -1,4 +1,4 @@
-"""Quota steps: bounded, conserved, monotone, without overshoot; urgency without a jump."""
+"""Quota steps: bounded, conserving, monotone, without overshoot; urgency is continuous."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -97,7 +97,7 @@ def test_constant_target_is_reached_without_overshoot(
         path.append(next_nominals(split(path[-1], given), target, elapsed=SECOND, options=given)[LLM])
     assert path[-1] == target
     assert path in (sorted(path), sorted(path, reverse=True))
-    assert all(a != b for a, b in pairwise(path)), "not a step too many"
+    assert all(a != b for a, b in pairwise(path)), "no needless step"
     assert next_nominals(split(target, given), target, elapsed=SECOND, options=given)[LLM] == target
 
 
@@ -112,7 +112,7 @@ def test_alternating_target_swings_at_most_one_step(start: int, one: int, other:
     assert max(settled) - min(settled) <= STEP
 
 
-def test_dead_band_keeps_the_target_where_it_is_unless_it_is_at_rest() -> None:
+def test_the_dead_band_keeps_the_target_except_at_rest() -> None:
     banded = replace(PLAIN, dead_band=100)
     for wanted, kept in ((5_100, 5_000), (4_900, 5_000), (5_101, 5_101), (4_000, 4_000)):
         assert steadied(5_000, wanted, banded) == kept
@@ -120,7 +120,7 @@ def test_dead_band_keeps_the_target_where_it_is_unless_it_is_at_rest() -> None:
 
 
 @given(options(), st.lists(st.tuples(urgencies, urgencies), max_size=20), st.lists(st.integers(200, 1_500)))
-def test_whatever_was_urgent_in_the_end_everybody_is_back_to_the_last_byte(
+def test_quotas_return_exactly_to_rest(
     given: QuotaOptions, urgent: list[tuple[float, float]], gaps_ms: list[int]
 ) -> None:
     assume(int(given.rate * given.pool) >= 5 * given.block_bytes)
@@ -186,7 +186,9 @@ def test_sum_and_mean() -> None:
     assert urgency_of_all(some, UrgencyOptions(by_mean=True)) == 0.5
     assert urgency_of_all([], UrgencyOptions(by_mean=True)) == 0.0
     assert urgency_of_all(some, UrgencyOptions(), lost=2) == 3.5
-    assert urgency_of_all(some, UrgencyOptions(by_mean=True), lost=2, came=7) == 0.5, "two were served"
+    assert urgency_of_all(some, UrgencyOptions(by_mean=True), lost=2, came=7) == 0.5, (
+        "two were served on time"
+    )
     assert urgency_of_all([seconds(-9)], UrgencyOptions(by_mean=True)) == 1.0, "counted once, however late"
 
 
