@@ -28,7 +28,7 @@ def holding(blocks: int) -> RequestState:
 
 
 def served(share: float, stays: list[tuple[int, int]], steps: int) -> tuple[int, int]:
-    """Block-steps of the aged requests and their starts; the next (blocks, steps) starts as soon as allowed."""
+    """Block-steps and starts of aged requests; the next (blocks, steps) starts as soon as allowed."""
     account, used, starts = AgedShare(share), 0, 0
     left: dict[RequestState, int] = {}
     for _ in range(steps):
