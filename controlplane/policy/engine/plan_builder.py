@@ -127,7 +127,7 @@ class PlanBuilder:
             return True
         return self._needed_later(state) <= self.free_at_horizon
 
-    def fit_for_horizon(self, needs: Ints, to_come: Ints) -> Bools:
+    def many_fit_for_horizon(self, needs: Ints, to_come: Ints) -> Bools:
         """`fits_for_horizon` of many requests at once, bool [n].
 
         Args:

@@ -9,8 +9,8 @@ lanes:
   preemption is expected in the next `settle` steps. Once the part `urgency` of the time to the first token
   has passed, such a request may preempt running requests that still need `preempt_ratio` times as much, or
   any request of the two other lanes.
-- *Timely* requests beyond the cutoff start where much memory is free, the further beyond it the more, or in
-  an idle engine. Otherwise the memory is needed again before they end and their work is lost.
+- *Timely* requests beyond the cutoff start up to the cutoff times one plus the free share of the memory, or
+  in an idle engine. Otherwise the memory is needed again before they end and their work is lost.
 - *Lost* requests (the SLO is missed): the smallest start if the look-ahead predicts that they stay and all of
   them fit into the memory that arrivals leave free (`SizeCutoff.spare`). In an idle engine the oldest starts.
   After `patience` they are served in order of arrival, at any load, on a share of the memory of their own

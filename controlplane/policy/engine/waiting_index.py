@@ -103,5 +103,5 @@ class WaitingIndex(Generic[Key]):
         fits = needs <= builder.free
         may: Bools = is_pressed & (fits | (needs < unobtainable))
         if np.count_nonzero(fits):
-            may |= fits & builder.fit_for_horizon(needs, self._columns.column(_TO_COME))
+            may |= fits & builder.many_fit_for_horizon(needs, self._columns.column(_TO_COME))
         return may
