@@ -72,7 +72,7 @@ def engine_args(
     if "kv_cache_memory_bytes" in arguments:
         ours["gpu_memory_utilization"] = _LEAST_PART
     if current_platform.is_cpu() and has_one_rank(arguments):
-        ours["distributed_executor_backend"] = "backends.vllm.cpu_executor.OneProcess"
+        ours["distributed_executor_backend"] = "backends.vllm.cpu_executor.InProcessExecutor"
     return AsyncEngineArgs(**(ours | given))
 
 

@@ -6,7 +6,7 @@ from backends import bundled_models
 
 pytestmark = pytest.mark.engine
 
-OURS = "backends.vllm.cpu_executor.OneProcess"
+OURS = "backends.vllm.cpu_executor.InProcessExecutor"
 
 
 @pytest.mark.parametrize(
