@@ -93,7 +93,7 @@ class SimulatedGenerator:
         max_model_tokens: int = 4_096,
         max_running: int = 256,
         step_tokens: int = 2_048,
-        orders: bool = False,
+        has_own_scheduler: bool = False,
     ) -> None:
         blocks = None if kv_bytes is None else kv_bytes // geometry.bytes_per_block
         if blocks is not None and blocks < geometry.blocks(max_model_tokens):
@@ -105,7 +105,7 @@ class SimulatedGenerator:
         ample = geometry.bytes(max_model_tokens) * 2 * (max_running + _EXTRA_QUEUED)
         self.model = model
         self.stall_count = 0
-        self.orders = orders
+        self.has_own_scheduler = has_own_scheduler
         self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None
         self.geometry = geometry
@@ -203,8 +203,8 @@ class SimulatedGenerator:
     async def set_quota(self, quota_bytes: int) -> None:
         """Sets the quota, from the next step on. Raises Refused outside one block to `kv_bytes`."""
         blocks = quota_bytes // self.geometry.bytes_per_block
-        if not self.orders or self._blocks is None:
-            raise Refused(f"{self.model!r} enforces no quota; create it with kv_bytes and orders=True")
+        if not self.has_own_scheduler or self._blocks is None:
+            raise Refused(f"{self.model!r} enforces no quota; create it with kv_bytes and has_own_scheduler=True")
         if not 1 <= blocks <= self._blocks:
             raise Refused(f"quota of {quota_bytes} bytes: choose one block to {self.kv_bytes} bytes")
         self._engine.set_quota(blocks)
@@ -236,9 +236,11 @@ class SimulatedGenerator:
             running=len(engine.running),
             waiting=len(engine.waiting),
             preemptions=engine.preemptions + self._gate_preemptions,
-            quota_bytes=quota if self.orders else None,
+            quota_bytes=quota if self.has_own_scheduler else None,
             ceded_bytes=self.kv_bytes - max(quota, used),
-            held_bytes={name: size for name, size in held.items() if size} if self.orders else None,
+            held_bytes={name: size for name, size in held.items() if size}
+            if self.has_own_scheduler
+            else None,
             recompute_tokens=engine.recompute_tokens + self._gate_recompute_tokens,
         )
 

@@ -49,10 +49,10 @@ class ScriptedGenerator(ScriptedEngine):
         prefill_seconds: float = 0.0,
         prompt_token_seconds: float = 0.0,
         token_seconds: float = 0.0,
-        orders: bool = False,
+        has_own_scheduler: bool = False,
     ) -> None:
         super().__init__(model=model, max_running=max_running, is_stepped=is_stepped, default=default)
-        self.orders = orders
+        self.has_own_scheduler = has_own_scheduler
         self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None
         self.on_order: Callable[[], Awaitable[None]] | None = None
@@ -134,7 +134,7 @@ class ScriptedGenerator(ScriptedEngine):
 
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
         """Records a forecast."""
-        if self.orders:
+        if self.has_own_scheduler:
             self.forecasts[request_id] = forecast
 
     def set_device_contention(self, *, is_shared: bool) -> None:
@@ -142,9 +142,9 @@ class ScriptedGenerator(ScriptedEngine):
         self.is_sharing = is_shared
 
     async def _accept_order(self) -> None:
-        if not self.orders:
+        if not self.has_own_scheduler:
             raise Refused(
-                f"scripted engine {self.model!r} takes no quota or options; create it with orders=True"
+                f"scripted engine {self.model!r} takes no quota or options; create it with has_own_scheduler=True"
             )
         if self.on_order is not None:
             await self.on_order()
@@ -166,9 +166,9 @@ class ScriptedGenerator(ScriptedEngine):
             running=len(running),
             waiting=len(self.live) - len(running),
             preemptions=self._preemptions,
-            quota_bytes=self.quota_bytes if self.orders else None,
+            quota_bytes=self.quota_bytes if self.has_own_scheduler else None,
             ceded_bytes=max(0, self.kv_bytes - max(self.quota_bytes, used)),
-            held_bytes=held if self.orders else None,
+            held_bytes=held if self.has_own_scheduler else None,
             pace=self.pace,
         )
 

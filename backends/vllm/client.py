@@ -73,7 +73,7 @@ class VllmGenerator:
         hybrid: HybridSetup | None = None,
         stall_seconds: float = 300.0,
     ) -> None:
-        self.orders = scheduling is not None
+        self.has_own_scheduler = scheduling is not None
         self.on_step: Callable[[EngineStep], None] | None = None
         self.model = served_name or model
         self._source = model
@@ -115,8 +115,8 @@ class VllmGenerator:
         engine.watch(self._children(), stall_seconds=self._stall_seconds)
         try:
             await self._answer_once(engine)
-            if engine.orders is not None:
-                await engine.orders.introduce(engine.step_cost)
+            if engine.scheduler_client is not None:
+                await engine.scheduler_client.introduce(engine.step_cost)
         except BaseException:
             await self.stop()
             raise
@@ -163,7 +163,7 @@ class VllmGenerator:
         *,
         standing: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
-        said = metadata_of(request, standing) if self.orders else None
+        said = metadata_of(request, standing) if self.has_own_scheduler else None
         engine = self._running()
         return engine.generate(
             request.id, prompt, sampling, chat, rank=standing.rank, done=standing.done, said=said
@@ -179,12 +179,12 @@ class VllmGenerator:
         await self._running().order(lambda orders: orders.set_options(changes))
 
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
-        if self._engine is not None and self._engine.orders is not None:
-            self._engine.orders.set_forecast(request_id, forecast)
+        if self._engine is not None and self._engine.scheduler_client is not None:
+            self._engine.scheduler_client.set_forecast(request_id, forecast)
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        if self._engine is not None and self._engine.orders is not None:
-            self._engine.orders.set_device_contention(is_shared=is_shared)
+        if self._engine is not None and self._engine.scheduler_client is not None:
+            self._engine.scheduler_client.set_device_contention(is_shared=is_shared)
 
     def state(self) -> EngineState:
         return self._running().state()

@@ -53,12 +53,12 @@ CONTEXT = UsageContext.OPENAI_API_SERVER
 
 
 class VllmEngine:
-    """`orders` is None for vLLM's own scheduler.
+    """`scheduler_client` is None for vLLM's own scheduler.
 
     Raises ValueError for engine arguments that vLLM does not take, RuntimeError when it cannot start.
     """
 
-    orders: SchedulerClient | None = None
+    scheduler_client: SchedulerClient | None = None
     is_stalled = False
     """It was taken for dead, and killed."""
     _steps: StepWatchdog | None = None
@@ -107,8 +107,8 @@ class VllmEngine:
         self.reported.cells = blocks * self.geometry.block_tokens
         if options is not None and board is not None:
             size = self.geometry.bytes_per_block
-            self.orders = SchedulerClient(self._llm, board, options, total=blocks, block_bytes=size)
-            self.reported.waited = self.orders.waited
+            self.scheduler_client = SchedulerClient(self._llm, board, options, total=blocks, block_bytes=size)
+            self.reported.waited = self.scheduler_client.waited
         try:
             self._reading = OutputParser(tool_parser, reasoning_parser, self.tokenizer, config.model_config)
         except Exception:
@@ -184,21 +184,21 @@ class VllmEngine:
 
     @contextmanager
     def _entered(self, request_id: str) -> Iterator[None]:
-        if self.orders is None:
+        if self.scheduler_client is None:
             yield
             return
-        self.orders.entered(request_id)
+        self.scheduler_client.entered(request_id)
         try:
             yield
         finally:
-            self.orders.forget(request_id)
+            self.scheduler_client.forget(request_id)
 
     async def order(self, given: Callable[[SchedulerClient], Awaitable[None]]) -> None:
         """Raises Refused, also for an engine with vLLM's own scheduler."""
-        if self.orders is None:
+        if self.scheduler_client is None:
             raise Refused("the engine runs vLLM's own scheduler; set scheduling.engine and restart")
         with self._our_errors():
-            await given(self.orders)
+            await given(self.scheduler_client)
 
     async def preempt(self, request_id: str) -> None:
         """What is sent to the engine after this finds the blocks free: it takes messages in order."""
@@ -239,8 +239,8 @@ class VllmEngine:
             raise BackendDown(self._end)
         # A step that only aborts reports nothing: without requests the last report is out of date.
         is_idle = self._is_idle
-        if self.orders is not None:
-            return self.orders.state(is_idle=is_idle)
+        if self.scheduler_client is not None:
+            return self.scheduler_client.state(is_idle=is_idle)
         last = self.reported
         if is_idle:
             return EngineState(0, self.kv_bytes, 0, 0, last.preemptions)
@@ -260,7 +260,7 @@ class VllmEngine:
         """Blocks until the engine's processes are gone. Nothing may be asked of this object afterwards."""
         self._llm.shutdown()
         # Its finaliser must run now: at the interpreter's exit it fails and says so.
-        self.orders = None
+        self.scheduler_client = None
         del self._llm
 
 

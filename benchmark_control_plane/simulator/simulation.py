@@ -202,7 +202,7 @@ def engines(
         max_model_tokens=machine.max_model_tokens,
         max_running=machine.max_running,
         step_tokens=machine.step_tokens,
-        orders=machine.pool_bytes is not None,
+        has_own_scheduler=machine.pool_bytes is not None,
     )
     pool = machine.pool_bytes
     embedder = SimulatedEmbedder(

@@ -85,7 +85,7 @@ class Generator(Protocol):
 
     model: str
     on_step: Callable[[EngineStep], None] | None
-    orders: bool
+    has_own_scheduler: bool
     geometry: KvGeometry
     kv_bytes: int
     max_model_tokens: int

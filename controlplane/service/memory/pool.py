@@ -36,7 +36,7 @@ class SharedPool:
                 f"quota.embedding.min gives {least[Owner.EMBEDDING]} bytes and the longest input takes "
                 f"{one_input}; raise quota.embedding.min or lower max_input_tokens"
             )
-        if not generator.orders:
+        if not generator.has_own_scheduler:
             raise ValueError(
                 "quota: the engine's own scheduler keeps to no quota, so quotas cannot move; set "
                 "scheduling.engine, or quota.policy: static without borrow"

@@ -47,7 +47,7 @@ class TtftPredictor:
             ticket.predicted_ttft = Duration(between(request.arrival, now) + work)
             return
         generator = self._generators[request.model]
-        if generator.orders:
+        if generator.has_own_scheduler:
             ahead = Ahead(request.prompt_tokens, turn=wait)
         else:
             ahead = _ahead(ticket, self._tickets.values(), generator.max_running)

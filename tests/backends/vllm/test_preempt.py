@@ -42,7 +42,7 @@ async def test_preempting_what_is_over_does_nothing(tiny_vllm: VllmGenerator):
 
 
 async def test_an_engine_with_vllms_own_scheduler_takes_no_orders(tiny_vllm: VllmGenerator):
-    assert not tiny_vllm.orders
+    assert not tiny_vllm.has_own_scheduler
     with pytest.raises(Refused, match="vLLM's own scheduler; set scheduling"):
         await tiny_vllm.set_quota(tiny_vllm.kv_bytes)
     with pytest.raises(Refused, match="vLLM's own scheduler"):

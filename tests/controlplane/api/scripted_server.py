@@ -55,7 +55,7 @@ async def staged(
         max_running=MAX_RUNNING,
         is_stepped=is_stepped,
         default=HELLO,
-        orders=isinstance(sections.get("scheduling", {}).get("engine"), dict),
+        has_own_scheduler=isinstance(sections.get("scheduling", {}).get("engine"), dict),
     )
     embedder = ScriptedEmbedder(
         model=EMBED_MODEL, supported_dimensions=(4, 8), max_input_tokens=64, is_stepped=is_stepped

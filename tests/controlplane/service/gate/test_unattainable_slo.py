@@ -22,8 +22,10 @@ async def read(answer) -> int:
 @pytest.fixture(params=["gate", "engine"])
 def played(request, bench):
     """On an engine that runs one at a time, whose pace is known."""
-    orders = request.param == "engine"
-    engine = ScriptedGenerator(max_running=1, prefill_seconds=0.1, token_seconds=0.05, orders=orders)
+    has_own_scheduler = request.param == "engine"
+    engine = ScriptedGenerator(
+        max_running=1, prefill_seconds=0.1, token_seconds=0.05, has_own_scheduler=has_own_scheduler
+    )
 
     def play(scenario):
         async def known(b):
@@ -31,7 +33,7 @@ def played(request, bench):
             assert await read(await b.ask()) == 4
             await scenario(b)
 
-        return bench(known, generator=engine, **(ENGINE if orders else GATE))
+        return bench(known, generator=engine, **(ENGINE if has_own_scheduler else GATE))
 
     return play
 

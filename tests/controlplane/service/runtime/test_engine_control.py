@@ -21,7 +21,7 @@ def in_force(b):
 
 @pytest.fixture
 def play(bench):
-    return lambda scenario: bench(scenario, generator=ScriptedGenerator(orders=True), **EDF)
+    return lambda scenario: bench(scenario, generator=ScriptedGenerator(has_own_scheduler=True), **EDF)
 
 
 def test_an_engine_that_never_answers_ends_a_change_and_is_told_all_by_the_next(play):
