@@ -16,7 +16,7 @@ from controlplane.policy.engine.options import EngineOptions
 SCHEDULER = "backends.vllm.scheduler.make"
 
 # Stated elsewhere in our own configuration.
-_OURS = {
+_SET_BY_CONFIG = {
     "model": "models.chat.model",
     "served_model_name": "models.chat.name",
     "reasoning_parser": "models.chat.reasoning_parser",
@@ -24,7 +24,7 @@ _OURS = {
 
 # On a GPU vLLM starts only where so much of it is free, also when it is told the bytes of its cache: by
 # default 92 %, which an embedding model that loads meanwhile leaves to nobody.
-_LEAST_PART = 0.01
+_MIN_GPU_MEMORY_UTILIZATION = 0.01
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
@@ -32,8 +32,8 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     known = {field.name for field in fields(AsyncEngineArgs)}
     problems = []
     for name in arguments:
-        if name in _OURS:
-            problems.append(f"{name} is set by {_OURS[name]}")
+        if name in _SET_BY_CONFIG:
+            problems.append(f"{name} is set by {_SET_BY_CONFIG[name]}")
         elif name not in known:
             close = get_close_matches(name.replace("-", "_"), known, n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -61,7 +61,7 @@ def engine_args(
 ) -> AsyncEngineArgs:
     """vLLM's log lines and Prometheus metrics stay off unless `disable_log_stats: false` asks for them."""
     check_arguments(arguments)
-    sections = _sections()
+    sections = _nested_configs()
     given = {
         name: sections[name](**value) if name in sections and isinstance(value, Mapping) else value
         for name, value in arguments.items()
@@ -70,7 +70,7 @@ def engine_args(
     if reasoning_parser is not None:
         ours["reasoning_parser"] = reasoning_parser
     if "kv_cache_memory_bytes" in arguments:
-        ours["gpu_memory_utilization"] = _LEAST_PART
+        ours["gpu_memory_utilization"] = _MIN_GPU_MEMORY_UTILIZATION
     if current_platform.is_cpu() and has_one_rank(arguments):
         ours["distributed_executor_backend"] = "backends.vllm.cpu_executor.InProcessExecutor"
     return AsyncEngineArgs(**(ours | given))
@@ -81,7 +81,7 @@ def has_one_rank(arguments: Mapping[str, Any]) -> bool:
     return all(int(arguments.get(size) or 1) == 1 for size in sizes)
 
 
-def _sections() -> dict[str, type]:
+def _nested_configs() -> dict[str, type]:
     """Arguments that are themselves configurations, which YAML can only write as mappings."""
     sections = {}
     for field in fields(AsyncEngineArgs):

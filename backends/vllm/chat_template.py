@@ -14,7 +14,7 @@ from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
 
 # Template options that would replace what the server decides.
-_RESERVED = frozenset(
+_RESERVED_OPTIONS = frozenset(
     {"conversation", "messages", "tools", "documents", "chat_template", "tokenize", "padding", "truncation"}
     | {"max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 )
@@ -23,7 +23,7 @@ _RESERVED = frozenset(
 def render(tokenizer: Any, prompt: ChatPrompt) -> list[int]:
     """Token ids. `tool_choice: none` leaves the tools out, so the model cannot call them. Raises Refused."""
     options = {"add_generation_prompt": True} | dict(prompt.template_options)
-    if taken := sorted(_RESERVED & options.keys()):
+    if taken := sorted(_RESERVED_OPTIONS & options.keys()):
         raise Refused(
             f"chat_template_kwargs may not set {', '.join(taken)}: the server does",
             param="chat_template_kwargs",
@@ -40,7 +40,7 @@ def render(tokenizer: Any, prompt: ChatPrompt) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def characters(prompt: ChatPrompt) -> int:
+def text_length(prompt: ChatPrompt) -> int:
     """About how much text there is to render."""
     return sum(len(str(message.get("content") or "")) for message in prompt.messages)
 

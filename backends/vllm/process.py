@@ -15,32 +15,32 @@ from vllm.v1.engine.core import EngineCoreProc
 from backends.supervision import end_with_parent
 from backends.vllm.compat import EngineDeadError
 
-_run = EngineCoreProc.run_engine_core
+_run_engine_core = EngineCoreProc.run_engine_core
 
 
 def run_engine_core(*given: Any, **named: Any) -> None:
     """A spawned process finds it by this name."""
     end_with_parent()
-    _run(*given, **named)
+    _run_engine_core(*given, **named)
 
 
 @contextmanager
-def leashed() -> Iterator[None]:
+def bound_to_parent() -> Iterator[None]:
     """Engines that are started in here end with this process."""
     EngineCoreProc.run_engine_core = staticmethod(run_engine_core)
     try:
         yield
     finally:
-        EngineCoreProc.run_engine_core = staticmethod(_run)
+        EngineCoreProc.run_engine_core = staticmethod(_run_engine_core)
 
 
 # FOLDED alive.py:
 # Does an answer still come? When an engine dies, vLLM ends every stream, but no utility call that waits.
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-async def while_alive(llm: Any, call: Awaitable[Answer]) -> Answer:
+async def while_alive(llm: Any, call: Awaitable[Result]) -> Result:
     """What the call to vLLM's AsyncLLM returns. Raises EngineDeadError as soon as the engine is gone."""
     answer = asyncio.ensure_future(call)
     # This task reads all that the engine says, so it ends with the engine. The first request starts it.

@@ -13,15 +13,15 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from controlplane.core.errors import Refused
 from controlplane.core.generation import Delta, Sampling, TokenLogprob
 
-_STATED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "logit_bias")
-_ALWAYS = (
+_OPTIONAL_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "logit_bias")
+_REQUIRED_FIELDS = (
     "n", "presence_penalty", "frequency_penalty", "include_stop_str_in_output", "ignore_eos",
     "min_tokens", "logprobs", "prompt_logprobs",
 )  # fmt: skip
 
 # vLLM's words for how a sample ended, in the port's; those missing are failures. A client that leaves
 # closes the stream and so never sees its own abort: one that is seen is a preemption.
-_FINISH = {"stop": "stop", "length": "length", "repetition": "stop", "abort": "preempted"}
+_FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop", "abort": "preempted"}
 
 
 def structured_outputs(structure: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
@@ -54,8 +54,8 @@ def sampling_params(
     values = dict(defaults)
     # A model's own `max_new_tokens` is a cap, as in `vllm serve`.
     values["max_tokens"] = min(sampling.max_tokens, values.get("max_tokens", sampling.max_tokens))
-    values |= {name: getattr(sampling, name) for name in _ALWAYS}
-    values |= {name: value for name in _STATED if (value := getattr(sampling, name)) is not None}
+    values |= {name: getattr(sampling, name) for name in _REQUIRED_FIELDS}
+    values |= {name: value for name in _OPTIONAL_FIELDS if (value := getattr(sampling, name)) is not None}
     return SamplingParams.from_optional(
         **values,
         stop=list(sampling.stop),
@@ -67,16 +67,16 @@ def sampling_params(
     )
 
 
-def delta(output: RequestOutput, completion: CompletionOutput, top: int | None) -> Delta:
+def to_delta(output: RequestOutput, completion: CompletionOutput, top: int | None) -> Delta:
     """Raises RuntimeError when the engine gave this sample up."""
     reason = completion.finish_reason
-    if reason is not None and reason not in _FINISH:
+    if reason is not None and reason not in _FINISH_REASONS:
         raise RuntimeError(f"vLLM ended the request with {reason!r}; its log says why")
     return Delta(
         index=completion.index,
         text=completion.text,
         token_ids=tuple(completion.token_ids),
-        finish_reason=None if reason is None else _FINISH[reason],
+        finish_reason=None if reason is None else _FINISH_REASONS[reason],
         stop_reason=completion.stop_reason,
         logprobs=_logprobs(completion, top),
         cached_tokens=output.num_cached_tokens or 0,
@@ -88,7 +88,7 @@ def _logprobs(completion: CompletionOutput, top: int | None) -> tuple[TokenLogpr
     if completion.logprobs is None or top is None:
         return ()
     pairs = zip(completion.token_ids, completion.logprobs, strict=True)
-    return tuple(_position(token, position, top) for token, position in pairs)
+    return tuple(_token_logprob(token, position, top) for token, position in pairs)
 
 
 def _prompt_logprobs(output: RequestOutput) -> tuple[TokenLogprob | None, ...]:
@@ -96,10 +96,12 @@ def _prompt_logprobs(output: RequestOutput) -> tuple[TokenLogprob | None, ...]:
     if not output.prompt_logprobs or output.prompt_token_ids is None:
         return ()
     pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
-    return tuple(None if position is None else _position(token, position, None) for token, position in pairs)
+    return tuple(
+        None if position is None else _token_logprob(token, position, None) for token, position in pairs
+    )
 
 
-def _position(token: int, position: Mapping[int, Logprob], top: int | None) -> TokenLogprob:
+def _token_logprob(token: int, position: Mapping[int, Logprob], top: int | None) -> TokenLogprob:
     """The chosen token, and the `top` likeliest ones (all that vLLM gave when None)."""
     ranked: Sequence[Logprob] = sorted(
         (entry for entry in position.values() if entry.rank is not None), key=lambda entry: entry.rank

@@ -24,13 +24,19 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from backends.vllm.compat import most_running
+from backends.vllm.compat import max_running_requests
 from backends.vllm.plugin import rpc
 from backends.vllm.plugin.balloon import balloon_of
 from backends.vllm.plugin.batch_view import BatchTracker, stamp
 from backends.vllm.plugin.input_wait import wait_for_input
 from backends.vllm.plugin.offer_queue import OfferQueue
-from backends.vllm.plugin.request_metadata import Defaults, EngineRequest, defaults_of, progress_of, stated
+from backends.vllm.plugin.request_metadata import (
+    Defaults,
+    EngineRequest,
+    defaults_of,
+    extract_metadata,
+    make_engine_request,
+)
 from backends.vllm.plugin.shared_state import EngineFacts, SharedState
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.forecast import LengthForecast
@@ -44,7 +50,7 @@ from predictors.timing.step_time import ObservedPace, StepWork
 
 log = logging.getLogger(__name__)
 
-_UNKNOWN_PACE = Pace(Duration(0), Duration(0))
+_UNKNOWN_RATE = Pace(Duration(0), Duration(0))
 
 
 if TYPE_CHECKING:
@@ -62,7 +68,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config = (self.vllm_config.additional_config or {}).get("tandem", {})
-        self.options, self.defaults = _settings(config)
+        self.options, self.defaults = _parse_config(config)
         self.engine_policy: EnginePolicy = engine_policy(self.options)
         self.clock: Callable[[], int] = time.monotonic_ns
         self.balloon = balloon_of(self.kv_cache_manager.block_pool)
@@ -73,38 +79,41 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.malformed = 0
         self.steps = 0
         self.hook_ns = 0
-        self.expect(None)
-        self.inputs: Queue[Any] | None = None
-        self.take_in: Callable[[], None] = _nothing
-        self._board = SharedState.from_environment()
+        self.set_step_cost(None)
+        self.input_queue: Queue[Any] | None = None
+        self.process_inputs: Callable[[], None] = _no_input
+        self._shared_state = SharedState.from_environment()
         has_drafts = self.num_spec_tokens > 0
-        self._runners = BatchTracker(
+        self._batch = BatchTracker(
             self.block_size,
             has_packed=self.has_packed,
             runs_ahead=has_drafts or isinstance(self, AsyncScheduler),
             takes_back=has_drafts or self.connector is not None,
         )
-        self._named: dict[str, list[EngineRequest]] = {}
-        self._looked: Instant | None = None
-        self._last_step: Instant | None = None
-        self._in_flight: deque[StepWork] = deque()
-        self._ended: list[StepWork] = []
-        self._is_shared = False
-        self._used_before = 0
-        self._next_to_go: list[Any] = []
+        self._by_client_id: dict[str, list[EngineRequest]] = {}
+        self._previous_schedule: Instant | None = None
+        self._previous_step_start: Instant | None = None
+        self._steps_in_flight: deque[StepWork] = deque()
+        self._finished_steps: list[StepWork] = []
+        self._is_device_shared = False
+        self._previous_used = 0
+        self._preemption_order: list[Any] = []
         # vLLM then evicts the largest `priority`; its own queue of that kind is replaced.
         self.policy = SchedulingPolicy.PRIORITY
-        self.waiting = OfferQueue(self._joined, self._left)
+        self.waiting = OfferQueue(self._on_enqueue, self._on_dequeue)
 
     # --- one step ----------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        was_shared, self._is_shared = self._is_shared, self._board is not None and self._board.is_shared
-        waited = self._keep_pace()
+        was_shared, self._is_device_shared = (
+            self._is_device_shared,
+            self._shared_state is not None and self._shared_state.is_device_shared,
+        )
+        waited = self._delay_step()
         self.waited_ns += waited
         began = time.perf_counter_ns()
         now = Instant(self.clock())
-        self._observe_step(now, waited, is_alone=not (was_shared or self._is_shared))
+        self._observe_step(now, waited, is_alone=not (was_shared or self._is_device_shared))
         self._plan(now)
         self.steps += 1
         self.hook_ns = time.perf_counter_ns() - began
@@ -117,55 +126,57 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         prefill = output.total_num_scheduled_tokens - len(scheduled)
         work = StepWork(prefill, len(scheduled), self.balloon.used * self.block_size)
         if scheduled:
-            self._in_flight.append(work)
-        self._looked, self._last_step = now, now if scheduled else None
-        self._runners.scheduled(self.running, scheduled, output.total_num_scheduled_tokens)
+            self._steps_in_flight.append(work)
+        self._previous_schedule, self._previous_step_start = now, now if scheduled else None
+        self._batch.record_step(self.running, scheduled, output.total_num_scheduled_tokens)
         self._publish(now)
-        self._used_before = self.balloon.used
+        self._previous_used = self.balloon.used
         self.hook_ns += time.perf_counter_ns() - began
         return output
 
-    def _keep_pace(self) -> Duration:
+    def _delay_step(self) -> Duration:
         """Leaves the device to who else wants it as long as nobody misses anything. Returns how long."""
-        if not self._is_shared or self._last_step is None or len(self.waiting):
+        if not self._is_device_shared or self._previous_step_start is None or len(self.waiting):
             return Duration(0)
-        last, now = self._last_step, Instant(self.clock())
+        last, now = self._previous_step_start, Instant(self.clock())
         began = now
         self._stamp(now)
         # What arrives is taken in here: a newcomer is in the step that it ended the wait for.
         while not len(self.waiting):
-            begin = next_step_start(self._runners.batch, last, now, self.options.decode_pace)
+            begin = next_step_start(self._batch.batch, last, now, self.options.decode_pace)
             if begin <= now:
                 break
-            wait_for_input(self.inputs, between(now, begin))
-            self.take_in()
+            wait_for_input(self.input_queue, between(now, begin))
+            self.process_inputs()
             now = Instant(self.clock())
         return between(began, now)
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if scheduler_output.num_scheduled_tokens:
-            self._ended.append(self._in_flight.popleft())
+            self._finished_steps.append(self._steps_in_flight.popleft())
         return super().update_from_output(scheduler_output, *args, **kwargs)
 
     def _observe_step(self, now: Instant, waited: Duration, *, is_alone: bool) -> None:
         """What has ended since the last look took that long: the step planned then or, where one was in
         flight, that one."""
         # Without anyone running the engine may have rested since.
-        if self._looked is not None and self.running and len(self._ended) == 1:
-            self._observe(self._ended[0], Duration(now - self._looked - waited), is_alone=is_alone)
-        self._ended.clear()
+        if self._previous_schedule is not None and self.running and len(self._finished_steps) == 1:
+            self._observe(
+                self._finished_steps[0], Duration(now - self._previous_schedule - waited), is_alone=is_alone
+            )
+        self._finished_steps.clear()
 
-    def expect(self, cost: StepCost | None) -> None:
+    def set_step_cost(self, cost: StepCost | None) -> None:
         """Of steps, until enough were seen."""
         self.observed = ObservedPace(prior=cost)
-        self._pace = self.observed.pace or _UNKNOWN_PACE
+        self._pace = self.observed.pace or _UNKNOWN_RATE
 
     def _observe(self, work: StepWork, took: Duration, *, is_alone: bool) -> None:
         self.observed.observe_work(work, took, is_alone=is_alone)
-        self._pace = self.observed.pace or _UNKNOWN_PACE
+        self._pace = self.observed.pace or _UNKNOWN_RATE
 
     def _stamp(self, now: Instant) -> None:
-        self._runners.stamp(self.running, now, is_in_flight=bool(self._in_flight))
+        self._batch.stamp(self.running, now, is_in_flight=bool(self._steps_in_flight))
 
     def view(self, now: Instant) -> EngineView:
         self._stamp(now)
@@ -175,92 +186,92 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             block_tokens=self.block_size,
             quota=self.quota,
             used=self.balloon.used,
-            growth=self._runners.growth(self.max_num_scheduled_tokens),
-            free_slots=most_running(self.scheduler_config) - len(self.running),
-            running=self._runners.batch,
+            growth=self._batch.growth(self.max_num_scheduled_tokens),
+            free_slots=max_running_requests(self.scheduler_config) - len(self.running),
+            running=self._batch.batch,
             has_packed=self.has_packed,
         )
 
     def _plan(self, now: Instant) -> None:
-        self.balloon.leave(self.quota)
+        self.balloon.withhold_beyond(self.quota)
         plan = self.engine_policy.plan(self.view(now))
         for victim in plan.preempt:
             self.preempt(self.requests[victim.request.id])
         if plan.preempt:
-            self.balloon.leave(self.quota)
+            self.balloon.withhold_beyond(self.quota)
         if plan.ranked:
             self._rank([self.requests[progress.request.id] for progress in plan.ranked[-RANKED:]])
         self.waiting.open([self.requests[progress.request.id] for progress in plan.offer])
 
     def _rank(self, next_to_go: list[Any]) -> None:
-        for request in self._next_to_go:
+        for request in self._preemption_order:
             request.priority = 0
         for at, request in enumerate(next_to_go, start=1):
             request.priority = at
-        self._next_to_go = next_to_go
+        self._preemption_order = next_to_go
 
     def preempt(self, request: Any) -> None:
         """It loses its blocks and waits again, from the next step on at the earliest."""
-        del self.running[self._runners.place(self.running, request.tandem)]
+        del self.running[self._batch.index_of(self.running, request.tandem)]
         self._preempt_request(request, time.monotonic())
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self.preempted += 1
         self.recompute_tokens += request.num_computed_tokens
         request.tandem.preemptions += 1
-        self._runners.remove(request.tandem)
+        self._batch.remove(request.tandem)
         super()._preempt_request(request, *args, **kwargs)
 
     # --- who is there ------------------------------------------------------------------------
 
-    def _joined(self, request: Any) -> None:
+    def _on_enqueue(self, request: Any) -> None:
         now = Instant(self.clock())
         if not hasattr(request, "tandem"):
-            request.tandem = self._progress(request, now)
-            self._named.setdefault(request.tandem.name, []).append(request.tandem)
+            request.tandem = self._engine_request(request, now)
+            self._by_client_id.setdefault(request.tandem.name, []).append(request.tandem)
             # What the client asked for is in its progress.
             request.priority = 0
         stamp(request, now)
         self.engine_policy.enqueue(request.tandem, now)
 
-    def _left(self, request: Any) -> None:
+    def _on_dequeue(self, request: Any) -> None:
         self.engine_policy.dequeue(request.tandem)
 
-    def _progress(self, request: Any, now: Instant) -> EngineRequest:
+    def _engine_request(self, request: Any, now: Instant) -> EngineRequest:
         facts = {"request_id": request.request_id, "prompt_tokens": request.num_prompt_tokens}
         params = request.sampling_params or request.pooling_params
         limit = request.max_tokens or 1
         try:
-            said = stated(getattr(params, "extra_args", None))
-            return progress_of(said, self.defaults, max_tokens=limit, now=now, **facts)
+            said = extract_metadata(getattr(params, "extra_args", None))
+            return make_engine_request(said, self.defaults, max_tokens=limit, now=now, **facts)
         except ValueError as error:
             # It was accepted; an engine that died of one caller's mistake would serve nobody.
             self.malformed += 1
             log.warning("request %s is served as default class: %s", request.request_id, error)
-            return progress_of({}, self.defaults, max_tokens=limit, now=now, **facts)
+            return make_engine_request({}, self.defaults, max_tokens=limit, now=now, **facts)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         # The last of a request; all ways out of vLLM's scheduler lead here, some before it left the queue.
         self.waiting.remove_requests([request])
         if hasattr(request, "tandem"):
-            self._runners.remove(request.tandem)
-            self._forget(request.tandem)
+            self._batch.remove(request.tandem)
+            self._drop_client_id(request.tandem)
             del request.tandem
         return super()._free_request(request, *args, **kwargs)
 
-    def _forget(self, progress: EngineRequest) -> None:
-        siblings = self._named[progress.name]
+    def _drop_client_id(self, progress: EngineRequest) -> None:
+        siblings = self._by_client_id[progress.name]
         siblings.remove(progress)
         if not siblings:
-            del self._named[progress.name]
+            del self._by_client_id[progress.name]
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """vLLM refuses while any block is in use, and the balloon's blocks are."""
-        self.balloon.leave(self.balloon.total)
+        self.balloon.withhold_beyond(self.balloon.total)
         try:
             done: bool = super().reset_prefix_cache(*args, **kwargs)
         finally:
-            self.balloon.leave(self.quota)
+            self.balloon.withhold_beyond(self.quota)
         return done
 
     # --- control and state -------------------------------------------------------------------
@@ -274,15 +285,15 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             )
         self.quota = blocks
 
-    def settle(self) -> None:
+    def sync_idle(self) -> None:
         """Between steps, none in flight: the quota takes hold, and what nobody has is nobody's."""
-        self.balloon.leave(self.quota)
-        self._used_before = self.balloon.used
+        self.balloon.withhold_beyond(self.quota)
+        self._previous_used = self.balloon.used
         self._publish(Instant(self.clock()))
 
     def _publish(self, now: Instant) -> None:
-        if self._board is not None:
-            self._board.write(self.facts(now), *self._runners.rows(self.running))
+        if self._shared_state is not None:
+            self._shared_state.write(self.facts(now), *self._batch.rows(self.running))
 
     def set_options(self, changes: Mapping[str, Any]) -> None:
         """What waits is handed over to a newly built policy. Raises ValueError."""
@@ -295,12 +306,12 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     def set_forecast(self, name: str, forecast: LengthForecast) -> None:
         """A better prediction of the whole answer, for all samples of the request that its caller calls
         `name`. Does nothing if it has left."""
-        for progress in self._named.get(name, ()):
+        for progress in self._by_client_id.get(name, ()):
             is_waiting = self.waiting.holds(progress.request.id)
             if is_waiting:
                 self.engine_policy.dequeue(progress)
             progress.set_forecast(forecast)
-            self._runners.set_forecast(progress)
+            self._batch.set_forecast(progress)
             if is_waiting:
                 self.engine_policy.enqueue(progress, Instant(self.clock()))
 
@@ -315,7 +326,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             quota=self.quota,
             used=used,
             # A step in flight may still write what its request has just given back.
-            ceded=self.balloon.total - max(self.quota, used, self._used_before),
+            ceded=self.balloon.total - max(self.quota, used, self._previous_used),
             running=len(self.running),
             waiting=len(self.waiting),
             preemptions=self.preempted,
@@ -324,11 +335,11 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         )
 
 
-def _nothing() -> None:
+def _no_input() -> None:
     """Nothing arrives at an engine that is called rather than told."""
 
 
-def _settings(config: Mapping[str, Any]) -> tuple[EngineOptions, Defaults]:
+def _parse_config(config: Mapping[str, Any]) -> tuple[EngineOptions, Defaults]:
     options = {key: value for key, value in config.items() if key != "default"}
     return EngineOptions().changed(options), defaults_of(config.get("default", {}))
 

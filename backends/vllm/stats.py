@@ -32,7 +32,7 @@ class EngineStats:
     _last_ns: int | None = None
     _waited: Duration = NO_TIME
 
-    def logger(self) -> type[PrometheusStatLogger]:
+    def logger_class(self) -> type[PrometheusStatLogger]:
         """A class as `AsyncLLM(stat_loggers=[...])` wants it."""
         board = self
 
@@ -50,7 +50,7 @@ class EngineStats:
                 mm_cache_stats: Any = None,
                 engine_idx: int = 0,
             ) -> None:
-                board.take(scheduler_stats, iteration_stats)
+                board.record(scheduler_stats, iteration_stats)
 
             def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
                 pass
@@ -60,7 +60,7 @@ class EngineStats:
 
         return BoardLogger
 
-    def take(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+    def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
         if scheduler_stats is not None and iteration_stats is not None:
             self._note_step(scheduler_stats, iteration_stats)
         if scheduler_stats is not None:

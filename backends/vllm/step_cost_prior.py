@@ -15,7 +15,7 @@ from controlplane.core.ports import StepCost
 log = logging.getLogger(__name__)
 
 
-def expected_step(config: Any, geometry: KvGeometry) -> StepCost | None:
+def step_cost_prior(config: Any, geometry: KvGeometry) -> StepCost | None:
     """None for a device or a model whose figures nobody knows, and where no model runs at all."""
     model = config.model_config
     if "tandem_sim" in (config.additional_config or {}):

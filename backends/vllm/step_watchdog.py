@@ -14,7 +14,7 @@ from controlplane.core.ports import StepCost
 
 class StepWatchdog:
     """Over the engine's `processes`; a step is due while it is not idle. It may take `stall_seconds`, or
-    `longest_seconds` if that is more; `lost` is called once, when they have been killed."""
+    `longest_seconds` if that is more; `on_killed` is called once, when they have been killed."""
 
     def __init__(
         self,
@@ -23,32 +23,32 @@ class StepWatchdog:
         stall_seconds: float,
         longest_seconds: float,
         is_idle: Callable[[], bool],
-        lost: Callable[[], None],
+        on_killed: Callable[[], None],
     ) -> None:
         self._processes = processes
         self._longest_seconds = longest_seconds
         self._is_idle = is_idle
-        self._lost = lost
-        self._hindered = [SchedulingDelay(process.pid) for process in processes if process.pid is not None]
-        self._watchdog = Watchdog(stall_seconds, self._kill, self._spared)
-        self.took_one()
+        self._on_killed = on_killed
+        self._delays = [SchedulingDelay(process.pid) for process in processes if process.pid is not None]
+        self._watchdog = Watchdog(stall_seconds, self._kill, self._excluded_seconds)
+        self.step_finished()
 
-    def took_one(self) -> None:
+    def step_finished(self) -> None:
         self._watchdog.disarm(self)
         self._watchdog.arm(self, self._longest_seconds)
 
     def end(self) -> None:
         self._watchdog.end()
 
-    def _spared(self) -> float:
+    def _excluded_seconds(self) -> float:
         if self._is_idle():
             return math.inf
-        return max((spared() for spared in self._hindered), default=0.0)
+        return max((spared() for spared in self._delays), default=0.0)
 
     def _kill(self) -> None:
         for process in self._processes:
             process.kill()
-        self._lost()
+        self._on_killed()
 
 
 def longest_step(cost: StepCost | None, *, prompt_tokens: int, sequences: int, cells: int) -> float:

@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 
 from hybridcache import decode, ops
-from hybridcache.layout import BlockLayout, Held, Projection, Rotary
+from hybridcache.layout import BlockLayout, HeldTokens, Projection, Rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,75 +44,77 @@ class Cost:
     seconds: tuple[float, ...]
 
 
-Way = Callable[[int], torch.Tensor]
+DecodeStep = Callable[[int], torch.Tensor]
 
 
 FORMS = ("kv", "m0", "m1", "m2")
 
 
-def measure(setting: CalibrationSetup, forms: Collection[str] = FORMS) -> dict[str, Cost]:
+def measure(setup: CalibrationSetup, forms: Collection[str] = FORMS) -> dict[str, Cost]:
     """By form: `kv` is the plain cache; `m0`, `m1`, `m2` restore hidden states, half of them, nothing."""
-    ways = {name: way for name, way in decoding_ways(setting).items() if name in forms}
-    flushed = torch.empty(setting.flushed_bytes, dtype=torch.uint8, device=setting.device)
+    ways = {name: way for name, way in decode_variants(setup).items() if name in forms}
+    flushed = torch.empty(setup.flushed_bytes, dtype=torch.uint8, device=setup.device)
     taken: dict[str, list[float]] = {name: [] for name in ways}
-    for context in setting.contexts:
+    for context in setup.contexts:
         for way in ways.values():
             way(context)
         rounds = [
             {name: _seconds(partial(way, context), flushed) for name, way in ways.items()}
-            for _ in range(setting.repeats)
+            for _ in range(setup.repeats)
         ]
         for name, medians in taken.items():
             medians.append(median(one[name] for one in rounds))
-    return {name: _line(setting, medians) for name, medians in taken.items()}
+    return {name: _fit_line(setup, medians) for name, medians in taken.items()}
 
 
-def added(setting: CalibrationSetup, form: str, many: int) -> tuple[float, float, float]:
+def added_cost(setup: CalibrationSetup, form: str, many: int) -> tuple[float, float, float]:
     """Seconds that a token, a request and having any add to one layer's step in `form` rather than as keys
-    and values. What is paid once a step shows between `setting.requests` and `many`."""
-    few = measure(setting, [form])[form]
-    both = measure(replace(setting, requests=many), ["kv", form])
-    return parts(setting.requests, few, many, both[form], both["kv"])
+    and values. What is paid once a step shows between `setup.requests` and `many`."""
+    few = measure(setup, [form])[form]
+    both = measure(replace(setup, requests=many), ["kv", form])
+    return cost_differences(setup.requests, few, many, both[form], both["kv"])
 
 
-def parts(few: int, of_few: Cost, many: int, of_many: Cost, plain: Cost) -> tuple[float, float, float]:
-    """As `added`, of costs in the form at two counts of requests, and of the plain cache at the second."""
+def cost_differences(
+    few: int, of_few: Cost, many: int, of_many: Cost, plain: Cost
+) -> tuple[float, float, float]:
+    """As `added_cost`, of costs in the form at two counts of requests, and of the plain cache at the second."""
     step = (of_few.seconds_per_request - of_many.seconds_per_request) / (1 / few - 1 / many)
     request = of_many.seconds_per_request - step / many - plain.seconds_per_request
     return of_many.seconds_per_token - plain.seconds_per_token, request, step
 
 
-def decoding_ways(setting: CalibrationSetup) -> Mapping[str, Way]:
+def decode_variants(setup: CalibrationSetup) -> Mapping[str, DecodeStep]:
     """One decode step of all requests at a context, over a cache of random contents."""
-    layout, longest = setting.layout, max(setting.contexts)
+    layout, longest = setup.layout, max(setup.contexts)
     heads, head_dim, width = layout.kv_heads, layout.head_dim, layout.hidden_size
 
     def normal(*shape: int, by: float = 1.0) -> torch.Tensor:
-        return torch.randn(shape, dtype=setting.dtype, device=setting.device) * by
+        return torch.randn(shape, dtype=setup.dtype, device=setup.device) * by
 
     per_request = -(-longest // layout.block_tokens)
-    count = setting.requests * per_request
+    count = setup.requests * per_request
     blocks = normal(count, layout.block_tokens, 2, heads, head_dim)
     keys, values = blocks.unbind(2)
     hidden = layout.hidden_rows(blocks)
-    order = torch.randperm(count, device=setting.device).to(torch.int32)
-    tables = order.view(setting.requests, per_request)
+    order = torch.randperm(count, device=setup.device).to(torch.int32)
+    tables = order.view(setup.requests, per_request)
     weights = [normal(heads * head_dim, width, by=width**-0.5) for _ in range(2)]
-    biases = [None, None] if setting.rotary else [normal(heads * head_dim) for _ in range(2)]
+    biases = [None, None] if setup.rotary else [normal(heads * head_dim) for _ in range(2)]
     projection = Projection(*weights, *biases)
     rotary = None
-    if setting.rotary:
-        angle = torch.rand(longest, head_dim // 2, device=setting.device)
+    if setup.rotary:
+        angle = torch.rand(longest, head_dim // 2, device=setup.device)
         rotary = Rotary(angle.cos(), angle.sin())
-    query, scale = normal(setting.requests, heads, head_dim), head_dim**-0.5
+    query, scale = normal(setup.requests, heads, head_dim), head_dim**-0.5
 
     # Made once, since making it is no part of what is timed.
     @cache
-    def held(context: int) -> Held:
-        lengths = torch.full((setting.requests,), context, dtype=torch.int32, device=setting.device)
-        return Held(tables, lengths, context)
+    def held(context: int) -> HeldTokens:
+        lengths = torch.full((setup.requests,), context, dtype=torch.int32, device=setup.device)
+        return HeldTokens(tables, lengths, context)
 
-    ways: dict[str, Way] = {
+    ways: dict[str, DecodeStep] = {
         "kv": lambda n: ops.paged_decode(query, keys, values, held(n), scale),
         "m0": lambda n: decode.restored(query, hidden, held(n), projection, rotary, scale),
         "m1": lambda n: decode.value_absorbed(query, hidden, held(n), projection, rotary, scale),
@@ -145,10 +147,10 @@ def _seconds(run: Callable[[], object], flushed: torch.Tensor) -> float:
     return float(began.elapsed_time(ended)) / 1e3
 
 
-def _line(setting: CalibrationSetup, medians: Sequence[float]) -> Cost:
+def _fit_line(setup: CalibrationSetup, medians: Sequence[float]) -> Cost:
     """Least squares through (context, seconds of one request)."""
-    each = [taken / setting.requests for taken in medians]
-    mean_x, mean_y = sum(setting.contexts) / len(each), sum(each) / len(each)
-    spread = sum((x - mean_x) ** 2 for x in setting.contexts)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(setting.contexts, each, strict=True)) / spread
+    each = [taken / setup.requests for taken in medians]
+    mean_x, mean_y = sum(setup.contexts) / len(each), sum(each) / len(each)
+    spread = sum((x - mean_x) ** 2 for x in setup.contexts)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(setup.contexts, each, strict=True)) / spread
     return Cost(slope, mean_y - slope * mean_x, tuple(medians))

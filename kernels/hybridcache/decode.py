@@ -13,14 +13,14 @@ import torch
 from torch.nn.functional import linear
 
 from hybridcache import ops
-from hybridcache.layout import Held, Projection, Rotary
-from hybridcache.reference import turned
+from hybridcache.layout import HeldTokens, Projection, Rotary
+from hybridcache.reference import rotated
 
 
 def restored(
     query: torch.Tensor,
     hidden: torch.Tensor,
-    held: Held,
+    held: HeldTokens,
     projection: Projection,
     rotary: Rotary | None,
     scale: float,
@@ -33,11 +33,11 @@ def restored(
     shape = (requests * blocks, block_tokens, *query.shape[1:])
     keys, values = hidden.new_empty(shape), hidden.new_empty(shape)
     ops.restore(hidden, held, projection, rotary, keys, values, tables)
-    return ops.paged_decode(query, keys, values, Held(tables, held.lengths, held.longest), scale)
+    return ops.paged_decode(query, keys, values, HeldTokens(tables, held.lengths, held.longest), scale)
 
 
 def restored_tokens(
-    hidden: torch.Tensor, held: Held, projection: Projection, rotary: Rotary | None, *, heads: int
+    hidden: torch.Tensor, held: HeldTokens, projection: Projection, rotary: Rotary | None, *, heads: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of one request, `[tokens, heads, head_dim]`, which may then be written over the rows
     that they come from. Rows are gathered first: so long a product is best left to the library."""
@@ -46,13 +46,13 @@ def restored_tokens(
     shape = (len(rows), heads, len(projection.key_weight) // heads)
     keys = linear(rows, projection.key_weight, projection.key_bias).view(shape)
     values = linear(rows, projection.value_weight, projection.value_bias).view(shape)
-    return turned(keys, rotary), values
+    return rotated(keys, rotary), values
 
 
 def value_absorbed(
     query: torch.Tensor,
     hidden: torch.Tensor,
-    held: Held,
+    held: HeldTokens,
     projection: Projection,
     rotary: Rotary | None,
     scale: float,
@@ -63,7 +63,7 @@ def value_absorbed(
 
 
 def absorbed(
-    query: torch.Tensor, hidden: torch.Tensor, held: Held, projection: Projection, scale: float
+    query: torch.Tensor, hidden: torch.Tensor, held: HeldTokens, projection: Projection, scale: float
 ) -> torch.Tensor:
     """As `restored`, for models that do not rotate their keys."""
     _, heads, head_dim = query.shape
@@ -73,7 +73,7 @@ def absorbed(
 
 
 def _attended(
-    scores: torch.Tensor, hidden: torch.Tensor, held: Held, projection: Projection, head_dim: int
+    scores: torch.Tensor, hidden: torch.Tensor, held: HeldTokens, projection: Projection, head_dim: int
 ) -> torch.Tensor:
     """From scores to answers `[requests, heads, head_dim]`: weights sum to one, so the bias is added once."""
     # A request of no tokens has only scores of minus infinity.

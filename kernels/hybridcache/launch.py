@@ -13,7 +13,7 @@ import triton
 from hybridcache.jit import attention as jit_attention
 from hybridcache.jit import projection as jit_projection
 from hybridcache.jit import rows as jit_rows
-from hybridcache.layout import Held, Projection, Rotary
+from hybridcache.layout import HeldTokens, Projection, Rotary
 
 # `tl.dot` takes no side of less than 16.
 _LEAST_SIDE = 16
@@ -50,7 +50,7 @@ def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) 
         )  # fmt: skip
 
 
-def gather_rows(hidden: torch.Tensor, held: Held, starts: torch.Tensor, out: torch.Tensor) -> None:
+def gather_rows(hidden: torch.Tensor, held: HeldTokens, starts: torch.Tensor, out: torch.Tensor) -> None:
     rows, width = hidden.shape[1:]
     if held.longest and len(held.lengths):
         jit_rows.gather_rows[(len(held.lengths), triton.cdiv(held.longest, rows))](
@@ -61,7 +61,7 @@ def gather_rows(hidden: torch.Tensor, held: Held, starts: torch.Tensor, out: tor
 
 def restore(
     hidden: torch.Tensor,
-    held: Held,
+    held: HeldTokens,
     projection: Projection,
     rotary: Rotary | None,
     keys: torch.Tensor,
@@ -89,7 +89,7 @@ def restore(
 
 
 def paged_decode(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, held: Held, scale: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, held: HeldTokens, scale: float
 ) -> torch.Tensor:
     requests, heads, head_dim = query.shape
     if not held.longest or not requests:
@@ -108,7 +108,7 @@ def paged_decode(
     return (parts * weights[..., None]).sum(2).to(query.dtype)
 
 
-def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: Held) -> torch.Tensor:
+def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> torch.Tensor:
     requests, heads, width = absorbed.shape
     scores = _no_scores(absorbed, heads, held)
     if held.longest and requests:
@@ -124,7 +124,7 @@ def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: Held) -> t
 def rotated_scores(
     query: torch.Tensor,
     hidden: torch.Tensor,
-    held: Held,
+    held: HeldTokens,
     projection: Projection,
     rotary: Rotary | None,
     scale: float,
@@ -146,7 +146,7 @@ def rotated_scores(
     return scores
 
 
-def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: Held) -> torch.Tensor:
+def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> torch.Tensor:
     requests, heads, _ = weights.shape
     width = hidden.shape[2]
     if not held.longest or not requests:
@@ -170,6 +170,6 @@ def _splits(programs: int, longest: int, block: int) -> int:
     return max(1, min(_PROGRAMS // programs, -(-longest // block)))
 
 
-def _no_scores(like: torch.Tensor, heads: int, held: Held) -> torch.Tensor:
+def _no_scores(like: torch.Tensor, heads: int, held: HeldTokens) -> torch.Tensor:
     shape = (len(held.lengths), heads, held.longest)
     return like.new_full(shape, float("-inf"), dtype=torch.float32)

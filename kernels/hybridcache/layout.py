@@ -56,7 +56,7 @@ class BlockLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTokens:
     """Where the tokens of some requests lie.
 
     `tables` is int32 `[requests, blocks]`, physical blocks in logical order; `lengths` int32 `[requests]`,

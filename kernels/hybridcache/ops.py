@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 
 from hybridcache import reference
-from hybridcache.layout import Held, Projection, Rotary
+from hybridcache.layout import HeldTokens, Projection, Rotary
 
 
 def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) -> None:
@@ -21,7 +21,7 @@ def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) 
     _implementation(hidden).scatter_rows(rows, slots, hidden)
 
 
-def gather_rows(hidden: torch.Tensor, held: Held, starts: torch.Tensor, out: torch.Tensor) -> None:
+def gather_rows(hidden: torch.Tensor, held: HeldTokens, starts: torch.Tensor, out: torch.Tensor) -> None:
     """The rows of request r to `out[starts[r] : starts[r] + lengths[r]]`. Raises ValueError."""
     _check_held(hidden, held)
     _check_numbers("starts", starts, len(held.lengths), hidden)
@@ -32,7 +32,7 @@ def gather_rows(hidden: torch.Tensor, held: Held, starts: torch.Tensor, out: tor
 
 def restore(
     hidden: torch.Tensor,
-    held: Held,
+    held: HeldTokens,
     projection: Projection,
     rotary: Rotary | None,
     keys: torch.Tensor,
@@ -50,7 +50,7 @@ def restore(
 
 
 def paged_decode(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, held: Held, scale: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, held: HeldTokens, scale: float
 ) -> torch.Tensor:
     """Attention of one query a request, `[requests, heads, head_dim]`. Raises ValueError."""
     _check_cache("keys", keys, keys, query)
@@ -61,7 +61,7 @@ def paged_decode(
     return answer
 
 
-def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: Held) -> torch.Tensor:
+def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> torch.Tensor:
     """float32 `[requests, heads, longest]`, minus infinity behind the last token. Raises ValueError."""
     _check_held(hidden, held)
     _expect("absorbed", absorbed, (len(held.lengths), absorbed.shape[1], hidden.shape[2]), hidden)
@@ -72,7 +72,7 @@ def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: Held) -> t
 def rotated_scores(
     query: torch.Tensor,
     hidden: torch.Tensor,
-    held: Held,
+    held: HeldTokens,
     projection: Projection,
     rotary: Rotary | None,
     scale: float,
@@ -87,7 +87,7 @@ def rotated_scores(
     return scores
 
 
-def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: Held) -> torch.Tensor:
+def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> torch.Tensor:
     """Sums of rows by weights `[requests, heads, longest]`: `[requests, heads, hidden_size]`.
     Raises ValueError."""
     _check_held(hidden, held)
@@ -134,7 +134,7 @@ def _check_hidden(hidden: torch.Tensor) -> None:
     _expect_stride("hidden", hidden, 1, hidden.shape[2])
 
 
-def _check_held(hidden: torch.Tensor, held: Held) -> None:
+def _check_held(hidden: torch.Tensor, held: HeldTokens) -> None:
     _check_hidden(hidden)
     _check_tables("held.tables", held.tables, held, hidden.shape[1], hidden)
 
@@ -149,7 +149,9 @@ def _check_numbers(name: str, numbers: torch.Tensor, count: int, like: torch.Ten
     _expect_stride(name, numbers, 0, 1)
 
 
-def _check_tables(name: str, tables: torch.Tensor, held: Held, block_tokens: int, like: torch.Tensor) -> None:
+def _check_tables(
+    name: str, tables: torch.Tensor, held: HeldTokens, block_tokens: int, like: torch.Tensor
+) -> None:
     if tables.dtype != torch.int32 or held.lengths.dtype != torch.int32:
         raise ValueError(f"{name} of {tables.dtype}, lengths of {held.lengths.dtype}: both must be int32")
     if tables.dim() != 2 or len(tables) != len(held.lengths):
@@ -179,7 +181,12 @@ def _check_query(query: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor
 
 
 def _check_projection(
-    projection: Projection, rotary: Rotary | None, hidden: torch.Tensor, width: int, head_dim: int, held: Held
+    projection: Projection,
+    rotary: Rotary | None,
+    hidden: torch.Tensor,
+    width: int,
+    head_dim: int,
+    held: HeldTokens,
 ) -> None:
     for name in ("key_weight", "value_weight"):
         weight = getattr(projection, name)

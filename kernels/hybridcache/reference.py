@@ -7,7 +7,7 @@ nothing, writes nothing, and gets zeros.
 import torch
 from torch.nn.functional import linear, pad
 
-from hybridcache.layout import Held, Projection, Rotary
+from hybridcache.layout import HeldTokens, Projection, Rotary
 
 
 def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) -> None:
@@ -17,7 +17,7 @@ def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) 
     hidden[slots[kept] // per_block, slots[kept] % per_block] = rows[kept]
 
 
-def gather_rows(hidden: torch.Tensor, held: Held, starts: torch.Tensor, out: torch.Tensor) -> None:
+def gather_rows(hidden: torch.Tensor, held: HeldTokens, starts: torch.Tensor, out: torch.Tensor) -> None:
     """The rows of request r to `out[starts[r] : starts[r] + lengths[r]]`."""
     for request, start in enumerate(starts.tolist()):
         rows = _tokens_of(hidden, held, request)
@@ -26,7 +26,7 @@ def gather_rows(hidden: torch.Tensor, held: Held, starts: torch.Tensor, out: tor
 
 def restore(
     hidden: torch.Tensor,
-    held: Held,
+    held: HeldTokens,
     projection: Projection,
     rotary: Rotary | None,
     keys: torch.Tensor,
@@ -42,13 +42,13 @@ def restore(
         block = tables[request, position // block_tokens].long()
         shape = (len(rows), *keys.shape[2:])
         key = linear(rows, projection.key_weight, projection.key_bias).view(shape)
-        keys[block, position % block_tokens] = turned(key, rotary)
+        keys[block, position % block_tokens] = rotated(key, rotary)
         value = linear(rows, projection.value_weight, projection.value_bias)
         values[block, position % block_tokens] = value.view(shape)
 
 
 def paged_decode(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, held: Held, scale: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, held: HeldTokens, scale: float
 ) -> torch.Tensor:
     """Attention of one query a request, `[requests, heads, head_dim]`, over its keys and values."""
     answer = torch.zeros_like(query)
@@ -61,7 +61,7 @@ def paged_decode(
     return answer
 
 
-def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: Held) -> torch.Tensor:
+def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> torch.Tensor:
     """Products of absorbed queries `[requests, heads, hidden_size]` with the rows: float32
     `[requests, heads, longest]`, minus infinity behind a request's last token."""
     scores = [
@@ -74,7 +74,7 @@ def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: Held) -> t
 def rotated_scores(
     query: torch.Tensor,
     hidden: torch.Tensor,
-    held: Held,
+    held: HeldTokens,
     projection: Projection,
     rotary: Rotary | None,
     scale: float,
@@ -84,12 +84,12 @@ def rotated_scores(
     for request in range(len(held.lengths)):
         rows = _tokens_of(hidden, held, request)
         key = linear(rows, projection.key_weight, projection.key_bias).view(len(rows), *query.shape[1:])
-        key = turned(key, rotary).float()
+        key = rotated(key, rotary).float()
         scores.append(torch.einsum("he,nhe->hn", query[request].float(), key) * scale)
     return _padded(scores, held.longest)
 
 
-def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: Held) -> torch.Tensor:
+def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> torch.Tensor:
     """Sums of rows by weights `[requests, heads, longest]`: `[requests, heads, hidden_size]`."""
     mixed = []
     for request, length in enumerate(held.lengths.tolist()):
@@ -98,18 +98,18 @@ def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: Held) -> torch.T
     return torch.stack(mixed).to(hidden.dtype)
 
 
-def turned(keys: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+def rotated(keys: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
     """Keys `[tokens, heads, head_dim]` of the positions 0, 1, ..."""
     if rotary is None:
         return keys
     half = rotary.cos.shape[1]
     cos, sin = rotary.cos[: len(keys), None], rotary.sin[: len(keys), None]
     first, second = keys[..., :half].float(), keys[..., half : 2 * half].float()
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    return torch.cat([part.to(keys.dtype) for part in turned] + [keys[..., 2 * half :]], -1)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat([part.to(keys.dtype) for part in rotated] + [keys[..., 2 * half :]], -1)
 
 
-def _tokens_of(blocks: torch.Tensor, held: Held, request: int) -> torch.Tensor:
+def _tokens_of(blocks: torch.Tensor, held: HeldTokens, request: int) -> torch.Tensor:
     """`[length, ...]` of blocks `[blocks, tokens, ...]`."""
     length = int(held.lengths[request])
     used = -(-length // blocks.shape[1])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from hybridcache import decode, ops
-from hybridcache.layout import BlockLayout, Held, Projection, Rotary
+from hybridcache.layout import BlockLayout, HeldTokens, Projection, Rotary
 from torch.nn.functional import scaled_dot_product_attention
 from vllm.compilation.breakable_cudagraph import eager_break_during_capture
 from vllm.config import get_current_vllm_config
@@ -18,7 +18,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention.attention import get_attention_context
 from vllm.utils.torch_utils import direct_register_custom_op
 
-from backends.vllm.hybrid.batch import Chunk, HiddenBatch, sorting_backend
+from backends.vllm.hybrid.batch import Chunk, HiddenBatch, hybrid_backend
 from backends.vllm.hybrid.cache import HybridSpec
 
 # Asks Python who attends how, so no captured graph may hold it.
@@ -40,7 +40,7 @@ class HybridAttention(Attention):  # type: ignore[misc]
             cache_config=config.cache_config,
             quant_config=plain.quant_config,
             prefix=plain.layer_name,
-            attn_backend=sorting_backend(plain.attn_backend),
+            attn_backend=hybrid_backend(plain.attn_backend),
         )
         # vLLM packs linear weights for CPUs and drops the originals, unless told so.
         qkv._cpu_skip_gemm_dispatch = True
@@ -134,7 +134,7 @@ class HybridAttention(Attention):  # type: ignore[misc]
         )
         return found[0].transpose(0, 1)
 
-    def _restored(self, rows: torch.Tensor, held: Held) -> tuple[torch.Tensor, torch.Tensor]:
+    def _restored(self, rows: torch.Tensor, held: HeldTokens) -> tuple[torch.Tensor, torch.Tensor]:
         return decode.restored_tokens(rows, held, self.projection, self.rotary, heads=self.num_heads)
 
     def _layout(self, kv_cache: torch.Tensor) -> BlockLayout:

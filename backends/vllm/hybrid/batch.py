@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from hybridcache.layout import Held
+from hybridcache.layout import HeldTokens
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
@@ -30,7 +30,7 @@ class Chunk:
 
     first: int
     end: int
-    held: Held
+    held: HeldTokens
 
     @property
     def past(self) -> int:
@@ -41,7 +41,7 @@ class Chunk:
 class Conversion:
     """Hidden rows that become keys and values in `slots`, counted through the blocks."""
 
-    held: Held
+    held: HeldTokens
     slots: torch.Tensor
 
 
@@ -55,22 +55,22 @@ class HiddenBatch:
     hidden: torch.Tensor
     hidden_slots: torch.Tensor
     decoding: torch.Tensor
-    decoding_held: Held
+    decoding_held: HeldTokens
     chunks: tuple[Chunk, ...]
     conversions: tuple[Conversion, ...]
 
 
 @cache
-def sorting_backend(base: Any) -> Any:
+def hybrid_backend(base: Any) -> Any:
     """The platform's attention backend, with a builder that sorts, and only such caches as have a block's
     elements side by side."""
-    builder = type("SortingBuilder", (Sorting, base.get_builder_cls()), {})
+    builder = type("SortingBuilder", (HybridMetadataBuilder, base.get_builder_cls()), {})
     layouts = tuple(one for one in base.supported_kv_cache_layouts() or _LAYOUTS if one.is_block_compact)
     own = {"get_builder_cls": lambda: builder, "supported_kv_cache_layouts": lambda: layouts}
     return type(f"Hybrid{base.__name__}", (base,), {name: staticmethod(made) for name, made in own.items()})
 
 
-class Sorting:
+class HybridMetadataBuilder:
     """Mixed in before a metadata builder of vLLM."""
 
     kv_cache_spec: Any
@@ -93,16 +93,16 @@ class Sorting:
         common, step = common_attn_metadata, step_forms.current()
         batch = None
         if step != step_forms.PLAIN:
-            found = _Step(common, step, self.kv_cache_spec.layout)
+            found = _SplitStep(common, step, self.kv_cache_spec.layout)
             batch = found.batch()
             if 0 < len(batch.plain) < found.tokens:
-                common = found.only_plain()
+                common = found.plain_metadata()
         metadata = super().build(common_prefix_len, common, *args, **kwargs)  # type: ignore[misc]
         metadata.hybrid = batch
         return metadata
 
 
-class _Step:
+class _SplitStep:
     def __init__(self, common: Any, step: step_forms.StepForms, layout: Any) -> None:
         self.common, self.layout = common, layout
         count = common.num_reqs
@@ -139,7 +139,7 @@ class _Step:
             conversions=tuple(self._conversion(row, tokens) for row, tokens in self.converted.items()),
         )
 
-    def only_plain(self) -> Any:
+    def plain_metadata(self) -> Any:
         """vLLM's description of the step, of the requests on keys and values alone."""
         common, rows = self.common, self._index(self.plain_rows)
         tokens = self._tokens(self.plain_rows)
@@ -171,11 +171,11 @@ class _Step:
     def _tokens(self, rows: list[int]) -> torch.Tensor:
         return self._index([token for row in rows for token in range(self.starts[row], self.starts[row + 1])])
 
-    def _held(self, rows: list[int], *, tokens: int | None = None) -> Held:
+    def _held(self, rows: list[int], *, tokens: int | None = None) -> HeldTokens:
         lengths = [self.lengths[row] if tokens is None else tokens for row in rows]
         longest = max(lengths, default=0)
         blocks = -(-longest // self.layout.rows_per_block)
-        return Held(
+        return HeldTokens(
             tables=self.common.block_table_tensor[self._index(rows), :blocks].to(torch.int32),
             lengths=torch.tensor(lengths, dtype=torch.int32, device=self.device),
             longest=longest,

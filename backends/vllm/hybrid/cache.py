@@ -35,12 +35,12 @@ class HybridCache(FullAttentionManager):  # type: ignore[misc]
         self.hidden: set[str] = set()
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, *args: Any, **kwargs: Any) -> int:
-        room = self._room(request_id, num_tokens)
+        room = self._plain_tokens(request_id, num_tokens)
         missing: int = super().get_num_blocks_to_allocate(request_id, room, *args, **kwargs)
         return missing
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int, *args: Any, **kwargs: Any) -> list[Any]:
-        room = self._room(request_id, num_tokens)
+        room = self._plain_tokens(request_id, num_tokens)
         blocks: list[Any] = super().allocate_new_blocks(request_id, room, *args, **kwargs)
         return blocks
 
@@ -52,7 +52,7 @@ class HybridCache(FullAttentionManager):  # type: ignore[misc]
         block: int = self.req_to_blocks[request_id][0].block_id
         return block
 
-    def _room(self, request_id: str, tokens: int) -> int:
+    def _plain_tokens(self, request_id: str, tokens: int) -> int:
         """Tokens of keys and values that take as many blocks."""
         if request_id not in self.hidden:
             return tokens

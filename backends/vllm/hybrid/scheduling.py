@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from hybridcache.calibration import CalibrationSetup, added
+from hybridcache.calibration import CalibrationSetup, added_cost
 from hybridcache.layout import BlockLayout
 from vllm.platforms import current_platform
 
@@ -36,7 +36,7 @@ from predictors.timing.step_time import StepWork
 log = logging.getLogger(__name__)
 
 
-class Forms(Protocol):
+class FormPolicy(Protocol):
     def choose(
         self, view: EngineView, waiting: Sequence[RequestState], hidden: set[str], price: HiddenStateCost
     ) -> TierChoice:
@@ -44,7 +44,7 @@ class Forms(Protocol):
         ...
 
 
-class AllHidden:
+class AlwaysHidden:
     """Who starts, starts on hidden states, and stays."""
 
     def __init__(self, layout: BlockLayout) -> None:
@@ -56,7 +56,7 @@ class AllHidden:
         return TierChoice(hidden=frozenset(progress.request.id for progress in waiting))
 
 
-class Greedy:
+class GreedyForms:
     def __init__(self, layout: BlockLayout) -> None:
         self._rows_per_block = layout.rows_per_block
 
@@ -66,14 +66,14 @@ class Greedy:
         return choose_tiers(view, waiting, hidden, rows_per_block=self._rows_per_block, price=price)
 
 
-FORMS: Mapping[str, type[AllHidden] | type[Greedy]] = {"auto": Greedy, "on": AllHidden}
+FORMS: Mapping[str, type[AlwaysHidden] | type[GreedyForms]] = {"auto": GreedyForms, "on": AlwaysHidden}
 
 
 def calibrated(layout: BlockLayout, layers: int, dtype: torch.dtype, *, rotary: bool) -> HiddenStateCost:
     """About a second of measuring on the device that serves."""
     device = torch.device(current_platform.device_type)
     setting = CalibrationSetup(layout, dtype, device, 2, range(64, 513, 64), repeats=5, rotary=rotary)
-    layer = added(setting, "m1" if rotary else "m2", many=8)
+    layer = added_cost(setting, "m1" if rotary else "m2", many=8)
     price = HiddenStateCost(*(max(0.0, layers * seconds) for seconds in layer))
     log.info(
         "hidden states add to a step %.3f ms, %.3f for a request and %.3f for 1,000 tokens, measured on %s",
@@ -99,7 +99,9 @@ class HybridScheduling(_Base):
         config = self.vllm_config.additional_config.get("tandem_hybrid", {})
         spec = self.hybrid_cache.kv_cache_spec
         self.layout: BlockLayout = spec.layout
-        self.forms: Forms = lookup("tandem_hybrid.forms", FORMS, config.get("forms", "auto"))(self.layout)
+        self.forms: FormPolicy = lookup("tandem_hybrid.forms", FORMS, config.get("forms", "auto"))(
+            self.layout
+        )
         price = config.get("price")
         if price is None:
             model = self.vllm_config.model_config
@@ -109,19 +111,19 @@ class HybridScheduling(_Base):
         else:
             measured = HiddenStateCost(*price)
         self.hidden_cost = HiddenStateCostModel(measured)
-        self._leaving: Mapping[str, int] = {}
+        self._converting: Mapping[str, int] = {}
         self._in_flight_decoding: deque[Mapping[str, int] | None] = deque()
         self._decoded: Mapping[str, int] | None = None
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         output = super().schedule(*args, **kwargs)
         held, hidden, scheduled = self._held, self.hybrid_cache.hidden, output.num_scheduled_tokens
-        leaving = self._leaving
+        leaving = self._converting
         for name in leaving.keys() - scheduled.keys():
             # Who was passed over took no blocks, so it stays what it was.
             if held.get(name):
                 hidden.add(name)
-                self._note(name)
+                self._set_rows_per_block(name)
         output.cache_forms = StepForms(
             hidden=frozenset(self.hybrid_cache.first_block(name) for name in scheduled if name in hidden),
             converted={
@@ -141,7 +143,7 @@ class HybridScheduling(_Base):
 
     def _plan(self, now: Instant) -> None:
         # Behind the wait for embeddings: who came meanwhile may start in this step.
-        self._leaving = self._choose(now)
+        self._converting = self._choose_forms(now)
         super()._plan(now)
 
     @property
@@ -149,7 +151,7 @@ class HybridScheduling(_Base):
         blocks: Mapping[str, Sequence[Any]] = self.hybrid_cache.req_to_blocks
         return blocks
 
-    def _choose(self, now: Instant) -> dict[str, int]:
+    def _choose_forms(self, now: Instant) -> dict[str, int]:
         """Those that leave hidden states in this step, with the tokens that they hold."""
         held, hidden = self._held, self.hybrid_cache.hidden
         # Who gave its blocks back chooses anew.
@@ -160,10 +162,10 @@ class HybridScheduling(_Base):
         hidden.update(choice.hidden)
         hidden.difference_update(leaving)
         for name in [*(progress.request.id for progress in waiting), *leaving]:
-            self._note(name)
+            self._set_rows_per_block(name)
         return leaving
 
-    def _note(self, name: str) -> None:
+    def _set_rows_per_block(self, name: str) -> None:
         """The policy counts the blocks of a request by its form."""
         on_hidden = name in self.hybrid_cache.hidden
         self.requests[name].tandem.per_block = self.layout.rows_per_block if on_hidden else None

@@ -29,7 +29,7 @@ def current() -> StepForms:
 
 
 @contextmanager
-def of_step(forms: StepForms) -> Iterator[None]:
+def applied(forms: StepForms) -> Iterator[None]:
     """In force for the step within; warm-up and dummy steps find everybody plain."""
     global _current  # noqa: PLW0603
     _current = forms

@@ -12,14 +12,14 @@ PREFIX = "TandemHybrid"
 ARCHITECTURES = ("OPTForCausalLM", "LlamaForCausalLM")
 
 # What must stay at one, unset, or at its default, and why it does not go together with hidden states.
-_ONE = {
+_MUST_BE_ONE = {
     "tensor_parallel_size": "every rank would keep whole hidden states, but only its part of the heads",
     "pipeline_parallel_size": "the forms of a step reach one worker",
     "data_parallel_size": "each engine would need a scheduler of its own",
     "decode_context_parallel_size": "a request's blocks would lie on several devices",
     "prefill_context_parallel_size": "a prompt's rows would lie on several devices",
 }
-_UNSET = {
+_MUST_BE_UNSET = {
     "enable_lora": "an adapter changes the projections that restore keys and values",
     "speculative_config": "a draft's tokens have no hidden states of the target model",
     "kv_transfer_config": "other engines expect keys and values",
@@ -28,7 +28,7 @@ _UNSET = {
     "enable_dbo": "each half of a batch would be sorted as if it were the whole",
     "enable_prefix_caching": "a block of hidden states cannot be shared as keys and values",
 }
-_DEFAULT = {
+_MUST_BE_DEFAULT = {
     "kv_cache_dtype": (("auto",), "hidden states are kept in the model's own type"),
     "model_impl": (("auto", "vllm"), "only vLLM's own models show attention its input"),
     "worker_cls": (("auto",), "the worker that hears who keeps hidden states takes its place"),
@@ -43,7 +43,7 @@ def refusal(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | No
     if config.get("sliding_window"):
         return f"sliding_window={config['sliding_window']}: blocks outside the window are given back"
     if config.get("quantization_config"):
-        return f"quantization_config: {_UNSET['quantization']}"
+        return f"quantization_config: {_MUST_BE_UNSET['quantization']}"
     ratio = memory_ratio(config)
     if ratio >= 1:
         return (
@@ -53,13 +53,13 @@ def refusal(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | No
     if _kv_heads(config) != config["num_attention_heads"]:
         return f"num_key_value_heads={_kv_heads(config)}: hidden states are decoded for heads with own keys"
     given = {name: value for name, value in arguments.items() if value}
-    for name in sorted(_ONE.keys() & given.keys()):
+    for name in sorted(_MUST_BE_ONE.keys() & given.keys()):
         if given[name] != 1:
-            return f"{name}={given[name]}: {_ONE[name]}"
-    for name in sorted(_UNSET.keys() & given.keys()):
-        return f"{name}={given[name]}: {_UNSET[name]}"
-    for name in sorted(_DEFAULT.keys() & given.keys()):
-        allowed, reason = _DEFAULT[name]
+            return f"{name}={given[name]}: {_MUST_BE_ONE[name]}"
+    for name in sorted(_MUST_BE_UNSET.keys() & given.keys()):
+        return f"{name}={given[name]}: {_MUST_BE_UNSET[name]}"
+    for name in sorted(_MUST_BE_DEFAULT.keys() & given.keys()):
+        allowed, reason = _MUST_BE_DEFAULT[name]
         if given[name] not in allowed:
             return f"{name}={given[name]}: {reason}"
     return None

@@ -29,5 +29,5 @@ class HybridWorker(Worker):  # type: ignore[misc]
         super().__init__(vllm_config, *args, **kwargs)
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        with step_forms.of_step(getattr(scheduler_output, "cache_forms", step_forms.PLAIN)):
+        with step_forms.applied(getattr(scheduler_output, "cache_forms", step_forms.PLAIN)):
             return super().execute_model(scheduler_output, *args, **kwargs)

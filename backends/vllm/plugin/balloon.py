@@ -26,7 +26,7 @@ class Balloon:
         free: int = self._pool.get_num_free_blocks()
         return self.total - len(self._blocks) - free
 
-    def leave(self, quota: int) -> None:
+    def withhold_beyond(self, quota: int) -> None:
         """Withholds all but `quota` blocks, as far as free ones go round."""
         missing = self.total - quota - len(self._blocks)
         if missing < 0:
@@ -45,7 +45,7 @@ class KvcachedBalloon(Balloon):
         # One is a placeholder; what is only kept for reuse goes as soon as it is missed.
         return max(0, taken - 1 - len(self._pool._evictable_blocks))
 
-    def leave(self, quota: int) -> None:
+    def withhold_beyond(self, quota: int) -> None:
         """Nothing."""
 
 

@@ -41,70 +41,70 @@ class BatchTracker:
         self._has_packed = has_packed
         self._runs_ahead = runs_ahead
         self._takes_back = takes_back
-        self._came = 0
-        self._numbers: dict[RequestState, int] = {}
+        self._next_number = 0
+        self._number_of: dict[RequestState, int] = {}
         self._requests: list[Any] = []
-        self._ids: list[list[int]] = []
+        self._token_ids: list[list[int]] = []
         # In the order of the crowd: a number that rises with each that comes.
-        self._order: list[int] = []
-        self._theirs = ColumnStore(2, np.int64)
+        self._numbers: list[int] = []
+        self._columns = ColumnStore(2, np.int64)
         self.batch = RunningBatch()
 
-    def place(self, running: list[Any], progress: RequestState) -> int:
+    def index_of(self, running: list[Any], progress: RequestState) -> int:
         """Of one that runs. Raises KeyError for any other."""
-        self.follow(running)
-        return bisect_left(self._order, self._numbers[progress])
+        self.sync(running)
+        return bisect_left(self._numbers, self._number_of[progress])
 
     def remove(self, progress: RequestState) -> None:
         """It runs no more."""
-        if (number := self._numbers.pop(progress, None)) is not None:
-            at = bisect_left(self._order, number)
-            del self._order[at], self._requests[at], self._ids[at]
-            self._theirs.drop(at)
+        if (number := self._number_of.pop(progress, None)) is not None:
+            at = bisect_left(self._numbers, number)
+            del self._numbers[at], self._requests[at], self._token_ids[at]
+            self._columns.drop(at)
             self.batch.pop(at)
 
-    def follow(self, running: list[Any]) -> int:
+    def sync(self, running: list[Any]) -> int:
         """How many stayed. Newcomers are always last."""
         stayed = len(self._requests)
         if running == self._requests:
             return stayed
-        self._take(running[stayed:])
+        self._append(running[stayed:])
         if running == self._requests:
             return stayed
         # Somebody left in a way that is unknown here.
         for progress in list(self.batch):
             self.remove(progress)
-        self._take(running)
+        self._append(running)
         return 0
 
-    def _take(self, newcomers: list[Any]) -> None:
+    def _append(self, newcomers: list[Any]) -> None:
         for request in newcomers:
             progress, computed = request.tandem, request.num_computed_tokens
             self._requests.append(request)
             # Never bound anew by vLLM, whose scheduler reads it too; to ask for its length through the
             # request takes three times as long.
-            self._ids.append(request._all_token_ids)
-            self._order.append(self._came)
-            self._numbers[progress] = self._came
-            self._came += 1
+            self._token_ids.append(request._all_token_ids)
+            self._numbers.append(self._next_number)
+            self._number_of[progress] = self._next_number
+            self._next_number += 1
             progress.held = -(-computed // (progress.per_block or self._block_tokens))
             self.batch.add(progress)
-            self._theirs.put(len(self._theirs), (0, computed))
-            self._theirs.column(_KEY).view(np.uint64)[-1] = progress.key
+            self._columns.put(len(self._columns), (0, computed))
+            self._columns.column(_KEY).view(np.uint64)[-1] = progress.key
 
     def set_forecast(self, progress: EngineRequest) -> None:
         """It has another forecast now."""
-        if progress in self._numbers:
+        if progress in self._number_of:
             self.batch.set_forecast(progress)
 
     def stamp(self, running: list[Any], now: Instant, *, is_in_flight: bool) -> None:
         """`is_in_flight` if a step has not ended yet."""
-        self.follow(running)
+        self.sync(running)
         if is_in_flight or self._runs_ahead or self._takes_back:
-            tokens = np.fromiter(map(len, self._ids), np.int64, len(self._ids))
+            tokens = np.fromiter(map(len, self._token_ids), np.int64, len(self._token_ids))
         else:
             # The step that computed the last token of one has given it another.
-            tokens = np.maximum(self.batch.tokens, self._theirs.column(_COMPUTED) + 1)
+            tokens = np.maximum(self.batch.tokens, self._columns.column(_COMPUTED) + 1)
         self.batch.stamp(tokens, now)
 
     def growth(self, max_step_tokens: int) -> int:
@@ -114,33 +114,33 @@ class BatchTracker:
         known = self.batch.tokens
         if self._runs_ahead:
             known = known + [len(one.spec_token_ids) + one.num_output_placeholders for one in self._requests]
-        most = np.minimum(known, self._theirs.column(_COMPUTED) + max_step_tokens)
+        most = np.minimum(known, self._columns.column(_COMPUTED) + max_step_tokens)
         asked: Ints = self._blocks(most, slice(None)) - self.batch.held
         return sum(asked.tolist())
 
-    def scheduled(self, running: list[Any], tokens: Mapping[str, int], total: int) -> None:
+    def record_step(self, running: list[Any], tokens: Mapping[str, int], total: int) -> None:
         """A step computes so many tokens of each, and in all. Call right after it was scheduled."""
-        stayed = self.follow(running)
+        stayed = self.sync(running)
         theirs = sum(tokens.get(request.request_id, 0) for request in self._requests[stayed:])
         if len(tokens) == len(running) and total - theirs == stayed:
             # Everybody else got one.
-            self._theirs.column(_COMPUTED)[:stayed] += 1
+            self._columns.column(_COMPUTED)[:stayed] += 1
             self._hold_computed(slice(stayed))
         else:
             self._read_computed()
 
     def rows(self, running: list[Any]) -> tuple[Column, Column, Column]:
         """By column: a key, its tokens when they were last stamped, its blocks."""
-        self.follow(running)
-        return self._theirs.column(_KEY).view(np.uint64), self.batch.tokens, self.batch.held
+        self.sync(running)
+        return self._columns.column(_KEY).view(np.uint64), self.batch.tokens, self.batch.held
 
     def _read_computed(self) -> None:
         """And so what they hold."""
-        self._theirs.column(_COMPUTED)[:] = [one.num_computed_tokens for one in self._requests]
+        self._columns.column(_COMPUTED)[:] = [one.num_computed_tokens for one in self._requests]
         self._hold_computed(slice(None))
 
     def _hold_computed(self, some: slice) -> None:
-        self.batch.held[some] = self._blocks(self._theirs.column(_COMPUTED)[some], some)
+        self.batch.held[some] = self._blocks(self._columns.column(_COMPUTED)[some], some)
 
     def _blocks(self, tokens: Ints, some: slice) -> Ints:
         """That hold so many tokens of each of them."""

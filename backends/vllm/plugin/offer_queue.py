@@ -13,11 +13,11 @@ from typing import Any
 
 from vllm.v1.core.sched.request_queue import RequestQueue
 
-Heard = Callable[[Any], None]
+RequestCallback = Callable[[Any], None]
 
 
 class OfferQueue(RequestQueue):  # type: ignore[misc]
-    def __init__(self, on_join: Heard, on_leave: Heard) -> None:
+    def __init__(self, on_join: RequestCallback, on_leave: RequestCallback) -> None:
         self._on_join = on_join
         self._on_leave = on_leave
         self._all: dict[str, Any] = {}

@@ -26,7 +26,7 @@ from controlplane.policy.engine.request_state import RequestState
 
 KEY = "tandem"
 _PREFIX = f"{KEY}_"
-_FORECASTS_KEPT = 256
+_FORECAST_CACHE_SIZE = 256
 _KNOWN = (
     "id", "class", "priority", "arrival_ns", "deadline_ns", "ttft_ms", "tpot_ms", "e2e_ms", "gap_ms",
     "tokens", "levels", "quantiles", "resumed_tokens", "first_token_ns", "last_token_ns",
@@ -56,31 +56,31 @@ class Defaults:
 
 def defaults_of(config: Mapping[str, Any]) -> Defaults:
     """From `additional_config["tandem"]["default"]`, in the keys above. Raises ValueError."""
-    said = stated({KEY: config})
-    slo = Slo(*(_duration(said, key, None) for key in ("ttft_ms", "tpot_ms", "e2e_ms")))
-    tokens = _whole(said, "tokens", 0) or None
-    name = str(said.get("class", "standard"))
-    return Defaults(name, _whole(said, "priority", 0), slo, _duration(said, "gap_ms", None), tokens)
+    metadata = extract_metadata({KEY: config})
+    slo = Slo(*(_duration(metadata, key, None) for key in ("ttft_ms", "tpot_ms", "e2e_ms")))
+    tokens = _integer(metadata, "tokens", 0) or None
+    name = str(metadata.get("class", "standard"))
+    return Defaults(name, _integer(metadata, "priority", 0), slo, _duration(metadata, "gap_ms", None), tokens)
 
 
-def stated(extra_args: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What was said about a request, by either way. Raises ValueError for keys that nobody knows."""
+def extract_metadata(extra_args: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What was metadata about a request, by either way. Raises ValueError for keys that nobody knows."""
     if not extra_args:
         return {}
-    said = extra_args.get(KEY)
-    if said is None:
-        said = {k.removeprefix(_PREFIX): v for k, v in extra_args.items() if k.startswith(_PREFIX)}
-    if not isinstance(said, Mapping):
-        raise ValueError(f"{KEY}={said!r}: a mapping is needed; known keys are {', '.join(_KNOWN)}")
-    if unknown := sorted(set(said) - set(_KNOWN)):
+    metadata = extra_args.get(KEY)
+    if metadata is None:
+        metadata = {k.removeprefix(_PREFIX): v for k, v in extra_args.items() if k.startswith(_PREFIX)}
+    if not isinstance(metadata, Mapping):
+        raise ValueError(f"{KEY}={metadata!r}: a mapping is needed; known keys are {', '.join(_KNOWN)}")
+    if unknown := sorted(set(metadata) - set(_KNOWN)):
         raise ValueError(f"{KEY}.{unknown[0]}: unknown key; known are {', '.join(_KNOWN)}")
-    return said
+    return metadata
 
 
 def metadata_of(request: Request, standing: Handoff) -> dict[str, Any]:
-    """What the gate says about a request, to be read by `progress_of`."""
+    """What the gate says about a request, to be read by `make_engine_request`."""
     slo, forecast = request.slo, standing.forecast
-    said: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "id": request.id,
         "class": request.service_class.name,
         "priority": request.service_class.priority,
@@ -88,20 +88,20 @@ def metadata_of(request: Request, standing: Handoff) -> dict[str, Any]:
         "arrival_ns": request.arrival + standing.turn,
     }
     objectives = {"ttft_ms": slo.ttft, "tpot_ms": slo.tpot, "e2e_ms": slo.e2e}
-    said |= {key: to_milliseconds(limit) for key, limit in objectives.items() if limit is not None}
+    metadata |= {key: to_milliseconds(limit) for key, limit in objectives.items() if limit is not None}
     if forecast is not None:
-        said |= {"levels": list(forecast.levels), "quantiles": list(forecast.tokens)}
+        metadata |= {"levels": list(forecast.levels), "quantiles": list(forecast.tokens)}
     if standing.done:
-        said |= {
+        metadata |= {
             "resumed_tokens": standing.done,
             "first_token_ns": standing.first_token,
             "last_token_ns": standing.last_token,
         }
-    return said
+    return metadata
 
 
-def progress_of(
-    said: Mapping[str, Any],
+def make_engine_request(
+    metadata: Mapping[str, Any],
     defaults: Defaults,
     *,
     request_id: str,
@@ -110,67 +110,71 @@ def progress_of(
     now: Instant,
 ) -> EngineRequest:
     """`request_id` is vLLM's own. Raises ValueError naming the key that cannot be used."""
-    arrival = Instant(_whole(said, "arrival_ns", now))
+    arrival = Instant(_integer(metadata, "arrival_ns", now))
     base = defaults.slo
-    ttft = _duration(said, "ttft_ms", base.ttft)
-    if "deadline_ns" in said:
-        ttft = Duration(max(1, _whole(said, "deadline_ns", 0) - arrival))
-    slo = Slo(ttft, _duration(said, "tpot_ms", base.tpot), _duration(said, "e2e_ms", base.e2e))
-    name = str(said.get("class", defaults.name))
-    klass = ServiceClass(name, slo, _whole(said, "priority", defaults.priority), sheddable=False)
-    forecast = forecast_of(said)
-    resumed = max(0, min(_whole(said, "resumed_tokens", 0), prompt_tokens - 1))
+    ttft = _duration(metadata, "ttft_ms", base.ttft)
+    if "deadline_ns" in metadata:
+        ttft = Duration(max(1, _integer(metadata, "deadline_ns", 0) - arrival))
+    slo = Slo(ttft, _duration(metadata, "tpot_ms", base.tpot), _duration(metadata, "e2e_ms", base.e2e))
+    name = str(metadata.get("class", defaults.name))
+    service_class = ServiceClass(
+        name, slo, _integer(metadata, "priority", defaults.priority), sheddable=False
+    )
+    forecast = parse_forecast(metadata)
+    resumed = max(0, min(_integer(metadata, "resumed_tokens", 0), prompt_tokens - 1))
     limit = max(1, max_tokens) + resumed
-    expected = forecast.mean if forecast is not None else _whole(said, "tokens", defaults.tokens or limit)
+    expected = (
+        forecast.mean if forecast is not None else _integer(metadata, "tokens", defaults.tokens or limit)
+    )
     request = Request(
         id=request_id,
         kind=Kind.GENERATE,
         model="",
-        tenant=str(said.get("id", request_id)),
-        service_class=klass,
+        tenant=str(metadata.get("id", request_id)),
+        service_class=service_class,
         slo=slo,
         arrival=arrival,
         prompt_tokens=prompt_tokens - resumed,
         max_output_tokens=limit,
     )
     predicted = max(1, min(round(expected), limit))
-    is_guess = not ({"tokens", "quantiles"} & said.keys() or defaults.tokens)
-    gap = _duration(said, "gap_ms", defaults.gap)
+    is_guess = not ({"tokens", "quantiles"} & metadata.keys() or defaults.tokens)
+    gap = _duration(metadata, "gap_ms", defaults.gap)
     progress = EngineRequest(request, predicted, request.tenant, forecast, gap, is_guess=is_guess)
     if resumed > 0:
         progress.tokens += resumed
-        progress.began(Instant(_whole(said, "first_token_ns", now)))
-        progress.last_token = Instant(_whole(said, "last_token_ns", now))
+        progress.began(Instant(_integer(metadata, "first_token_ns", now)))
+        progress.last_token = Instant(_integer(metadata, "last_token_ns", now))
     return progress
 
 
-def forecast_of(said: Mapping[str, Any]) -> LengthForecast | None:
+def parse_forecast(metadata: Mapping[str, Any]) -> LengthForecast | None:
     """Raises ValueError for what is no distribution."""
-    if "quantiles" not in said:
+    if "quantiles" not in metadata:
         return None
     try:
-        levels = tuple(float(level) for level in said["levels"])
-        return _shared(levels, tuple(float(tokens) for tokens in said["quantiles"]))
+        levels = tuple(float(level) for level in metadata["levels"])
+        return _cached_forecast(levels, tuple(float(tokens) for tokens in metadata["quantiles"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{KEY}.quantiles: a list as long as {KEY}.levels is needed") from error
 
 
-@lru_cache(maxsize=_FORECASTS_KEPT)
-def _shared(levels: tuple[float, ...], quantiles: tuple[float, ...]) -> LengthForecast:
-    """One object for all of whom the same is said, so that what follows from it is computed once."""
+@lru_cache(maxsize=_FORECAST_CACHE_SIZE)
+def _cached_forecast(levels: tuple[float, ...], quantiles: tuple[float, ...]) -> LengthForecast:
+    """One object for all of whom the same is metadata, so that what follows from it is computed once."""
     return LengthForecast(levels, quantiles)
 
 
-def _whole(said: Mapping[str, Any], key: str, default: int) -> int:
-    value = said.get(key, default)
+def _integer(metadata: Mapping[str, Any], key: str, default: int) -> int:
+    value = metadata.get(key, default)
     try:
         return int(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{KEY}.{key}={value!r}: a whole number is needed") from error
 
 
-def _duration(said: Mapping[str, Any], key: str, default: Duration | None) -> Duration | None:
-    if (value := said.get(key)) is None:
+def _duration(metadata: Mapping[str, Any], key: str, default: Duration | None) -> Duration | None:
+    if (value := metadata.get(key)) is None:
         return default
     try:
         return milliseconds(float(value))

@@ -26,7 +26,7 @@ from controlplane.policy.registry import engine_policy
 log = logging.getLogger(__name__)
 
 # An engine that has had nothing to do for so long has no step in flight.
-_SETTLED_NS = 1_000_000_000
+_IDLE_SETTLED_NS = 1_000_000_000
 
 
 class SchedulerClient:
@@ -36,24 +36,24 @@ class SchedulerClient:
         self, llm: Any, board: SharedState, options: EngineOptions, *, total: int, block_bytes: int
     ) -> None:
         self._llm = llm
-        self._board = board
+        self._shared_state = board
         self._total = total
         self._block_bytes = block_bytes
-        self._names: dict[int, str] = {}
+        self._request_ids: dict[int, str] = {}
         self._forecasts: dict[str, LengthForecast] = {}
         self._sending: asyncio.Task[None] | None = None
         self._last: tuple[int, EngineState] | None = None
         self.options = options
 
-    def entered(self, request_id: str) -> None:
-        self._names[key_of(request_id)] = request_id
+    def track(self, request_id: str) -> None:
+        self._request_ids[key_of(request_id)] = request_id
 
-    def forget(self, request_id: str) -> None:
-        self._names.pop(key_of(request_id), None)
+    def untrack(self, request_id: str) -> None:
+        self._request_ids.pop(key_of(request_id), None)
 
     # --- orders ------------------------------------------------------------------------------
 
-    async def introduce(self, step_cost: StepCost | None) -> None:
+    async def connect(self, step_cost: StepCost | None) -> None:
         """Until its engine was told something, a scheduler does not know where messages arrive."""
         if step_cost is None:
             await self._call("state", None)
@@ -84,7 +84,7 @@ class SchedulerClient:
             self._sending = asyncio.get_running_loop().create_task(self._send_forecasts())
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        self._board.is_shared = is_shared
+        self._shared_state.is_device_shared = is_shared
 
     async def _send_forecasts(self) -> None:
         while self._forecasts:
@@ -107,10 +107,10 @@ class SchedulerClient:
 
     def state(self, *, is_idle: bool) -> EngineState:
         """`is_idle` if no request is in the engine. The same object until the engine's next step."""
-        newest = self._board.newest()
+        newest = self._shared_state.newest()
         if self._last is not None and self._last[0] == newest and not is_idle:
             return self._last[1]
-        reading = self._board.read()
+        reading = self._shared_state.read()
         if reading is None:
             size = self._total * self._block_bytes
             return EngineState(0, size, 0, 0, 0, quota_bytes=size, held_bytes={})
@@ -128,7 +128,7 @@ class SchedulerClient:
         held: dict[str, int] = {}
         for key, _, blocks in reading.rows:
             # Samples of one request stand in rows of their own. A row without a name has just left.
-            if (name := self._names.get(key)) is not None:
+            if (name := self._request_ids.get(key)) is not None:
                 held[name] = held.get(name, 0) + blocks * size
         return EngineState(
             used_bytes=facts.used * size,
@@ -146,7 +146,7 @@ class SchedulerClient:
 
     def _idle_state(self, reading: StateReading) -> EngineState:
         facts, size = reading.facts, self._block_bytes
-        is_settled = time.monotonic_ns() - facts.at_ns > _SETTLED_NS
+        is_settled = time.monotonic_ns() - facts.at_ns > _IDLE_SETTLED_NS
         ceded = facts.total - facts.quota if is_settled else facts.ceded
         return EngineState(
             used_bytes=0,

@@ -25,17 +25,17 @@ import numpy.typing as npt
 
 ENVIRONMENT = "TANDEM_BOARD"
 
-_HEAD = struct.Struct("<IQ")  # checksum over all that follows it, sequence
+_HEADER = struct.Struct("<IQ")  # checksum over all that follows it, sequence
 _FACTS = struct.Struct("<qQQQIIIIIIIQQI")
-_ROWS = 4_096
-_COLUMNS = (np.uint64, np.uint32, np.uint32)
+_MAX_ROWS = 4_096
+_COLUMN_TYPES = (np.uint64, np.uint32, np.uint32)
 _ROW_SIZE = 16
-_HALF = _HEAD.size + _FACTS.size + _ROWS * _ROW_SIZE
-_IS_SHARED = 2 * _HALF
-_SIZE = _IS_SHARED + 1
-_SUMMED = 4
-_TRIES = 100
-_naming = Lock()
+_HALF = _HEADER.size + _FACTS.size + _MAX_ROWS * _ROW_SIZE
+_IS_SHARED_OFFSET = 2 * _HALF
+_SIZE = _IS_SHARED_OFFSET + 1
+_CHECKSUM_SIZE = 4
+_MAX_READ_ATTEMPTS = 100
+_environment_lock = Lock()
 
 Column = Sequence[int] | npt.NDArray[np.integer[Any]]
 Row = tuple[int, int, int]
@@ -86,7 +86,7 @@ def open_shared_state() -> Iterator["SharedState"]:
     """A board for the engine that starts inside. Afterwards its file has no name any more, so it goes with
     those that map it."""
     # The environment is the whole process's: two engines that start at once take turns.
-    with _naming:
+    with _environment_lock:
         shared = Path("/dev/shm")
         handle, path = tempfile.mkstemp(prefix="tandem-board-", dir=shared if shared.is_dir() else None)
         os.close(handle)
@@ -124,52 +124,54 @@ class SharedState:
 
     def write(self, facts: EngineFacts, keys: Column, tokens: Column, blocks: Column) -> None:
         """The rows by column. Those beyond the first 4,096 are left out."""
-        count = min(len(keys), _ROWS)
+        count = min(len(keys), _MAX_ROWS)
         self._sequence += 1
-        columns = zip((keys, tokens, blocks), _COLUMNS, strict=True)
+        columns = zip((keys, tokens, blocks), _COLUMN_TYPES, strict=True)
         rows = [np.asarray(column[:count], kind).tobytes() for column, kind in columns]
-        sequence = self._sequence.to_bytes(_HEAD.size - _SUMMED, "little")
+        sequence = self._sequence.to_bytes(_HEADER.size - _CHECKSUM_SIZE, "little")
         summed = b"".join((sequence, _FACTS.pack(*facts, count), *rows))
-        half = crc32(summed).to_bytes(_SUMMED, "little") + summed
+        half = crc32(summed).to_bytes(_CHECKSUM_SIZE, "little") + summed
         start = self._sequence % 2 * _HALF
         self._memory[start : start + len(half)] = half
 
     @property
-    def is_shared(self) -> bool:
+    def is_device_shared(self) -> bool:
         """Somebody else wants the device; set by the gate."""
-        return self._memory[_IS_SHARED] != 0
+        return self._memory[_IS_SHARED_OFFSET] != 0
 
-    @is_shared.setter
-    def is_shared(self, value: bool) -> None:
-        self._memory[_IS_SHARED] = int(value)
+    @is_device_shared.setter
+    def is_device_shared(self, value: bool) -> None:
+        self._memory[_IS_SHARED_OFFSET] = int(value)
 
     def newest(self) -> int:
         """The sequence number of the last write; 0 before the first."""
-        return max(int(_HEAD.unpack_from(self._memory, start)[1]) for start in (0, _HALF))
+        return max(int(_HEADER.unpack_from(self._memory, start)[1]) for start in (0, _HALF))
 
     def read(self) -> StateReading | None:
         """None before the first write. Raises TornBoard."""
-        for _ in range(_TRIES):
-            halves = [(_HEAD.unpack_from(self._memory, start)[1], start) for start in (0, _HALF)]
+        for _ in range(_MAX_READ_ATTEMPTS):
+            halves = [(_HEADER.unpack_from(self._memory, start)[1], start) for start in (0, _HALF)]
             if halves == [(0, 0), (0, _HALF)]:
                 return None
             for _, start in sorted(halves, reverse=True):
                 if (reading := self._whole(start)) is not None:
                     return reading
-        raise TornRead(f"no half of the engine's board was whole at {_TRIES} readings")
+        raise TornRead(f"no half of the engine's board was whole at {_MAX_READ_ATTEMPTS} readings")
 
     def _whole(self, start: int) -> StateReading | None:
-        checksum, sequence = _HEAD.unpack_from(self._memory, start)
-        *facts, count = _FACTS.unpack_from(self._memory, start + _HEAD.size)
-        end = start + _HEAD.size + _FACTS.size + min(count, _ROWS) * _ROW_SIZE
-        summed = self._memory[start + _SUMMED : end]
+        checksum, sequence = _HEADER.unpack_from(self._memory, start)
+        *facts, count = _FACTS.unpack_from(self._memory, start + _HEADER.size)
+        end = start + _HEADER.size + _FACTS.size + min(count, _MAX_ROWS) * _ROW_SIZE
+        summed = self._memory[start + _CHECKSUM_SIZE : end]
         if sequence == 0 or crc32(summed) != checksum:
             return None
-        numbers = struct.unpack_from(_columns(count), summed, _HEAD.size - _SUMMED + _FACTS.size)
+        numbers = struct.unpack_from(
+            _columns_format(count), summed, _HEADER.size - _CHECKSUM_SIZE + _FACTS.size
+        )
         rows = zip(numbers[:count], numbers[count : 2 * count], numbers[2 * count :], strict=True)
         return StateReading(EngineFacts(*facts), tuple(rows))
 
 
-def _columns(count: int) -> str:
+def _columns_format(count: int) -> str:
     """Keys, tokens and blocks of so many rows, in the byte order of the host that both ends share."""
     return f"={count}Q{count}I{count}I"

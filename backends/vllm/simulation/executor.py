@@ -25,8 +25,8 @@ from backends.cost_models.step_time import BATCH_TIMES, StepLoad
 from controlplane.policy.registry import lookup
 
 _FIRST_TOKEN = 10
-_TOKENS = 900
-_STRIDE = 7_919
+_TOKEN_RANGE = 900
+_TOKEN_STRIDE = 7_919
 STOP_TOKEN = 1
 # In a request's `extra_args`: after so many output tokens the stop token appears. `max_tokens` alone would
 # tell the scheduler how long the answer is.
@@ -43,9 +43,9 @@ class SimExecutor(Executor):  # type: ignore[misc]
         )
         self.hidden_seconds: Sequence[float] | None = config.get("hidden_seconds")
         self.now_ns = self._busy_until_ns = 0
-        self._known: dict[str, int] = {}
-        self._computed: dict[str, int] = {}
-        self._last: dict[str, int] = {}
+        self._known_tokens: dict[str, int] = {}
+        self._computed_tokens: dict[str, int] = {}
+        self._stop_at: dict[str, int] = {}
         self._first_block: dict[str, int] = {}
         self._thread = ThreadPoolExecutor(1)
         self._pending: Future[ModelRunnerOutput] | None = None
@@ -67,7 +67,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
             "get_supported_kv_cache_layouts": _layouts(),
         }
         answer = [answers.get(str(method))]
-        return _done(answer) if non_block else answer
+        return _completed(answer) if non_block else answer
 
     def _kv_cache_spec(self) -> dict[str, FullAttentionSpec]:
         model, parallel = self.model_config, self.parallel_config
@@ -106,23 +106,23 @@ class SimExecutor(Executor):  # type: ignore[misc]
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # noqa: FBT001, FBT002
         output, took = self._step(scheduler_output)
         if self._is_virtual:
-            future = self._promised(output, round(took * 1e9))
+            future = self._virtual_output(output, round(took * 1e9))
         else:
-            future = self._thread.submit(partial(_after, took, output))
+            future = self._thread.submit(partial(_sleep_then_return, took, output))
         if scheduler_output.total_num_scheduled_tokens == 0:
             return future if non_block else future.result()
         self._pending = future
-        return _done(None) if non_block else None
+        return _completed(None) if non_block else None
 
-    def _promised(self, output: ModelRunnerOutput, took_ns: int) -> "Future[ModelRunnerOutput]":
+    def _virtual_output(self, output: ModelRunnerOutput, took_ns: int) -> "Future[ModelRunnerOutput]":
         """Steps are computed one after the other, and time moves on when somebody waits for the output."""
         self._busy_until_ns = ends_ns = max(self.now_ns, self._busy_until_ns) + took_ns
-        return _Promised(output, partial(self.jump, ends_ns))
+        return _VirtualFuture(output, partial(self.jump, ends_ns))
 
     def jump(self, to_ns: int) -> None:
         self.now_ns = max(to_ns, self.now_ns)
 
-    def rewind(self) -> None:
+    def reset_clock(self) -> None:
         """Time is 0 again, and nothing is being computed."""
         self.now_ns = self._busy_until_ns = 0
 
@@ -135,7 +135,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
         """The tokens of this step; a token depends on its position alone, so that a preempted request
         repeats itself."""
         self._note_positions(scheduled)
-        known, computed = self._known, self._computed
+        known, computed = self._known_tokens, self._computed_tokens
         load = StepLoad()
         ids: list[str] = []
         tokens: list[list[int]] = []
@@ -152,14 +152,16 @@ class SimExecutor(Executor):  # type: ignore[misc]
             ids.append(request_id)
             if is_ready:
                 known[request_id] = length + 1
-                is_last = self._last.get(request_id) == length + 1
-                tokens.append([STOP_TOKEN if is_last else _FIRST_TOKEN + _STRIDE * length % _TOKENS])
+                is_last = self._stop_at.get(request_id) == length + 1
+                tokens.append(
+                    [STOP_TOKEN if is_last else _FIRST_TOKEN + _TOKEN_STRIDE * length % _TOKEN_RANGE]
+                )
             else:
                 tokens.append([])
         for request_id in scheduled.finished_req_ids:
             known.pop(request_id, None)
             computed.pop(request_id, None)
-            self._last.pop(request_id, None)
+            self._stop_at.pop(request_id, None)
             self._first_block.pop(request_id, None)
         if not ids:
             return EMPTY_MODEL_RUNNER_OUTPUT, 0.0
@@ -175,8 +177,8 @@ class SimExecutor(Executor):  # type: ignore[misc]
         named = scheduled.num_scheduled_tokens.items()
         hidden = [(name, new) for name, new in named if self._first_block[name] in forms.hidden]
         # Who has finished is forgotten; it decoded.
-        decoding = [self._computed.get(name, 0) for name, new in hidden if new == 1]
-        read = sum(self._computed.get(name, new) - new for name, new in hidden if new > 1)
+        decoding = [self._computed_tokens.get(name, 0) for name, new in hidden if new == 1]
+        read = sum(self._computed_tokens.get(name, new) - new for name, new in hidden if new > 1)
         moved = read + sum(forms.converted.values())
         took: float = token * sum(decoding) + request * len(decoding) + restored * moved
         return took + step if decoding else took
@@ -184,31 +186,31 @@ class SimExecutor(Executor):  # type: ignore[misc]
     def _note_positions(self, scheduled: Any) -> None:
         for new in scheduled.scheduled_new_reqs:
             tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
-            self._known[new.req_id] = len(tokens)
-            self._computed[new.req_id] = new.num_computed_tokens
+            self._known_tokens[new.req_id] = len(tokens)
+            self._computed_tokens[new.req_id] = new.num_computed_tokens
             self._first_block[new.req_id] = new.block_ids[0][0]
             ends = getattr(new.sampling_params, "extra_args", None) or {}
             if OUTPUT_TOKENS in ends:
-                self._last[new.req_id] = len(new.prompt_token_ids) + ends[OUTPUT_TOKENS]
+                self._stop_at[new.req_id] = len(new.prompt_token_ids) + ends[OUTPUT_TOKENS]
         cached = scheduled.scheduled_cached_reqs
         for request_id, computed, blocks in zip(
             cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
         ):
-            self._computed[request_id] = computed
+            self._computed_tokens[request_id] = computed
             if request_id in cached.resumed_req_ids:
                 self._first_block[request_id] = blocks[0][0]
             if request_id in cached.all_token_ids:
-                self._known[request_id] = len(cached.all_token_ids[request_id])
+                self._known_tokens[request_id] = len(cached.all_token_ids[request_id])
 
 
-class _Promised(Future[ModelRunnerOutput]):
+class _VirtualFuture(Future[ModelRunnerOutput]):
     def __init__(self, output: ModelRunnerOutput, on_wait: Callable[[], None]) -> None:
         super().__init__()
-        self._on_wait = on_wait
+        self._on_result = on_wait
         self.set_result(output)
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        self._on_wait()
+        self._on_result()
         return super().result(timeout)
 
 
@@ -220,13 +222,13 @@ def _layouts() -> list[str]:
     return [layout.name for layout in KVCacheLayout]
 
 
-def _done(value: Any) -> Future[Any]:
+def _completed(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)
     return future
 
 
-def _after(seconds: float, output: Any) -> Any:
+def _sleep_then_return(seconds: float, output: Any) -> Any:
     """The forward pass that is not there takes this long."""
     time.sleep(seconds)
     return output

@@ -155,7 +155,7 @@ class SteppedEngine:
             make = scheduling.make
             config.additional_config["tandem_hybrid"] = {"forms": hidden.forms, "price": hidden.price}
             self._executor.hidden_seconds = (*hidden.price, hidden.restore_seconds)
-        self._executor.rewind()
+        self._executor.reset_clock()
         if tandem is None:
             make = AsyncScheduler if self.setup.is_async else Scheduler
         scheduler = begin_anew(self.core, make, is_async=self.setup.is_async)

@@ -48,7 +48,7 @@ def project(
 
 
 @triton.jit
-def turn(a, b, cos, sin, position, held, HALF: tl.constexpr, PAIRS: tl.constexpr):
+def rotate(a, b, cos, sin, position, held, HALF: tl.constexpr, PAIRS: tl.constexpr):
     pair = tl.arange(0, PAIRS)
     mask = held[:, None] & (pair < HALF)[None, :]
     at = position[:, None] * HALF + pair[None, :]
@@ -97,7 +97,7 @@ def restore(
                 HALF, HEAD_DIM, PAIRS, KEY_BIAS, BLOCK_M, BLOCK_K,
             )  # fmt: skip
             if HALF > 0:
-                a, b = turn(a, b, cos, sin, position, held, HALF, PAIRS)
+                a, b = rotate(a, b, cos, sin, position, held, HALF, PAIRS)
             out = keys + block * key_block_stride + token * key_token_stride + head * key_head_stride
             tl.store(out[:, None] + column_a[None, :], a.to(kind), mask=mask)
             tl.store(out[:, None] + column_b[None, :], b.to(kind), mask=mask)
@@ -133,7 +133,7 @@ def rotated_scores(
             HALF, HEAD_DIM, PAIRS, BIAS, BLOCK_M, BLOCK_K,
         )  # fmt: skip
         if HALF > 0:
-            a, b = turn(a, b, cos, sin, position, held, HALF, PAIRS)
+            a, b = rotate(a, b, cos, sin, position, held, HALF, PAIRS)
         kind = hidden.dtype.element_ty
         a, b = a.to(kind).to(tl.float32), b.to(kind).to(tl.float32)
         pair = tl.arange(0, PAIRS)

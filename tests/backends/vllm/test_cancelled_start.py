@@ -53,7 +53,7 @@ async def test_an_engine_whose_process_begins_after_it_was_given_up_ends_at_once
     assert await asyncio.to_thread(begun.wait, 10)
     start.cancel()
     # Not before whoever gives up has looked for processes once.
-    while not generator._is_given_up:  # noqa: ASYNC110 (nothing rings a bell)
+    while not generator._is_start_cancelled:  # noqa: ASYNC110 (nothing rings a bell)
         await asyncio.sleep(0)
     may_launch.set()
     with pytest.raises(asyncio.CancelledError):

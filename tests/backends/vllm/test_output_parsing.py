@@ -126,8 +126,10 @@ def test_a_prompt_that_ends_the_thoughts_leaves_none(tokenizer, parser):
     without = ChatPrompt(CHAT.messages, template_options={"enable_thinking": False})
     structure = StructuredOutputsParams(regex="It is 2.")
     turn = _reading(tokenizer, None, parser).begin(without, structure, PROMPT + ended)
-    assert turn.waiting["reasoning_ended"] is True
-    assert turn.waiting["reasoning_parser_kwargs"] == {"chat_template_kwargs": {"enable_thinking": False}}
+    assert turn.grammar_options["reasoning_ended"] is True
+    assert turn.grammar_options["reasoning_parser_kwargs"] == {
+        "chat_template_kwargs": {"enable_thinking": False}
+    }
     assert _told(turn, _steps(tokenizer, 0, "It is 2.")) == ("", "It is 2.")
 
 
@@ -138,9 +140,9 @@ def test_a_grammar_waits_for_the_end_of_the_thoughts(tokenizer, parser):
     reading = _reading(tokenizer, None, parser)
     turn = reading.begin(QUESTION, StructuredOutputsParams(json_object=True), PROMPT)
     assert turn.structured_outputs.json_object
-    assert turn.waiting["reasoning_ended"] is False
-    assert reading.unread == {"reasoning_ended": True}
-    assert _reading(tokenizer).unread == {}
+    assert turn.grammar_options["reasoning_ended"] is False
+    assert reading.unparsed_options == {"reasoning_ended": True}
+    assert _reading(tokenizer).unparsed_options == {}
     assert _reading(tokenizer).begin(CHAT, None, PROMPT).waiting == {}
 
 

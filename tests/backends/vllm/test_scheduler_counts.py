@@ -68,7 +68,7 @@ def seen_as_it_is(scheduler) -> bool:
     running = scheduler.running
     tokens = [(one.num_computed_tokens, one.num_tokens + one.num_output_placeholders) for one in running]
     asked = [-(-min(known, done + 256) // BLOCK_TOKENS) + (-done // BLOCK_TOKENS) for done, known in tokens]
-    rows = [column.tolist() for column in scheduler._runners.rows(running)]
+    rows = [column.tolist() for column in scheduler._batch.rows(running)]
     assert view.growth == sum(max(0, more) for more in asked)
     assert list(view.running) == [one.tandem for one in running]
     assert rows[0] == [one.tandem.key for one in running]
@@ -256,12 +256,12 @@ def test_a_newcomer_is_in_the_step_that_it_ended_the_wait_for(engine, tmp_path):
     engine.add("first", 20, 60, extra={"tandem": {"ttft_ms": 60_000, "tpot_ms": 60_000}})
     for _ in range(3):
         step(engine)
-    scheduler._board = SharedState.create(tmp_path / "board")
-    scheduler._board.is_shared = True
+    scheduler._shared_state = SharedState.create(tmp_path / "board")
+    scheduler._shared_state.is_device_shared = True
     arriving = Queue()
     arriving.put("newcomer")
-    scheduler.inputs = arriving
-    scheduler.take_in = lambda: engine.add(arriving.get_nowait(), 20, 60, extra={})
+    scheduler.input_queue = arriving
+    scheduler.process_inputs = lambda: engine.add(arriving.get_nowait(), 20, 60, extra={})
     step(engine)
     assert {request.request_id for request in scheduler.running} == {"first", "newcomer"}
 

@@ -30,7 +30,7 @@ def lost_at(scenario, *, longest_seconds: float = 0.0) -> float | None:
             stall_seconds=160,
             longest_seconds=longest_seconds,
             is_idle=lambda: not requests,
-            lost=lambda: lost.set_result(loop.time()),
+            on_killed=lambda: lost.set_result(loop.time()),
         )
         playing = asyncio.create_task(scenario(requests, watch))
         await asyncio.wait({lost}, timeout=1_000)
@@ -70,7 +70,7 @@ def test_an_engine_that_steps_lives():
         requests.add("one")
         for _ in range(8):
             await asyncio.sleep(150)
-            watch.took_one()
+            watch.step_finished()
 
     assert lost_at(scenario) is None
 

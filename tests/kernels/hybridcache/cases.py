@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from hybridcache import ops
-from hybridcache.layout import BlockLayout, Held, Projection, Rotary
+from hybridcache.layout import BlockLayout, HeldTokens, Projection, Rotary
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 GAPS = 4
@@ -18,7 +18,7 @@ class Case:
     blocks: torch.Tensor
     hidden: torch.Tensor
     rows: list[torch.Tensor]
-    held: Held
+    held: HeldTokens
     projection: Projection
     rotary: Rotary | None
     query: torch.Tensor
@@ -89,7 +89,7 @@ def a_case(
         blocks=blocks,
         hidden=hidden,
         rows=rows,
-        held=Held(tables, torch.tensor(lengths, dtype=torch.int32, device=device), max(lengths)),
+        held=HeldTokens(tables, torch.tensor(lengths, dtype=torch.int32, device=device), max(lengths)),
         projection=Projection(*weights, *biases),
         rotary=rotary,
         query=normal(len(lengths), heads, head_dim),

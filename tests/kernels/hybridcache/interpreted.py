@@ -7,7 +7,7 @@ imported first. The interpreter's products of bfloat16 are wrong, so that type i
 import pytest
 import torch
 from hybridcache import launch, reference
-from hybridcache.layout import Held
+from hybridcache.layout import HeldTokens
 
 from tests.kernels.hybridcache import cases
 
@@ -82,7 +82,7 @@ def test_restore(case):
 def test_paged_decode(case, splitting):
     keys, values = case.keys_and_values()
     # The same blocks, read as keys and values of half as many tokens.
-    held = Held(case.held.tables, case.held.lengths // 2, case.held.longest // 2)
+    held = HeldTokens(case.held.tables, case.held.lengths // 2, case.held.longest // 2)
     found = launch.paged_decode(case.query, keys, values, held, case.scale)
     _agree(found, reference.paged_decode(case.query, keys, values, held, case.scale), case.query.dtype)
 

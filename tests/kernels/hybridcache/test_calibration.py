@@ -1,6 +1,13 @@
 import pytest
 import torch
-from hybridcache.calibration import CalibrationSetup, Cost, copy_bandwidth, decoding_ways, measure, parts
+from hybridcache.calibration import (
+    CalibrationSetup,
+    Cost,
+    copy_bandwidth,
+    cost_differences,
+    decode_variants,
+    measure,
+)
 from hybridcache.layout import BlockLayout
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -14,7 +21,7 @@ def _setting(device="cpu", *, rotary=False, contexts=(3, 17), dtype=torch.float3
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rotary", [False, True])
 def test_all_ways_that_are_timed_give_the_same_answer(device, rotary):
-    ways = decoding_ways(_setting(device, rotary=rotary))
+    ways = decode_variants(_setting(device, rotary=rotary))
     expected = ways["m0"](17)
     for name in set(ways) - {"kv"}:
         torch.testing.assert_close(ways[name](17), expected, atol=1e-4, rtol=0, msg=name)
@@ -23,7 +30,7 @@ def test_all_ways_that_are_timed_give_the_same_answer(device, rotary):
 def test_what_is_paid_once_a_step_shows_between_two_counts():
     # A token costs 1 and 3 seconds, a request 10 and 14, a step of hidden states 100.
     few, many = (Cost(3.0, 14.0 + 100.0 / count, ()) for count in (2, 8))
-    assert parts(2, few, 8, many, Cost(1.0, 10.0, ())) == pytest.approx((2.0, 4.0, 100.0))
+    assert cost_differences(2, few, 8, many, Cost(1.0, 10.0, ())) == pytest.approx((2.0, 4.0, 100.0))
 
 
 def test_only_what_is_asked_for_is_timed():

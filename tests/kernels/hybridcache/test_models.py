@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from hybridcache import decode, ops
-from hybridcache.layout import BlockLayout, Held, Projection, Rotary
+from hybridcache.layout import BlockLayout, HeldTokens, Projection, Rotary
 
 from tests.kernels.hybridcache.little import draw_weights
 
@@ -79,7 +79,7 @@ class _HiddenAttention:
             )
             return answer.transpose(1, 2), None
         length = self.length + 1
-        held = Held(self.table, torch.tensor([length], dtype=torch.int32), length)
+        held = HeldTokens(self.table, torch.tensor([length], dtype=torch.int32), length)
         parts = (module.k_proj.weight, module.v_proj.weight, module.k_proj.bias, module.v_proj.bias)
         hidden = self.layout.hidden_rows(self.blocks[module])
         rotary = () if self.way is decode.absorbed else (self.rotary,)

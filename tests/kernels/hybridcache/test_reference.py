@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hybridcache import decode, ops
-from hybridcache.layout import BlockLayout, Held, NotWorthwhileError, Projection
+from hybridcache.layout import BlockLayout, HeldTokens, NotWorthwhileError, Projection
 
 from tests.kernels.hybridcache.cases import a_case
 
@@ -65,7 +65,7 @@ def test_what_is_restored_may_replace_the_rows_it_came_from(shape):
 
 def _only(case, at):
     own = slice(at, at + 1)
-    return Held(case.held.tables[own], case.held.lengths[own], RAGGED[at])
+    return HeldTokens(case.held.tables[own], case.held.lengths[own], RAGGED[at])
 
 
 def test_rows_of_negative_slots_are_dropped():

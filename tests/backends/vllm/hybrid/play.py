@@ -170,7 +170,7 @@ class Engine:
         scheduler.schedule = inner
         if forms is not None:
             scheduler.set_quota(AMPLE)
-            scheduler.balloon.leave(AMPLE)
+            scheduler.balloon.withhold_beyond(AMPLE)
         leaked = AMPLE - pool.get_num_free_blocks()
         preempted = getattr(scheduler, "preempted", 0) - before
         return Played(list(answers.values()), list(logits.values()), preempted, converted, hid, most, leaked)

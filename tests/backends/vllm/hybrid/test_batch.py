@@ -19,7 +19,7 @@ def _a_step(forms):
     """Described as vLLM's runner for GPUs does, some of it on the host."""
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
-    from backends.vllm.hybrid.batch import _Step
+    from backends.vllm.hybrid.batch import _SplitStep
 
     starts = torch.tensor([0, *QUERIES]).cumsum(0, dtype=torch.int32)
     places = [place for size, new in zip(LENGTHS, QUERIES, strict=True) for place in range(size - new, size)]
@@ -30,13 +30,13 @@ def _a_step(forms):
         is_prefilling=torch.tensor([False, False, True, True]), req_idx=np.array([7, 5, 3, 1]),
         seq_lens_cpu_upper_bound=torch.tensor(LENGTHS),
     )  # fmt: skip
-    return _Step(common, forms, LAYOUT)
+    return _SplitStep(common, forms, LAYOUT)
 
 
 def test_vllm_sees_only_the_plain_requests():
     from backends.vllm.hybrid.step_forms import StepForms
 
-    found = _a_step(StepForms(hidden=HIDDEN)).only_plain()
+    found = _a_step(StepForms(hidden=HIDDEN)).plain_metadata()
     assert found.num_reqs == 2
     assert found.num_actual_tokens == found.query_start_loc_cpu[-1] == 3
     assert found.query_start_loc.tolist() == [0, 1, 3]

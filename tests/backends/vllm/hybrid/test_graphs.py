@@ -98,11 +98,11 @@ def test_graphs_of_whole_steps_become_graphs_of_pieces(worker, runner):
 def test_no_whole_step_is_captured_and_no_block_is_scattered(name):
     from vllm.v1.attention.backend import AttentionCGSupport
 
-    from backends.vllm.hybrid.batch import sorting_backend
+    from backends.vllm.hybrid.batch import hybrid_backend
 
     module, family = name.split(".")
     base = getattr(import_module(f"vllm.v1.attention.backends.{module}"), f"{family}AttentionBackend")
-    backend = sorting_backend(base)
+    backend = hybrid_backend(base)
     assert backend.get_builder_cls().get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
     assert backend.supported_kv_cache_layouts()
     assert all(layout.is_block_compact for layout in backend.supported_kv_cache_layouts())

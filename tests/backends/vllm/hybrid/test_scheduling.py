@@ -59,7 +59,7 @@ def test_ample_memory_keeps_everybody_on_keys_and_values(stepped):
 def shared(tmp_path):
     """Embeddings want the device."""
     board = SharedState.create(tmp_path / "board")
-    board.is_shared = True
+    board.is_device_shared = True
     return board
 
 
@@ -68,11 +68,11 @@ def test_a_newcomer_that_ended_a_wait_keeps_hidden_states_too(stepped, shared):
     stepped.add("first", 20, 60, extra={"tandem": {"ttft_ms": 60_000, "tpot_ms": 60_000}})
     for _ in range(3):
         stepped.step()
-    scheduler._board = shared
+    scheduler._shared_state = shared
     arriving = Queue()
     arriving.put("newcomer")
-    scheduler.inputs = arriving
-    scheduler.take_in = lambda: stepped.add(arriving.get_nowait(), 20, 60, extra={})
+    scheduler.input_queue = arriving
+    scheduler.process_inputs = lambda: stepped.add(arriving.get_nowait(), 20, 60, extra={})
     stepped.step()
     assert scheduler.hybrid_cache.hidden == {"first", "newcomer"}
 
@@ -84,7 +84,7 @@ def _learned(engine, *, board=None, forms=None, restoring=0.0):
     """What hidden states are thought to cost after three answers on them."""
     told = HiddenStates(MEASURED.token, MEASURED.request, MEASURED.step, restoring, forms="on")
     scheduler = engine.restart(tandem={"ordering": "fcfs"}, hidden=told)
-    scheduler._board, scheduler.forms = board, forms or scheduler.forms
+    scheduler._shared_state, scheduler.forms = board, forms or scheduler.forms
     for number in range(3):
         engine.add(f"r{number}", 100, 20 + 10 * number, extra={})
     while scheduler.requests:

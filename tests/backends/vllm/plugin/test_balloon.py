@@ -28,7 +28,7 @@ def test_what_is_mapped_on_demand_is_left_to_its_limit():
     balloon = balloon_of(pool)
     assert (balloon.total, balloon.used) == (100, 0)
     pool.get_new_blocks(30)
-    balloon.leave(50)
+    balloon.withhold_beyond(50)
     assert (pool.taken, len(balloon), balloon.used) == (31, 0, 30)
     # What the limit does not give is not in use, nor what is only kept.
     pool.limit = 60

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.vllm.plugin.batch_view import BatchTracker
-from backends.vllm.plugin.request_metadata import Defaults, progress_of
+from backends.vllm.plugin.request_metadata import Defaults, make_engine_request
 from controlplane.core.clock import Instant
 from controlplane.core.forecast import LengthForecast
 
@@ -20,7 +20,7 @@ def arrived(number: int, prompt: int) -> SimpleNamespace:
     facts = {"request_id": f"r{number}", "prompt_tokens": prompt, "max_tokens": 100, "now": Instant(number)}
     return SimpleNamespace(
         request_id=f"r{number}",
-        tandem=progress_of({}, Defaults(), **facts),
+        tandem=make_engine_request({}, Defaults(), **facts),
         _all_token_ids=[0] * prompt,
         num_computed_tokens=0,
         num_output_placeholders=0,
@@ -80,7 +80,7 @@ def test_what_is_kept_is_what_is_there(random, runs_ahead, takes_back, is_told):
         tokens = {name: new for name, new in tokens.items() if new}
         for one in running:
             one.num_computed_tokens += tokens.get(one.request_id, 0)
-        runners.scheduled(running, tokens, sum(tokens.values()))
+        runners.record_step(running, tokens, sum(tokens.values()))
         keys, stamped, blocks = (column.tolist() for column in runners.rows(running))
         assert keys == [one.tandem.key for one in running]
         assert stamped == [one.tandem.tokens for one in running]

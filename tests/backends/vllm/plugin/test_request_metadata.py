@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.vllm.plugin.request_metadata import Defaults, metadata_of, progress_of
+from backends.vllm.plugin.request_metadata import Defaults, make_engine_request, metadata_of
 from controlplane.core.clock import Instant
 from controlplane.core.generation import FIRST_HANDOFF, Handoff
 from controlplane.core.request import Kind, Request
@@ -16,7 +16,7 @@ REQUEST = Request("r", Kind.GENERATE, "m", "t", CLASS, CLASS.slo, Instant(1_000)
 def read(said, *, prompt_tokens: int):
     """By an engine that was given the prompt, and what is left of the limit."""
     left = 120 - prompt_tokens
-    return progress_of(
+    return make_engine_request(
         said, Defaults(), request_id="r", prompt_tokens=prompt_tokens, max_tokens=left, now=NOW
     )
 

@@ -47,12 +47,12 @@ def test_what_is_written_is_read(tmp_path):
 def test_the_other_side_says_whether_the_device_is_shared(tmp_path):
     board = SharedState.create(tmp_path / "board")
     writer = SharedState(tmp_path / "board")
-    assert not board.is_shared
-    writer.is_shared = True
+    assert not board.is_device_shared
+    writer.is_device_shared = True
     board.write(facts(1), *[[1] * 4_097] * 3)
-    assert board.is_shared
-    writer.is_shared = False
-    assert not board.is_shared
+    assert board.is_device_shared
+    writer.is_device_shared = False
+    assert not board.is_device_shared
     assert board.read().facts == facts(1)
 
 

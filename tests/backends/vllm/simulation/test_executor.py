@@ -40,7 +40,7 @@ async def test_it_answers_behind_the_server_as_a_model_would(live):
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_engine_that_hangs_is_killed_and_its_requests_end(live):
     """The last one here: nothing starts it again."""
-    [engine] = live._children()
+    [engine] = live._engine_children()
     os.kill(engine.pid, signal.SIGSTOP)
     asking = [complete(live, PROMPT, Sampling(max_tokens=40, ignore_eos=True)) for _ in range(3)]
     async with asyncio.timeout(120):
