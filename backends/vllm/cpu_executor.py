@@ -1,12 +1,13 @@
-"""Who runs the model on a CPU? The engine's own process, so that nobody spins beside the embedding model.
+"""Runs a single-rank CPU model inside the EngineCore process instead of a worker process.
 
-vLLM puts one CPU worker into a process of its own, and between steps worker and engine poll shared
-memory without sleeping, for a second after every message: while anybody chats, more than a core is
-burnt. With one rank the engine can compute itself. The arithmetic gets as many threads as vLLM's own
-arrangement would give: one core fewer than there are, unless OMP_NUM_THREADS says otherwise.
+vLLM starts the CPU worker as a process of its own. Between steps, worker and engine poll shared memory
+without sleeping for a second after every message, which costs more than one core while requests run. With one
+rank the engine process can run the model itself. Torch gets as many threads as in vLLM's arrangement: one
+fewer than there are cores, unless OMP_NUM_THREADS is set.
 
-The threads that take requests in and send tokens out then share the interpreter with the model. Each time it
-must be asked for it, which takes Python's switch interval: by default longer than a small model's step.
+The engine's input and output threads then compete with the model for the interpreter lock. They wait for
+Python's switch interval each time, which by default is longer than a step of a small model, so it is
+shortened.
 """
 
 import os
@@ -19,8 +20,10 @@ _SWITCH_SECONDS = 0.0002
 
 
 class InProcessExecutor(UniProcExecutor):  # type: ignore[misc]
+    """vLLM's UniProcExecutor with the thread count and switch interval of a process shared with the model."""
+
     def _init_executor(self) -> None:
-        # Before the worker starts: afterwards vLLM refuses to change the number.
+        # vLLM refuses to change the thread count once the worker has started.
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
         sys.setswitchinterval(_SWITCH_SECONDS)

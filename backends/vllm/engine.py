@@ -1,7 +1,7 @@
-"""How does one request run in a vLLM engine that is up? Prompt in, deltas out, errors in our words.
+"""Wraps vLLM's AsyncLLM: runs requests, reports state and translates errors into those of the port.
 
-Importing this module imports vLLM, which takes seconds; constructing `VllmEngine` takes half a minute or
-more and blocks. Both belong off the event loop.
+Importing this module imports vLLM, which takes seconds; constructing `VllmEngine` blocks for half a minute
+or more. Do both off the event loop.
 """
 
 import logging
@@ -47,22 +47,24 @@ _ENGINE_DIED = "the vLLM engine died; its log says why; restart the server"
 _ENGINE_STALLED = (
     "the vLLM engine had requests but took no step for too long and was killed; restart the server"
 )
-# A step that takes so many times what the longest should is not over any more.
+# A step that takes this many times the predicted longest step counts as stalled.
 _STALL_FACTOR = 10
-# Decides how many tokens a step takes and how many run where nobody says: as in vLLM's own server. Other
-# contexts have no numbers for the device at hand, and get those of the smallest.
+# Selects vLLM's defaults for tokens per step and running requests: those of its own server. For other
+# contexts vLLM has no defaults per device and uses those of the smallest.
 CONTEXT = UsageContext.OPENAI_API_SERVER
 
 
 class VllmEngine:
-    """`scheduler_client` is None for vLLM's own scheduler.
+    """One running vLLM engine: AsyncLLM, its parsers, statistics, step watchdog and scheduler client.
 
-    Raises ValueError for engine arguments that vLLM does not take, RuntimeError when it cannot start.
+    The constructor raises ValueError for engine arguments that vLLM refuses, RuntimeError if the engine
+    does not start.
     """
 
     scheduler_client: SchedulerClient | None = None
+    """None if vLLM's own scheduler runs."""
     is_stalled = False
-    """It was taken for dead, and killed."""
+    """Whether the step watchdog killed the engine."""
     _step_watchdog: StepWatchdog | None = None
 
     def __init__(
@@ -81,14 +83,14 @@ class VllmEngine:
             arguments = scheduled(arguments, options)
         if hybrid is not None:
             arguments = hybrid.arguments(arguments)
-            # Its models, which takes loading vLLM's own.
+            # Imported only here: this loads vLLM's own model classes.
             from backends.vllm.hybrid import models
 
             models.register()
         given = engine_args(model, served_name, arguments, reasoning_parser=reasoning_parser)
         config = given.create_engine_config(CONTEXT)
         self.stats = EngineStats()
-        with bound_to_parent(), open_shared_state() if options is not None else nullcontext() as board:
+        with bound_to_parent(), open_shared_state() if options is not None else nullcontext() as shared_state:
             self._llm = AsyncLLM.from_vllm_config(
                 config,
                 usage_context=CONTEXT,
@@ -103,13 +105,15 @@ class VllmEngine:
         self._has_priorities = config.scheduler_config.policy == "priority"
         self.max_model_tokens: int = config.model_config.max_model_len
         self.max_running: int = max_running_requests(config.scheduler_config)
-        # Each engine's first block is a placeholder that never holds a token.
+        # vLLM reserves the first block of each engine as a placeholder (null block).
         blocks = config.cache_config.num_gpu_blocks - config.parallel_config.data_parallel_size
         self.kv_bytes: int = blocks * self.geometry.bytes_per_block
         self.stats.cells = blocks * self.geometry.block_tokens
-        if options is not None and board is not None:
+        if options is not None and shared_state is not None:
             size = self.geometry.bytes_per_block
-            self.scheduler_client = SchedulerClient(self._llm, board, options, total=blocks, block_bytes=size)
+            self.scheduler_client = SchedulerClient(
+                self._llm, shared_state, options, total=blocks, block_bytes=size
+            )
             self.stats.waited = self.scheduler_client.waited
         try:
             self._output_parser = OutputParser(
@@ -120,7 +124,7 @@ class VllmEngine:
             raise
 
     def start_watchdog(self, processes: Sequence[BaseProcess], *, stall_seconds: float) -> None:
-        """From now on the engine, which runs in these, may not be silent for longer while it has requests."""
+        """Kills the engine's `processes` if it has requests but reports no step for `stall_seconds`."""
         longest = longest_step(
             self.step_cost,
             prompt_tokens=self._config.scheduler_config.max_num_batched_tokens,
@@ -147,8 +151,19 @@ class VllmEngine:
         done: int = 0,
         metadata: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Delta]:
-        """`metadata` is what Tandem's scheduler is told of the request; vLLM's own goes by the rank. The last
-        `done` tokens of the prompt are the answer's so far."""
+        """Streams the deltas of one request; closing the generator aborts it in the engine.
+
+        Args:
+            request_id: unique among the requests in the engine.
+            prompt: token ids.
+            sampling: sampling parameters.
+            chat: the conversation, if reasoning and tool calls are to be parsed.
+            rank: priority for vLLM's own scheduler; the smallest runs first.
+            done: number of tokens at the end of the prompt that were generated before a preemption.
+            metadata: class, SLO and forecast for Tandem's scheduler.
+
+        Raises Refused, BackendDown, BackendFailed.
+        """
         with self._translated_errors(), self._tracked(request_id):
             structure = structured_outputs(sampling.structure)
             conversation = self._output_parser.begin(chat, structure, prompt, done=done)
@@ -167,13 +182,13 @@ class VllmEngine:
             outputs = self._llm.generate(
                 tokens_input(list(prompt)), params, request_id, priority=priority, **waiting
             )
-            # Closing vLLM's generator is what aborts the request in the engine.
+            # Closing vLLM's generator aborts the request in the engine.
             async with aclosing(outputs):
                 async for output in outputs:
                     if conversation is None and len(output.outputs) == 1:
                         yield to_delta(output, output.outputs[0], sampling.logprobs)
                         continue
-                    # From here on a ValueError is a fault of ours or of a parser, not of the caller.
+                    # A ValueError raised here is a defect of a parser or of this backend, not of the request.
                     with self._translated_errors(client_errors=()):
                         for step in _deltas(output, sampling, conversation):
                             yield step
@@ -181,7 +196,7 @@ class VllmEngine:
     def _on_stall(self) -> None:
         self.is_stalled = True
         log.critical(_ENGINE_STALLED)
-        # At once: nobody knows how long a process that hangs takes to die.
+        # A killed process may take arbitrarily long to exit, so streams end without waiting for it.
         self.fail_pending()
 
     @property
@@ -200,19 +215,19 @@ class VllmEngine:
             self.scheduler_client.untrack(request_id)
 
     async def send_to_scheduler(self, call: Callable[[SchedulerClient], Awaitable[None]]) -> None:
-        """Raises Refused, also for an engine with vLLM's own scheduler."""
+        """Runs one command on Tandem's scheduler. Raises Refused, also if vLLM's own scheduler runs."""
         if self.scheduler_client is None:
             raise Refused("the engine runs vLLM's own scheduler; set scheduling.engine and restart")
         with self._translated_errors():
             await call(self.scheduler_client)
 
     async def preempt(self, request_id: str) -> None:
-        """What is sent to the engine after this finds the blocks free: it takes messages in order."""
+        """Aborts the request; messages sent to the engine after this find its blocks free."""
         with self._translated_errors():
             await self._llm.abort(request_id)
 
     async def ping(self) -> None:
-        """A round trip through the engine's own loop. Raises BackendDown when it is dead."""
+        """Makes a round trip through EngineCore's loop. Raises BackendDown if the engine is dead."""
         with self._translated_errors():
             await self._llm.check_health()
             await while_alive(self._llm, self._llm.is_sleeping())
@@ -230,7 +245,7 @@ class VllmEngine:
         except client_errors as error:
             raise _to_refused(error) from error
         except Exception as error:
-            # vLLM wraps what it did not foresee, a caller's mistake at times included.
+            # vLLM also wraps some errors that the request caused.
             cause = error.__cause__ if isinstance(error, EngineGenerateError) else None
             if isinstance(cause, client_errors):
                 raise _to_refused(cause) from error
@@ -242,10 +257,10 @@ class VllmEngine:
         return _ENGINE_STALLED if self.is_stalled else _ENGINE_DIED
 
     def state(self) -> EngineState:
-        """Raises BackendDown when it is dead: its last report would look alive."""
+        """Memory and queue lengths as of the latest step. Raises BackendDown if the engine is dead."""
         if self._llm.errored:
             raise BackendDown(self._down_message)
-        # A step that only aborts reports nothing: without requests the last report is out of date.
+        # A step that only aborts reports no statistics, so without requests the latest report is stale.
         is_idle = self._is_idle
         if self.scheduler_client is not None:
             return self.scheduler_client.state(is_idle=is_idle)
@@ -256,25 +271,25 @@ class VllmEngine:
         return EngineState(used, self.kv_bytes, last.running, last.waiting, last.preemptions)
 
     def fail_pending(self) -> None:
-        """Ends every open stream: vLLM's shutdown alone would leave them waiting for ever."""
+        """Ends every open stream with EngineDeadError; vLLM's shutdown alone would leave them waiting."""
         if self._step_watchdog is not None:
             self._step_watchdog.end()
-        # Its reader would otherwise report the end of the engine as a crash.
+        # The output handler would report the end of the engine as a crash.
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()
         self._llm.output_processor.propagate_error(EngineDeadError())
 
     def shutdown(self) -> None:
-        """Blocks until the engine's processes are gone. Nothing may be asked of this object afterwards."""
+        """Blocks until the engine's processes have exited; the object is unusable afterwards."""
         self._llm.shutdown()
-        # Its finaliser must run now: at the interpreter's exit it fails and says so.
+        # AsyncLLM's finaliser must run now: at interpreter exit it fails and prints an error.
         self.scheduler_client = None
         del self._llm
 
 
 def _geometry(config: Any) -> KvGeometry:
     model, cache = config.model_config, config.cache_config
-    # vLLM has settled on a dtype where ours would have to guess from the checkpoint.
+    # vLLM has resolved the dtype, which the checkpoint's config alone may not state.
     dtype = str(model.dtype).removeprefix("torch.") if cache.cache_dtype == "auto" else cache.cache_dtype
     return kv_geometry(
         model.hf_config.to_dict(),
@@ -294,5 +309,5 @@ def _deltas(
 
 def _to_refused(error: Exception) -> Refused:
     message = str(error.args[0]) if error.args else str(error)
-    # Without the time and the line of a C++ source before xgrammar's own words.
+    # xgrammar's messages begin with the time and line of its C++ log.
     return Refused(_CPP_LOG_PREFIX.sub("", message).strip(), param=getattr(error, "parameter", None))

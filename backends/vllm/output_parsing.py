@@ -1,11 +1,9 @@
-"""What of an answer is thought, what is said, and which function is called? vLLM's own parsers read it out
-of the stream.
+"""Splits generated text into reasoning, content and tool calls with vLLM's own parsers.
 
-A conversation in which there is something to read becomes a `ParsedConversation`: what to ask of the
-sampler, and one
-reader per sample that splits its text into reasoning, content and OpenAI's tool-call deltas, in this order.
-Forced calls (`required`, or one function by name) are constrained by a grammar, exactly as `vllm serve`
-does it; a grammar waits for the end of the thoughts.
+A conversation that needs parsing gets a `ParsedConversation`. It holds the sampling constraints and one
+streaming parser per sample, which splits the text into reasoning, content and OpenAI's tool-call deltas, in
+this order. Forced calls (`required`, or one function by name) are constrained by a grammar as in `vllm
+serve`; a grammar applies only after the reasoning has ended.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,25 +25,29 @@ _REASONING_KEY = "models.chat.reasoning_parser"
 
 
 def check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None:
-    """Raises ValueError for a name that vLLM does not have."""
+    """Raises ValueError for a parser name that vLLM does not register."""
     for key, name, registry in (
         (_TOOL_KEY, tool_parser, ToolParserManager),
         (_REASONING_KEY, reasoning_parser, ReasoningParserManager),
     ):
         known = registry.list_registered()
         if name is not None and name not in known:
-            raise ValueError(f"{key}={name}: vLLM has {', '.join(known)}")
+            raise ValueError(f"{key}={name}: unknown to vLLM; choose one of {', '.join(known)}")
 
 
 class OutputParser:
-    """The parsers of one model."""
+    """Tool-call and reasoning parsers of one model.
+
+    `unparsed_options` are the arguments of AsyncLLM.generate for a prompt that is not a conversation: it has
+    no reasoning for a grammar to wait for.
+    """
 
     def __init__(
         self, tool_parser: str | None, reasoning_parser: str | None, tokenizer: Any, model_config: Any
     ) -> None:
         self._has_tool_parser = tool_parser is not None
         self._has_reasoning_parser = reasoning_parser is not None
-        # What is no conversation has no thoughts that a grammar would wait for.
+
         self.unparsed_options: dict[str, Any] = (
             {"reasoning_ended": True} if self._has_reasoning_parser else {}
         )
@@ -68,28 +70,31 @@ class OutputParser:
         *,
         done: int = 0,
     ) -> "ParsedConversation | None":
-        """The last `done` tokens of the prompt are the answer's so far. `None` when nothing is to be read.
-        Raises Refused."""
+        """Starts parsing a conversation; None if it needs no parsing.
+
+        The last `done` tokens of the prompt were generated before a preemption and are parsed first.
+        Raises Refused.
+        """
         if chat is None:
             return None
         if not chat.tools and chat.tool_choice not in ("auto", "none"):
-            raise Refused(f"tool_choice {chat.tool_choice!r} needs tools to choose from", param="tools")
+            raise Refused(f"tool_choice {chat.tool_choice!r} needs tools; add them", param="tools")
         offers = bool(chat.tools) and chat.tool_choice != "none"
         if offers and not self._has_tool_parser:
             raise Refused(
-                "this server reads no tool calls: its operator has to name the parser for the model's "
-                f"call format in {_TOOL_KEY} (for example hermes, llama3_json or mistral)",
+                f"this server parses no tool calls; its operator must set {_TOOL_KEY} to the parser of the "
+                "model's call format (for example hermes, llama3_json or mistral)",
                 param="tools",
             )
         if not (offers or self._has_reasoning_parser):
             return None
         request = _vllm_request(chat, structure)
-        turn = ParsedConversation(request, prompt[: len(prompt) - done], self._parser)
+        conversation = ParsedConversation(request, prompt[: len(prompt) - done], self._parser)
         if done:
-            told = prompt[len(prompt) - done :]
-            text = self._tokenizer.decode(told, skip_special_tokens=turn.skip_special_tokens)
-            turn.catch_up(text, told)
-        return turn
+            generated = prompt[len(prompt) - done :]
+            text = self._tokenizer.decode(generated, skip_special_tokens=conversation.skip_special_tokens)
+            conversation.catch_up(text, generated)
+        return conversation
 
     def _parser(self, request: ChatCompletionRequest) -> Any:
         assert self._parser_class
@@ -102,7 +107,10 @@ class OutputParser:
 
 
 class ParsedConversation:
-    """One request. Samples are read apart from each other."""
+    """Streaming parsers of one request, one per sample, and the sampling constraints they imply.
+
+    `grammar_options` are the arguments of AsyncLLM.generate that say when a grammar begins to apply.
+    """
 
     def __init__(
         self,
@@ -119,10 +127,9 @@ class ParsedConversation:
         self.structured_outputs: StructuredOutputsParams | None = request.structured_outputs
         self.skip_special_tokens: bool = request.skip_special_tokens
         self.grammar_options: dict[str, Any] = {}
-        """Tells vLLM's engine until when a grammar does not bind."""
-        # Only then, for the whole prompt is searched.
+        # Only with a grammar, because `is_reasoning_end` searches the whole prompt.
         if first.reasoning_parser is not None and self.structured_outputs is not None:
-            # Some grammars have a rule of their own for the thoughts.
+            # Some grammars contain a rule for the reasoning.
             has_rule = getattr(request, "_grammar_from_parser", False)
             self.grammar_options = {
                 "reasoning_ended": has_rule or first.is_reasoning_end(self._prompt),
@@ -130,13 +137,13 @@ class ParsedConversation:
             }
 
     def catch_up(self, text: str, token_ids: Sequence[int]) -> None:
-        """Reads what the caller has been told of the first sample: it goes on from there."""
+        """Parses output that the client has already received for the first sample."""
         self._parse(0, text, token_ids, finished=False)
 
     def read(self, step: Delta) -> Delta:
-        """The same step, with what of it is thought, said, and part of a call."""
+        """Returns the delta with its text split into reasoning, content and tool calls."""
         reason = step.finish_reason
-        # What is preempted goes on: a parser that holds back a part of a mark still waits for the rest.
+        # A preempted request resumes, so a parser that buffers part of a tag keeps waiting for the rest.
         finished = reason not in (None, "preempted")
         message = self._parse(step.index, step.text, step.token_ids, finished=finished)
         if message is None:
@@ -161,18 +168,22 @@ class ParsedConversation:
         return parser.parse_delta(text, list(token_ids), self._request, self._prompt, finished=finished)
 
     def _finish_reason(self, index: int, reason: str | None) -> str | None:
-        """OpenAI says "tool_calls" when the model chose to call, "stop" when it was told which."""
-        chose = isinstance(self._request.tool_choice, str)
-        return "tool_calls" if reason == "stop" and chose and index in self._samples_with_calls else reason
+        """Returns "tool_calls" if the model chose to call, "stop" if the request named the call."""
+        model_chose = isinstance(self._request.tool_choice, str)
+        return (
+            "tool_calls" if reason == "stop" and model_chose and index in self._samples_with_calls else reason
+        )
 
 
 def _vllm_request(chat: ChatPrompt, structure: StructuredOutputsParams | None) -> ChatCompletionRequest:
     names = [tool.get("function", {}).get("name") for tool in chat.tools]
     if not isinstance(chat.tool_choice, str):
-        wanted = chat.tool_choice.get("function", {}).get("name")
-        if wanted not in names:
-            raise Refused(f"tool_choice names {wanted!r}; the tools are {names}", param="tool_choice")
-    # Only the ids of calls depend on what was said before, and a conversation may be long.
+        chosen = chat.tool_choice.get("function", {}).get("name")
+        if chosen not in names:
+            raise Refused(
+                f"tool_choice names {chosen!r}, which is not among the tools {names}", param="tool_choice"
+            )
+    # Only the ids of calls depend on earlier messages, and a conversation may be long.
     calling = {
         "messages": [dict(message) for message in chat.messages],
         "tools": [dict(tool) for tool in chat.tools],
@@ -189,7 +200,7 @@ def _vllm_request(chat: ChatPrompt, structure: StructuredOutputsParams | None) -
 
 
 def _reason(error: Exception) -> str:
-    """Pydantic's report of one field, else the message itself."""
+    """The first field error of a pydantic error, otherwise the message itself."""
     if not hasattr(error, "errors"):
         return str(error)
     first = error.errors()[0]

@@ -1,8 +1,8 @@
-"""How does the engine end with its server? vLLM's engine process does not look whether anybody is left; its
-worker processes do.
+"""Ends vLLM's engine process with the server, and ends pending utility calls with the engine.
 
-Rule: what vLLM runs in that process is run by a function of ours, which first sees to it that the process
-ends with its parent. From the very start: loading a model takes minutes.
+vLLM's worker processes exit when their parent dies; its EngineCore process does not. So EngineCore is started
+through `run_engine_core`, which first binds the process to its parent. This holds while the model loads,
+which takes minutes.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ _run_engine_core = EngineCoreProc.run_engine_core
 
 
 def run_engine_core(*given: Any, **named: Any) -> None:
-    """A spawned process finds it by this name."""
+    """Runs EngineCore in a process that exits with its parent; the spawned process imports it by name."""
     end_with_parent()
     _run_engine_core(*given, **named)
 
 
 @contextmanager
 def bound_to_parent() -> Iterator[None]:
-    """Engines that are started in here end with this process."""
+    """Makes engines started within the context exit with this process."""
     EngineCoreProc.run_engine_core = staticmethod(run_engine_core)
     try:
         yield
@@ -34,21 +34,21 @@ def bound_to_parent() -> Iterator[None]:
         EngineCoreProc.run_engine_core = staticmethod(_run_engine_core)
 
 
-# FOLDED alive.py:
-# Does an answer still come? When an engine dies, vLLM ends every stream, but no utility call that waits.
-
 Result = TypeVar("Result")
 
 
 async def while_alive(llm: Any, call: Awaitable[Result]) -> Result:
-    """What the call to vLLM's AsyncLLM returns. Raises EngineDeadError as soon as the engine is gone."""
-    answer = asyncio.ensure_future(call)
-    # This task reads all that the engine says, so it ends with the engine. The first request starts it.
+    """Awaits a utility call of vLLM's AsyncLLM and raises EngineDeadError as soon as the engine is dead.
+
+    When an engine dies, vLLM ends every stream but no pending utility call.
+    """
+    pending = asyncio.ensure_future(call)
+    # The task that reads the engine's outputs ends with the engine; it exists from the first request on.
     reader: asyncio.Task[None] | None = llm.output_handler
     try:
-        await asyncio.wait({answer, reader} if reader else {answer}, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
+        await asyncio.wait({pending, reader} if reader else {pending}, return_when=asyncio.FIRST_COMPLETED)
+        if not pending.done():
             raise EngineDeadError
-        return answer.result()
+        return pending.result()
     finally:
-        answer.cancel()
+        pending.cancel()

@@ -1,6 +1,6 @@
-"""How do OpenAI's sampling fields read in vLLM, and how do its outputs read in ours?
+"""Converts sampling parameters to vLLM's SamplingParams, and vLLM's outputs to deltas.
 
-As in `vllm serve`: the model's own generation defaults first, then whatever the caller stated.
+As in `vllm serve`, the model's generation defaults apply where the request sets no value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ _REQUIRED_FIELDS = (
     "min_tokens", "logprobs", "prompt_logprobs",
 )  # fmt: skip
 
-# vLLM's words for how a sample ended, in the port's; those missing are failures. A client that leaves
-# closes the stream and so never sees its own abort: one that is seen is a preemption.
+# vLLM's finish reasons to the port's; any other is a failure. A client that disconnects closes the stream and
+# never receives the abort, so an abort in an open stream is a preemption by the gate.
 _FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop", "abort": "preempted"}
 
 
 def structured_outputs(structure: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
-    """Raises Refused for a structure of unknown type."""
+    """Converts a requested output structure to vLLM's. Raises Refused for an unknown type."""
     match structure:
         case None:
             return None
@@ -36,8 +36,8 @@ def structured_outputs(structure: Mapping[str, Any] | None) -> StructuredOutputs
         case {"type": "regex" | "grammar" | "choice" as kind, "value": value}:
             return StructuredOutputsParams(**{kind: list(value) if kind == "choice" else value})
     raise Refused(
-        f"response format {structure!r}: known are json_object, json_schema with its schema, and regex, "
-        "grammar or choice with their value",
+        f"response format {structure!r} is unknown; use json_object, json_schema with a schema, or regex, "
+        "grammar or choice with a value",
         param="response_format",
     )
 
@@ -50,9 +50,12 @@ def sampling_params(
     skip_special_tokens: bool,
     extra: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """Raises ValueError (or vLLM's own kind of it) for values out of range."""
+    """Builds SamplingParams from the model's `defaults` and the request.
+
+    Raises one of `compat.CLIENT_ERRORS` for values out of range.
+    """
     values = dict(defaults)
-    # A model's own `max_new_tokens` is a cap, as in `vllm serve`.
+    # The model's `max_new_tokens` is an upper limit, as in `vllm serve`.
     values["max_tokens"] = min(sampling.max_tokens, values.get("max_tokens", sampling.max_tokens))
     values |= {name: getattr(sampling, name) for name in _REQUIRED_FIELDS}
     values |= {name: value for name in _OPTIONAL_FIELDS if (value := getattr(sampling, name)) is not None}
@@ -68,10 +71,13 @@ def sampling_params(
 
 
 def to_delta(output: RequestOutput, completion: CompletionOutput, top: int | None) -> Delta:
-    """Raises RuntimeError when the engine gave this sample up."""
+    """Converts one output of a sample, with the `top` likeliest tokens a position.
+
+    Raises RuntimeError if the engine failed the sample.
+    """
     reason = completion.finish_reason
     if reason is not None and reason not in _FINISH_REASONS:
-        raise RuntimeError(f"vLLM ended the request with {reason!r}; its log says why")
+        raise RuntimeError(f"vLLM ended the request with finish reason {reason!r}; see its log")
     return Delta(
         index=completion.index,
         text=completion.text,
@@ -92,7 +98,7 @@ def _logprobs(completion: CompletionOutput, top: int | None) -> tuple[TokenLogpr
 
 
 def _prompt_logprobs(output: RequestOutput) -> tuple[TokenLogprob | None, ...]:
-    # Handed over once, with the first output; empty afterwards.
+    # vLLM sends them with the first output only.
     if not output.prompt_logprobs or output.prompt_token_ids is None:
         return ()
     pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
@@ -102,7 +108,7 @@ def _prompt_logprobs(output: RequestOutput) -> tuple[TokenLogprob | None, ...]:
 
 
 def _token_logprob(token: int, position: Mapping[int, Logprob], top: int | None) -> TokenLogprob:
-    """The chosen token, and the `top` likeliest ones (all that vLLM gave when None)."""
+    """The chosen token and the `top` likeliest ones; all that vLLM returned if `top` is None."""
     ranked: Sequence[Logprob] = sorted(
         (entry for entry in position.values() if entry.rank is not None), key=lambda entry: entry.rank
     )

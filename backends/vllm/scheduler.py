@@ -1,16 +1,21 @@
-"""Who runs in vLLM's next step? Tandem's policies inside EngineCore, around vLLM's own `schedule()`.
+"""vLLM's schedulers extended with Tandem's engine policies, as an out-of-tree scheduler class.
 
     vllm serve MODEL --scheduler-cls backends.vllm.scheduler.make
 
-Before each step: while somebody else wants the device, the part of the promised time that nobody misses is
-left to it (`decode_pace`); tokens that appeared are stamped, the quota is enforced (`balloon`), the policy
-says who gives way and who may start, and vLLM then schedules as ever, seeing only what was offered
-(`offer_queue`). Should blocks run short all the same, vLLM preempts whom the policy ranked last: it
-evicts the largest `priority`, which no one else reads. Nothing of `schedule()` is copied. What we know of a
-request hangs on vLLM's own object, as `tandem`: to look it up by name in every step takes longer.
+The extension wraps vLLM's own `schedule()` and copies nothing of it. Before each step:
 
-Options come from `additional_config["tandem"]` (see `EngineOptions`, and `default` for requests that
-say nothing); all can be changed while the engine runs (`control`). Importing this module imports vLLM.
+1. While embedding work is pending, the step is delayed as far as TPOT objectives allow (`decode_pacing`).
+2. The tokens generated since the previous step are recorded (`batch_view`).
+3. The KV-cache quota is enforced (`balloon`).
+4. The engine policy chooses the requests to preempt and those that may start.
+5. vLLM schedules as usual, but its waiting queue shows only the offered requests (`offer_queue`).
+
+If blocks still run out, vLLM preempts the running request with the largest `priority`. That field is used for
+nothing else here and holds the policy's ranking. The policy's state of a request is stored on vLLM's object
+as `tandem`, because a dictionary lookup in every step takes longer.
+
+Options come from `additional_config["tandem"]` (see `EngineOptions`; `default` applies to requests without
+metadata) and can be changed while the engine runs (`plugin.rpc`). Importing this module imports vLLM.
 """
 
 import logging
@@ -60,10 +65,10 @@ else:
 
 
 class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
-    """Mixed in before one of vLLM's schedulers."""
+    """Tandem's scheduling as a mixin; precedes one of vLLM's schedulers in the bases."""
 
     has_packed = False
-    """Whether blocks may hold more tokens of some requests than of others."""
+    """Whether requests may differ in the number of tokens per block."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -98,13 +103,14 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._is_device_shared = False
         self._previous_used = 0
         self._preemption_order: list[Any] = []
-        # vLLM then evicts the largest `priority`; its own queue of that kind is replaced.
+        # Under this policy vLLM preempts the largest `priority`; its priority queue is replaced.
         self.policy = SchedulingPolicy.PRIORITY
         self.waiting = OfferQueue(self._on_enqueue, self._on_dequeue)
 
     # --- one step ----------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Applies the policy's plan, runs vLLM's `schedule()` and publishes the resulting state."""
         was_shared, self._is_device_shared = (
             self._is_device_shared,
             self._shared_state is not None and self._shared_state.is_device_shared,
@@ -135,13 +141,16 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         return output
 
     def _delay_step(self) -> Duration:
-        """Leaves the device to who else wants it as long as nobody misses anything. Returns how long."""
+        """Delays the step while embedding work is pending and no TPOT is missed; returns the delay.
+
+        No step is delayed while requests wait, and a new request ends the delay.
+        """
         if not self._is_device_shared or self._previous_step_start is None or len(self.waiting):
             return Duration(0)
         last, now = self._previous_step_start, Instant(self.clock())
         began = now
         self._stamp(now)
-        # What arrives is taken in here: a newcomer is in the step that it ended the wait for.
+        # Input is processed here, so that a request that ends the delay can start in this step.
         while not len(self.waiting):
             begin = next_step_start(self._batch.batch, last, now, self.options.decode_pace)
             if begin <= now:
@@ -152,14 +161,17 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         return between(began, now)
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes that a step has finished; vLLM processes its output."""
         if scheduler_output.num_scheduled_tokens:
             self._finished_steps.append(self._steps_in_flight.popleft())
         return super().update_from_output(scheduler_output, *args, **kwargs)
 
     def _observe_step(self, now: Instant, waited: Duration, *, is_alone: bool) -> None:
-        """What has ended since the last look took that long: the step planned then or, where one was in
-        flight, that one."""
-        # Without anyone running the engine may have rested since.
+        """Attributes the time since the previous `schedule()` to the step that finished in between.
+
+        Under asynchronous scheduling that is the step that was in flight then, else the step planned then.
+        """
+        # Without running requests the engine may have been idle in between.
         if self._previous_schedule is not None and self.running and len(self._finished_steps) == 1:
             self._observe(
                 self._finished_steps[0], Duration(now - self._previous_schedule - waited), is_alone=is_alone
@@ -167,7 +179,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._finished_steps.clear()
 
     def set_step_cost(self, cost: StepCost | None) -> None:
-        """Of steps, until enough were seen."""
+        """Sets the prior of the step-time model, which applies until enough steps were measured."""
         self.observed = ObservedPace(prior=cost)
         self._pace = self.observed.pace or _UNKNOWN_RATE
 
@@ -179,6 +191,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._batch.stamp(self.running, now, is_in_flight=bool(self._steps_in_flight))
 
     def view(self, now: Instant) -> EngineView:
+        """The engine's state as the policy sees it; records new tokens first."""
         self._stamp(now)
         return EngineView(
             now=now,
@@ -203,15 +216,15 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             self._rank([self.requests[progress.request.id] for progress in plan.ranked[-RANKED:]])
         self.waiting.open([self.requests[progress.request.id] for progress in plan.offer])
 
-    def _rank(self, next_to_go: list[Any]) -> None:
+    def _rank(self, order: list[Any]) -> None:
         for request in self._preemption_order:
             request.priority = 0
-        for at, request in enumerate(next_to_go, start=1):
+        for at, request in enumerate(order, start=1):
             request.priority = at
-        self._preemption_order = next_to_go
+        self._preemption_order = order
 
     def preempt(self, request: Any) -> None:
-        """It loses its blocks and waits again, from the next step on at the earliest."""
+        """Preempts a running request by recompute: it loses its blocks and may restart in the next step."""
         del self.running[self._batch.index_of(self.running, request.tandem)]
         self._preempt_request(request, time.monotonic())
 
@@ -222,14 +235,14 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._batch.remove(request.tandem)
         super()._preempt_request(request, *args, **kwargs)
 
-    # --- who is there ------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------
 
     def _on_enqueue(self, request: Any) -> None:
         now = Instant(self.clock())
         if not hasattr(request, "tandem"):
             request.tandem = self._engine_request(request, now)
             self._by_client_id.setdefault(request.tandem.name, []).append(request.tandem)
-            # What the client asked for is in its progress.
+            # The client's priority is in `tandem`; this field is the preemption rank.
             request.priority = 0
         stamp(request, now)
         self.engine_policy.enqueue(request.tandem, now)
@@ -242,16 +255,16 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         params = request.sampling_params or request.pooling_params
         limit = request.max_tokens or 1
         try:
-            said = extract_metadata(getattr(params, "extra_args", None))
-            return make_engine_request(said, self.defaults, max_tokens=limit, now=now, **facts)
+            metadata = extract_metadata(getattr(params, "extra_args", None))
+            return make_engine_request(metadata, self.defaults, max_tokens=limit, now=now, **facts)
         except ValueError as error:
-            # It was accepted; an engine that died of one caller's mistake would serve nobody.
+            # The request was already accepted, and raising here would end the engine.
             self.malformed += 1
-            log.warning("request %s is served as default class: %s", request.request_id, error)
+            log.warning("request %s gets the default class: %s", request.request_id, error)
             return make_engine_request({}, self.defaults, max_tokens=limit, now=now, **facts)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        # The last of a request; all ways out of vLLM's scheduler lead here, some before it left the queue.
+        # vLLM calls this once for every request that ends, possibly while it still waits.
         self.waiting.remove_requests([request])
         if hasattr(request, "tandem"):
             self._batch.remove(request.tandem)
@@ -266,7 +279,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             del self._by_client_id[progress.name]
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """vLLM refuses while any block is in use, and the balloon's blocks are."""
+        """Deflates the balloon for the reset, because vLLM refuses it while any block is in use."""
         self.balloon.withhold_beyond(self.balloon.total)
         try:
             done: bool = super().reset_prefix_cache(*args, **kwargs)
@@ -277,16 +290,16 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     # --- control and state -------------------------------------------------------------------
 
     def set_quota(self, blocks: int) -> None:
-        """In force from the next step on. Raises ValueError for less than one block or more than all."""
+        """Sets the quota from the next step on. Raises ValueError for under one block or over the pool."""
         if not 1 <= blocks <= self.balloon.total:
             raise ValueError(
-                f"quota={blocks} blocks: between 1 and the pool's {self.balloon.total}; "
+                f"quota={blocks} blocks: must be between 1 and the pool's {self.balloon.total}; "
                 "a larger pool needs a restart of vLLM"
             )
         self.quota = blocks
 
     def sync_idle(self) -> None:
-        """Between steps, none in flight: the quota takes hold, and what nobody has is nobody's."""
+        """Applies the quota and publishes the state; call only while no step is in flight."""
         self.balloon.withhold_beyond(self.quota)
         self._previous_used = self.balloon.used
         self._publish(Instant(self.clock()))
@@ -296,7 +309,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             self._shared_state.write(self.facts(now), *self._batch.rows(self.running))
 
     def set_options(self, changes: Mapping[str, Any]) -> None:
-        """What waits is handed over to a newly built policy. Raises ValueError."""
+        """Builds a new policy and moves the waiting requests to it. Raises ValueError."""
         options = self.options.changed(changes)
         self.engine_policy, self.options = engine_policy(options), options
         now = Instant(self.clock())
@@ -304,8 +317,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             self.engine_policy.enqueue(request.tandem, now)
 
     def set_forecast(self, name: str, forecast: LengthForecast) -> None:
-        """A better prediction of the whole answer, for all samples of the request that its caller calls
-        `name`. Does nothing if it has left."""
+        """Updates the length forecast of all samples of the client's request `name`, if it is still here."""
         for progress in self._by_client_id.get(name, ()):
             is_waiting = self.waiting.holds(progress.request.id)
             if is_waiting:
@@ -316,6 +328,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
                 self.engine_policy.enqueue(progress, Instant(self.clock()))
 
     def facts(self, now: Instant) -> EngineFacts:
+        """The counters that the shared state publishes."""
         used = self.balloon.used
         return EngineFacts(
             at_ns=now,
@@ -325,7 +338,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             total=self.balloon.total,
             quota=self.quota,
             used=used,
-            # A step in flight may still write what its request has just given back.
+            # A step in flight may still write to blocks that its requests have just freed.
             ceded=self.balloon.total - max(self.quota, used, self._previous_used),
             running=len(self.running),
             waiting=len(self.waiting),
@@ -336,7 +349,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
 
 def _no_input() -> None:
-    """Nothing arrives at an engine that is called rather than told."""
+    """Stands in for reading input in an engine without an input queue."""
 
 
 def _parse_config(config: Mapping[str, Any]) -> tuple[EngineOptions, Defaults]:
@@ -345,17 +358,20 @@ def _parse_config(config: Mapping[str, Any]) -> tuple[EngineOptions, Defaults]:
 
 
 class TandemScheduler(TandemScheduling, Scheduler):  # type: ignore[misc]
-    """For engines that wait for each step."""
+    """Tandem's scheduler for synchronous scheduling."""
 
 
 class AsyncTandemScheduler(TandemScheduling, AsyncScheduler):  # type: ignore[misc]
-    """For engines that schedule a step while the last one runs."""
+    """Tandem's scheduler for asynchronous scheduling, which plans a step while the previous one runs."""
 
 
 def make(vllm_config: Any, **kwargs: Any) -> TandemScheduling:
-    """What `scheduler_cls` names: a plain subclass under asynchronous scheduling would lose the overlap."""
+    """Factory named by `scheduler_cls`; picks the class that fits vLLM's scheduling mode.
+
+    A fixed subclass of the synchronous scheduler would disable asynchronous scheduling.
+    """
     rpc.install()
     is_async = vllm_config.scheduler_config.async_scheduling
-    kind = AsyncTandemScheduler if is_async else TandemScheduler
-    made: TandemScheduling = kind(vllm_config=vllm_config, **kwargs)
-    return made
+    scheduler_class = AsyncTandemScheduler if is_async else TandemScheduler
+    scheduler: TandemScheduling = scheduler_class(vllm_config=vllm_config, **kwargs)
+    return scheduler

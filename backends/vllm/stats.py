@@ -1,6 +1,6 @@
-"""What did the engine's last step report? One small board, written by vLLM's statistics hook.
+"""Statistics of the engine's latest step, written by vLLM's stat-logger hook.
 
-Statistics travel only with steps: an engine that just became idle by an abort reports nothing more.
+vLLM sends statistics only with steps: an engine that becomes idle by an abort sends no more.
 """
 
 import time
@@ -16,10 +16,18 @@ from controlplane.core.ports import EngineStep
 
 @dataclass(slots=True)
 class EngineStats:
-    """`kv_usage` is the used share of the KV blocks, which hold `cells` tokens; `preemptions` counts since
-    the start. `on_step` hears of each step that came right after another: else the engine may have rested.
-    `on_report` hears of every step that reports anything. `waited` says how long the engine has
-    waited on purpose since its start."""
+    """Latest statistics of one engine, and the callbacks for new ones.
+
+    Attributes:
+        kv_usage: used share of the KV blocks, 0 to 1.
+        running: running requests.
+        waiting: waiting requests.
+        preemptions: preemptions since the start.
+        cells: tokens that the KV cache can hold.
+        on_step: called for each step that directly followed another, so that its duration is known.
+        on_report: called for every report.
+        waited: returns the time for which the scheduler has delayed steps on purpose since the start.
+    """
 
     kv_usage: float = 0.0
     running: int = 0
@@ -33,12 +41,14 @@ class EngineStats:
     _waited: Duration = NO_TIME
 
     def logger_class(self) -> type[PrometheusStatLogger]:
-        """A class as `AsyncLLM(stat_loggers=[...])` wants it."""
-        board = self
+        """A logger class bound to this object, for `AsyncLLM(stat_loggers=[...])`."""
+        stats = self
 
-        class BoardLogger(PrometheusStatLogger):  # type: ignore[misc]
-            """Takes the place of vLLM's own Prometheus logger, which would be added beside any other: it
-            costs a fifteenth of the server's time a token, and nobody reads its registry here."""
+        class StatsLogger(PrometheusStatLogger):  # type: ignore[misc]
+            """Replaces vLLM's Prometheus logger, which vLLM would otherwise add to any other logger.
+
+            That logger costs a fifteenth of the server's time per token, and its registry is not exported.
+            """
 
             def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
                 self.engine_indexes = engine_indexes or [0]
@@ -50,7 +60,7 @@ class EngineStats:
                 mm_cache_stats: Any = None,
                 engine_idx: int = 0,
             ) -> None:
-                board.record(scheduler_stats, iteration_stats)
+                stats.record(scheduler_stats, iteration_stats)
 
             def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
                 pass
@@ -58,9 +68,10 @@ class EngineStats:
             def log_engine_initialized(self) -> None:
                 pass
 
-        return BoardLogger
+        return StatsLogger
 
     def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        """Takes over vLLM's `SchedulerStats` and `IterationStats` of one step; either may be None."""
         if scheduler_stats is not None and iteration_stats is not None:
             self._note_step(scheduler_stats, iteration_stats)
         if scheduler_stats is not None:
@@ -73,7 +84,7 @@ class EngineStats:
             self.on_report()
 
     def _note_step(self, scheduler_stats: Any, iteration_stats: Any) -> None:
-        """Before this step's figures are taken: `kv_usage` is still what the step read."""
+        """Reports the step; called before `kv_usage` is updated, so that it is the usage the step read."""
         now, before = time.monotonic_ns(), self._last_ns
         waited, self._waited = self._waited, self.waited()
         tokens: int = iteration_stats.num_generation_tokens

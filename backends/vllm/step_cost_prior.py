@@ -1,4 +1,4 @@
-"""What should a step of this engine take, before any was measured? By the roofline of device and model.
+"""Predicts the step cost of an engine from the roofline of its device and model, before any measurement.
 
 Importing this module imports vLLM, which takes seconds.
 """
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def step_cost_prior(config: Any, geometry: KvGeometry) -> StepCost | None:
-    """None for a device or a model whose figures nobody knows, and where no model runs at all."""
+    """Roofline step cost; None if figures of the device or model are unknown, or if no model runs."""
     model = config.model_config
     if "tandem_sim" in (config.additional_config or {}):
         return None
@@ -33,7 +33,7 @@ def step_cost_prior(config: Any, geometry: KvGeometry) -> StepCost | None:
             tensor_parallel=config.parallel_config.tensor_parallel_size,
         )
     except GeometryError as error:
-        log.info("steps are timed from the first on, with no prior: %s", error)
+        log.info("step times have no prior and are learned from measured steps: %s", error)
         return None
     return step_cost(roofline(device, known))
 
@@ -43,7 +43,7 @@ def _device(dtype: str) -> Device | None:
         return measured_cpu(dtype)
     name = current_platform.get_device_name()
     if (device := gpu_named(name)) is None:
-        log.info("steps are timed from the first on, with no prior: no figures of %s are known", name)
+        log.info("step times have no prior and are learned from measured steps: device %s is unknown", name)
     return device
 
 

@@ -1,7 +1,7 @@
-"""Does the engine still step? Of one that lives but hangs vLLM takes no notice.
+"""Kills an engine that has requests but no longer completes steps.
 
-Rule: an engine that has requests reports each of its steps, also one in which it could start nobody. One that
-reports none for too long is killed.
+vLLM notices a dead engine process, but not one that hangs. An engine that has requests reports every step,
+including steps that schedule nothing; if no report arrives in time, its processes are killed.
 """
 
 import math
@@ -13,8 +13,15 @@ from controlplane.core.ports import StepCost
 
 
 class StepWatchdog:
-    """Over the engine's `processes`; a step is due while it is not idle. It may take `stall_seconds`, or
-    `longest_seconds` if that is more; `on_killed` is called once, when they have been killed."""
+    """Watchdog over one engine's processes; time during which the engine is idle or suspended does not count.
+
+    Args:
+        processes: processes to kill.
+        stall_seconds: longest time between two steps.
+        longest_seconds: predicted longest step; extends `stall_seconds` if it is more.
+        is_idle: whether the engine has no request.
+        on_killed: called once, after the processes were killed.
+    """
 
     def __init__(
         self,
@@ -34,10 +41,12 @@ class StepWatchdog:
         self.step_finished()
 
     def step_finished(self) -> None:
+        """Restarts the time within which the next step must be reported."""
         self._watchdog.disarm(self)
         self._watchdog.arm(self, self._longest_seconds)
 
     def end(self) -> None:
+        """Stops watching."""
         self._watchdog.end()
 
     def _excluded_seconds(self) -> float:
@@ -52,7 +61,7 @@ class StepWatchdog:
 
 
 def longest_step(cost: StepCost | None, *, prompt_tokens: int, sequences: int, cells: int) -> float:
-    """Seconds of a step that does as much as one may; 0 where nobody knows."""
+    """Predicted seconds of a step with a full token budget, batch and KV cache; 0 if `cost` is unknown."""
     if cost is None:
         return 0.0
     return cost.step + cost.prompt_token * prompt_tokens + cost.decode * sequences + cost.cell * cells

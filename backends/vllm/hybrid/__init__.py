@@ -1,6 +1,7 @@
-"""A KV cache whose requests may keep hidden states instead: half the blocks, inside vLLM, without a fork.
+"""A KV cache in vLLM, without a fork, in which some requests store hidden states at half the blocks.
 
-The scheduler (`scheduling`) says which requests keep hidden states; the block counts follow (`cache`); every
-step carries the answer to the worker (`worker`, `forms`), which sorts the batch (`batch`), and the attention
-layers (`attention`) of the models that can (`models`) decode each request from what it kept.
+The form of a request says what its blocks hold: keys and values, or hidden states. The scheduler
+(`scheduling`) chooses it, and the block counts follow (`cache`). Each step carries the forms to the worker
+(`worker`, `step_forms`), which splits the batch by form (`batch`). The attention layers (`attention`) of the
+supported models (`models`) decode each request from its form.
 """

@@ -1,8 +1,9 @@
-"""How does one layer attend when its requests keep different things? A layer that also gets its input.
+"""vLLM's attention layer extended with hidden-state requests; it also receives the layer's input.
 
-Plain requests go through vLLM's own backend. A hidden request's new rows are written first; one new token
-is then decoded by absorption where keys do not turn, else with keys restored (`hybridcache.decode`), several
-tokens by restoring what came before.
+Requests on keys and values go through vLLM's own backend. For a request on hidden states the new rows are
+written first. A single new token is then decoded with absorbed projections if the keys are not rotated,
+otherwise with restored keys (`hybridcache.decode`). For several new tokens the earlier keys and values are
+restored.
 """
 
 from functools import cache, cached_property
@@ -21,16 +22,22 @@ from vllm.utils.torch_utils import direct_register_custom_op
 from backends.vllm.hybrid.batch import Chunk, HiddenBatch, hybrid_backend
 from backends.vllm.hybrid.cache import HybridSpec
 
-# Asks Python who attends how, so no captured graph may hold it.
+# Runs Python code that reads the step's forms, so it must not be part of a captured graph.
 OPERATION = "tandem_hybrid_attention"
 
 
 class HybridAttention(Attention):  # type: ignore[misc]
-    """Takes the place of `plain`, an attention layer of vLLM that has no weights of its own."""
+    """Replaces `plain`, an attention layer of vLLM, which has no weights of its own.
+
+    Args:
+        plain: the layer to replace.
+        qkv: the layer's QKV projection, which restores keys and values from hidden states.
+        rotary: the rotary embedding; None if keys are not rotated.
+    """
 
     def __init__(self, plain: Any, qkv: Any, rotary: Any | None) -> None:
         config = get_current_vllm_config()
-        # Layers register by name, and this one succeeds under the same.
+        # Layers register by name, and this layer takes over the name.
         del config.compilation_config.static_forward_context[plain.layer_name]
         super().__init__(
             plain.num_heads,
@@ -42,22 +49,24 @@ class HybridAttention(Attention):  # type: ignore[misc]
             prefix=plain.layer_name,
             attn_backend=hybrid_backend(plain.attn_backend),
         )
-        # vLLM packs linear weights for CPUs and drops the originals, unless told so.
+        # On CPUs vLLM otherwise packs linear weights and drops the originals.
         qkv._cpu_skip_gemm_dispatch = True
-        # In a tuple, because modules would register a second time as children.
+        # In a tuple, so that the modules do not register as children a second time.
         self._sources = (qkv, rotary)
         self.hidden_size = qkv.input_size
 
     def forward(self, query: Any, key: Any, value: Any, hidden: Any) -> torch.Tensor:
+        """Attention output `[tokens, heads * head_size]`; `hidden` is the input of the QKV projection."""
         output = torch.empty_like(query)
         per_head = [part.view(-1, self.num_heads, self.head_size) for part in (query, key, value, output)]
         getattr(torch.ops.vllm, OPERATION)(*per_head[:3], hidden, per_head[3], self.layer_name)
         return output
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+        """The cache spec of vLLM's layer, with the hidden size added."""
         plain = super().get_kv_cache_spec(vllm_config)
-        stated = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
-        return HybridSpec(**stated, hidden_size=self.hidden_size)
+        fields = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
+        return HybridSpec(**fields, hidden_size=self.hidden_size)
 
     def attend(
         self,
@@ -71,6 +80,10 @@ class HybridAttention(Attention):  # type: ignore[misc]
         metadata: Any,
         slots: torch.Tensor | None,
     ) -> None:
+        """Runs conversions, then attention of every request by its form, and writes `output` in place.
+
+        Tensors are `[tokens, heads, head_size]`, except `hidden`, which is `[tokens, hidden_size]`.
+        """
         batch: HiddenBatch | None = metadata.hybrid
         if batch is None:
             self._attend_plain(query, key, value, output, kv_cache, metadata, slots)
@@ -144,6 +157,7 @@ class HybridAttention(Attention):  # type: ignore[misc]
 
     @cached_property
     def projection(self) -> Projection:
+        """Key and value part of the QKV projection."""
         qkv, _ = self._sources
         width = self.num_heads * self.head_size
         _, *weights = qkv.weight.detach().split(width)
@@ -152,18 +166,19 @@ class HybridAttention(Attention):  # type: ignore[misc]
 
     @cached_property
     def rotary(self) -> Rotary | None:
+        """Cosines and sines of the rotary embedding; None if keys are not rotated."""
         _, embedding = self._sources
         return None if embedding is None else _angles(embedding)
 
 
-# Once for all layers, which share their embedding.
+# Cached, because all layers share one embedding.
 @cache
 def _angles(embedding: Any) -> Rotary:
     cos, sin = embedding.cos_sin_cache.float().chunk(2, -1)
     return Rotary(cos.contiguous(), sin.contiguous())
 
 
-# Graphs that are captured without compiling are interrupted here, as at vLLM's own attention.
+# Splits graphs that are captured without compilation, as vLLM's own attention does.
 @eager_break_during_capture  # type: ignore[untyped-decorator]
 def _hybrid_attention(
     query: torch.Tensor,
@@ -175,7 +190,7 @@ def _hybrid_attention(
 ) -> None:
     metadata, layer, kv_cache, slots = get_attention_context(layer_name)
     if metadata is None:
-        # vLLM only sizes its memory. What it samples then must at least be numbers.
+        # vLLM's memory profiling run; the output is sampled from, so it must be finite.
         output.zero_()
         return
     layer.attend(query, key, value, hidden, output, kv_cache=kv_cache, metadata=metadata, slots=slots)
@@ -189,7 +204,7 @@ def _nothing(
     output: torch.Tensor,
     layer_name: str,
 ) -> None:
-    """What compilers trace."""
+    """Fake implementation, which compilers trace."""
 
 
 direct_register_custom_op(OPERATION, _hybrid_attention, mutates_args=["output"], fake_impl=_nothing)

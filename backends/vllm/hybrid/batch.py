@@ -1,7 +1,7 @@
-"""Who in this batch attends how? Sorts a step's requests before any layer runs, once for all layers.
+"""Splits the requests of a step by form, once per step, into attention metadata for both kinds.
 
-The backend that vLLM chose for the platform describes the requests on keys and values as if there were no
-others; the rest is described by `HiddenBatch`.
+vLLM's attention backend for the platform gets metadata of the requests on keys and values only; `HiddenBatch`
+describes the others.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from backends.vllm.hybrid import step_forms
 
-# Of a backend that states none; vLLM prefers the first as well.
+# For backends that state no layouts; vLLM also prefers the first.
 _LAYOUTS = (KVCacheLayout.LBNHC, KVCacheLayout.LBHNC, KVCacheLayout.BLNHC, KVCacheLayout.BLHNC)
 
-# In tensors, or, on the host, in an array.
+# Fields of vLLM's CommonAttentionMetadata: device tensors, host tensors or arrays.
 _PER_REQUEST = ("seq_lens", "block_table_tensor", "is_prefilling", "seq_lens_cpu_upper_bound", "req_idx")
 _PER_TOKEN = ("slot_mapping", "positions")
 _COMPUTED_LATER = ("_num_computed_tokens_cache", "_token_to_req_indices_cache")
@@ -26,7 +26,7 @@ _COMPUTED_LATER = ("_num_computed_tokens_cache", "_token_to_req_indices_cache")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A request that reads several tokens at once: those of the batch from `first` up to `end`."""
+    """A request on hidden states with several new tokens, from batch index `first` up to `end`."""
 
     first: int
     end: int
@@ -34,12 +34,13 @@ class Chunk:
 
     @property
     def past(self) -> int:
+        """Tokens of the request before this step."""
         return self.held.longest - (self.end - self.first)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Hidden rows that become keys and values in `slots`, counted through the blocks."""
+    """A request whose hidden states become keys and values at `slots`, numbered across all blocks."""
 
     held: HeldTokens
     slots: torch.Tensor
@@ -47,8 +48,18 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class HiddenBatch:
-    """`plain` and `hidden` are the batch's tokens by form, as indices; `decoding` those of `hidden` that are
-    alone of their request."""
+    """The step's tokens by form, as batch indices with their cache slots.
+
+    Attributes:
+        plain: tokens of requests on keys and values.
+        plain_slots: their slots of keys and values.
+        hidden: tokens of requests on hidden states.
+        hidden_slots: their row slots.
+        decoding: the part of `hidden` that belongs to requests with one new token.
+        decoding_held: block tables of those requests.
+        chunks: requests on hidden states with several new tokens.
+        conversions: requests that leave hidden states in this step.
+    """
 
     plain: torch.Tensor
     plain_slots: torch.Tensor
@@ -62,56 +73,63 @@ class HiddenBatch:
 
 @cache
 def hybrid_backend(base: Any) -> Any:
-    """The platform's attention backend, with a builder that sorts, and only such caches as have a block's
-    elements side by side."""
+    """Subclass of an attention backend whose metadata builder splits the batch by form.
+
+    It supports only cache layouts in which the elements of a block are contiguous.
+    """
     builder = type("SortingBuilder", (HybridMetadataBuilder, base.get_builder_cls()), {})
-    layouts = tuple(one for one in base.supported_kv_cache_layouts() or _LAYOUTS if one.is_block_compact)
+    layouts = tuple(
+        layout for layout in base.supported_kv_cache_layouts() or _LAYOUTS if layout.is_block_compact
+    )
     own = {"get_builder_cls": lambda: builder, "supported_kv_cache_layouts": lambda: layouts}
     return type(f"Hybrid{base.__name__}", (base,), {name: staticmethod(made) for name, made in own.items()})
 
 
 class HybridMetadataBuilder:
-    """Mixed in before a metadata builder of vLLM."""
+    """Mixin for vLLM's metadata builders that adds `hybrid`, a `HiddenBatch` or None, to the metadata."""
 
     kv_cache_spec: Any
 
     def __init__(self, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, *args: Any, **kw: Any) -> None:
-        cut, whole = kv_cache_spec.block_size, vllm_config.cache_config.block_size
-        if cut != whole:
+        kernel_size, block_size = kv_cache_spec.block_size, vllm_config.cache_config.block_size
+        if kernel_size != block_size:
             raise ValueError(
-                f"engine.block_size={whole}: attention here cuts blocks to {cut} tokens, but requests on "
-                f"hidden states are named by whole blocks; set it to {cut}"
+                f"engine.block_size={block_size}: this attention backend splits blocks to {kernel_size} "
+                f"tokens, but the hidden-state cache needs whole blocks; set it to {kernel_size}"
             )
         super().__init__(kv_cache_spec, layer_names, vllm_config, *args, **kw)  # type: ignore[call-arg]
 
     @classmethod
     def get_cudagraph_support(cls, *args: Any, **kwargs: Any) -> AttentionCGSupport:
-        """Never as part of a graph; vLLM captures what lies between the attention layers."""
+        """Reports that attention cannot be captured; vLLM captures the pieces between attention layers."""
         return AttentionCGSupport.NEVER
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        """Builds vLLM's metadata of the plain requests and attaches that of the others."""
         common, step = common_attn_metadata, step_forms.current()
         batch = None
         if step != step_forms.PLAIN:
-            found = _SplitStep(common, step, self.kv_cache_spec.layout)
-            batch = found.batch()
-            if 0 < len(batch.plain) < found.tokens:
-                common = found.plain_metadata()
+            split = _SplitStep(common, step, self.kv_cache_spec.layout)
+            batch = split.batch()
+            if 0 < len(batch.plain) < split.tokens:
+                common = split.plain_metadata()
         metadata = super().build(common_prefix_len, common, *args, **kwargs)  # type: ignore[misc]
         metadata.hybrid = batch
         return metadata
 
 
 class _SplitStep:
+    """Splits vLLM's CommonAttentionMetadata of one step by the forms of its requests."""
+
     def __init__(self, common: Any, step: step_forms.StepForms, layout: Any) -> None:
         self.common, self.layout = common, layout
         count = common.num_reqs
         self.device = common.seq_lens.device
-        # On a GPU this waits for the numbers; only steps with hidden states come here.
+        # On a GPU this synchronises with the device; it runs only in steps with hidden states.
         self.starts = common.query_start_loc_cpu[: count + 1].tolist()
         self.lengths = common.seq_lens[:count].tolist()
         first = common.block_table_tensor[:count, 0].tolist()
-        # Rows that only fill a captured graph have no tokens.
+        # Padding rows of a captured graph have no tokens.
         self.rows = [row for row in range(count) if self.lengths[row] and self._queries(row)]
         self.hidden_rows = [row for row in self.rows if first[row] in step.hidden]
         taken = set(self.hidden_rows)
@@ -124,6 +142,7 @@ class _SplitStep:
         return int(self.starts[row + 1] - self.starts[row])
 
     def batch(self) -> HiddenBatch:
+        """The description of the step for our attention."""
         single = [row for row in self.hidden_rows if self._queries(row) == 1]
         several = [row for row in self.hidden_rows if self._queries(row) > 1]
         plain = self._tokens(self.plain_rows)
@@ -140,7 +159,7 @@ class _SplitStep:
         )
 
     def plain_metadata(self) -> Any:
-        """vLLM's description of the step, of the requests on keys and values alone."""
+        """Metadata for vLLM's backend, restricted to the requests on keys and values."""
         common, rows = self.common, self._index(self.plain_rows)
         tokens = self._tokens(self.plain_rows)
         queries = [self._queries(row) for row in self.plain_rows]
@@ -162,7 +181,7 @@ class _SplitStep:
         whole = getattr(self.common, name)
         if whole is None:
             return None
-        # Some of them lie on the host.
+        # Some fields are on the host.
         return whole[chosen.to(whole.device) if isinstance(whole, torch.Tensor) else chosen.cpu().numpy()]
 
     def _index(self, numbers: list[int]) -> torch.Tensor:
@@ -182,11 +201,11 @@ class _SplitStep:
         )
 
     def _new_places(self, row: int) -> range:
-        """Of the tokens of this step, within their request."""
+        """Positions of this step's tokens within their request."""
         return range(self.lengths[row] - self._queries(row), self.lengths[row])
 
     def _slots(self, tokens: list[tuple[int, int]], per_block: int) -> torch.Tensor:
-        """Of (row, place) each. In one go, because each operation costs a GPU's host more than the GPU."""
+        """Slots of (row, position) pairs, in few operations: launching one costs more than running it."""
         row, place = self._index([row for row, _ in tokens]), self._index([place for _, place in tokens])
         block = self.common.block_table_tensor[row, place // per_block].long()
         return block * per_block + place % per_block

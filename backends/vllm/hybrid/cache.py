@@ -1,7 +1,7 @@
-"""How many blocks does a request take? As ever on keys and values; on hidden states, one for every
-`rows_per_block` tokens.
+"""vLLM's KV-cache manager extended to allocate a block per `rows_per_block` tokens on hidden states.
 
-Importing this module imports vLLM and makes the spec known to it.
+Requests on keys and values are allocated as usual. Importing this module imports vLLM and registers the cache
+spec with it.
 """
 
 from dataclasses import dataclass, replace
@@ -15,45 +15,55 @@ from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 @dataclass(frozen=True, kw_only=True)
 class HybridSpec(FullAttentionSpec):  # type: ignore[misc]
+    """vLLM's full-attention cache spec with the model's hidden size."""
+
     hidden_size: int = 0
 
     @property
     def layout(self) -> BlockLayout:
+        """How a block is read as rows of hidden states."""
         return BlockLayout(self.block_size, self.num_kv_heads, self.head_size, self.hidden_size)
 
     @classmethod
     def merge(cls, specs: list[Any]) -> Any:
+        """Merges the specs of layers that share a cache."""
         return replace(super().merge(specs), hidden_size=specs[0].hidden_size)
 
 
 class HybridCache(FullAttentionManager):  # type: ignore[misc]
-    """`hidden` names the requests on hidden states. It may change for requests that hold no blocks, and,
-    towards keys and values, for running ones: their next step takes the blocks that are missing."""
+    """Allocates blocks by the form of each request.
+
+    `hidden` holds the ids of the requests on hidden states. A request without blocks may be added or removed;
+    a running request may only be removed, and its next step then allocates the missing blocks.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.hidden: set[str] = set()
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, *args: Any, **kwargs: Any) -> int:
-        room = self._plain_tokens(request_id, num_tokens)
-        missing: int = super().get_num_blocks_to_allocate(request_id, room, *args, **kwargs)
+        """Blocks missing for `num_tokens` in the request's form."""
+        plain_tokens = self._plain_tokens(request_id, num_tokens)
+        missing: int = super().get_num_blocks_to_allocate(request_id, plain_tokens, *args, **kwargs)
         return missing
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int, *args: Any, **kwargs: Any) -> list[Any]:
-        room = self._plain_tokens(request_id, num_tokens)
-        blocks: list[Any] = super().allocate_new_blocks(request_id, room, *args, **kwargs)
+        """Allocates the blocks missing for `num_tokens` in the request's form."""
+        plain_tokens = self._plain_tokens(request_id, num_tokens)
+        blocks: list[Any] = super().allocate_new_blocks(request_id, plain_tokens, *args, **kwargs)
         return blocks
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> int:
-        """None: a hidden block is never attended as keys and values."""
+        """Always 0: cascade attention would read hidden-state blocks as keys and values."""
         return 0
 
     def first_block(self, request_id: str) -> int:
+        """Number of the request's first block, which identifies it in the worker."""
         block: int = self.req_to_blocks[request_id][0].block_id
         return block
 
     def _plain_tokens(self, request_id: str, tokens: int) -> int:
-        """Tokens of keys and values that take as many blocks."""
+        """Tokens of keys and values that take the same number of blocks."""
         if request_id not in self.hidden:
             return tokens
         layout: BlockLayout = self.kv_cache_spec.layout

@@ -1,4 +1,4 @@
-"""Which models can keep hidden states? vLLM's own, their attention exchanged for one that sees its input."""
+"""vLLM's OPT and Llama models with attention layers that can store hidden states."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from backends.vllm.hybrid.support import PREFIX
 
 
 class _OptAttention(nn.Module):  # type: ignore[misc]
-    """Around the same parameters under the same names, so that checkpoints load."""
+    """OPT attention with the same parameters under the same names, so that checkpoints load."""
 
     def __init__(self, plain: Any) -> None:
         super().__init__()
@@ -20,6 +20,7 @@ class _OptAttention(nn.Module):  # type: ignore[misc]
         self.attn = HybridAttention(plain.attn, plain.qkv_proj, None)
 
     def forward(self, hidden_states: Any) -> Any:
+        """Attention output `[tokens, hidden_size]`."""
         qkv, _ = self.qkv_proj(hidden_states)
         attended = self.attn(*qkv.chunk(3, dim=-1), hidden_states)
         output, _ = self.out_proj(attended)
@@ -27,7 +28,7 @@ class _OptAttention(nn.Module):  # type: ignore[misc]
 
 
 class _LlamaAttention(nn.Module):  # type: ignore[misc]
-    """As `_OptAttention`."""
+    """Llama attention with the same parameters under the same names, so that checkpoints load."""
 
     def __init__(self, plain: Any) -> None:
         super().__init__()
@@ -35,6 +36,7 @@ class _LlamaAttention(nn.Module):  # type: ignore[misc]
         self.attn = HybridAttention(plain.attn, plain.qkv_proj, plain.rotary_emb)
 
     def forward(self, positions: Any, hidden_states: Any) -> Any:
+        """Attention output `[tokens, hidden_size]`."""
         qkv, _ = self.qkv_proj(hidden_states)
         query, key, value = qkv.chunk(3, dim=-1)
         query, key = self.rotary_emb(positions, query, key)
@@ -43,6 +45,8 @@ class _LlamaAttention(nn.Module):  # type: ignore[misc]
 
 
 class HybridOpt(OPTForCausalLM):  # type: ignore[misc]
+    """OPT whose attention layers can store hidden states."""
+
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         for layer in self.model.decoder.layers:
@@ -50,6 +54,8 @@ class HybridOpt(OPTForCausalLM):  # type: ignore[misc]
 
 
 class HybridLlama(LlamaForCausalLM):  # type: ignore[misc]
+    """Llama whose attention layers can store hidden states."""
+
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         for layer in self.model.layers:
@@ -60,6 +66,7 @@ _MODELS = {"OPTForCausalLM": HybridOpt, "LlamaForCausalLM": HybridLlama}
 
 
 def register() -> None:
+    """Registers the models with vLLM under prefixed architecture names, once."""
     for architecture, model in _MODELS.items():
         if PREFIX + architecture not in ModelRegistry.get_supported_archs():
             ModelRegistry.register_model(PREFIX + architecture, model)

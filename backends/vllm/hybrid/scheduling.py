@@ -1,13 +1,12 @@
-"""When does a request keep hidden states? Decided here, before each step, around Tandem's scheduler.
+"""Tandem's scheduler extended to choose each request's form before every step.
 
-A request takes its form when it gets its first block and may leave hidden states while it runs; the way back
-leads through preemption. What hidden states cost a step is measured at start-up on the kernels that serve
-(`calibrated`), then fitted. Importing this module imports vLLM.
+A request gets its form with its first block. While it runs it may change from hidden states to keys and
+values; the reverse needs a preemption. What hidden states add to a step is measured at start-up with the
+kernels in use (`calibrated`), then refined from measured steps. Importing this module imports vLLM.
 
-`additional_config["tandem_hybrid"]`: `forms` is `auto` for the greedy of
-`controlplane.policy.cache_tiers.selection`, `on` for hidden states whenever a request starts; `price`,
-seconds of a token, a request and a step, replaces the
-measurement.
+`additional_config["tandem_hybrid"]` has two keys. `forms` is `auto` for the greedy choice of
+`controlplane.policy.cache_tiers.selection`, or `on` to start every request on hidden states. `price` (seconds
+per token, request and step) replaces the measurement.
 """
 
 import logging
@@ -37,15 +36,17 @@ log = logging.getLogger(__name__)
 
 
 class FormPolicy(Protocol):
+    """Chooses which requests start on hidden states and which leave them."""
+
     def choose(
         self, view: EngineView, waiting: Sequence[RequestState], hidden: set[str], price: HiddenStateCost
     ) -> TierChoice:
-        """`hidden` are those of `view.running` on hidden states."""
+        """Decides for one step; `hidden` are the ids in `view.running` that are on hidden states."""
         ...
 
 
 class AlwaysHidden:
-    """Who starts, starts on hidden states, and stays."""
+    """Starts every request on hidden states and keeps it there."""
 
     def __init__(self, layout: BlockLayout) -> None:
         pass
@@ -53,16 +54,20 @@ class AlwaysHidden:
     def choose(
         self, view: EngineView, waiting: Sequence[RequestState], hidden: set[str], price: HiddenStateCost
     ) -> TierChoice:
+        """Puts every waiting request on hidden states."""
         return TierChoice(hidden=frozenset(progress.request.id for progress in waiting))
 
 
 class GreedyForms:
+    """The greedy choice of `controlplane.policy.cache_tiers.selection`."""
+
     def __init__(self, layout: BlockLayout) -> None:
         self._rows_per_block = layout.rows_per_block
 
     def choose(
         self, view: EngineView, waiting: Sequence[RequestState], hidden: set[str], price: HiddenStateCost
     ) -> TierChoice:
+        """Weighs memory saved against time added."""
         return choose_tiers(view, waiting, hidden, rows_per_block=self._rows_per_block, price=price)
 
 
@@ -70,13 +75,13 @@ FORMS: Mapping[str, type[AlwaysHidden] | type[GreedyForms]] = {"auto": GreedyFor
 
 
 def calibrated(layout: BlockLayout, layers: int, dtype: torch.dtype, *, rotary: bool) -> HiddenStateCost:
-    """About a second of measuring on the device that serves."""
+    """Seconds that hidden states add to a step, measured for about a second on the engine's device."""
     device = torch.device(current_platform.device_type)
-    setting = CalibrationSetup(layout, dtype, device, 2, range(64, 513, 64), repeats=5, rotary=rotary)
-    layer = added_cost(setting, "m1" if rotary else "m2", many=8)
+    setup = CalibrationSetup(layout, dtype, device, 2, range(64, 513, 64), repeats=5, rotary=rotary)
+    layer = added_cost(setup, "m1" if rotary else "m2", many=8)
     price = HiddenStateCost(*(max(0.0, layers * seconds) for seconds in layer))
     log.info(
-        "hidden states add to a step %.3f ms, %.3f for a request and %.3f for 1,000 tokens, measured on %s",
+        "hidden states add %.3f ms to a step, %.3f ms per request and %.3f ms per 1,000 tokens on %s",
         1e3 * price.step, 1e3 * price.request, 1e6 * price.token, device,
     )  # fmt: skip
     return price
@@ -89,7 +94,7 @@ else:
 
 
 class HybridScheduling(_Base):
-    """Mixed in before one of Tandem's schedulers."""
+    """Choice of forms as a mixin; precedes one of Tandem's schedulers in the bases."""
 
     has_packed = True
 
@@ -116,11 +121,12 @@ class HybridScheduling(_Base):
         self._decoded: Mapping[str, int] | None = None
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedules a step and attaches the forms of its requests as `cache_forms`."""
         output = super().schedule(*args, **kwargs)
         held, hidden, scheduled = self._held, self.hybrid_cache.hidden, output.num_scheduled_tokens
         leaving = self._converting
         for name in leaving.keys() - scheduled.keys():
-            # Who was passed over took no blocks, so it stays what it was.
+            # A request that was not scheduled got no blocks, so it keeps its form.
             if held.get(name):
                 hidden.add(name)
                 self._set_rows_per_block(name)
@@ -137,12 +143,13 @@ class HybridScheduling(_Base):
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes what the finished step decoded; vLLM processes its output."""
         if scheduler_output.num_scheduled_tokens:
             self._decoded = self._in_flight_decoding.popleft()
         return super().update_from_output(scheduler_output, *args, **kwargs)
 
     def _plan(self, now: Instant) -> None:
-        # Behind the wait for embeddings: who came meanwhile may start in this step.
+        # After the delay for embeddings, so that requests that arrived during it are considered.
         self._converting = self._choose_forms(now)
         super()._plan(now)
 
@@ -152,9 +159,9 @@ class HybridScheduling(_Base):
         return blocks
 
     def _choose_forms(self, now: Instant) -> dict[str, int]:
-        """Those that leave hidden states in this step, with the tokens that they hold."""
+        """Applies the choice of forms; returns the requests that leave hidden states, with their tokens."""
         held, hidden = self._held, self.hybrid_cache.hidden
-        # Who gave its blocks back chooses anew.
+        # A request that has lost its blocks may get another form.
         hidden.intersection_update([name for name in hidden if held.get(name)])
         waiting = [request.tandem for request in self.waiting if not held.get(request.request_id)]
         choice = self.forms.choose(self.view(now), waiting, hidden, self.hidden_cost.price)
@@ -166,14 +173,14 @@ class HybridScheduling(_Base):
         return leaving
 
     def _set_rows_per_block(self, name: str) -> None:
-        """The policy counts the blocks of a request by its form."""
+        """Sets the tokens per block with which the policy counts the request's blocks."""
         on_hidden = name in self.hybrid_cache.hidden
         self.requests[name].tandem.per_block = self.layout.rows_per_block if on_hidden else None
 
-    # --- what hidden states cost ---------------------------------------------------------------
+    # --- cost of hidden states -----------------------------------------------------------------
 
     def _only_decoded(self, output: Any) -> Mapping[str, int] | None:
-        """What a step's cells and requests were, if it did nothing but decode."""
+        """Tokens and requests of a step that only decoded, in total and on hidden states; else None."""
         scheduled = output.num_scheduled_tokens
         is_mixed = output.total_num_scheduled_tokens != len(scheduled)
         if is_mixed or output.cache_forms.converted:
@@ -194,18 +201,17 @@ class HybridScheduling(_Base):
 
 
 class HybridScheduler(HybridScheduling, TandemScheduler):
-    """For engines that wait for each step."""
+    """Hybrid scheduler for synchronous scheduling."""
 
 
 class AsyncHybridScheduler(HybridScheduling, AsyncTandemScheduler):
-    """For engines that schedule a step while the last one runs."""
+    """Hybrid scheduler for asynchronous scheduling, which plans a step while the previous one runs."""
 
 
 def make(vllm_config: Any, **kwargs: Any) -> HybridScheduling:
-    """What `scheduler_cls` names."""
+    """Factory named by `scheduler_cls`; picks the class that fits vLLM's scheduling mode."""
     rpc.install()
     is_async = vllm_config.scheduler_config.async_scheduling
-    made: HybridScheduling = (AsyncHybridScheduler if is_async else HybridScheduler)(
-        vllm_config=vllm_config, **kwargs
-    )
-    return made
+    scheduler_class = AsyncHybridScheduler if is_async else HybridScheduler
+    scheduler: HybridScheduling = scheduler_class(vllm_config=vllm_config, **kwargs)
+    return scheduler

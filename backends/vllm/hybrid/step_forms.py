@@ -1,7 +1,7 @@
-"""Which requests of this step keep hidden states, and which change back now? Said by the scheduler, heard
-by the attention of every layer.
+"""Carries the forms of a step's requests from the scheduler to the attention layers of the worker.
 
-A request is named by its first block: attention knows no other name, and no blocks are shared.
+A request is identified by the number of its first block: attention metadata has no request ids, and blocks
+are not shared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class StepForms:
-    """First blocks of the requests on hidden states; of those that become keys and values before this step,
-    with the tokens that they hold so far."""
+    """Forms of the requests in one step, by first block.
+
+    Attributes:
+        hidden: requests on hidden states.
+        converted: requests that become keys and values before this step, with their tokens so far.
+    """
 
     hidden: frozenset[int] = frozenset()
     converted: Mapping[int, int] = field(default_factory=dict)
@@ -20,17 +24,18 @@ class StepForms:
 
 PLAIN = StepForms()
 
-# One worker runs in a process, one step at a time.
+# A process has one worker, which runs one step at a time.
 _current = PLAIN
 
 
 def current() -> StepForms:
+    """The forms of the step that is running."""
     return _current
 
 
 @contextmanager
 def applied(forms: StepForms) -> Iterator[None]:
-    """In force for the step within; warm-up and dummy steps find everybody plain."""
+    """Sets the forms of the step that runs within the context; other steps see only keys and values."""
     global _current  # noqa: PLW0603
     _current = forms
     try:

@@ -1,6 +1,6 @@
-"""How does a step reach the layers? vLLM's own worker of the platform, which announces the forms first.
+"""vLLM's worker of the platform, extended to set the forms of a step before the model runs.
 
-Importing this module imports vLLM and makes the models known to it.
+Importing this module imports vLLM and registers the hybrid models with it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,16 +18,19 @@ models.register()
 
 
 def split_at_attention(compilation: Any) -> None:
-    """Graphs are captured in the pieces between vLLM's attention operations; ours is one more of them."""
+    """Adds our attention operation to those at which vLLM splits graphs before capturing them."""
     if compilation.splitting_ops:
         compilation.splitting_ops.append(f"vllm::{attention.OPERATION}")
 
 
 class HybridWorker(Worker):  # type: ignore[misc]
+    """The platform's worker; named by `worker_cls`."""
+
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         split_at_attention(vllm_config.compilation_config)
         super().__init__(vllm_config, *args, **kwargs)
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs one step with the forms that the scheduler attached to it."""
         with step_forms.applied(getattr(scheduler_output, "cache_forms", step_forms.PLAIN)):
             return super().execute_model(scheduler_output, *args, **kwargs)

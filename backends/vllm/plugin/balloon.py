@@ -1,16 +1,19 @@
-"""How does a fixed block pool get smaller? Blocks that the quota withholds are taken and held.
+"""Enforces the KV-cache quota by allocating the blocks beyond it (a memory balloon).
 
-Every check in vLLM then sees them as used. Blocks come from the free list only, so the balloon never
-takes what a request holds: it grows as far as it can, and further when somebody has left. In kvcached's pool
-a block that is taken is mapped, so there nothing is: a balloon would fill with the very bytes that others are
-to get. Its limit, which the gate sets, withholds them.
+Every check in vLLM then counts them as used. The balloon takes blocks from the free list only, never from a
+request, so it may reach its target only after requests have freed blocks. In kvcached's pool an allocated
+block is mapped to device memory, so a balloon would occupy the bytes that it should release. There the limit
+in kvcached's shared memory, which the server sets, enforces the quota.
 """
 
 from typing import Any
 
 
 class Balloon:
-    """`total` blocks can hold tokens: vLLM keeps one as a placeholder."""
+    """Holds blocks of a vLLM BlockPool so that at most the quota is usable.
+
+    `total` counts the blocks that can hold tokens: all but vLLM's null block.
+    """
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -27,27 +30,29 @@ class Balloon:
         return self.total - len(self._blocks) - free
 
     def withhold_beyond(self, quota: int) -> None:
-        """Withholds all but `quota` blocks, as far as free ones go round."""
+        """Grows or shrinks so that `quota` blocks are usable, as far as free blocks allow."""
         missing = self.total - quota - len(self._blocks)
         if missing < 0:
-            given, self._blocks = self._blocks[missing:], self._blocks[:missing]
-            self._pool.free_blocks(given)
-        elif missing > 0 and (taken := min(missing, self._pool.get_num_free_blocks())):
-            self._blocks += self._pool.get_new_blocks(taken)
+            released, self._blocks = self._blocks[missing:], self._blocks[:missing]
+            self._pool.free_blocks(released)
+        elif missing > 0 and (available := min(missing, self._pool.get_num_free_blocks())):
+            self._blocks += self._pool.get_new_blocks(available)
 
 
 class KvcachedBalloon(Balloon):
-    """Of kvcached's pool, whose free blocks are no more than its limit and the device leave."""
+    """Balloon of zero size for kvcached's elastic pool, which enforces its own limit."""
 
     @property
     def used(self) -> int:
-        taken: int = self._pool.kv_cache_manager._get_num_alloced_blocks()
-        # One is a placeholder; what is only kept for reuse goes as soon as it is missed.
-        return max(0, taken - 1 - len(self._pool._evictable_blocks))
+        """Blocks that requests hold."""
+        allocated: int = self._pool.kv_cache_manager._get_num_alloced_blocks()
+        # One is the null block; evictable blocks only cache prefixes.
+        return max(0, allocated - 1 - len(self._pool._evictable_blocks))
 
     def withhold_beyond(self, quota: int) -> None:
-        """Nothing."""
+        """Does nothing: kvcached's own limit withholds blocks."""
 
 
 def balloon_of(pool: Any) -> Balloon:
+    """The balloon for a vLLM BlockPool or its kvcached replacement."""
     return KvcachedBalloon(pool) if hasattr(pool, "kv_cache_manager") else Balloon(pool)

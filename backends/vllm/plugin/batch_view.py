@@ -1,9 +1,9 @@
-"""What does vLLM's scheduler hold right now, in the policies' terms?
+"""Presents vLLM's running requests to the engine policy as a `RunningBatch`.
 
-Of each running request: tokens that appeared since the last look, blocks held, and blocks that this step
-will ask for. A request's blocks follow from its computed tokens; what the prefix cache
-shares is counted with each of its readers, so `held` is what it can be relied on to give back only
-where nothing is shared.
+For each running request it tracks the tokens generated since the previous step, the blocks held and the
+blocks that this step will allocate. Held blocks follow from the computed tokens. A block shared through the
+prefix cache counts for each request that uses it, so preempting such a request may free fewer blocks than
+`held`.
 """
 
 from bisect import bisect_left
@@ -19,22 +19,30 @@ from controlplane.policy.engine.column_store import ColumnStore, Ints
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
 
-# Of each: its key on the board, and its computed tokens.
+# Columns per request: its key in the shared state, and its computed tokens.
 _KEY, _COMPUTED = range(2)
 
 
 def stamp(request: Any, now: Instant) -> None:
+    """Records the tokens that a request has gained since it was last stamped."""
     progress: RequestState = request.tandem
     if new := request.num_tokens - progress.tokens:
         progress.stamp(now, new)
 
 
 class BatchTracker:
-    """Those that run, by column, kept from step to step: nearly all time of a look is waiting for memory, so
-    no object is touched that cannot have changed. `batch` is what we know of them, in vLLM's order.
+    """Columnar state of the running requests, updated incrementally from step to step.
 
-    `runs_ahead` if more is computed than there is (drafts, or a step in flight), `takes_back` if computed
-    tokens may be taken back while a request runs (drafts, or a transfer that failed)."""
+    Almost all the time of a full scan is cache misses, so objects that cannot have changed are not read.
+    `batch` is the policy's view, in vLLM's order.
+
+    Args:
+        block_tokens: tokens of a block of keys and values.
+        has_packed: whether requests may have `per_block` other than `block_tokens`.
+        runs_ahead: whether more tokens may be scheduled than are known (draft tokens, or a step in flight).
+        takes_back: whether the number of computed tokens may fall while a request runs (rejected drafts, or a
+            failed KV transfer).
+    """
 
     def __init__(self, block_tokens: int, *, has_packed: bool, runs_ahead: bool, takes_back: bool) -> None:
         self._block_tokens = block_tokens
@@ -45,18 +53,18 @@ class BatchTracker:
         self._number_of: dict[RequestState, int] = {}
         self._requests: list[Any] = []
         self._token_ids: list[list[int]] = []
-        # In the order of the crowd: a number that rises with each that comes.
+        # Arrival numbers in batch order; they increase, so a request is found by bisection.
         self._numbers: list[int] = []
         self._columns = ColumnStore(2, np.int64)
         self.batch = RunningBatch()
 
     def index_of(self, running: list[Any], progress: RequestState) -> int:
-        """Of one that runs. Raises KeyError for any other."""
+        """Index of a running request in `running`. Raises KeyError if it does not run."""
         self.sync(running)
         return bisect_left(self._numbers, self._number_of[progress])
 
     def remove(self, progress: RequestState) -> None:
-        """It runs no more."""
+        """Removes a request that no longer runs, if it is present."""
         if (number := self._number_of.pop(progress, None)) is not None:
             at = bisect_left(self._numbers, number)
             del self._numbers[at], self._requests[at], self._token_ids[at]
@@ -64,25 +72,28 @@ class BatchTracker:
             self.batch.pop(at)
 
     def sync(self, running: list[Any]) -> int:
-        """How many stayed. Newcomers are always last."""
-        stayed = len(self._requests)
+        """Adds requests that started since the previous call, and returns how many others remained.
+
+        vLLM appends started requests at the end.
+        """
+        remained = len(self._requests)
         if running == self._requests:
-            return stayed
-        self._append(running[stayed:])
+            return remained
+        self._append(running[remained:])
         if running == self._requests:
-            return stayed
-        # Somebody left in a way that is unknown here.
+            return remained
+        # A request left without a call of `remove`: rebuild everything.
         for progress in list(self.batch):
             self.remove(progress)
         self._append(running)
         return 0
 
-    def _append(self, newcomers: list[Any]) -> None:
-        for request in newcomers:
+    def _append(self, started: list[Any]) -> None:
+        for request in started:
             progress, computed = request.tandem, request.num_computed_tokens
             self._requests.append(request)
-            # Never bound anew by vLLM, whose scheduler reads it too; to ask for its length through the
-            # request takes three times as long.
+            # vLLM only appends to this list. Reading its length through the request takes three times as
+            # long.
             self._token_ids.append(request._all_token_ids)
             self._numbers.append(self._next_number)
             self._number_of[progress] = self._next_number
@@ -93,58 +104,58 @@ class BatchTracker:
             self._columns.column(_KEY).view(np.uint64)[-1] = progress.key
 
     def set_forecast(self, progress: EngineRequest) -> None:
-        """It has another forecast now."""
+        """Updates the batch after the request's forecast has changed."""
         if progress in self._number_of:
             self.batch.set_forecast(progress)
 
     def stamp(self, running: list[Any], now: Instant, *, is_in_flight: bool) -> None:
-        """`is_in_flight` if a step has not ended yet."""
+        """Records new tokens of all running requests; `is_in_flight` if a step has not finished yet."""
         self.sync(running)
         if is_in_flight or self._runs_ahead or self._takes_back:
             tokens = np.fromiter(map(len, self._token_ids), np.int64, len(self._token_ids))
         else:
-            # The step that computed the last token of one has given it another.
+            # A request whose last token was computed has gained one token.
             tokens = np.maximum(self.batch.tokens, self._columns.column(_COMPUTED) + 1)
         self.batch.stamp(tokens, now)
 
     def growth(self, max_step_tokens: int) -> int:
-        """Blocks that this step asks for, and brings what each holds up to date. After `stamp`."""
+        """Updates the blocks held and returns the blocks that this step will allocate; call after `stamp`."""
         if self._takes_back or self._has_packed:
             self._read_computed()
         known = self.batch.tokens
         if self._runs_ahead:
-            known = known + [len(one.spec_token_ids) + one.num_output_placeholders for one in self._requests]
-        most = np.minimum(known, self._columns.column(_COMPUTED) + max_step_tokens)
-        asked: Ints = self._blocks(most, slice(None)) - self.batch.held
-        return sum(asked.tolist())
+            known = known + [len(r.spec_token_ids) + r.num_output_placeholders for r in self._requests]
+        limit = np.minimum(known, self._columns.column(_COMPUTED) + max_step_tokens)
+        growth: Ints = self._blocks(limit, slice(None)) - self.batch.held
+        return sum(growth.tolist())
 
     def record_step(self, running: list[Any], tokens: Mapping[str, int], total: int) -> None:
-        """A step computes so many tokens of each, and in all. Call right after it was scheduled."""
-        stayed = self.sync(running)
-        theirs = sum(tokens.get(request.request_id, 0) for request in self._requests[stayed:])
-        if len(tokens) == len(running) and total - theirs == stayed:
-            # Everybody else got one.
-            self._columns.column(_COMPUTED)[:stayed] += 1
-            self._hold_computed(slice(stayed))
+        """Records a step just scheduled: `tokens` by vLLM request id, `total` their sum."""
+        remained = self.sync(running)
+        new_tokens = sum(tokens.get(request.request_id, 0) for request in self._requests[remained:])
+        if len(tokens) == len(running) and total - new_tokens == remained:
+            # Every other request computes exactly one token.
+            self._columns.column(_COMPUTED)[:remained] += 1
+            self._hold_computed(slice(remained))
         else:
             self._read_computed()
 
     def rows(self, running: list[Any]) -> tuple[Column, Column, Column]:
-        """By column: a key, its tokens when they were last stamped, its blocks."""
+        """Columns for the shared state: key, tokens when last stamped, blocks held."""
         self.sync(running)
         return self._columns.column(_KEY).view(np.uint64), self.batch.tokens, self.batch.held
 
     def _read_computed(self) -> None:
-        """And so what they hold."""
-        self._columns.column(_COMPUTED)[:] = [one.num_computed_tokens for one in self._requests]
+        """Reads the computed tokens of all requests from vLLM, and updates the blocks held."""
+        self._columns.column(_COMPUTED)[:] = [request.num_computed_tokens for request in self._requests]
         self._hold_computed(slice(None))
 
     def _hold_computed(self, some: slice) -> None:
         self.batch.held[some] = self._blocks(self._columns.column(_COMPUTED)[some], some)
 
     def _blocks(self, tokens: Ints, some: slice) -> Ints:
-        """That hold so many tokens of each of them."""
+        """Blocks that hold `tokens` of the requests in the slice `some`."""
         size: Ints | int = self._block_tokens
         if self._has_packed:
-            size = np.array([one.tandem.per_block or size for one in self._requests[some]], np.int64)
+            size = np.array([request.tandem.per_block or size for request in self._requests[some]], np.int64)
         return (tokens + (size - 1)) // size

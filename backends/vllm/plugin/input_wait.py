@@ -1,6 +1,6 @@
-"""Who wakes a scheduler that is in no hurry? The engine's own input, or the time it was given.
+"""Waits for the next engine message or a timeout, while a decode step is delayed.
 
-EngineCore reads its messages between steps, so a step that begins later must not keep a newcomer waiting.
+EngineCore reads messages only between steps, so a delayed step must not keep a new request waiting.
 """
 
 import time
@@ -11,8 +11,10 @@ from controlplane.core.clock import Duration, to_seconds
 
 
 def wait_for_input(inputs: "Queue[Any] | None", longest: Duration) -> None:
-    """Returns at once when something is there already. `inputs` is None for an engine that is called rather
-    than told: nothing arrives there meanwhile."""
+    """Blocks until `inputs` is not empty, for at most `longest`.
+
+    `inputs` is None for an engine without an input queue, which is stepped in its caller's process.
+    """
     if inputs is None:
         time.sleep(to_seconds(longest))
         return

@@ -1,8 +1,8 @@
-"""Which waiting requests may vLLM see? Those that the policy offers in this step, in its order.
+"""A vLLM waiting queue that shows the scheduler only the requests offered by the engine policy.
 
-vLLM's scheduler admits from the head of its waiting queue and stops at the first that does not fit. This
-queue holds all that wait, and between `open` and `close` shows only the offer. The policy hears of
-everybody who begins or ceases to wait.
+vLLM's scheduler admits from the head of its waiting queue and stops at the first request that does not fit.
+This queue holds all waiting requests, but between `open` and `close` it shows only those offered for the
+step, in the policy's order. It reports every request that enters or leaves it to the policy.
 
 Importing this module imports vLLM, which takes seconds.
 """
@@ -17,6 +17,8 @@ RequestCallback = Callable[[Any], None]
 
 
 class OfferQueue(RequestQueue):  # type: ignore[misc]
+    """vLLM's `RequestQueue` interface over all waiting requests; `on_join` and `on_leave` report changes."""
+
     def __init__(self, on_join: RequestCallback, on_leave: RequestCallback) -> None:
         self._on_join = on_join
         self._on_leave = on_leave
@@ -25,41 +27,49 @@ class OfferQueue(RequestQueue):  # type: ignore[misc]
         self._is_open = False
 
     def open(self, offer: Sequence[Any]) -> None:
+        """Shows only the requests of `offer`, in this order, until `close`."""
         self._offer = deque(offer)
         self._is_open = True
 
     def close(self) -> None:
+        """Ends the step; requests not admitted keep waiting."""
         self._offer.clear()
         self._is_open = False
 
     def add_request(self, request: Any) -> None:
+        """Adds a new or preempted request; the policy decides its position."""
         self._all[request.request_id] = request
         self._on_join(request)
 
     def prepend_request(self, request: Any) -> None:
+        """Adds a request; the policy decides its position."""
         self.add_request(request)
 
     def prepend_requests(self, requests: Iterable[Any]) -> None:
+        """Adds several requests; the policy decides their positions."""
         for request in requests:
             self.add_request(request)
 
     def peek_request(self) -> Any:
-        """Raises IndexError when nothing is offered."""
+        """The next offered request. Raises IndexError if none is left."""
         return self._offer[0]
 
     def pop_request(self) -> Any:
+        """Removes and returns the next offered request. Raises IndexError if none is left."""
         request = self._offer.popleft()
         self._drop(request)
         return request
 
     def remove_request(self, request: Any) -> None:
+        """Removes a waiting request."""
         self._drop(request)
         if request in self._offer:
             self._offer.remove(request)
 
     def remove_requests(self, requests: Iterable[Any]) -> None:
+        """Removes those of the requests that this queue holds."""
         for request in list(requests):
-            # vLLM asks each of its queues to forget requests that only one of them holds.
+            # vLLM calls this on each of its queues for requests that only one of them holds.
             if request.request_id in self._all:
                 self.remove_request(request)
 
@@ -68,6 +78,7 @@ class OfferQueue(RequestQueue):  # type: ignore[misc]
         self._on_leave(request)
 
     def holds(self, request_id: str) -> bool:
+        """Whether the request waits here."""
         return request_id in self._all
 
     def __bool__(self) -> bool:

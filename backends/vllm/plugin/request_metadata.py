@@ -1,14 +1,17 @@
-"""What came with a request? Class, promise and length forecast, out of vLLM's sampling parameters.
+"""Reads class, SLO and length forecast of a request from vLLM's sampling parameters.
 
-`SamplingParams.extra_args["tandem"]` is a mapping; over HTTP, where `vllm_xargs` is flat, each key
-stands by itself with the prefix `tandem_`. All keys are optional:
+`SamplingParams.extra_args["tandem"]` is a mapping. Over HTTP, where `vllm_xargs` is flat, each key has the
+prefix `tandem_` instead. All keys are optional:
 
-- `id`: the caller's own id; `class`, `priority` (larger is sooner);
-- `arrival_ns`: on this host's monotonic clock, else when the engine took the request in;
-- `deadline_ns` of the first token on the same clock, or `ttft_ms`, `tpot_ms`, `e2e_ms` from arrival;
-- `gap_ms`: the longest pause between two tokens;
-- `tokens`: output tokens expected, or `levels` and `quantiles`, a whole distribution of them;
-- `resumed_tokens` at the prompt's end are answer already, given out from `first_token_ns` to `last_token_ns`.
+- `id`: the client's request id; `class`; `priority` (larger runs earlier);
+- `arrival_ns`: arrival on this host's monotonic clock; by default the time when the engine received the
+  request;
+- `deadline_ns`: deadline of the first token on the same clock, or `ttft_ms`, `tpot_ms`, `e2e_ms` from
+  arrival;
+- `gap_ms`: longest time between two tokens;
+- `tokens`: expected output tokens, or `levels` and `quantiles` of their distribution;
+- `resumed_tokens`: tokens at the prompt's end that were generated before a preemption, streamed from
+  `first_token_ns` to `last_token_ns`.
 """
 
 from collections.abc import Mapping
@@ -35,8 +38,10 @@ _KNOWN = (
 
 @dataclass(eq=False, slots=True)
 class EngineRequest(RequestState):
+    """The policy's state of one request, with its key in the shared state."""
+
     key: int = field(init=False)
-    """What the board calls it."""
+    """`key_of` the client's request id."""
 
     def __post_init__(self) -> None:
         RequestState.__post_init__(self)
@@ -45,7 +50,7 @@ class EngineRequest(RequestState):
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """For requests that say nothing. Without `tokens` an answer is expected to run to its limit."""
+    """Values for requests without metadata; without `tokens` a request is expected to reach its limit."""
 
     name: str = "standard"
     priority: int = 0
@@ -55,7 +60,7 @@ class Defaults:
 
 
 def defaults_of(config: Mapping[str, Any]) -> Defaults:
-    """From `additional_config["tandem"]["default"]`, in the keys above. Raises ValueError."""
+    """Parses `additional_config["tandem"]["default"]`, which has the keys above. Raises ValueError."""
     metadata = extract_metadata({KEY: config})
     slo = Slo(*(_duration(metadata, key, None) for key in ("ttft_ms", "tpot_ms", "e2e_ms")))
     tokens = _integer(metadata, "tokens", 0) or None
@@ -64,27 +69,27 @@ def defaults_of(config: Mapping[str, Any]) -> Defaults:
 
 
 def extract_metadata(extra_args: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What was metadata about a request, by either way. Raises ValueError for keys that nobody knows."""
+    """The request's metadata in either form, without prefixes. Raises ValueError for unknown keys."""
     if not extra_args:
         return {}
     metadata = extra_args.get(KEY)
     if metadata is None:
         metadata = {k.removeprefix(_PREFIX): v for k, v in extra_args.items() if k.startswith(_PREFIX)}
     if not isinstance(metadata, Mapping):
-        raise ValueError(f"{KEY}={metadata!r}: a mapping is needed; known keys are {', '.join(_KNOWN)}")
+        raise ValueError(f"{KEY}={metadata!r}: must be a mapping; known keys are {', '.join(_KNOWN)}")
     if unknown := sorted(set(metadata) - set(_KNOWN)):
         raise ValueError(f"{KEY}.{unknown[0]}: unknown key; known are {', '.join(_KNOWN)}")
     return metadata
 
 
 def metadata_of(request: Request, standing: Handoff) -> dict[str, Any]:
-    """What the gate says about a request, to be read by `make_engine_request`."""
+    """The metadata that the gate sends with a request, read by `make_engine_request`."""
     slo, forecast = request.slo, standing.forecast
     metadata: dict[str, Any] = {
         "id": request.id,
         "class": request.service_class.name,
         "priority": request.service_class.priority,
-        # As if it had come when its tenant's turn was: so every ordering keeps to tenants' weights.
+        # Shifted by fair queueing, so that every ordering respects the tenants' weights.
         "arrival_ns": request.arrival + standing.turn,
     }
     objectives = {"ttft_ms": slo.ttft, "tpot_ms": slo.tpot, "e2e_ms": slo.e2e}
@@ -109,7 +114,7 @@ def make_engine_request(
     max_tokens: int,
     now: Instant,
 ) -> EngineRequest:
-    """`request_id` is vLLM's own. Raises ValueError naming the key that cannot be used."""
+    """Builds the policy's state of a request; `request_id` is vLLM's. Raises ValueError naming a bad key."""
     arrival = Instant(_integer(metadata, "arrival_ns", now))
     base = defaults.slo
     ttft = _duration(metadata, "ttft_ms", base.ttft)
@@ -149,19 +154,19 @@ def make_engine_request(
 
 
 def parse_forecast(metadata: Mapping[str, Any]) -> LengthForecast | None:
-    """Raises ValueError for what is no distribution."""
+    """The forecast in the metadata; None if it has none. Raises ValueError if it is no distribution."""
     if "quantiles" not in metadata:
         return None
     try:
         levels = tuple(float(level) for level in metadata["levels"])
         return _cached_forecast(levels, tuple(float(tokens) for tokens in metadata["quantiles"]))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{KEY}.quantiles: a list as long as {KEY}.levels is needed") from error
+        raise ValueError(f"{KEY}.quantiles: must be a list as long as {KEY}.levels") from error
 
 
 @lru_cache(maxsize=_FORECAST_CACHE_SIZE)
 def _cached_forecast(levels: tuple[float, ...], quantiles: tuple[float, ...]) -> LengthForecast:
-    """One object for all of whom the same is metadata, so that what follows from it is computed once."""
+    """One object for equal forecasts, so that values derived from it are computed once."""
     return LengthForecast(levels, quantiles)
 
 
@@ -170,7 +175,7 @@ def _integer(metadata: Mapping[str, Any], key: str, default: int) -> int:
     try:
         return int(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{KEY}.{key}={value!r}: a whole number is needed") from error
+        raise ValueError(f"{KEY}.{key}={value!r}: must be a whole number") from error
 
 
 def _duration(metadata: Mapping[str, Any], key: str, default: Duration | None) -> Duration | None:
@@ -179,4 +184,4 @@ def _duration(metadata: Mapping[str, Any], key: str, default: Duration | None) -
     try:
         return milliseconds(float(value))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{KEY}.{key}={value!r}: milliseconds are needed") from error
+        raise ValueError(f"{KEY}.{key}={value!r}: must be a number of milliseconds") from error

@@ -1,9 +1,9 @@
-"""How is the scheduler inside EngineCore told something? One utility method, called between two steps.
+"""The utility method of EngineCore through which the server controls Tandem's scheduler.
 
     await llm.engine_core.call_utility_async("tandem", "set_quota", 512)
 
-runs in the engine's process. `install` adds the method to EngineCore; the scheduler module does so
-when it makes a scheduler, so it is there exactly where a Tandem scheduler is.
+runs in the engine's process, between two steps. `install` adds the method to EngineCore when a Tandem
+scheduler is created, so only such engines have it.
 """
 
 from dataclasses import asdict
@@ -18,8 +18,17 @@ _COMMANDS = ("set_quota", "set_options", "set_forecast", "set_step_cost", "state
 
 
 def handle(scheduler: Any, command: str, argument: Any = None, *, is_idle: bool = False) -> dict[str, Any]:
-    """The state after the command. `is_idle` if no step is in flight: an idle engine takes none, so it obeys
-    at once. Raises ValueError for an unknown command or what the command refuses."""
+    """Runs one command on the scheduler and returns its state afterwards.
+
+    Args:
+        scheduler: a `TandemScheduling`.
+        command: one of `set_quota` (blocks), `set_options` (mapping), `set_forecast` (mapping of request id
+            to levels and quantiles), `set_step_cost` (the four numbers of StepCost) and `state`.
+        argument: the command's argument.
+        is_idle: no step is in flight. An idle engine takes no step, so the quota is applied at once.
+
+    Raises ValueError for an unknown command and for an invalid argument.
+    """
     if command == "set_quota":
         scheduler.set_quota(int(argument))
     elif command == "set_options":
@@ -29,7 +38,7 @@ def handle(scheduler: Any, command: str, argument: Any = None, *, is_idle: bool 
     elif command == "set_forecast":
         forecasts = {name: parse_forecast(content) for name, content in argument.items()}
         if without := [name for name, forecast in forecasts.items() if forecast is None]:
-            raise ValueError(f"set_forecast of {without[0]!r}: `levels` and `quantiles` are needed")
+            raise ValueError(f"set_forecast of {without[0]!r} needs `levels` and `quantiles`; give both")
         for name, forecast in forecasts.items():
             scheduler.set_forecast(name, forecast)
     elif command != "state":
@@ -41,10 +50,11 @@ def handle(scheduler: Any, command: str, argument: Any = None, *, is_idle: bool 
 
 
 def install() -> None:
+    """Adds the method to vLLM's EngineCore class."""
     from vllm.v1.engine.core import EngineCore
 
     def tandem(core: Any, command: str, argument: Any = None) -> dict[str, Any]:
-        # Where the engine runs in its caller's process, it has none.
+        # Only an engine in a process of its own has an input queue.
         if hasattr(core, "input_queue"):
             core.scheduler.input_queue, core.scheduler.process_inputs = (
                 core.input_queue,

@@ -1,8 +1,8 @@
-"""What does the gate tell its scheduler in the engine, and what does that one hold? The gate's end of both.
+"""The server's client of Tandem's scheduler: sends commands and reads the shared state.
 
-Orders go by the utility call (`control`), one after the other; forecasts that come within one turn of the
-event loop go together. What is held stands on the board that the scheduler writes before each step. An
-idle engine writes nothing: then what its last step held is free.
+Commands go through the utility call of `rpc`, one after the other; forecasts set within one iteration of the
+event loop are sent together. State is read from the shared memory that the scheduler writes in each step. An
+idle engine writes nothing, so without requests the blocks held by its last step count as free.
 """
 
 import asyncio
@@ -25,18 +25,26 @@ from controlplane.policy.registry import engine_policy
 
 log = logging.getLogger(__name__)
 
-# An engine that has had nothing to do for so long has no step in flight.
+# An engine without requests for this long has no step in flight.
 _IDLE_SETTLED_NS = 1_000_000_000
 
 
 class SchedulerClient:
-    """`llm` is vLLM's AsyncLLM; `total` blocks of `block_bytes` each can hold tokens."""
+    """Commands and state of one Tandem scheduler in an EngineCore process.
+
+    Args:
+        llm: vLLM's AsyncLLM.
+        shared_state: the memory that the scheduler writes.
+        options: the scheduler's options at its start.
+        total: blocks that can hold tokens.
+        block_bytes: bytes of a block over all layers.
+    """
 
     def __init__(
-        self, llm: Any, board: SharedState, options: EngineOptions, *, total: int, block_bytes: int
+        self, llm: Any, shared_state: SharedState, options: EngineOptions, *, total: int, block_bytes: int
     ) -> None:
         self._llm = llm
-        self._shared_state = board
+        self._shared_state = shared_state
         self._total = total
         self._block_bytes = block_bytes
         self._request_ids: dict[int, str] = {}
@@ -46,30 +54,34 @@ class SchedulerClient:
         self.options = options
 
     def track(self, request_id: str) -> None:
+        """Includes the request in `held_bytes` from now on."""
         self._request_ids[key_of(request_id)] = request_id
 
     def untrack(self, request_id: str) -> None:
+        """Excludes a request that has ended."""
         self._request_ids.pop(key_of(request_id), None)
 
-    # --- orders ------------------------------------------------------------------------------
+    # --- commands ----------------------------------------------------------------------------
 
     async def connect(self, step_cost: StepCost | None) -> None:
-        """Until its engine was told something, a scheduler does not know where messages arrive."""
+        """Makes the first call, which gives the scheduler its input queue, and sets the step cost."""
         if step_cost is None:
             await self._call("state", None)
         else:
             await self._call("set_step_cost", list(astuple(step_cost)))
 
     async def set_quota(self, quota_bytes: int) -> None:
+        """Sets the quota in whole blocks. Raises Refused if it is under one block or over the cache."""
         blocks = quota_bytes // self._block_bytes
         if not 1 <= blocks <= self._total:
             raise Refused(
-                f"quota of {quota_bytes} bytes of KV cache: at least one block of {self._block_bytes} and at "
+                f"quota of {quota_bytes} bytes: must be at least one block of {self._block_bytes} and at "
                 f"most the cache's {self._total * self._block_bytes}; a larger cache needs a restart"
             )
         await self._call("set_quota", blocks)
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:
+        """Changes scheduling options, checked here before they are sent. Raises Refused."""
         try:
             options = self.options.changed(changes)
             engine_policy(options)
@@ -79,34 +91,39 @@ class SchedulerClient:
         self.options = options
 
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
+        """Sends a new length forecast in the background; a failure is logged."""
         self._forecasts[request_id] = forecast
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self._send_forecasts())
 
     def set_device_contention(self, *, is_shared: bool) -> None:
+        """Tells the scheduler through shared memory whether embedding work is pending."""
         self._shared_state.is_device_shared = is_shared
 
     async def _send_forecasts(self) -> None:
         while self._forecasts:
             forecasts, self._forecasts = self._forecasts, {}
-            said = {
-                name: {"levels": list(one.levels), "quantiles": list(one.tokens)}
-                for name, one in forecasts.items()
+            argument = {
+                name: {"levels": list(forecast.levels), "quantiles": list(forecast.tokens)}
+                for name, forecast in forecasts.items()
             }
             try:
-                await self._call("set_forecast", said)
+                await self._call("set_forecast", argument)
             except Exception as error:
-                log.warning("forecasts of %d requests did not reach the engine: %s", len(said), error)
+                log.warning("could not send forecasts of %d requests to the engine: %s", len(argument), error)
                 return
 
-    async def _call(self, order: str, argument: Any) -> None:
-        call = self._llm.engine_core.call_utility_async(METHOD, order, argument)
+    async def _call(self, command: str, argument: Any) -> None:
+        call = self._llm.engine_core.call_utility_async(METHOD, command, argument)
         await while_alive(self._llm, call)
 
     # --- state -------------------------------------------------------------------------------
 
     def state(self, *, is_idle: bool) -> EngineState:
-        """`is_idle` if no request is in the engine. The same object until the engine's next step."""
+        """The engine's memory and queue lengths; the same object until the engine's next step.
+
+        `is_idle` states that the engine has no request. Raises TornRead.
+        """
         newest = self._shared_state.newest()
         if self._last is not None and self._last[0] == newest and not is_idle:
             return self._last[1]
@@ -120,14 +137,14 @@ class SchedulerClient:
         return self._last[1]
 
     def waited(self) -> Duration:
-        """On purpose, since the engine's start."""
+        """Time for which the scheduler has delayed steps on purpose since the engine's start."""
         return self.state(is_idle=False).waited
 
     def _state(self, reading: StateReading) -> EngineState:
         facts, size = reading.facts, self._block_bytes
         held: dict[str, int] = {}
         for key, _, blocks in reading.rows:
-            # Samples of one request stand in rows of their own. A row without a name has just left.
+            # Each sample of a request has a row of its own. A row without a tracked request has just ended.
             if (name := self._request_ids.get(key)) is not None:
                 held[name] = held.get(name, 0) + blocks * size
         return EngineState(

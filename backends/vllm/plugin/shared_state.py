@@ -1,10 +1,11 @@
-"""What does the engine's scheduler hold right now? A board in shared memory, written before each step.
+"""Lock-free shared memory in which the engine's scheduler publishes its state at each step.
 
-One writer, any number of readers, no lock. The writer fills two halves in turn, each with its sequence
-number and a checksum over all of it; a reader takes the newer half that is whole. Only a writer that
-laps the reader spoils both, so one that stands still or has died in the middle delays nobody. The file
-is named by the environment, since vLLM's own configuration is hashed into the key of compiled graphs.
-Behind the halves stands one byte for the other direction: whether somebody else wants the device.
+One writer and any number of readers. The writer alternates between two halves, each with a sequence number
+and a checksum; a reader takes the newer half whose checksum matches. A read fails only if the writer
+overwrites both halves during it, so a stopped or dead writer never blocks a reader. The file's path is passed
+in an environment variable, because vLLM hashes its own configuration into the cache key of compiled graphs.
+After the halves, one byte carries a flag in the other direction: whether embedding work is pending on the
+device.
 """
 
 import mmap
@@ -23,9 +24,9 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-ENVIRONMENT = "TANDEM_BOARD"
+ENVIRONMENT = "TANDEM_SHARED_STATE"
 
-_HEADER = struct.Struct("<IQ")  # checksum over all that follows it, sequence
+_HEADER = struct.Struct("<IQ")  # checksum of the rest of the half, sequence number
 _FACTS = struct.Struct("<qQQQIIIIIIIQQI")
 _MAX_ROWS = 4_096
 _COLUMN_TYPES = (np.uint64, np.uint32, np.uint32)
@@ -39,14 +40,27 @@ _environment_lock = Lock()
 
 Column = Sequence[int] | npt.NDArray[np.integer[Any]]
 Row = tuple[int, int, int]
-"""(key of the request's id, tokens in the cache, blocks held)."""
+"""(key of the request id, tokens, blocks held)."""
 
 
 class EngineFacts(NamedTuple):
-    """As of `at_ns` on the host's monotonic clock; memory in blocks. `ceded` is what nobody in the engine
-    holds or still writes: only that may be lent to others. A step takes `step_ns` now, and
-    `prompt_token_ns` more for each prompt token in it; 0 is unknown. `waited_ns` were left to others on
-    purpose since the start."""
+    """Counters of the scheduler at one step; memory in blocks.
+
+    Attributes:
+        at_ns: time on the host's monotonic clock.
+        step: steps since the start.
+        step_ns: predicted duration of a step without prompt tokens; 0 if unknown.
+        prompt_token_ns: added duration per prompt token in the step.
+        total: blocks that can hold tokens.
+        quota: blocks that may be used.
+        used: blocks that requests hold.
+        ceded: blocks that no request holds and no step in flight writes; only these may be lent.
+        running: running requests.
+        waiting: waiting requests.
+        preemptions: preemptions since the start.
+        recompute_tokens: tokens whose KV entries preemptions have freed since the start.
+        waited_ns: time for which steps were delayed on purpose since the start.
+    """
 
     at_ns: int
     step: int
@@ -65,30 +79,36 @@ class EngineFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateReading:
+    """One consistent read: the counters, and a row per running request."""
+
     facts: EngineFacts
     rows: tuple[Row, ...]
 
     def of(self, request_id: str) -> Row | None:
+        """The first row of the request; None if it does not run."""
         key = key_of(request_id)
         return next((row for row in self.rows if row[0] == key), None)
 
 
 class TornRead(RuntimeError):
-    """The writer lapped this reader at every try: it must read faster than two steps take."""
+    """Every attempt found both halves overwritten: two steps took less time than the read."""
 
 
 def key_of(request_id: str) -> int:
+    """64-bit hash of a request id."""
     return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little")
 
 
 @contextmanager
 def open_shared_state() -> Iterator["SharedState"]:
-    """A board for the engine that starts inside. Afterwards its file has no name any more, so it goes with
-    those that map it."""
-    # The environment is the whole process's: two engines that start at once take turns.
+    """Creates the shared memory for an engine that is started within the context.
+
+    On exit the file is unlinked, so that its memory is freed with the last process that maps it.
+    """
+    # The environment belongs to the whole process, so concurrent engine starts are serialised.
     with _environment_lock:
         shared = Path("/dev/shm")
-        handle, path = tempfile.mkstemp(prefix="tandem-board-", dir=shared if shared.is_dir() else None)
+        handle, path = tempfile.mkstemp(prefix="tandem-state-", dir=shared if shared.is_dir() else None)
         os.close(handle)
         before = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = path
@@ -102,7 +122,7 @@ def open_shared_state() -> Iterator["SharedState"]:
 
 
 class SharedState:
-    """Maps the file at `path`, which `create` makes."""
+    """A mapping of the shared file at `path`, which `create` has written."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -111,19 +131,22 @@ class SharedState:
 
     @classmethod
     def create(cls, path: Path) -> "SharedState":
+        """Writes an empty file and maps it."""
         path.write_bytes(bytes(_SIZE))
         return cls(path)
 
     @classmethod
     def from_environment(cls) -> "SharedState | None":
+        """Maps the file named by the environment; None if none is named."""
         path = os.environ.get(ENVIRONMENT)
         return cls(Path(path)) if path else None
 
     def close(self) -> None:
+        """Unmaps the file."""
         self._memory.close()
 
     def write(self, facts: EngineFacts, keys: Column, tokens: Column, blocks: Column) -> None:
-        """The rows by column. Those beyond the first 4,096 are left out."""
+        """Publishes the counters and the rows, given by column; only the first 4,096 rows are kept."""
         count = min(len(keys), _MAX_ROWS)
         self._sequence += 1
         columns = zip((keys, tokens, blocks), _COLUMN_TYPES, strict=True)
@@ -136,7 +159,7 @@ class SharedState:
 
     @property
     def is_device_shared(self) -> bool:
-        """Somebody else wants the device; set by the gate."""
+        """Whether embedding work is pending on the device; set by the server."""
         return self._memory[_IS_SHARED_OFFSET] != 0
 
     @is_device_shared.setter
@@ -144,11 +167,11 @@ class SharedState:
         self._memory[_IS_SHARED_OFFSET] = int(value)
 
     def newest(self) -> int:
-        """The sequence number of the last write; 0 before the first."""
+        """Sequence number of the latest write; 0 before the first."""
         return max(int(_HEADER.unpack_from(self._memory, start)[1]) for start in (0, _HALF))
 
     def read(self) -> StateReading | None:
-        """None before the first write. Raises TornBoard."""
+        """The latest state; None before the first write. Raises TornRead."""
         for _ in range(_MAX_READ_ATTEMPTS):
             halves = [(_HEADER.unpack_from(self._memory, start)[1], start) for start in (0, _HALF)]
             if halves == [(0, 0), (0, _HALF)]:
@@ -156,7 +179,7 @@ class SharedState:
             for _, start in sorted(halves, reverse=True):
                 if (reading := self._whole(start)) is not None:
                     return reading
-        raise TornRead(f"no half of the engine's board was whole at {_MAX_READ_ATTEMPTS} readings")
+        raise TornRead(f"no half of the engine's shared state was valid in {_MAX_READ_ATTEMPTS} attempts")
 
     def _whole(self, start: int) -> StateReading | None:
         checksum, sequence = _HEADER.unpack_from(self._memory, start)
@@ -173,5 +196,5 @@ class SharedState:
 
 
 def _columns_format(count: int) -> str:
-    """Keys, tokens and blocks of so many rows, in the byte order of the host that both ends share."""
+    """Struct format of the key, token and block columns of `count` rows, in the host's byte order."""
     return f"={count}Q{count}I{count}I"

@@ -1,0 +1,1 @@
+"""vLLM's real engine with a latency model in place of the model."""

@@ -1,13 +1,15 @@
-"""What would vLLM do on hardware that is not here? Its real engine, with a latency model for a model.
+"""A vLLM executor that replaces the forward pass by a latency model.
 
     distributed_executor_backend="backends.vllm.simulation.executor.SimExecutor"
 
-EngineCore, scheduler and KV manager are vLLM's own; only the forward pass is missing. It checks counts,
-order and timing, not the contents of the cache. `additional_config["tandem_sim"]` chooses
-`batch_time` (see backends.cost_models.step_time) and `clock`: `real` waits in a thread, for use behind a live
-server; `virtual` moves `now_ns` on and returns at once, for an engine stepped in this process. With
-`hidden_seconds`, [a token, a request, a step with any, a token restored] requests may keep hidden states at
-that extra cost.
+EngineCore, scheduler and KV-cache manager are vLLM's own, so counts, order and timing are real; the contents
+of the cache are not simulated. `additional_config["tandem_sim"]` has these keys:
+
+- `batch_time`: latency model, see backends.cost_models.step_time;
+- `clock`: `real` sleeps in a thread, for a live server; `virtual` advances `now_ns` and returns at once, for
+  an engine stepped in this process;
+- `hidden_seconds`: allows hidden states at this cost in seconds: [per token, per request, per step with any,
+  per restored token].
 """
 
 import time
@@ -28,13 +30,15 @@ _FIRST_TOKEN = 10
 _TOKEN_RANGE = 900
 _TOKEN_STRIDE = 7_919
 STOP_TOKEN = 1
-# In a request's `extra_args`: after so many output tokens the stop token appears. `max_tokens` alone would
-# tell the scheduler how long the answer is.
+# Key in a request's `extra_args`: number of output tokens after which the stop token is sampled. `max_tokens`
+# would reveal the output length to the scheduler.
 OUTPUT_TOKENS = "sim_output_tokens"
 _KV_BYTES = 32 << 30
 
 
 class SimExecutor(Executor):  # type: ignore[misc]
+    """Executor without a model: samples fixed tokens after the time that the latency model predicts."""
+
     def _init_executor(self) -> None:
         config: Mapping[str, Any] = (self.vllm_config.additional_config or {}).get("tandem_sim", {})
         self._batch_time = lookup("tandem_sim.batch_time", BATCH_TIMES, config.get("batch_time", "instant"))
@@ -50,7 +54,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
         self._thread = ThreadPoolExecutor(1)
         self._pending: Future[ModelRunnerOutput] | None = None
 
-    # --- what vLLM asks of an executor at start ----------------------------------------------
+    # --- start-up ----------------------------------------------------------------------------
 
     def collective_rpc(
         self,
@@ -60,14 +64,15 @@ class SimExecutor(Executor):  # type: ignore[misc]
         kwargs: dict[str, Any] | None = None,
         non_block: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        answers = {
+        """Returns what vLLM asks workers for at start-up; None for all other methods."""
+        replies = {
             "get_supported_tasks": ("generate",),
             "determine_available_memory": _KV_BYTES,
             "get_kv_cache_spec": self._kv_cache_spec(),
             "get_supported_kv_cache_layouts": _layouts(),
         }
-        answer = [answers.get(str(method))]
-        return _completed(answer) if non_block else answer
+        reply = [replies.get(str(method))]
+        return _completed(reply) if non_block else reply
 
     def _kv_cache_spec(self) -> dict[str, FullAttentionSpec]:
         model, parallel = self.model_config, self.parallel_config
@@ -86,24 +91,27 @@ class SimExecutor(Executor):  # type: ignore[misc]
         return {f"layers.{i}.attn": spec for i in range(model.get_num_layers(parallel))}
 
     def initialize_from_config(self, kv_cache_configs: Any) -> None:
-        pass
+        """Does nothing: there is no cache to allocate."""
 
     def compile_or_warm_up_model(self) -> None:
-        pass
+        """Does nothing: there is no model."""
 
     def check_health(self) -> None:
-        pass
+        """Does nothing: there is no worker."""
 
     def shutdown(self) -> None:
+        """Stops the timing thread."""
         self._thread.shutdown(wait=False)
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
+        """Always true."""
         return True
 
     # --- one step ----------------------------------------------------------------------------
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """Starts the step; `sample_tokens` returns its output, as in vLLM."""
         output, took = self._step(scheduler_output)
         if self._is_virtual:
             future = self._virtual_output(output, round(took * 1e9))
@@ -115,25 +123,29 @@ class SimExecutor(Executor):  # type: ignore[misc]
         return _completed(None) if non_block else None
 
     def _virtual_output(self, output: ModelRunnerOutput, took_ns: int) -> "Future[ModelRunnerOutput]":
-        """Steps are computed one after the other, and time moves on when somebody waits for the output."""
+        """A future of the output; steps run one after the other, and waiting for it advances the clock."""
         self._busy_until_ns = ends_ns = max(self.now_ns, self._busy_until_ns) + took_ns
         return _VirtualFuture(output, partial(self.jump, ends_ns))
 
     def jump(self, to_ns: int) -> None:
+        """Advances the virtual clock to `to_ns`, never backwards."""
         self.now_ns = max(to_ns, self.now_ns)
 
     def reset_clock(self) -> None:
-        """Time is 0 again, and nothing is being computed."""
+        """Sets the virtual clock to 0, with no step in flight."""
         self.now_ns = self._busy_until_ns = 0
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """The output of the step that `execute_model` started."""
         future, self._pending = self._pending, None
         assert future is not None
         return future if non_block else future.result()
 
     def _step(self, scheduled: Any) -> tuple[ModelRunnerOutput, float]:
-        """The tokens of this step; a token depends on its position alone, so that a preempted request
-        repeats itself."""
+        """Output and duration in seconds of a step.
+
+        A token depends only on its position, so a preempted request generates the same tokens again.
+        """
         self._note_positions(scheduled)
         known, computed = self._known_tokens, self._computed_tokens
         load = StepLoad()
@@ -176,7 +188,7 @@ class SimExecutor(Executor):  # type: ignore[misc]
         token, request, step, restored = self.hidden_seconds
         named = scheduled.num_scheduled_tokens.items()
         hidden = [(name, new) for name, new in named if self._first_block[name] in forms.hidden]
-        # Who has finished is forgotten; it decoded.
+        # A finished request has no entry any more; it decoded.
         decoding = [self._computed_tokens.get(name, 0) for name, new in hidden if new == 1]
         read = sum(self._computed_tokens.get(name, new) - new for name, new in hidden if new > 1)
         moved = read + sum(forms.converted.values())
@@ -204,12 +216,15 @@ class SimExecutor(Executor):  # type: ignore[misc]
 
 
 class _VirtualFuture(Future[ModelRunnerOutput]):
-    def __init__(self, output: ModelRunnerOutput, on_wait: Callable[[], None]) -> None:
+    """A completed future that calls `on_result` when its result is read."""
+
+    def __init__(self, output: ModelRunnerOutput, on_result: Callable[[], None]) -> None:
         super().__init__()
-        self._on_result = on_wait
+        self._on_result = on_result
         self.set_result(output)
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """Advances the clock, then returns the output."""
         self._on_result()
         return super().result(timeout)
 
@@ -229,6 +244,6 @@ def _completed(value: Any) -> Future[Any]:
 
 
 def _sleep_then_return(seconds: float, output: Any) -> Any:
-    """The forward pass that is not there takes this long."""
+    """Stands in for the forward pass."""
     time.sleep(seconds)
     return output

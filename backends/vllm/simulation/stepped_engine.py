@@ -1,10 +1,9 @@
-"""How does a vLLM engine run without waiting for it? Stepped in this process, on a virtual clock.
+"""A real EngineCore, stepped in this process on a virtual clock with a latency model as the model.
 
-A real EngineCore on the no-model executor. Arrivals are injected when the clock has reached them; each
-step moves the clock on by what the step-time model says. Before every run the core is given a new
-scheduler, so that one engine serves thousands of runs.
+The caller adds requests when the clock reaches their arrival. Each step advances the clock by the predicted
+step time. Before every run EngineCore gets a new scheduler, so that one engine serves thousands of runs.
 
-Making one imports vLLM, which takes seconds.
+Constructing a `SteppedEngine` imports vLLM, which takes seconds.
 """
 
 import atexit
@@ -24,12 +23,14 @@ _GEOMETRY = {
     "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
 }  # fmt: skip
 
-# Layers, KV heads, head size. The executor has no weights, so only what the KV cache sees matters.
+# Layers, KV heads, head size. The executor has no weights, so only the shape of the KV cache matters.
 GEOMETRIES: Mapping[str, tuple[int, int, int]] = {"opt-13b": (40, 40, 128), "llama-3-8b": (32, 8, 128)}
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
+    """Model geometry, KV-cache size and limits of a stepped engine."""
+
     geometry: str = "opt-13b"
     blocks: int = 709
     block_tokens: int = 16
@@ -39,14 +40,21 @@ class Setup:
     batch_time: str = "opt-13b-a100-40g"
     is_async: bool = False
     hidden: bool = False
-    """Whether requests may keep hidden states; `restart` says what they cost."""
+    """Whether requests may be on hidden states; `restart` sets their cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """What a token and a request on hidden states add to a decode step, in seconds, and having any at all.
-    A token of theirs is restored in `restore_seconds`: once when its request leaves them, and for every
-    further chunk of a prompt."""
+    """Seconds that hidden states add to a decode step, and the rule by which requests use them.
+
+    Attributes:
+        token_seconds: per token on hidden states.
+        request_seconds: per request on hidden states.
+        step_seconds: per step with any such request.
+        restore_seconds: per token restored, when its request leaves hidden states and for each further chunk
+            of a prompt.
+        forms: a key of `hybrid.scheduling.FORMS`.
+    """
 
     token_seconds: float
     request_seconds: float
@@ -56,18 +64,21 @@ class HiddenStates:
 
     @property
     def price(self) -> tuple[float, float, float]:
+        """Seconds per token, request and step."""
         return (self.token_seconds, self.request_seconds, self.step_seconds)
 
 
 def begin_anew(core: Any, make: Callable[..., Any], *, is_async: bool) -> Any:
-    """The scheduler that `make` makes, given to an engine that has no requests; whether the engine is a step
-    ahead of its output is decided anew too. vLLM allows that on no CPU, though the model, not being asked
-    to overlap anything, computes the same there."""
+    """Replaces the scheduler of an EngineCore without requests by one from `make`, and returns it.
+
+    `is_async` selects synchronous or asynchronous scheduling. vLLM disables the latter on CPUs, but without
+    overlap the model computes the same.
+    """
     old = core.scheduler
     config = old.vllm_config
     config.scheduler_config.async_scheduling = is_async
     core.batch_queue_size = 2 if is_async else 1
-    # Steps that are still in flight are of requests that the new scheduler does not know.
+    # Drops steps in flight: their requests are unknown to the new scheduler.
     core.batch_queue = deque(maxlen=core.batch_queue_size) if is_async else None
     core.step_fn = core.step_with_batch_queue if is_async else core.step
     core.scheduler = make(
@@ -82,7 +93,7 @@ def begin_anew(core: Any, make: Callable[..., Any], *, is_async: bool) -> Any:
 
 
 class SteppedEngine:
-    """`now_ns` is virtual time. One instance a process and setup: vLLM keeps global state."""
+    """An EngineCore with virtual time `now_ns`; one per process and setup, as vLLM keeps global state."""
 
     def __init__(self, setup: Setup) -> None:
         from vllm.engine.arg_utils import EngineArgs
@@ -102,7 +113,7 @@ class SteppedEngine:
                 skip_tokenizer_init=True,
                 max_model_len=setup.max_model_tokens,
                 block_size=setup.block_tokens,
-                # One block is a placeholder.
+                # vLLM reserves one block as the null block.
                 num_gpu_blocks_override=setup.blocks + 1,
                 max_num_seqs=setup.max_running,
                 max_num_batched_tokens=setup.max_step_tokens,
@@ -118,17 +129,19 @@ class SteppedEngine:
                 },
             ).create_engine_config()
             self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
-        # It froze all that was there, and what is frozen at the end counts as leaked: pages of warnings.
+        # EngineCore calls gc.freeze, and objects frozen at exit are reported as leaked.
         atexit.register(gc.unfreeze)
         self.setup = setup
         self._executor = self.core.model_executor
 
     @property
     def now_ns(self) -> int:
+        """Virtual time since the last `restart`."""
         now: int = self._executor.now_ns
         return now
 
     def jump(self, to_ns: int) -> None:
+        """Advances the virtual clock to `to_ns`, never backwards."""
         self._executor.jump(to_ns)
 
     def restart(
@@ -138,8 +151,13 @@ class SteppedEngine:
         tandem: Mapping[str, Any] | None = None,
         hidden: HiddenStates | None = None,
     ) -> Any:
-        """A new scheduler at time 0: vLLM's own under its policy `stock`, or Tandem's with these options,
-        whose requests may keep hidden states if `hidden` says what they cost."""
+        """Installs a new scheduler at time 0 and returns it.
+
+        Args:
+            stock: scheduling policy of vLLM's own scheduler, used if `tandem` is None.
+            tandem: options of Tandem's scheduler.
+            hidden: cost of hidden states; None allows only keys and values.
+        """
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler, SchedulingPolicy
 
@@ -173,7 +191,7 @@ class SteppedEngine:
         priority: int = 0,
         limit: int | None = None,
     ) -> None:
-        """The answer has `output_tokens`; `limit`, if given, is all that the scheduler may know of that."""
+        """Adds a request that generates `output_tokens`; the scheduler sees only `limit`, if it is given."""
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
@@ -192,17 +210,18 @@ class SteppedEngine:
         )
 
     def abort(self, request_ids: list[str]) -> None:
+        """Aborts the requests."""
         self.core.abort_requests(request_ids)
 
     def step(self) -> list[tuple[str, int, bool]]:
-        """(request, new tokens, finished?) of all that produced something."""
+        """Runs one step; returns (request id, new tokens, is finished) of each request with output."""
         outputs, _ = self.core.step_fn()
         if not outputs:
             return []
         return [
-            (one.request_id, len(one.new_token_ids), one.finish_reason is not None)
+            (output.request_id, len(output.new_token_ids), output.finish_reason is not None)
             for group in outputs.values()
-            for one in group.outputs
+            for output in group.outputs
         ]
 
 

@@ -232,9 +232,9 @@ def test_what_cannot_be_read_is_refused(tokenizer, parser, chat, message):
 def test_unknown_parsers_list_the_known():
     from backends.vllm.output_parsing import check_parsers
 
-    with pytest.raises(ValueError, match=r"models\.chat\.tool_parser=hermse: vLLM has .*hermes"):
+    with pytest.raises(ValueError, match=r"models\.chat\.tool_parser=hermse: unknown to vLLM.*hermes"):
         check_parsers("hermse", None)
-    with pytest.raises(ValueError, match=r"models\.chat\.reasoning_parser=qwen: vLLM has .*qwen3"):
+    with pytest.raises(ValueError, match=r"models\.chat\.reasoning_parser=qwen: unknown to vLLM.*qwen3"):
         check_parsers("hermes", "qwen")
 
 

@@ -100,7 +100,7 @@ async def test_an_answer_goes_on_from_where_it_was_preempted(thinker):
 @pytest.mark.parametrize(
     ("parser", "error", "message"),
     [
-        ("qwen", ValueError, r"models\.chat\.reasoning_parser=qwen: vLLM has .*qwen3"),
+        ("qwen", ValueError, r"models\.chat\.reasoning_parser=qwen: unknown to vLLM.*qwen3"),
         ("deepseek_r1", BackendDown, r"reasoning parser could not locate .*tokenizer"),
     ],
 )

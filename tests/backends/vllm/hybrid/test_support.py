@@ -23,7 +23,11 @@ def test_heads_of_their_own_are_served_at_half_the_memory(config):
         # Llama-3.1-8B.
         (LLAMA_3, {}, "h=2: .* heads share them"),
         (LLAMA_3 | {"head_dim": 512}, {}, "num_key_value_heads=8: .* own keys"),
-        (LLAMA_2 | {"architectures": ["Qwen2ForCausalLM"]}, {}, "architecture Qwen2ForCausalLM: known are"),
+        (
+            LLAMA_2 | {"architectures": ["Qwen2ForCausalLM"]},
+            {},
+            "architecture Qwen2ForCausalLM: supported are",
+        ),
         (LLAMA_2 | {"sliding_window": 4096}, {}, "sliding_window=4096"),
         (LLAMA_2 | {"quantization_config": {"bits": 4}}, {}, "plain matrices"),
         (OPT, {"tensor_parallel_size": 2}, "tensor_parallel_size=2: every rank"),
