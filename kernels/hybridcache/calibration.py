@@ -1,7 +1,7 @@
-"""What does a cached token cost every decode step here? Timed on one layer of the kernels that will serve.
+"""Measures what a cached token and a request cost per decode step and layer, for each form of the cache.
 
-The forms of the cache are taken in turn at several context lengths, so that a drift of the machine meets all
-of them alike; a line through the medians separates the cost of a token from that of a request.
+The forms are timed alternately at several context lengths, so that a drift of the machine affects all of them
+equally. A line through the medians separates the cost of a token from that of a request.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,11 +18,19 @@ from hybridcache.layout import BlockLayout, HeldTokens, Projection, Rotary
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSetup:
-    """`contexts` are tokens a request. Rotary keys cannot be absorbed: for them `m2` is left out.
+    """Shapes and repetitions of a calibration.
 
-    On a GPU, `flushed_bytes` are written before each run: so nothing is found in its cache, and by the time
-    they are written all kernels are launched, so that only theirs is timed. Without, so is the launching, as
-    a step of an engine has it.
+    Attributes:
+        layout: block layout of the model.
+        dtype: dtype of the cache.
+        device: device to measure on.
+        requests: requests in the batch.
+        contexts: context lengths to measure, in tokens per request.
+        repeats: runs per form and context.
+        rotary: whether keys are rotated; they cannot be absorbed then, and `m2` is left out.
+        flushed_bytes: bytes written on a GPU before each run. The write clears the GPU's cache, and while it
+            runs all kernels are launched, so that only their execution is timed. With 0 the launches are
+            timed as well, as in an engine's step.
     """
 
     layout: BlockLayout
@@ -37,7 +45,7 @@ class CalibrationSetup:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one layer, one step. `seconds` are medians, one a context."""
+    """Cost of one layer in one decode step; `seconds` has the median of each context length."""
 
     seconds_per_token: float
     seconds_per_request: float
@@ -45,13 +53,17 @@ class Cost:
 
 
 DecodeStep = Callable[[int], torch.Tensor]
+"""Runs one decode step at a context length."""
 
 
 FORMS = ("kv", "m0", "m1", "m2")
 
 
 def measure(setup: CalibrationSetup, forms: Collection[str] = FORMS) -> dict[str, Cost]:
-    """By form: `kv` is the plain cache; `m0`, `m1`, `m2` restore hidden states, half of them, nothing."""
+    """Measures the cost of each form.
+
+    `kv` is the plain cache; `m0` restores keys and values, `m1` only keys, `m2` nothing (see `decode`).
+    """
     ways = {name: way for name, way in decode_variants(setup).items() if name in forms}
     flushed = torch.empty(setup.flushed_bytes, dtype=torch.uint8, device=setup.device)
     taken: dict[str, list[float]] = {name: [] for name in ways}
@@ -63,13 +75,15 @@ def measure(setup: CalibrationSetup, forms: Collection[str] = FORMS) -> dict[str
             for _ in range(setup.repeats)
         ]
         for name, medians in taken.items():
-            medians.append(median(one[name] for one in rounds))
+            medians.append(median(seconds[name] for seconds in rounds))
     return {name: _fit_line(setup, medians) for name, medians in taken.items()}
 
 
 def added_cost(setup: CalibrationSetup, form: str, many: int) -> tuple[float, float, float]:
-    """Seconds that a token, a request and having any add to one layer's step in `form` rather than as keys
-    and values. What is paid once a step shows between `setup.requests` and `many`."""
+    """Seconds that a token, a request and a step cost more in `form` than as keys and values, for one layer.
+
+    The cost per step follows from the difference between batches of `setup.requests` and `many` requests.
+    """
     few = measure(setup, [form])[form]
     both = measure(replace(setup, requests=many), ["kv", form])
     return cost_differences(setup.requests, few, many, both[form], both["kv"])
@@ -78,14 +92,22 @@ def added_cost(setup: CalibrationSetup, form: str, many: int) -> tuple[float, fl
 def cost_differences(
     few: int, of_few: Cost, many: int, of_many: Cost, plain: Cost
 ) -> tuple[float, float, float]:
-    """As `added_cost`, of costs in the form at two counts of requests, and of the plain cache at the second."""
+    """Computes the result of `added_cost` from measured costs.
+
+    Args:
+        few: requests of the first measurement.
+        of_few: cost of the form with `few` requests.
+        many: requests of the second measurement.
+        of_many: cost of the form with `many` requests.
+        plain: cost of the plain cache with `many` requests.
+    """
     step = (of_few.seconds_per_request - of_many.seconds_per_request) / (1 / few - 1 / many)
     request = of_many.seconds_per_request - step / many - plain.seconds_per_request
     return of_many.seconds_per_token - plain.seconds_per_token, request, step
 
 
 def decode_variants(setup: CalibrationSetup) -> Mapping[str, DecodeStep]:
-    """One decode step of all requests at a context, over a cache of random contents."""
+    """Functions by form that run one decode step of all requests at a context length, on random contents."""
     layout, longest = setup.layout, max(setup.contexts)
     heads, head_dim, width = layout.kv_heads, layout.head_dim, layout.hidden_size
 
@@ -108,7 +130,7 @@ def decode_variants(setup: CalibrationSetup) -> Mapping[str, DecodeStep]:
         rotary = Rotary(angle.cos(), angle.sin())
     query, scale = normal(setup.requests, heads, head_dim), head_dim**-0.5
 
-    # Made once, since making it is no part of what is timed.
+    # Cached, so that its construction is not timed.
     @cache
     def held(context: int) -> HeldTokens:
         lengths = torch.full((setup.requests,), context, dtype=torch.int32, device=setup.device)
@@ -125,7 +147,7 @@ def decode_variants(setup: CalibrationSetup) -> Mapping[str, DecodeStep]:
 
 
 def copy_bandwidth(device: torch.device, *, megabytes: int, repeats: int) -> float:
-    """Bytes per second read and written by a plain copy: what a kernel bound by memory can reach at most."""
+    """Bytes per second read and written by a plain copy: the limit of a memory-bound kernel."""
     source = torch.ones(megabytes << 20, dtype=torch.uint8, device=device)
     into = torch.empty_like(source)
     into.copy_(source)
@@ -148,7 +170,7 @@ def _seconds(run: Callable[[], object], flushed: torch.Tensor) -> float:
 
 
 def _fit_line(setup: CalibrationSetup, medians: Sequence[float]) -> Cost:
-    """Least squares through (context, seconds of one request)."""
+    """Least-squares line through (context, seconds per request)."""
     each = [taken / setup.requests for taken in medians]
     mean_x, mean_y = sum(setup.contexts) / len(each), sum(each) / len(each)
     spread = sum((x - mean_x) ** 2 for x in setup.contexts)

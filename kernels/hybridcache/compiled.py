@@ -1,7 +1,7 @@
-"""What do the kernels become on a device that is not here? Compiled ahead of time, their registers counted.
+"""Compiles the kernels ahead of time for A100 and H100, and reads their register and memory use.
 
-Triton compiles for any compute capability without a GPU, and ships the tool that reads what a thread takes.
-The shapes are OPT-13B's (no rotation, biases) and Llama-2-7B's (rotation, no biases), in bfloat16.
+Triton compiles for any compute capability without a GPU, and includes the tool that reports the resources of
+a thread. The shapes are OPT-13B's (no rotation, biases) and Llama-2-7B's (rotation, no biases), in bfloat16.
 """
 
 import re
@@ -27,7 +27,7 @@ _BLOCK_TOKENS = 16
 _ROWS = 2 * _BLOCK_TOKENS
 _HEAD_DIM = 128
 
-# By the name of a parameter; all others are pointers to the cache's type or counts that fit 32 bits.
+# Types by parameter name; all other parameters are pointers to the cache's dtype or 32-bit counts.
 _TYPES = {
     "slots": "*i64", "tables": "*i32", "into": "*i32", "lengths": "*i32", "starts": "*i32",
     "cos": "*fp32", "sin": "*fp32", "scores": "*fp32", "logsum": "*fp32", "parts": "*fp32", "scale": "fp32",
@@ -38,8 +38,10 @@ _COUNTS = frozenset({"D", "splits", "longest"})
 
 @dataclass(frozen=True, slots=True)
 class KernelResources:
-    """Of one thread, but `shared_bytes` of one program. No kernel has arrays, so a thread's stack is what
-    did not fit into its registers."""
+    """Resources of a kernel: registers and spilled bytes per thread, shared memory and warps per program.
+
+    No kernel uses local arrays, so a thread's stack is what was spilled from its registers.
+    """
 
     registers: int
     spilled_bytes: int
@@ -49,14 +51,17 @@ class KernelResources:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
+    """A kernel with compile-time constants and a tile."""
+
     kernel: Any
     constants: Mapping[str, int | bool]
     tile: Tile
 
     def source(self) -> ASTSource:
+        """The kernel's source with the types and alignments of an actual launch."""
         names = self.kernel.arg_names
         signature = {name: self._kind(name) for name in names}
-        # What every launch gives: tensors of torch start at multiples of 16 bytes, rows are as wide.
+        # As in every launch: torch tensors and their rows are aligned to 16 bytes.
         aligned = {
             (i,): [["tt.divisibility", 16]]
             for i, name in enumerate(names)
@@ -105,6 +110,7 @@ MODELS: dict[str, dict[str, Variant]] = {
 
 
 def measure(variant: Variant, capability: int) -> KernelResources:
+    """Compiles a variant for a compute capability (80 is 8.0) and returns its resources."""
     options = {"num_warps": variant.tile.warps, "enable_fp_fusion": True}
     made = triton.compile(variant.source(), target=GPUTarget("cuda", capability, 32), options=options)
     report = _resources(made.asm["cubin"])
@@ -117,7 +123,7 @@ def measure(variant: Variant, capability: int) -> KernelResources:
 
 
 def measure_all() -> Iterator[tuple[str, str, str, dict[str, int]]]:
-    """(compute capability, model, kernel, figures)."""
+    """Yields (compute capability, model, kernel, resources) of all variants."""
     for capability in CAPABILITIES:
         for model, variants in MODELS.items():
             for name, variant in variants.items():
@@ -136,5 +142,5 @@ def _resources(program: bytes) -> str:
 def _number(pattern: str, report: str) -> int:
     found = re.search(pattern, report)
     if found is None:
-        raise RuntimeError(f"cuobjdump does not say {pattern!r} but {report!r}; renew Triton")
+        raise RuntimeError(f"cuobjdump output {report!r} does not match {pattern!r}; upgrade Triton")
     return int(found[1])

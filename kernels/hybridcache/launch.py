@@ -1,8 +1,8 @@
-"""How are the Triton kernels started? The operations of `reference`, with grids, tiles and strides.
+"""Launches the Triton kernels of the operations that `reference` defines.
 
-Tiles were chosen for what fits without spilling on compute capability 8.0 and 9.0 (`compiled` checks it);
-none was tuned on a device. `SCORES` is as wide as that asks of a processor's cache: each program reads all
-queries once more, and of fewer positions it would read more queries than rows.
+Tile sizes were chosen to fit without register spilling on compute capability 8.0 and 9.0 (`compiled` checks
+it); none was tuned on a device. `SCORES` covers many positions, because each program reads all queries once:
+with fewer positions it would read more queries than rows.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,21 @@ from hybridcache.jit import projection as jit_projection
 from hybridcache.jit import rows as jit_rows
 from hybridcache.layout import HeldTokens, Projection, Rotary
 
-# `tl.dot` takes no side of less than 16.
+# `tl.dot` requires sides of at least 16.
 _LEAST_SIDE = 16
-# Enough programs for two on each processor of the larger devices (H100: 132).
+# Two programs on each multiprocessor of the larger devices (H100: 132).
 _PROGRAMS = 264
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`across` is positions (or columns, where only copied), `along` the dimension summed or cut."""
+    """Tile of a kernel.
+
+    Attributes:
+        across: positions, or columns where rows are only copied.
+        along: elements of the dimension that is summed or split.
+        warps: warps per program.
+    """
 
     across: int
     along: int
@@ -39,10 +45,12 @@ MIX = Tile(64, 128, 8)
 
 
 def padded(side: int) -> int:
+    """Smallest power of two of at least `side` and at least 16."""
     return max(_LEAST_SIDE, int(triton.next_power_of_2(side)))
 
 
 def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) -> None:
+    """Launches `reference.scatter_rows`: one program per row."""
     if len(rows):
         jit_rows.scatter_rows[(len(rows),)](
             rows, slots, hidden, rows.stride(0), hidden.stride(0), hidden.shape[2],
@@ -51,6 +59,7 @@ def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) 
 
 
 def gather_rows(hidden: torch.Tensor, held: HeldTokens, starts: torch.Tensor, out: torch.Tensor) -> None:
+    """Launches `reference.gather_rows`: one program per request and block."""
     rows, width = hidden.shape[1:]
     if held.longest and len(held.lengths):
         jit_rows.gather_rows[(len(held.lengths), triton.cdiv(held.longest, rows))](
@@ -68,10 +77,11 @@ def restore(
     values: torch.Tensor,
     tables: torch.Tensor,
 ) -> None:
+    """Launches `reference.restore`: one program per key or value head, request and tile of positions."""
     heads, head_dim = keys.shape[2:]
     if not held.longest or not len(held.lengths):
         return
-    # A pointer that the kernel is told not to follow still has to be one.
+    # Absent tensors still need a valid pointer, which the kernel does not read.
     unread = projection.key_weight
     grid = (2 * heads, len(held.lengths), triton.cdiv(held.longest, RESTORE.across))
     jit_projection.restore[grid](
@@ -91,6 +101,7 @@ def restore(
 def paged_decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, held: HeldTokens, scale: float
 ) -> torch.Tensor:
+    """Launches `reference.paged_decode`: one program per head, request and part of the context."""
     requests, heads, head_dim = query.shape
     if not held.longest or not requests:
         return torch.zeros_like(query)
@@ -103,12 +114,13 @@ def paged_decode(
         HEADS=heads, HEAD_DIM=head_dim, HEAD_PADDED=triton.next_power_of_2(head_dim),
         BLOCK_TOKENS=keys.shape[1], BLOCK_N=DECODE.across, num_warps=DECODE.warps,
     )  # fmt: skip
-    # A request of no tokens has no weight anywhere.
+    # The softmax of a request without tokens is NaN.
     weights = torch.softmax(logsum, -1).nan_to_num(0.0)
     return (parts * weights[..., None]).sum(2).to(query.dtype)
 
 
 def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> torch.Tensor:
+    """Launches `reference.hidden_scores`: one program per request and tile of positions."""
     requests, heads, width = absorbed.shape
     scores = _no_scores(absorbed, heads, held)
     if held.longest and requests:
@@ -129,6 +141,7 @@ def rotated_scores(
     rotary: Rotary | None,
     scale: float,
 ) -> torch.Tensor:
+    """Launches `reference.rotated_scores`: one program per head, request and tile of positions."""
     requests, heads, head_dim = query.shape
     scores = _no_scores(query, heads, held)
     if not held.longest or not requests:
@@ -147,13 +160,14 @@ def rotated_scores(
 
 
 def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> torch.Tensor:
+    """Launches `reference.mix_rows`: one program per request, tile of columns and part of the context."""
     requests, heads, _ = weights.shape
     width = hidden.shape[2]
     if not held.longest or not requests:
         return hidden.new_zeros((requests, heads, width))
     columns = triton.cdiv(width, MIX.along)
     splits = _splits(requests * columns, held.longest, MIX.across)
-    # Unsplit sums are rounded once, in the kernel; parts are added in float32 first.
+    # Unsplit sums are rounded in the kernel; split sums are added in float32 and rounded afterwards.
     kind = hidden.dtype if splits == 1 else torch.float32
     parts = hidden.new_empty((splits, requests, heads, width), dtype=kind)
     jit_attention.mix_rows[(requests, columns, splits)](
@@ -166,7 +180,7 @@ def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> t
 
 
 def _splits(programs: int, longest: int, block: int) -> int:
-    """Into how many parts the context is cut: to fill the device, none smaller than a block."""
+    """Number of parts of the context: enough to fill the device, none smaller than `block` positions."""
     return max(1, min(_PROGRAMS // programs, -(-longest // block)))
 
 

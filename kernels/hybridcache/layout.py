@@ -1,4 +1,4 @@
-"""What does a block hold, and may this model keep hidden states at all?"""
+"""Memory layout of a block as rows of hidden states, and the argument types of the operations."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,12 +7,12 @@ import torch
 
 
 class NotWorthwhileError(ValueError):
-    """Hidden states would take no less memory than keys and values."""
+    """Hidden states of the model would take no less memory than its keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """A block's `2 * block_tokens * kv_heads * head_dim` elements, read as rows of `hidden_size`."""
+    """Layout of a block's `2 * block_tokens * kv_heads * head_dim` elements as rows of `hidden_size`."""
 
     block_tokens: int
     kv_heads: int
@@ -21,32 +21,36 @@ class BlockLayout:
 
     @property
     def ratio(self) -> float:
-        """Memory of a token's hidden state over that of its keys and values; h in Apt-Serve."""
+        """Memory of a token's hidden state over that of its keys and values (h in Apt-Serve)."""
         return self.hidden_size / (2 * self.kv_heads * self.head_dim)
 
     @property
     def rows_per_block(self) -> int:
+        """Rows of hidden states that fit into a block."""
         return 2 * self.block_tokens * self.kv_heads * self.head_dim // self.hidden_size
 
     def check(self) -> None:
-        """Raises NotWorthwhileError."""
+        """Raises NotWorthwhileError unless hidden states save memory."""
         if self.rows_per_block <= self.block_tokens:
             raise NotWorthwhileError(
                 f"hidden_size={self.hidden_size}, kv_heads={self.kv_heads}, head_dim={self.head_dim}: a "
-                f"hidden state takes h={self.ratio:g} times the memory of its keys and values; keep "
+                f"hidden state takes h={self.ratio:g} times the memory of its keys and values; use "
                 "the plain KV cache for this model"
             )
 
     def hidden_rows(self, blocks: torch.Tensor) -> torch.Tensor:
-        """The memory of `[blocks, ...]`, in whatever order its dimensions lie, as `[blocks, rows_per_block,
-        hidden_size]`. Raises ValueError for blocks of other elements or with gaps."""
+        """A view of cache memory `[blocks, ...]` as `[blocks, rows_per_block, hidden_size]`.
+
+        The other dimensions may be in any order. Raises ValueError if a block has another number of elements
+        or is not contiguous.
+        """
         elements = 2 * self.block_tokens * self.kv_heads * self.head_dim
         block = blocks[0]
         as_it_lies = sorted(range(block.dim()), key=block.stride, reverse=True)
         if block.numel() != elements or not block.permute(as_it_lies).is_contiguous():
             raise ValueError(
                 f"blocks of shape {tuple(blocks.shape)} and strides {blocks.stride()}: each must be "
-                f"{elements} elements without gaps; give one layer's cache, its first dimension the block"
+                f"{elements} elements without gaps; pass one layer's cache with the block dimension first"
             )
         return blocks.as_strided(
             (blocks.shape[0], self.rows_per_block, self.hidden_size),
@@ -57,10 +61,13 @@ class BlockLayout:
 
 @dataclass(frozen=True, slots=True)
 class HeldTokens:
-    """Where the tokens of some requests lie.
+    """Block tables and lengths of some requests.
 
-    `tables` is int32 `[requests, blocks]`, physical blocks in logical order; `lengths` int32 `[requests]`,
-    tokens; `longest` bounds the lengths and lives on the host, so that no launch waits for the device.
+    Attributes:
+        tables: int32 `[requests, blocks]`, physical block numbers in logical order.
+        lengths: int32 `[requests]`, tokens.
+        longest: upper bound of the lengths, on the host, so that a launch need not synchronise with the
+            device.
     """
 
     tables: torch.Tensor
@@ -69,7 +76,7 @@ class HeldTokens:
 
 
 class Projection(NamedTuple):
-    """Of one layer: weights `[heads * head_dim, hidden_size]`, biases `[heads * head_dim]`."""
+    """Projections of a layer: weights `[heads * head_dim, hidden_size]`, biases `[heads * head_dim]`."""
 
     key_weight: torch.Tensor
     value_weight: torch.Tensor
@@ -78,8 +85,10 @@ class Projection(NamedTuple):
 
 
 class Rotary(NamedTuple):
-    """float32 `[positions, rotated / 2]`; dimension i turns with i + rotated / 2 (GPT-NeoX order), and those
-    from `rotated` on stay as they are."""
+    """Rotary angles, float32 `[positions, rotated / 2]`.
+
+    Dimension i is paired with i + rotated / 2 (GPT-NeoX order); dimensions from `rotated` on are not rotated.
+    """
 
     cos: torch.Tensor
     sin: torch.Tensor

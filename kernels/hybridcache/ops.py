@@ -1,7 +1,7 @@
-"""Which implementation runs, and are its arguments sound? The only way in: on CUDA Triton, else `reference`.
+"""Public operations: check their arguments, then run Triton kernels on CUDA and `reference` elsewhere.
 
-The kernels trust strides and shapes, so everything they assume is checked here, by what the host knows;
-block numbers and lengths stay on the device unread.
+The kernels rely on strides and shapes, so all their assumptions are checked here as far as the host knows
+them. Block numbers and lengths stay on the device unread.
 """
 
 from types import ModuleType
@@ -13,8 +13,10 @@ from hybridcache.layout import HeldTokens, Projection, Rotary
 
 
 def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) -> None:
-    """Write row t of `[tokens, hidden_size]` to slot `slots[t]` of `hidden` `[blocks, rows, hidden_size]`;
-    a negative slot drops the row. Raises ValueError."""
+    """Writes row t of `[tokens, hidden_size]` to slot `slots[t]` of `hidden` `[blocks, rows, hidden_size]`.
+
+    Slots are numbered across all blocks; a negative slot drops the row. Raises ValueError.
+    """
     _check_hidden(hidden)
     _check_numbers("slots", slots, len(rows), hidden)
     _expect("rows", rows, (len(slots), hidden.shape[2]), hidden)
@@ -22,7 +24,7 @@ def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) 
 
 
 def gather_rows(hidden: torch.Tensor, held: HeldTokens, starts: torch.Tensor, out: torch.Tensor) -> None:
-    """The rows of request r to `out[starts[r] : starts[r] + lengths[r]]`. Raises ValueError."""
+    """Copies the rows of request r to `out[starts[r] : starts[r] + lengths[r]]`. Raises ValueError."""
     _check_held(hidden, held)
     _check_numbers("starts", starts, len(held.lengths), hidden)
     _expect("out", out, (out.shape[0], hidden.shape[2]), hidden)
@@ -39,8 +41,11 @@ def restore(
     values: torch.Tensor,
     tables: torch.Tensor,
 ) -> None:
-    """Keys and values of all held tokens into blocks `tables` of `keys`, `values` `[blocks, tokens, heads,
-    head_dim]`, which must not be those that are read. Raises ValueError."""
+    """Computes keys and values of all held tokens and writes them to the blocks of `tables`.
+
+    `keys` and `values` are `[blocks, tokens, heads, head_dim]`; blocks that are read must not be written.
+    Raises ValueError.
+    """
     _check_held(hidden, held)
     _check_projection(projection, rotary, hidden, keys.shape[2] * keys.shape[3], keys.shape[3], held)
     _check_cache("keys", keys, keys, hidden)
@@ -52,17 +57,20 @@ def restore(
 def paged_decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, held: HeldTokens, scale: float
 ) -> torch.Tensor:
-    """Attention of one query a request, `[requests, heads, head_dim]`. Raises ValueError."""
+    """Attention of one query per request, `[requests, heads, head_dim]`. Raises ValueError."""
     _check_cache("keys", keys, keys, query)
     _check_cache("values", values, keys, query)
     _check_tables("held.tables", held.tables, held, keys.shape[1], query)
     _check_query(query, (len(held.lengths), *keys.shape[2:]), keys)
-    answer: torch.Tensor = _implementation(query).paged_decode(query, keys, values, held, scale)
-    return answer
+    output: torch.Tensor = _implementation(query).paged_decode(query, keys, values, held, scale)
+    return output
 
 
 def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> torch.Tensor:
-    """float32 `[requests, heads, longest]`, minus infinity behind the last token. Raises ValueError."""
+    """Products of absorbed queries `[requests, heads, hidden_size]` with the rows.
+
+    Returns float32 `[requests, heads, longest]`, minus infinity after the last token. Raises ValueError.
+    """
     _check_held(hidden, held)
     _expect("absorbed", absorbed, (len(held.lengths), absorbed.shape[1], hidden.shape[2]), hidden)
     scores: torch.Tensor = _implementation(hidden).hidden_scores(absorbed, hidden, held)
@@ -77,7 +85,10 @@ def rotated_scores(
     rotary: Rotary | None,
     scale: float,
 ) -> torch.Tensor:
-    """As `hidden_scores`, for queries `[requests, heads, head_dim]` that turned. Raises ValueError."""
+    """Scores of rotated queries `[requests, heads, head_dim]`, in the shape of `hidden_scores`.
+
+    Raises ValueError.
+    """
     _check_held(hidden, held)
     heads, head_dim = query.shape[1:]
     _check_query(query, (len(held.lengths), heads, head_dim), hidden)
@@ -88,8 +99,10 @@ def rotated_scores(
 
 
 def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> torch.Tensor:
-    """Sums of rows by weights `[requests, heads, longest]`: `[requests, heads, hidden_size]`.
-    Raises ValueError."""
+    """Sums of rows weighted by `[requests, heads, longest]`; returns `[requests, heads, hidden_size]`.
+
+    Raises ValueError.
+    """
     _check_held(hidden, held)
     _expect("weights", weights, (len(held.lengths), weights.shape[1], held.longest), hidden)
     if not weights.is_contiguous():
@@ -101,7 +114,7 @@ def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> t
 def _implementation(tensor: torch.Tensor) -> ModuleType:
     if not tensor.is_cuda:
         return reference
-    # Imported only here: a machine without CUDA needs no Triton.
+    # Imported only on CUDA, so that other machines need no Triton.
     from hybridcache import launch
 
     return launch
@@ -156,7 +169,7 @@ def _check_tables(
         raise ValueError(f"{name} of {tables.dtype}, lengths of {held.lengths.dtype}: both must be int32")
     if tables.dim() != 2 or len(tables) != len(held.lengths):
         raise ValueError(
-            f"{name} {tuple(tables.shape)}: expected [{len(held.lengths)}, blocks], a row a request"
+            f"{name} {tuple(tables.shape)}: expected [{len(held.lengths)}, blocks], one row per request"
         )
     if tables.shape[1] * block_tokens < held.longest:
         raise ValueError(

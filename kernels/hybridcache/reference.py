@@ -1,7 +1,7 @@
-"""What is each operation, exactly? In plain torch, one request after another: what the kernels must do.
+"""Reference implementation of each operation in plain torch, one request after another.
 
-Products are summed in float32, results rounded once to the cache's type. A request of no tokens reads
-nothing, writes nothing, and gets zeros.
+Products are summed in float32 and results are rounded once to the cache's dtype. A request without tokens
+reads and writes nothing, and its result is zero.
 """
 
 import torch
@@ -11,14 +11,14 @@ from hybridcache.layout import HeldTokens, Projection, Rotary
 
 
 def scatter_rows(rows: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor) -> None:
-    """Write row t to slot `slots[t]`, counted through the blocks; a negative slot drops the row."""
+    """Writes row t to slot `slots[t]`, numbered across all blocks; a negative slot drops the row."""
     kept = slots >= 0
     per_block = hidden.shape[1]
     hidden[slots[kept] // per_block, slots[kept] % per_block] = rows[kept]
 
 
 def gather_rows(hidden: torch.Tensor, held: HeldTokens, starts: torch.Tensor, out: torch.Tensor) -> None:
-    """The rows of request r to `out[starts[r] : starts[r] + lengths[r]]`."""
+    """Copies the rows of request r to `out[starts[r] : starts[r] + lengths[r]]`."""
     for request, start in enumerate(starts.tolist()):
         rows = _tokens_of(hidden, held, request)
         out[start : start + len(rows)] = rows
@@ -33,8 +33,11 @@ def restore(
     values: torch.Tensor,
     tables: torch.Tensor,
 ) -> None:
-    """Keys and values of all held tokens into the blocks of `tables`; a row's position is its place in the
-    request. Keys are rounded to the cache's type before they turn, as those computed from a prompt are."""
+    """Computes keys and values of all held tokens and writes them to the blocks of `tables`.
+
+    A row's position is its index in the request. Keys are rounded to the cache's dtype before rotation, like
+    keys that are computed from a prompt.
+    """
     block_tokens = keys.shape[1]
     for request in range(len(held.lengths)):
         rows = _tokens_of(hidden, held, request)
@@ -50,20 +53,22 @@ def restore(
 def paged_decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, held: HeldTokens, scale: float
 ) -> torch.Tensor:
-    """Attention of one query a request, `[requests, heads, head_dim]`, over its keys and values."""
-    answer = torch.zeros_like(query)
+    """Attention of one query per request, `[requests, heads, head_dim]`, over its keys and values."""
+    output = torch.zeros_like(query)
     for request, length in enumerate(held.lengths.tolist()):
         if length:
             key = _tokens_of(keys, held, request).float()
             value = _tokens_of(values, held, request).float()
             scores = torch.einsum("he,nhe->hn", query[request].float(), key) * scale
-            answer[request] = torch.einsum("hn,nhe->he", scores.softmax(-1), value).to(query.dtype)
-    return answer
+            output[request] = torch.einsum("hn,nhe->he", scores.softmax(-1), value).to(query.dtype)
+    return output
 
 
 def hidden_scores(absorbed: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> torch.Tensor:
-    """Products of absorbed queries `[requests, heads, hidden_size]` with the rows: float32
-    `[requests, heads, longest]`, minus infinity behind a request's last token."""
+    """Products of absorbed queries `[requests, heads, hidden_size]` with the rows.
+
+    Returns float32 `[requests, heads, longest]`, minus infinity after a request's last token.
+    """
     scores = [
         absorbed[request].float() @ _tokens_of(hidden, held, request).float().T
         for request in range(len(held.lengths))
@@ -79,7 +84,10 @@ def rotated_scores(
     rotary: Rotary | None,
     scale: float,
 ) -> torch.Tensor:
-    """As `hidden_scores`, for queries `[requests, heads, head_dim]` that turned: keys are restored for it."""
+    """Scores of rotated queries `[requests, heads, head_dim]` with keys restored from the rows.
+
+    Returns the same shape as `hidden_scores`.
+    """
     scores = []
     for request in range(len(held.lengths)):
         rows = _tokens_of(hidden, held, request)
@@ -90,7 +98,7 @@ def rotated_scores(
 
 
 def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> torch.Tensor:
-    """Sums of rows by weights `[requests, heads, longest]`: `[requests, heads, hidden_size]`."""
+    """Sums of rows weighted by `[requests, heads, longest]`; returns `[requests, heads, hidden_size]`."""
     mixed = []
     for request, length in enumerate(held.lengths.tolist()):
         rows = _tokens_of(hidden, held, request).float()
@@ -99,7 +107,7 @@ def mix_rows(weights: torch.Tensor, hidden: torch.Tensor, held: HeldTokens) -> t
 
 
 def rotated(keys: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-    """Keys `[tokens, heads, head_dim]` of the positions 0, 1, ..."""
+    """Rotates keys `[tokens, heads, head_dim]` at positions 0, 1, ..."""
     if rotary is None:
         return keys
     half = rotary.cos.shape[1]
@@ -110,7 +118,7 @@ def rotated(keys: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
 
 
 def _tokens_of(blocks: torch.Tensor, held: HeldTokens, request: int) -> torch.Tensor:
-    """`[length, ...]` of blocks `[blocks, tokens, ...]`."""
+    """The request's tokens `[length, ...]` of blocks `[blocks, tokens, ...]`."""
     length = int(held.lengths[request])
     used = -(-length // blocks.shape[1])
     return blocks[held.tables[request, :used].long()].flatten(0, 1)[:length]

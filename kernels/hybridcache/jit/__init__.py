@@ -1,1 +1,1 @@
-"""Triton kernels. Parameters are pointers, numbers or constants by what is passed, so they are not typed."""
+"""Triton kernels; their parameters are untyped, because Triton infers the types from the arguments."""

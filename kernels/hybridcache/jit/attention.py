@@ -1,6 +1,7 @@
-"""How is one new token attended over blocks? Over keys and values, or over hidden rows that stand for both.
+"""Decode attention kernels over blocks of keys and values or of hidden states.
 
-All are bound by memory and split over the context, so that few long requests fill the device as well.
+All are memory-bound. `paged_decode` and `mix_rows` split the context, `hidden_scores` tiles it, so that a few
+long requests also fill the device.
 """
 
 import triton
@@ -16,7 +17,7 @@ def paged_decode(
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid (heads, requests, splits): a normalised part, and the logarithm of its weight."""
+    """Grid (heads, requests, splits): a normalised partial output, and the logarithm of its weight."""
     head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
@@ -27,7 +28,7 @@ def paged_decode(
     real = column < HEAD_DIM
     own = tl.load(query + request * query_stride + head * HEAD_DIM + column, mask=real, other=0.0)
     own = own.to(tl.float32) * scale
-    # One running maximum and sum, as vectors of one: scalars may not change in a loop.
+    # Running maximum and sum as vectors of one element: scalars cannot be carried through a loop.
     highest = tl.full((1,), float("-inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)
     mixed = tl.zeros((HEAD_PADDED,), tl.float32)
@@ -64,7 +65,7 @@ def hidden_scores(
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (requests, positions / BLOCK_N): all heads read the same rows, so one program serves them all."""
+    """Grid (requests, positions / BLOCK_N): one program computes all heads, which read the same rows."""
     request = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK_N
     length = tl.load(lengths + request)
@@ -81,10 +82,10 @@ def hidden_scores(
             column = start + tl.arange(0, BLOCK_D)
             real = column < D
             rows = tl.load(source[:, None] + column[None, :], mask=held[:, None] & real[None, :], other=0.0)
-            turned = tl.load(
+            queries = tl.load(
                 own[:, None] + column[None, :], mask=(head < HEADS)[:, None] & real[None, :], other=0.0
             )
-            score = tl.dot(turned, tl.trans(rows), score, input_precision="ieee")
+            score = tl.dot(queries, tl.trans(rows), score, input_precision="ieee")
         at = scores + (request * HEADS + head)[:, None] * longest + position[None, :]
         tl.store(at, score, mask=real_head[:, None] & held[None, :])
 
@@ -95,7 +96,7 @@ def mix_rows(
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (requests, columns / BLOCK_D, splits): a sum over a part of the context, for all heads."""
+    """Grid (requests, columns / BLOCK_D, splits): weighted sum over a part of the context, for all heads."""
     request = tl.program_id(0).to(tl.int64)
     split = tl.program_id(2)
     length = tl.load(lengths + request)

@@ -1,7 +1,8 @@
-"""How do keys and values come back from hidden rows? Gather, projection, bias and rotation in one kernel.
+"""Kernels that restore keys and values from hidden states: gather, projection, bias and rotation in one.
 
-A head's dimensions are computed as two halves of pairs (a, b): the rotated ones as they turn with each
-other, then those that stay, split in two. So any share of a head may rotate, without shuffling registers.
+A head's dimensions are computed as two vectors a and b. The first HALF pairs (a, b) are the rotated
+dimensions, paired as they rotate; the other dimensions fill the rest. So any share of a head may be rotated
+without shuffling registers.
 """
 
 import triton
@@ -10,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def column_pairs(pair, HALF: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Dimensions of the pairs within the head: those below HALF turn."""
+    """Dimensions a and b of each pair within the head; pairs below HALF are rotated."""
     still: tl.constexpr = (HEAD_DIM - 2 * HALF) // 2
     a = tl.where(pair < HALF, pair, HALF + pair)
     b = tl.where(pair < HALF, HALF + pair, HALF + still + pair)
@@ -23,7 +24,7 @@ def project(
     HALF: tl.constexpr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One head's projection of BLOCK_M rows, in pairs, rounded to the cache's type."""
+    """Projects BLOCK_M rows for one head, in pairs, rounded to the cache's dtype."""
     pair = tl.arange(0, PAIRS)
     real = pair < HEAD_DIM // 2
     a, b = column_pairs(pair, HALF, HEAD_DIM)
@@ -49,6 +50,7 @@ def project(
 
 @triton.jit
 def rotate(a, b, cos, sin, position, held, HALF: tl.constexpr, PAIRS: tl.constexpr):
+    """Rotates the pairs below HALF by the angles of their positions."""
     pair = tl.arange(0, PAIRS)
     mask = held[:, None] & (pair < HALF)[None, :]
     at = position[:, None] * HALF + pair[None, :]
@@ -59,6 +61,7 @@ def rotate(a, b, cos, sin, position, held, HALF: tl.constexpr, PAIRS: tl.constex
 
 @triton.jit
 def source_rows(hidden, tables, request, position, held, table_stride, block_stride, D, ROWS: tl.constexpr):
+    """Pointers to the rows at some positions of a request."""
     block = tl.load(tables + request * table_stride + position // ROWS, mask=held, other=0).to(tl.int64)
     return hidden + block * block_stride + (position % ROWS) * D
 
@@ -74,7 +77,7 @@ def restore(
     KEY_BIAS: tl.constexpr, VALUE_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid (2 * heads, requests, positions / BLOCK_M): heads side by side share their rows in cache."""
+    """Grid (2 * heads, requests, positions / BLOCK_M): adjacent programs share rows in the cache."""
     head = tl.program_id(0)
     request = tl.program_id(1)
     first = tl.program_id(2) * BLOCK_M
@@ -119,7 +122,7 @@ def rotated_scores(
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr,
     ROWS: tl.constexpr, BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid (heads, requests, positions / BLOCK_M): keys are restored in registers and never written."""
+    """Grid (heads, requests, positions / BLOCK_M): keys are restored in registers and not written."""
     head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
     first = tl.program_id(2) * BLOCK_M

@@ -1,4 +1,4 @@
-"""How do rows of hidden states get into their blocks and out again? Copies, one program a row or a block."""
+"""Kernels that copy rows of hidden states into and out of their blocks."""
 
 import triton
 import triton.language as tl
@@ -6,6 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def scatter_rows(rows, slots, hidden, row_stride, block_stride, D, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Grid (rows): copies one row to its slot."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     if slot >= 0:
@@ -21,6 +22,7 @@ def gather_rows(
     out, hidden, tables, lengths, starts, table_stride, block_stride, D,
     ROWS: tl.constexpr, ROWS_PADDED: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    """Grid (requests, blocks): copies one block of a request's rows."""
     request = tl.program_id(0)
     logical = tl.program_id(1)
     length = tl.load(lengths + request)
