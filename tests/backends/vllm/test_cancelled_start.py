@@ -1,4 +1,4 @@
-"""Who gives up while vLLM is still being imported does not wait for that: nothing is there to end yet."""
+"""A cancelled start does not wait for the import of vLLM and leaves no engine process."""
 
 import asyncio
 import multiprocessing
@@ -12,7 +12,7 @@ from backends.vllm.client import VllmGenerator
 from controlplane.core.errors import BackendDown
 
 
-async def test_a_start_is_given_up_at_once_while_vllm_loads(monkeypatch):
+async def test_a_start_is_cancelled_at_once_while_vllm_is_imported(monkeypatch):
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def load():
@@ -33,7 +33,7 @@ async def test_a_start_is_given_up_at_once_while_vllm_loads(monkeypatch):
     assert await asyncio.to_thread(ended.wait, 10)
 
 
-async def test_an_engine_whose_process_begins_after_it_was_given_up_ends_at_once(monkeypatch):
+async def test_an_engine_process_that_starts_after_the_cancellation_is_terminated(monkeypatch):
     begun, may_launch = threading.Event(), threading.Event()
 
     class Late:
@@ -52,8 +52,8 @@ async def test_an_engine_whose_process_begins_after_it_was_given_up_ends_at_once
     start = asyncio.create_task(generator.start())
     assert await asyncio.to_thread(begun.wait, 10)
     start.cancel()
-    # Not before whoever gives up has looked for processes once.
-    while not generator._is_start_cancelled:  # noqa: ASYNC110 (nothing rings a bell)
+    # Only after the cancelled start has looked for processes once.
+    while not generator._is_start_cancelled:  # noqa: ASYNC110 (no event to wait for)
         await asyncio.sleep(0)
     may_launch.set()
     with pytest.raises(asyncio.CancelledError):
@@ -61,7 +61,7 @@ async def test_an_engine_whose_process_begins_after_it_was_given_up_ends_at_once
     assert multiprocessing.active_children() == []
 
 
-async def test_one_that_cannot_be_imported_is_down(monkeypatch):
+async def test_a_failed_import_of_vllm_raises_backend_down(monkeypatch):
     def load():
         raise ImportError("no such library")
 

@@ -1,4 +1,4 @@
-"""What clients send of a conversation is written as the templates of real models expect it."""
+"""Messages are normalised to the form that the templates of real models expect."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from controlplane.core.generation import ChatPrompt
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 _HI = {"role": "user", "content": "hi"}
-# As published templates do: they ask whether there are calls, not whether that is null, join text without a
-# look at it, and know thoughts by their older name.
+# Like published templates: tests whether calls are present, not whether they are null; concatenates text
+# unchecked; reads reasoning under its older name.
 _AS_PUBLISHED = """\
 {%- for m in messages %}
 {%- if m.role == 'assistant' and 'tool_calls' in m %}
@@ -25,7 +25,7 @@ _AS_PUBLISHED = """\
 
 
 @pytest.fixture(scope="module")
-def written():
+def rendered():
     from transformers import AutoTokenizer
 
     from backends.vllm.chat_template import render
@@ -40,45 +40,45 @@ def written():
     return write
 
 
-def said(**fields):
+def assistant(**fields):
     return {"role": "assistant", "content": "yes"} | fields
 
 
-def called(arguments, **fields):
+def assistant_with_call(arguments, **fields):
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    return said(tool_calls=[call]) | fields
+    return assistant(tool_calls=[call]) | fields
 
 
 @pytest.mark.parametrize("calls", [None, []])
-def test_an_answer_without_calls_has_none(written, calls):
-    dumped = said(tool_calls=calls, function_call=None, refusal=None, annotations=[], name=None)
-    assert written(_HI, dumped) == written(_HI, said()) == "<user>hi<assistant>yes<assistant>"
+def test_null_and_empty_tool_calls_are_absent(rendered, calls):
+    dumped = assistant(tool_calls=calls, function_call=None, refusal=None, annotations=[], name=None)
+    assert rendered(_HI, dumped) == rendered(_HI, assistant()) == "<user>hi<assistant>yes<assistant>"
 
 
-def test_an_answer_that_only_calls_has_the_empty_text(written):
-    assert written(called('{"a": 1}', content=None)) == '[{"a": 1}]<assistant>'
+def test_a_message_with_only_calls_has_empty_text(rendered):
+    assert rendered(assistant_with_call('{"a": 1}', content=None)) == '[{"a": 1}]<assistant>'
 
 
 @pytest.mark.parametrize(
     ("arguments", "shown"), [("", "{}"), ('{"a": ', '"{\\"a\\": "'), ("[" * 100_000, None)]
 )
-def test_a_call_that_was_cut_short_is_shown_as_it_is(written, arguments, shown):
+def test_truncated_call_arguments_are_rendered_unchanged(rendered, arguments, shown):
     shown = shown or f'"{arguments}"'
-    assert written(called(arguments)) == f"[{shown}]yes<assistant>"
+    assert rendered(assistant_with_call(arguments)) == f"[{shown}]yes<assistant>"
 
 
-def test_parts_are_lines_and_empty_ones_nothing(written):
+def test_parts_become_lines_and_empty_parts_are_dropped(rendered):
     parts = [{"type": "text", "text": text} for text in ("", "one", "", "two")]
-    assert written(_HI | {"content": parts}) == "<user>one\ntwo<assistant>"
+    assert rendered(_HI | {"content": parts}) == "<user>one\ntwo<assistant>"
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_thoughts_are_found_by_either_name(written, name):
-    assert written(said(**{name: "hm"})) == "<assistant>(hm)yes<assistant>"
+def test_reasoning_is_accepted_under_either_name(rendered, name):
+    assert rendered(assistant(**{name: "hm"})) == "<assistant>(hm)yes<assistant>"
 
 
-def test_the_last_message_may_be_continued(written):
+def test_the_last_message_may_be_continued(rendered):
     options = {"continue_final_message": True, "add_generation_prompt": False}
-    assert written(_HI, said(content="I am"), **options) == "<user>hi<assistant>I am"
+    assert rendered(_HI, assistant(content="I am"), **options) == "<user>hi<assistant>I am"
     with pytest.raises(Refused, match="not compatible"):
-        written(_HI, said(), continue_final_message=True, add_generation_prompt=True)
+        rendered(_HI, assistant(), continue_final_message=True, add_generation_prompt=True)

@@ -1,3 +1,5 @@
+"""The vLLM backend on a real engine: sampling, errors, chat, aborts and the end of the engine."""
+
 import asyncio
 import json
 import multiprocessing
@@ -59,9 +61,9 @@ async def test_geometry_is_what_vllm_allocates(tiny_vllm):
     assert (tiny_vllm.max_model_tokens, tiny_vllm.max_running) == (1024, 8)
 
 
-async def test_what_a_step_should_take_is_known_before_the_first(tiny_vllm):
+async def test_the_step_cost_prior_is_known_before_the_first_step(tiny_vllm):
     assert tiny_vllm.step_cost is not None
-    # A model of a few million weights: nearly all of it is the fixed part.
+    # For a model of a few million weights the fixed cost per step dominates.
     assert 0.002 < tiny_vllm.step_cost.step < 0.1
     assert 0 < tiny_vllm.step_cost.prompt_token < tiny_vllm.step_cost.step
 
@@ -82,7 +84,7 @@ async def test_a_repeated_prompt_reports_its_cached_tokens(tiny_vllm):
     assert again[-1].cached_tokens == 3 * BLOCK_TOKENS
 
 
-async def test_two_samples_stream_side_by_side(tiny_vllm):
+async def test_two_samples_stream_concurrently(tiny_vllm):
     deltas = await complete(tiny_vllm, PROMPT, Sampling(max_tokens=12, n=2, seed=5, ignore_eos=True))
     assert {d.index for d in deltas} == {0, 1}
     assert [len(tokens_of(deltas, i)) for i in (0, 1)] == [12, 12]
@@ -108,13 +110,13 @@ async def test_stop_string_ends_the_text_before_it(tiny_vllm):
     assert text_of(kept) == whole[:at] + stop
 
 
-async def test_stop_token_is_named(tiny_vllm):
+async def test_the_stop_reason_is_the_stop_token(tiny_vllm):
     token = tokens_of(await complete(tiny_vllm, PROMPT, greedy()))[0]
     deltas = await complete(tiny_vllm, PROMPT, greedy(stop_token_ids=(token,)))
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", token)
 
 
-async def test_logprobs_put_the_likeliest_first(tiny_vllm):
+async def test_logprobs_list_the_likeliest_token_first(tiny_vllm):
     deltas = await complete(tiny_vllm, PROMPT, greedy(6, logprobs=3, prompt_logprobs=1))
     positions = [position for d in deltas for position in d.logprobs]
     assert len(positions) == 6
@@ -131,12 +133,12 @@ async def test_logprobs_put_the_likeliest_first(tiny_vllm):
     assert (await complete(tiny_vllm, PROMPT, greedy(1, logprobs=0)))[0].logprobs[0].top == ()
 
 
-async def test_logit_bias_decides(tiny_vllm):
+async def test_logit_bias_forces_a_token(tiny_vllm):
     deltas = await complete(tiny_vllm, PROMPT, greedy(4, logit_bias={"321": 100.0}))
     assert tokens_of(deltas) == [321] * 4
 
 
-async def test_json_schema_holds(tiny_vllm):
+async def test_output_conforms_to_a_json_schema(tiny_vllm):
     structure = {"type": "json_schema", "schema": DIGIT}
     for seed in range(3):
         deltas = await complete(
@@ -154,11 +156,11 @@ async def test_json_schema_holds(tiny_vllm):
         ({"type": "grammar", "value": 'root ::= "left" | "right"'}, {"left", "right"}),
     ],
 )
-async def test_other_structures_hold(tiny_vllm, structure, allowed):
+async def test_output_conforms_to_other_structures(tiny_vllm, structure, allowed):
     assert text_of(await complete(tiny_vllm, PROMPT, Sampling(max_tokens=8, structure=structure))) in allowed
 
 
-async def test_json_object_begins_one(tiny_vllm):
+async def test_json_object_output_begins_with_a_brace(tiny_vllm):
     deltas = await complete(tiny_vllm, PROMPT, Sampling(max_tokens=8, structure={"type": "json_object"}))
     assert text_of(deltas).startswith("{")
 
@@ -178,7 +180,7 @@ async def test_json_object_begins_one(tiny_vllm):
         (Sampling(max_tokens=4, structure={"type": "xml"}), "response format"),
     ],
 )
-async def test_what_vllm_cannot_do_is_refused(tiny_vllm, sampling, message):
+async def test_invalid_sampling_parameters_are_refused(tiny_vllm, sampling, message):
     with pytest.raises(Refused, match=message):
         await complete(tiny_vllm, PROMPT, sampling)
 
@@ -200,7 +202,7 @@ async def test_closing_a_stream_aborts_in_the_engine(tiny_vllm):
         assert held.used_bytes >= tiny_vllm.geometry.bytes(900)
         assert held.total_bytes == tiny_vllm.kv_bytes
     assert (tiny_vllm.state().running, tiny_vllm.state().used_bytes) == (0, 0)
-    # Two requests that fill the pool: blocks of the closed one still held would force a preemption.
+    # Two requests that fill the pool: leaked blocks of the closed request would force a preemption.
     both = [complete(tiny_vllm, [10 + i] * 950, greedy(40, ignore_eos=True)) for i in range(2)]
     done = await asyncio.gather(*both)
     assert [len(tokens_of(d)) for d in done] == [40, 40]
@@ -224,7 +226,7 @@ async def test_cancelling_the_reader_aborts_in_the_engine(tiny_vllm):
     assert len(tokens_of(await complete(tiny_vllm, [6], greedy(3, ignore_eos=True)))) == 3
 
 
-async def test_a_pool_too_small_shows_as_preemptions(tiny_vllm):
+async def test_a_pool_that_is_too_small_causes_preemptions(tiny_vllm):
     before = tiny_vllm.state().preemptions
     runs = [complete(tiny_vllm, [20 + i] * 250, greedy(200, ignore_eos=True)) for i in range(6)]
     done = await asyncio.gather(*runs)
@@ -269,7 +271,7 @@ async def test_long_and_short_chats_are_rendered_alike(tiny_vllm):
         ),
     ],
 )
-async def test_chats_that_cannot_be_written_are_refused(tiny_vllm, prompt, message):
+async def test_chats_that_cannot_be_rendered_are_refused(tiny_vllm, prompt, message):
     with pytest.raises(Refused, match=message):
         await tiny_vllm.render_chat(prompt)
 
@@ -297,7 +299,7 @@ async def test_a_named_tool_is_called_and_ends_with_stop(tiny_vllm):
     assert deltas[-1].finish_reason == "stop"
 
 
-async def test_tool_choice_none_shows_and_reads_no_tools(tiny_vllm):
+async def test_tool_choice_none_renders_and_parses_no_tools(tiny_vllm):
     messages = [{"role": "user", "content": "1+1"}]
     chat = ChatPrompt(messages, [ADD], "none")
     assert await tiny_vllm.render_chat(chat) == await tiny_vllm.render_chat(ChatPrompt(messages))
@@ -306,7 +308,7 @@ async def test_tool_choice_none_shows_and_reads_no_tools(tiny_vllm):
     assert not any(d.tool_calls for d in deltas)
 
 
-async def test_a_tool_that_is_not_there_cannot_be_named(tiny_vllm):
+async def test_naming_an_unknown_tool_is_refused(tiny_vllm):
     chat = ChatPrompt(
         [{"role": "user", "content": "x"}], [ADD], {"type": "function", "function": {"name": "sub"}}
     )
@@ -348,22 +350,22 @@ async def test_cancelled_start_leaves_no_engine(monkeypatch):
     assert set(multiprocessing.active_children()) == before
 
 
-async def test_killed_engine_is_noticed_and_streams_and_orders_end():
+async def test_a_killed_engine_ends_streams_and_commands_with_backend_down():
     before = set(multiprocessing.active_children())
     async with running_vllm(scheduling=EngineOptions()) as generator:
         sampling = greedy(900, ignore_eos=True)
         deltas = generator.generate(a_request([5], sampling), [5], sampling)
         await anext(deltas)
         (process,) = set(multiprocessing.active_children()) - before
-        # It dies with the order in its hands.
+        # The engine dies while a command is pending.
         os.kill(process.pid, signal.SIGSTOP)
-        order = asyncio.create_task(generator.set_options({"urgency": 0.25}))
+        command = asyncio.create_task(generator.set_options({"urgency": 0.25}))
         for _ in range(3):
             await asyncio.sleep(0)
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(BackendDown):
             async with asyncio.timeout(60):
-                await order
+                await command
         with pytest.raises(BackendDown):
             async with asyncio.timeout(60):
                 async for _ in deltas:

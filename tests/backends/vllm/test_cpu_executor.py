@@ -1,4 +1,4 @@
-"""On a CPU the engine computes by itself, unless its owner decides otherwise."""
+"""On a CPU with one rank the engine runs the model in its own process, unless an argument says otherwise."""
 
 import pytest
 

@@ -1,3 +1,5 @@
+"""The client module can be imported without vLLM."""
+
 import subprocess
 import sys
 

@@ -1,4 +1,4 @@
-"""What vLLM does on a GPU and not on a CPU, as far as its own code says it without one."""
+"""vLLM's behaviour on a GPU, as far as its code shows it without one."""
 
 import os
 from types import SimpleNamespace
@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 GIB = 2**30
 
 
-def test_an_engine_whose_cache_is_sized_starts_beside_whatever_else_holds_the_device():
-    """The embedding model loads meanwhile, and vLLM's share of a device is 92 % unless told otherwise."""
+def test_an_engine_with_a_given_cache_size_starts_on_a_partly_used_device():
+    """By default vLLM demands 92 % of the device, which is not free while an embedding model loads."""
     from vllm.v1.worker.utils import request_memory
 
     from backends.vllm.arguments import engine_args
@@ -27,7 +27,7 @@ def test_an_engine_whose_cache_is_sized_starts_beside_whatever_else_holds_the_de
         request_memory(found, left)
 
 
-def test_the_engines_process_is_not_forked_from_one_full_of_threads(monkeypatch):
+def test_the_engine_process_is_spawned_not_forked(monkeypatch):
     from vllm.utils.system_utils import get_mp_context
 
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "put back afterwards")
@@ -36,16 +36,15 @@ def test_the_engines_process_is_not_forked_from_one_full_of_threads(monkeypatch)
     assert get_mp_context().get_start_method() == "spawn"
 
 
-def test_an_operator_may_choose_otherwise(monkeypatch):
-    """vLLM itself still spawns where it knows that a fork would fail."""
+def test_an_operator_may_choose_fork(monkeypatch):
+    """vLLM still spawns where it knows that a fork would fail."""
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     _load_engine()
     assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "fork"
 
 
-def test_what_nobody_states_is_as_in_vllms_own_server(monkeypatch):
-    """On an H100 that is 8,192 tokens a step and 1,024 requests, for contexts it has no numbers for 2,048 and
-    128."""
+def test_batch_defaults_are_those_of_vllms_own_server(monkeypatch):
+    """On an H100: 8,192 tokens per step and 1,024 requests; other contexts get 2,048 and 128."""
     from vllm.engine.arg_utils import AsyncEngineArgs, current_platform
     from vllm.usage.usage_lib import UsageContext
 

@@ -1,3 +1,5 @@
+"""vLLM's tool-call and reasoning parsers on a token stream, and the checks of engine arguments."""
+
 import json
 from types import SimpleNamespace
 
@@ -23,15 +25,15 @@ def tokenizer():
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(bundled_models.ensure_tiny_model())
-    # As in the vocabularies of models that think and call.
+    # As in the vocabularies of models with reasoning and tool calls.
     tokenizer.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
     return tokenizer
 
 
-def _reading(tokenizer, tool_parser: str | None = "hermes", reasoning_parser: str | None = None):
+def _output_parser(tokenizer, tool_parser: str | None = "hermes", reasoning_parser: str | None = None):
     from backends.vllm.output_parsing import OutputParser
 
-    # All that a parser may ask of a model's configuration here: its name, and its architecture for call ids.
+    # The parts of a model config that parsers read: its name, and its architecture for call ids.
     config = SimpleNamespace(
         model="tiny",
         hf_overrides=None,
@@ -42,7 +44,7 @@ def _reading(tokenizer, tool_parser: str | None = "hermes", reasoning_parser: st
 
 
 def _steps(tokenizer, index, text) -> list[Delta]:
-    """Token by token, as the engine does."""
+    """Deltas of one token each, as from the engine."""
     tokens = tokenizer.encode(text, add_special_tokens=False)
     before, steps = "", []
     for at in range(1, len(tokens) + 1):
@@ -55,20 +57,20 @@ def _steps(tokenizer, index, text) -> list[Delta]:
     return steps
 
 
-def _feed(turn, tokenizer, index, text):
-    read = [turn.read(step) for step in _steps(tokenizer, index, text)]
+def _feed(conversation, tokenizer, index, text):
+    read = [conversation.read(step) for step in _steps(tokenizer, index, text)]
     calls = [call for step in read for call in step.tool_calls]
     return "".join(step.text for step in read), calls, read[-1].finish_reason
 
 
-def _told(turn, steps) -> tuple[str, str]:
-    read = [turn.read(step) for step in steps]
+def _parsed(conversation, steps) -> tuple[str, str]:
+    read = [conversation.read(step) for step in steps]
     return "".join(step.reasoning for step in read), "".join(step.text for step in read)
 
 
-def test_a_call_is_read_out_of_the_stream(tokenizer):
-    turn = _reading(tokenizer).begin(CHAT, None, PROMPT)
-    content, calls, end = _feed(turn, tokenizer, 0, ANSWER)
+def test_a_tool_call_is_parsed_from_the_stream(tokenizer):
+    conversation = _output_parser(tokenizer).begin(CHAT, None, PROMPT)
+    content, calls, end = _feed(conversation, tokenizer, 0, ANSWER)
     assert content.strip() == "Sure."
     assert calls[0]["function"]["name"] == "add"
     assert calls[0]["type"] == "function"
@@ -77,20 +79,20 @@ def test_a_call_is_read_out_of_the_stream(tokenizer):
     assert json.loads(arguments) == {"a": 1, "b": "zwölf"}
     assert len(calls) > 3
     assert end == "tool_calls"
-    assert turn.read(Delta(0, "", (), "length")).finish_reason == "length"
+    assert conversation.read(Delta(0, "", (), "length")).finish_reason == "length"
 
 
-def test_samples_are_read_apart(tokenizer):
-    turn = _reading(tokenizer).begin(CHAT, None, PROMPT)
-    assert _feed(turn, tokenizer, 0, "No tool is needed.") == ("No tool is needed.", [], "stop")
-    _, calls, end = _feed(turn, tokenizer, 1, ANSWER)
+def test_samples_are_parsed_independently(tokenizer):
+    conversation = _output_parser(tokenizer).begin(CHAT, None, PROMPT)
+    assert _feed(conversation, tokenizer, 0, "No tool is needed.") == ("No tool is needed.", [], "stop")
+    _, calls, end = _feed(conversation, tokenizer, 1, ANSWER)
     assert calls
     assert end == "tool_calls"
 
 
 def test_two_calls_keep_their_indices(tokenizer):
-    turn = _reading(tokenizer).begin(CHAT, None, PROMPT)
-    _, calls, _ = _feed(turn, tokenizer, 0, ANSWER + "\n" + ANSWER.replace("Sure. ", ""))
+    conversation = _output_parser(tokenizer).begin(CHAT, None, PROMPT)
+    _, calls, _ = _feed(conversation, tokenizer, 0, ANSWER + "\n" + ANSWER.replace("Sure. ", ""))
     assert {call["index"] for call in calls} == {0, 1}
     assert len({call["id"] for call in calls if "id" in call}) == 2
 
@@ -100,17 +102,17 @@ PARSERS = pytest.mark.parametrize("parser", ["deepseek_r1", "qwen3"])
 
 @PARSERS
 @pytest.mark.parametrize("begin", ["<think>", ""])
-def test_thoughts_are_told_from_the_answer(tokenizer, parser, begin):
-    """Some models write the mark with which thoughts begin; of others the prompt ends with it."""
-    turn = _reading(tokenizer, None, parser).begin(QUESTION, None, PROMPT)
+def test_reasoning_is_separated_from_content(tokenizer, parser, begin):
+    """Some models generate the opening tag; for others the prompt ends with it."""
+    conversation = _output_parser(tokenizer, None, parser).begin(QUESTION, None, PROMPT)
     steps = _steps(tokenizer, 0, f"{begin}Two ones. 1 < 2.</think>It is 2 < 3.")
-    assert _told(turn, steps) == ("Two ones. 1 < 2.", "It is 2 < 3.")
+    assert _parsed(conversation, steps) == ("Two ones. 1 < 2.", "It is 2 < 3.")
 
 
 @PARSERS
-def test_thoughts_that_never_end_are_thoughts(tokenizer, parser):
-    turn = _reading(tokenizer, None, parser).begin(QUESTION, None, PROMPT)
-    read = [turn.read(step) for step in _steps(tokenizer, 0, "<think>Let me see <")]
+def test_unterminated_reasoning_is_reasoning(tokenizer, parser):
+    conversation = _output_parser(tokenizer, None, parser).begin(QUESTION, None, PROMPT)
+    read = [conversation.read(step) for step in _steps(tokenizer, 0, "<think>Let me see <")]
     assert ("".join(step.reasoning for step in read), "".join(step.text for step in read)) == (
         "Let me see <",
         "",
@@ -119,37 +121,37 @@ def test_thoughts_that_never_end_are_thoughts(tokenizer, parser):
 
 
 @PARSERS
-def test_a_prompt_that_ends_the_thoughts_leaves_none(tokenizer, parser):
+def test_a_prompt_that_ends_the_reasoning_leaves_only_content(tokenizer, parser):
     from vllm.sampling_params import StructuredOutputsParams
 
     ended = tokenizer.encode("<think>\n\n</think>\n\n", add_special_tokens=False)
     without = ChatPrompt(CHAT.messages, template_options={"enable_thinking": False})
     structure = StructuredOutputsParams(regex="It is 2.")
-    turn = _reading(tokenizer, None, parser).begin(without, structure, PROMPT + ended)
-    assert turn.grammar_options["reasoning_ended"] is True
-    assert turn.grammar_options["reasoning_parser_kwargs"] == {
+    conversation = _output_parser(tokenizer, None, parser).begin(without, structure, PROMPT + ended)
+    assert conversation.grammar_options["reasoning_ended"] is True
+    assert conversation.grammar_options["reasoning_parser_kwargs"] == {
         "chat_template_kwargs": {"enable_thinking": False}
     }
-    assert _told(turn, _steps(tokenizer, 0, "It is 2.")) == ("", "It is 2.")
+    assert _parsed(conversation, _steps(tokenizer, 0, "It is 2.")) == ("", "It is 2.")
 
 
 @PARSERS
-def test_a_grammar_waits_for_the_end_of_the_thoughts(tokenizer, parser):
+def test_a_grammar_applies_after_the_reasoning(tokenizer, parser):
     from vllm.sampling_params import StructuredOutputsParams
 
-    reading = _reading(tokenizer, None, parser)
-    turn = reading.begin(QUESTION, StructuredOutputsParams(json_object=True), PROMPT)
-    assert turn.structured_outputs.json_object
-    assert turn.grammar_options["reasoning_ended"] is False
-    assert reading.unparsed_options == {"reasoning_ended": True}
-    assert _reading(tokenizer).unparsed_options == {}
-    assert _reading(tokenizer).begin(CHAT, None, PROMPT).waiting == {}
+    output_parser = _output_parser(tokenizer, None, parser)
+    conversation = output_parser.begin(QUESTION, StructuredOutputsParams(json_object=True), PROMPT)
+    assert conversation.structured_outputs.json_object
+    assert conversation.grammar_options["reasoning_ended"] is False
+    assert output_parser.unparsed_options == {"reasoning_ended": True}
+    assert _output_parser(tokenizer).unparsed_options == {}
+    assert _output_parser(tokenizer).begin(CHAT, None, PROMPT).grammar_options == {}
 
 
 @PARSERS
-def test_thoughts_come_before_calls(tokenizer, parser):
-    turn = _reading(tokenizer, "hermes", parser).begin(CHAT, None, PROMPT)
-    read = [turn.read(step) for step in _steps(tokenizer, 0, f"<think>1 and 1</think>{ANSWER}")]
+def test_reasoning_comes_before_calls(tokenizer, parser):
+    conversation = _output_parser(tokenizer, "hermes", parser).begin(CHAT, None, PROMPT)
+    read = [conversation.read(step) for step in _steps(tokenizer, 0, f"<think>1 and 1</think>{ANSWER}")]
     assert "".join(step.reasoning for step in read) == "1 and 1"
     assert "".join(step.text for step in read).strip() == "Sure."
     calls = [call for step in read for call in step.tool_calls]
@@ -160,58 +162,58 @@ def test_thoughts_come_before_calls(tokenizer, parser):
 
 @PARSERS
 @pytest.mark.parametrize("chat", [CHAT, QUESTION], ids=["tools", "no tools"])
-def test_put_together_the_stream_is_vllms_whole_answer(tokenizer, parser, chat):
+def test_the_joined_stream_equals_vllms_non_streaming_result(tokenizer, parser, chat):
     from backends.vllm.output_parsing import _vllm_request
 
-    reading = _reading(tokenizer, "hermes", parser)
+    output_parser = _output_parser(tokenizer, "hermes", parser)
     for text in (
         "a</think>b", "a b", "</think>b", "<think></think>b", "<think>a</think>", "<think>\n\n</think>\n\nb",
         f"<think>a</think>{ANSWER}", f"<think>a{ANSWER}", f"{ANSWER} c",
     ):  # fmt: skip
         steps = _steps(tokenizer, 0, text)
-        parser_of_all = reading._parser(_vllm_request(chat, None))
+        parser_of_all = output_parser._parser(_vllm_request(chat, None))
         whole = parser_of_all.adjust_request(_vllm_request(chat, None))
         tokens = [token for step in steps for token in step.token_ids]
         reasoning, content, calls = parser_of_all.parse(
             "".join(step.text for step in steps), whole, True, model_output_token_ids=tokens
         )
-        turn = reading.begin(chat, None, PROMPT)
-        read = [turn.read(step) for step in steps]
+        conversation = output_parser.begin(chat, None, PROMPT)
+        read = [conversation.read(step) for step in steps]
         assert "".join(step.reasoning for step in read) == (reasoning or "")
         assert "".join(step.text for step in read) == (content or "")
-        told = [call["function"].get("arguments") or "" for step in read for call in step.tool_calls]
-        assert "".join(told) == "".join(call.arguments for call in calls or ())
+        parsed = [call["function"].get("arguments") or "" for step in read for call in step.tool_calls]
+        assert "".join(parsed) == "".join(call.arguments for call in calls or ())
 
 
 @PARSERS
-def test_without_tools_thoughts_are_read_too(tokenizer, parser):
-    reading = _reading(tokenizer, "hermes", parser)
+def test_reasoning_is_parsed_without_tools(tokenizer, parser):
+    output_parser = _output_parser(tokenizer, "hermes", parser)
     for chat in (QUESTION, ChatPrompt(CHAT.messages, [ADD], "none")):
         steps = _steps(tokenizer, 0, "<think>a</think>b")
-        assert _told(reading.begin(chat, None, PROMPT), steps) == ("a", "b")
+        assert _parsed(output_parser.begin(chat, None, PROMPT), steps) == ("a", "b")
 
 
 @PARSERS
 @pytest.mark.parametrize("begin", ["<think>", ""])
-def test_a_resumed_answer_is_read_on_from_any_token(tokenizer, parser, begin):
+def test_a_resumed_request_is_parsed_on_from_any_token(tokenizer, parser, begin):
     steps = _steps(tokenizer, 0, f"{begin}Two ones.</think>It is 2.")
-    reading = _reading(tokenizer, None, parser)
+    output_parser = _output_parser(tokenizer, None, parser)
     for at in range(1, len(steps)):
         before, after = steps[:at], steps[at:]
-        first = reading.begin(QUESTION, None, PROMPT)
-        told = _told(first, before)
-        assert _told(first, [Delta(0, "", (), "preempted")]) == ("", "")
+        first = output_parser.begin(QUESTION, None, PROMPT)
+        parsed = _parsed(first, before)
+        assert _parsed(first, [Delta(0, "", (), "preempted")]) == ("", "")
         prompt = PROMPT + [token for step in before for token in step.token_ids]
-        more = _told(reading.begin(QUESTION, None, prompt, done=at), after)
-        assert (told[0] + more[0], told[1] + more[1]) == ("Two ones.", "It is 2.")
+        more = _parsed(output_parser.begin(QUESTION, None, prompt, done=at), after)
+        assert (parsed[0] + more[0], parsed[1] + more[1]) == ("Two ones.", "It is 2.")
 
 
-def test_nothing_to_read_without_tools(tokenizer):
-    reading = _reading(tokenizer)
-    assert reading.begin(QUESTION, None, PROMPT) is None
-    assert reading.begin(ChatPrompt(CHAT.messages, [ADD], "none"), None, PROMPT) is None
-    for any_reading in (reading, _reading(tokenizer, None, "qwen3")):
-        assert any_reading.begin(None, None, PROMPT) is None
+def test_conversations_without_tools_or_reasoning_are_not_parsed(tokenizer):
+    output_parser = _output_parser(tokenizer)
+    assert output_parser.begin(QUESTION, None, PROMPT) is None
+    assert output_parser.begin(ChatPrompt(CHAT.messages, [ADD], "none"), None, PROMPT) is None
+    for any_parser in (output_parser, _output_parser(tokenizer, None, "qwen3")):
+        assert any_parser.begin(None, None, PROMPT) is None
 
 
 @pytest.mark.parametrize(
@@ -224,9 +226,9 @@ def test_nothing_to_read_without_tools(tokenizer):
         ("hermes", ChatPrompt(CHAT.messages, [ADD], {"function": {"name": "sub"}}), "'sub'.*'add'"),
     ],
 )
-def test_what_cannot_be_read_is_refused(tokenizer, parser, chat, message):
+def test_requests_that_cannot_be_parsed_are_refused(tokenizer, parser, chat, message):
     with pytest.raises(Refused, match=message):
-        _reading(tokenizer, parser).begin(chat, None, PROMPT)
+        _output_parser(tokenizer, parser).begin(chat, None, PROMPT)
 
 
 def test_unknown_parsers_list_the_known():
@@ -238,7 +240,7 @@ def test_unknown_parsers_list_the_known():
         check_parsers("hermes", "qwen")
 
 
-def test_the_reasoning_parser_has_one_place():
+def test_the_reasoning_parser_cannot_be_an_engine_argument():
     from backends.vllm.arguments import engine_args
 
     folder = str(bundled_models.ensure_tiny_model())
@@ -247,7 +249,7 @@ def test_the_reasoning_parser_has_one_place():
         engine_args(folder, "name", {"reasoning_parser": "qwen3"})
 
 
-def test_the_models_defaults_come_before_the_callers_values():
+def test_request_values_override_the_models_defaults():
     from backends.vllm.sampling import sampling_params
 
     defaults = {"temperature": 0.3, "top_k": 7, "repetition_penalty": 1.1, "max_tokens": 50}

@@ -1,4 +1,4 @@
-"""The gate's preemption on the real engine: abort, then generate on from the tokens so far."""
+"""Preemption by the gate on a real engine: abort, then resume from the tokens generated so far."""
 
 import pytest
 
@@ -16,13 +16,13 @@ async def until_preempted(tiny_vllm: VllmGenerator, prompt: list[int], after: in
     request, seen = a_request(prompt, GREEDY), []
     async for delta in tiny_vllm.generate(request, prompt, GREEDY):
         seen.append(delta)
-        # A delta brings several tokens when its reader was slower than the engine.
+        # A delta has several tokens if its reader was slower than the engine.
         if len(tokens_of(seen)) >= after:
             await tiny_vllm.preempt(request.id)
     return seen
 
 
-async def test_a_preempted_request_ends_so_and_its_tokens_are_all_delivered(tiny_vllm: VllmGenerator):
+async def test_a_preempted_request_delivers_all_its_tokens_and_ends_as_preempted(tiny_vllm: VllmGenerator):
     prompt = await tiny_vllm.tokenize("Once upon a time there was a queue.")
     undisturbed = tokens_of(await complete(tiny_vllm, prompt, GREEDY))
     seen = await until_preempted(tiny_vllm, prompt, after=10)
@@ -32,7 +32,7 @@ async def test_a_preempted_request_ends_so_and_its_tokens_are_all_delivered(tiny
     assert cut == undisturbed[: len(cut)]
 
 
-async def test_preempting_what_is_over_does_nothing(tiny_vllm: VllmGenerator):
+async def test_preempting_a_finished_request_does_nothing(tiny_vllm: VllmGenerator):
     prompt = await tiny_vllm.tokenize("short")
     request = a_request(prompt, GREEDY)
     deltas = [delta async for delta in tiny_vllm.generate(request, prompt, GREEDY)]
@@ -41,7 +41,7 @@ async def test_preempting_what_is_over_does_nothing(tiny_vllm: VllmGenerator):
     assert text_of(deltas)
 
 
-async def test_an_engine_with_vllms_own_scheduler_takes_no_orders(tiny_vllm: VllmGenerator):
+async def test_an_engine_with_vllms_own_scheduler_refuses_commands(tiny_vllm: VllmGenerator):
     assert not tiny_vllm.has_own_scheduler
     with pytest.raises(Refused, match="vLLM's own scheduler; set scheduling"):
         await tiny_vllm.set_quota(tiny_vllm.kv_bytes)

@@ -1,4 +1,4 @@
-"""A model that thinks, in a real engine: what is thought, what is said, and when a grammar binds."""
+"""A reasoning model in a real engine: reasoning, content, and when a grammar applies."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-# Two tokens of the bundled model's vocabulary become the marks of thoughts.
+# Two tokens of the bundled model's vocabulary become the reasoning tags.
 _MARKS = {"<|system|>": "<think>", "<|tool|>": "</think>"}
 QUESTION = ChatPrompt([{"role": "user", "content": "1+1"}])
 NUMBER = {"type": "regex", "value": "[0-9]{3}"}
@@ -47,45 +47,45 @@ async def ended(thinker) -> int:
     return mark
 
 
-async def test_thoughts_are_not_bound_by_a_grammar_that_the_answer_keeps(thinker):
-    thoughts, text, deltas = await asked(thinker, Sampling(max_tokens=8, temperature=0.0, structure=NUMBER))
-    assert thoughts
-    assert not thoughts.isdigit()
+async def test_a_grammar_applies_to_the_content_but_not_to_the_reasoning(thinker):
+    reasoning, text, deltas = await asked(thinker, Sampling(max_tokens=8, temperature=0.0, structure=NUMBER))
+    assert reasoning
+    assert not reasoning.isdigit()
     assert text == ""
     assert sum(len(d.token_ids) for d in deltas) == 8
     assert deltas[-1].finish_reason == "length"
     soon = Sampling(
         max_tokens=8, temperature=0.0, structure=NUMBER, logit_bias={str(await ended(thinker)): 100.0}
     )
-    thoughts, text, deltas = await asked(thinker, soon)
-    assert thoughts == ""
+    reasoning, text, deltas = await asked(thinker, soon)
+    assert reasoning == ""
     assert len(text) == 3
     assert text.isdigit()
     assert deltas[-1].finish_reason == "stop"
 
 
-async def test_a_prompt_that_ends_the_thoughts_is_answered_at_once(thinker):
+async def test_a_prompt_that_ends_the_reasoning_gets_content_at_once(thinker):
     prompt = [*await thinker.render_chat(QUESTION), await ended(thinker)]
-    thoughts, text, _ = await asked(thinker, Sampling(max_tokens=8, temperature=0.0), prompt=prompt)
-    assert thoughts == ""
+    reasoning, text, _ = await asked(thinker, Sampling(max_tokens=8, temperature=0.0), prompt=prompt)
+    assert reasoning == ""
     assert text
-    thoughts, text, _ = await asked(
+    reasoning, text, _ = await asked(
         thinker, Sampling(max_tokens=8, temperature=0.0, structure=NUMBER), prompt=prompt
     )
-    assert (thoughts, len(text), text.isdigit()) == ("", 3, True)
+    assert (reasoning, len(text), text.isdigit()) == ("", 3, True)
 
 
-async def test_what_is_no_conversation_is_all_text(thinker):
+async def test_the_output_of_a_plain_prompt_is_all_content(thinker):
     tokens = await thinker.tokenize("1+1")
-    said = await complete(thinker, tokens, Sampling(max_tokens=8, temperature=0.0, ignore_eos=True))
-    assert text_of(said)
-    assert not any(d.reasoning for d in said)
+    completion = await complete(thinker, tokens, Sampling(max_tokens=8, temperature=0.0, ignore_eos=True))
+    assert text_of(completion)
+    assert not any(d.reasoning for d in completion)
     structure = {"type": "json_schema", "schema": {"type": "boolean"}}
     bound = await complete(thinker, tokens, Sampling(max_tokens=8, temperature=0.0, structure=structure))
     assert json.loads(text_of(bound)) in (True, False)
 
 
-async def test_an_answer_goes_on_from_where_it_was_preempted(thinker):
+async def test_a_preempted_request_resumes_in_reasoning_or_content(thinker):
     prompt = await thinker.render_chat(QUESTION)
     begun = [*await thinker.tokenize("Hm."), await ended(thinker), *await thinker.tokenize("Two")]
     sampling = Sampling(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -104,7 +104,7 @@ async def test_an_answer_goes_on_from_where_it_was_preempted(thinker):
         ("deepseek_r1", BackendDown, r"reasoning parser could not locate .*tokenizer"),
     ],
 )
-async def test_a_parser_that_cannot_read_the_model_stops_the_start(parser, error, message):
+async def test_a_parser_that_does_not_fit_the_model_stops_the_start(parser, error, message):
     with pytest.raises(error, match=message):
         async with running_vllm(reasoning_parser=parser):
             pass

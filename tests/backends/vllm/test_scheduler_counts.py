@@ -1,4 +1,4 @@
-"""The plug-in around vLLM's real scheduler and KV manager, without a model: nothing leaks, nothing stalls."""
+"""Tandem's scheduler on vLLM's real scheduler and KV manager, without a model: no leaks, no starvation."""
 
 from queue import Queue
 from random import Random
@@ -52,16 +52,15 @@ def engine(request):
 
 
 def conserved(scheduler) -> bool:
-    """Free, withheld and held blocks are all there are, and the held ones belong to somebody."""
+    """Whether free, withheld and held blocks add up to the pool; held blocks belong to requests."""
     pool = scheduler.kv_cache_manager.block_pool
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     held = {b.block_id for m in managers for blocks in m.req_to_blocks.values() for b in blocks}
     return pool.get_num_free_blocks() + len(scheduler.balloon) + len(held) == BLOCKS
 
 
-def seen_as_it_is(scheduler) -> bool:
-    """The policies' view counts the blocks that vLLM has given to each that runs, and columns that are kept
-    from step to step say what vLLM's own objects do."""
+def view_matches_vllm(scheduler) -> bool:
+    """Whether the policy's view and the incremental columns agree with vLLM's own objects."""
     (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
     given = {one.request_id: len(manager.req_to_blocks[one.request_id]) for one in scheduler.running}
     view = scheduler.view(Instant(scheduler.clock()))
@@ -77,8 +76,8 @@ def seen_as_it_is(scheduler) -> bool:
     return {one.request.id: one.held for one in view.running} == given
 
 
-def said(random: Random, output: int) -> dict[str, object]:
-    """Anything that a caller may say, wrong predictions and nothing at all among them."""
+def random_metadata(random: Random, output: int) -> dict[str, object]:
+    """Metadata that a client may send, including wrong forecasts and none at all."""
     everything = {
         "priority": random.randrange(3),
         "ttft_ms": random.choice([50, 500, 5_000]),
@@ -89,7 +88,7 @@ def said(random: Random, output: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("ordering", EVERY_ORDERING)
-def test_no_block_is_lost_over_a_thousand_requests_with_aborts_and_quota_changes(engine, ordering):
+def test_no_block_leaks_over_a_thousand_requests_with_aborts_and_quota_changes(engine, ordering):
     random = Random(ordering)
     scheduler = engine.restart(tandem={"ordering": ordering, "starvation_ms": 2_000})
     wanted: dict[str, int] = {}
@@ -99,20 +98,22 @@ def test_no_block_is_lost_over_a_thousand_requests_with_aborts_and_quota_changes
     for number in range(1_000):
         request_id, output = f"r{number}", random.randint(1, 60)
         wanted[request_id] = output
-        engine.add(request_id, random.randint(1, 200), output, extra={"tandem": said(random, output)})
+        engine.add(
+            request_id, random.randint(1, 200), output, extra={"tandem": random_metadata(random, output)}
+        )
         for _ in range(random.randrange(4)):
             for one, tokens in step(engine).items():
                 got[one] = got.get(one, 0) + tokens
             assert conserved(scheduler)
-            assert seen_as_it_is(scheduler)
+            assert view_matches_vllm(scheduler)
             steps_since += 1
             assert steps_since < 2 or scheduler.balloon.used <= scheduler.quota
         if random.random() < 0.05:
             scheduler.set_quota(random.randint(20, BLOCKS))
             steps_since = 0
         if random.random() < 0.1 and (alive := sorted(scheduler.requests)):
-            gone.add(leaver := random.choice(alive))
-            engine.abort([leaver])
+            gone.add(aborted := random.choice(alive))
+            engine.abort([aborted])
             assert conserved(scheduler)
     scheduler.set_quota(BLOCKS)
     for _ in range(60_000):
@@ -131,7 +132,7 @@ def test_no_block_is_lost_over_a_thousand_requests_with_aborts_and_quota_changes
 
 
 @pytest.mark.parametrize("ordering", EVERY_ORDERING)
-def test_a_quota_holds_within_two_steps_and_from_then_on(engine, ordering):
+def test_a_quota_is_enforced_within_two_steps(engine, ordering):
     scheduler = engine.restart(tandem={"ordering": ordering})
     for number in range(12):
         engine.add(f"r{number}", 60, 100, extra={"tandem": {"tokens": 100}})
@@ -148,7 +149,7 @@ def test_a_quota_holds_within_two_steps_and_from_then_on(engine, ordering):
 
 
 @pytest.mark.parametrize("ordering", EVERY_ORDERING)
-def test_who_needs_more_than_the_quota_holds_nobody_up(engine, ordering):
+def test_a_request_larger_than_the_quota_does_not_block_others(engine, ordering):
     scheduler = engine.restart(tandem={"ordering": ordering})
     scheduler.set_quota(8)
     engine.add("large", 150, 20, extra={"tandem": {"priority": 2, "ttft_ms": 100}})
@@ -165,21 +166,21 @@ def test_who_needs_more_than_the_quota_holds_nobody_up(engine, ordering):
     assert "large" in finished
 
 
-def test_a_prompt_is_thought_to_take_what_it_takes(engine):
-    """Also where a step has not ended yet when the next one is planned."""
+def test_prefill_time_is_learned_from_observed_steps(engine):
+    """Also when a step is still in flight while the next one is planned."""
     random = Random(1)
     scheduler = engine.restart(tandem={"ordering": "fcfs"})
     for number in range(60):
         engine.add(f"r{number}", random.randint(50, 200), random.randint(10, 30), extra={})
         for _ in range(random.randrange(12)):
             step(engine)
-    thought = scheduler.observed.steps.predict
-    alone, beside = StepLoad(decodes=8, cells=8 * 150), StepLoad(100, 100 * 100, 8, 8 * 150)
-    assert thought(StepWork(0, 8, 8 * 150)) == pytest.approx(OPT_13B_A100_80G(alone), rel=0.02)
-    assert thought(StepWork(100, 8, 8 * 150)) == pytest.approx(OPT_13B_A100_80G(beside), rel=0.05)
+    predict = scheduler.observed.steps.predict
+    decode_only, with_prefill = StepLoad(decodes=8, cells=8 * 150), StepLoad(100, 100 * 100, 8, 8 * 150)
+    assert predict(StepWork(0, 8, 8 * 150)) == pytest.approx(OPT_13B_A100_80G(decode_only), rel=0.02)
+    assert predict(StepWork(100, 8, 8 * 150)) == pytest.approx(OPT_13B_A100_80G(with_prefill), rel=0.05)
 
 
-def test_what_cannot_be_a_quota_or_an_option_is_refused(engine):
+def test_invalid_quotas_and_options_are_refused(engine):
     scheduler = engine.restart(tandem={})
     with pytest.raises(ValueError, match="quota=0"):
         scheduler.set_quota(0)
@@ -192,7 +193,7 @@ def test_what_cannot_be_a_quota_or_an_option_is_refused(engine):
     assert scheduler.options.ordering == "edf"
 
 
-def test_a_policy_can_be_changed_while_requests_wait(engine):
+def test_the_policy_can_change_while_requests_wait(engine):
     scheduler = engine.restart(tandem={"ordering": "fcfs"})
     for number in range(40):
         engine.add(f"r{number}", 60, 30, extra={"tandem": {"tokens": 30}})
@@ -209,7 +210,7 @@ def test_a_policy_can_be_changed_while_requests_wait(engine):
     assert len(finished) == 40
 
 
-def test_metadata_that_makes_no_sense_costs_its_request_only_the_class(engine):
+def test_a_request_with_invalid_metadata_gets_the_default_class(engine):
     scheduler = engine.restart(tandem={"default": {"class": "chat", "ttft_ms": 700}})
     engine.add("odd", 20, 5, extra={"tandem": {"ttft": 100}})
     engine.add("silent", 20, 5, extra={})
@@ -222,41 +223,41 @@ def test_metadata_that_makes_no_sense_costs_its_request_only_the_class(engine):
 
 
 @pytest.mark.parametrize("ordering", ["fcfs", "edf"])
-def test_a_low_class_waits_for_a_higher_one_only_within_the_head_start(engine, ordering):
+def test_a_low_class_waits_for_a_higher_one_no_longer_than_the_head_start(engine, ordering):
     started = [wait for wait in overtaken(engine, ordering, 1_200) if wait.waited is not None]
     assert len(started) >= 3
     assert 0.5 * HEAD_START_S < max(wait.waited for wait in started) <= HEAD_START_S
 
 
 @pytest.mark.parametrize("ordering", ["fcfs", "edf"])
-def test_a_low_class_ends_what_it_started_beside_more_of_a_higher_one_than_can_be_in_time(engine, ordering):
+def test_started_low_class_requests_finish_under_an_overload_of_a_higher_class(engine, ordering):
     lows = sum(1 for _ in overtaken(engine, ordering, 1_200))
     requests = engine.core.scheduler.requests
     progress = [request.tandem for name, request in requests.items() if name.startswith("low")]
     assert lows - len(progress) >= 3
-    # Alone it takes about 3 s.
+    # Without load it takes about 3 s.
     long_ago = Instant(engine.now_ns - seconds(10))
     assert not [p.name for p in progress if p.first_token is not None and p.first_token < long_ago]
 
 
-def test_those_that_lost_their_promise_start_within_their_bound_beside_small_work_without_end(engine):
+def test_requests_that_missed_their_slo_start_within_the_bound_under_endless_small_requests(engine):
     waits = list(aged(engine, AGED_SHARE, 1_800))
     assert len(waits) >= 5
     assert all(wait.waited is not None and wait.waited <= wait.bound for wait in waits)
 
 
-def test_without_a_share_none_of_them_ever_starts(engine):
+def test_without_an_aged_share_such_requests_never_start(engine):
     waits = list(aged(engine, 0.0, 1_200))
     assert waits
     assert all(wait.waited is None for wait in waits)
 
 
-def test_a_newcomer_is_in_the_step_that_it_ended_the_wait_for(engine, tmp_path):
+def test_a_request_that_ends_the_delay_starts_in_that_step(engine, tmp_path):
     scheduler = engine.restart(tandem={})
     engine.add("first", 20, 60, extra={"tandem": {"ttft_ms": 60_000, "tpot_ms": 60_000}})
     for _ in range(3):
         step(engine)
-    scheduler._shared_state = SharedState.create(tmp_path / "board")
+    scheduler._shared_state = SharedState.create(tmp_path / "state")
     scheduler._shared_state.is_device_shared = True
     arriving = Queue()
     arriving.put("newcomer")
@@ -266,16 +267,14 @@ def test_a_newcomer_is_in_the_step_that_it_ended_the_wait_for(engine, tmp_path):
     assert {request.request_id for request in scheduler.running} == {"first", "newcomer"}
 
 
-# The first run out of blocks, the second out of places.
+# The first workload runs out of blocks, the second out of batch slots.
 @pytest.mark.parametrize(("prompt", "output", "every"), [(60, 40, 3), (10, 20, 1)])
 @pytest.mark.parametrize("ordering", ["edf", "srmt"])
-def test_tenants_with_more_work_than_the_engine_can_do_share_it_by_weight(
-    engine, ordering, prompt, output, every
-):
-    """By the gate's own estimate of that work, and beside a third who brings none."""
+def test_backlogged_tenants_share_the_engine_by_weight(engine, ordering, prompt, output, every):
+    """Work is estimated by the gate; a third tenant is idle."""
     scheduler = engine.restart(tandem={"ordering": ordering})
-    turns = FairQueue({"heavy": 3.0, "light": 1.0, "idle": 1.0})
-    klass = ServiceClass("any", Slo(ttft=seconds(1)), 0, sheddable=False)
+    fair_queue = FairQueue({"heavy": 3.0, "light": 1.0, "idle": 1.0})
+    service_class = ServiceClass("any", Slo(ttft=seconds(1)), 0, sheddable=False)
     footprint = generate_footprint(
         KvGeometry(1, 1, BLOCK_TOKENS),
         prompt_tokens=prompt,
@@ -288,11 +287,13 @@ def test_tenants_with_more_work_than_the_engine_can_do_share_it_by_weight(
         for tenant in served if number % every == 0 else ():
             now, pace = Instant(engine.now_ns), scheduler.observed.pace
             name = f"{tenant}{number}"
-            request = Request(name, Kind.GENERATE, "m", tenant, klass, klass.slo, now, prompt, output)
+            request = Request(
+                name, Kind.GENERATE, "m", tenant, service_class, service_class.slo, now, prompt, output
+            )
             work = Duration(0)
             if pace is not None:
                 work = service_time(request, footprint, pace, BLOCKS * BLOCK_TOKENS, MOST_RUNNING)
-            standing = Handoff(turn=turns.shift(tenant, work, now))
+            standing = Handoff(turn=fair_queue.shift(tenant, work, now))
             engine.add(name, prompt, output, extra={"tandem": metadata_of(request, standing)})
         for one, tokens in step(engine).items():
             served[one.rstrip("0123456789")] += tokens if number >= 300 else 0

@@ -1,5 +1,4 @@
-"""Real vLLM, real weights: being preempted again and again changes no token, whoever orders the steps, and
-whether or not the next step is planned while the last one runs."""
+"""Repeated preemption changes no token, under every ordering, with and without async scheduling."""
 
 import asyncio
 import time
@@ -28,12 +27,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 EVERY_ORDERING = sorted(ENGINE_POLICIES)
 GREEDY = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True)
 REQUESTS = 8
-# Each of them ends with 5 blocks, so about two fit at their end and four at their start.
+# A finished request holds 5 blocks, so about two fit at their end and four at their start.
 TIGHT_BLOCKS = 11
 
-# A crowded machine may be slow at everything; but the next token of somebody always comes.
+# Longest time without a token of any request; a loaded machine may be slow.
 SILENCE_SECONDS = 300
-# A quarter of what they take or less, so that the plans are wrong: also who looks ahead runs out of blocks.
+# At most a quarter of the actual length, so that blocks run out despite the look-ahead.
 EXPECTED = LengthForecast((0.0, 1.0), (20.0, 30.0))
 
 
@@ -43,8 +42,8 @@ async def generator(request):
         request.param,
         scheduling=EngineOptions(),
         distributed_executor_backend="tests.overlap.Overlapping",
-        # In 16 bits a token computed with its prompt differs from one computed alone by a rounding, and
-        # the likeliest two of random weights are that close.
+        # In 16 bits a token computed with its prompt differs by rounding from one computed uncontended, and
+        # the two likeliest tokens of random weights are that close.
         dtype="float32",
         # Recomputing everything is the harder case.
         enable_prefix_caching=False,
@@ -61,15 +60,15 @@ async def undisturbed(generator):
 
 @pytest_asyncio.fixture(loop_scope="module", params=["TandemScheduler", "AsyncTandemScheduler"])
 async def overlapping(generator, undisturbed, request):
-    """The engine, which from now on waits for each step or does not."""
+    """The engine with synchronous or asynchronous scheduling."""
     is_ahead = request.param.startswith("Async")
-    assert await told(generator, "overlap", is_ahead) == request.param
+    assert await call_engine(generator, "overlap", is_ahead) == request.param
     yield generator
-    await told(generator, "overlap", False)
+    await call_engine(generator, "overlap", False)
 
 
-async def told(generator: VllmGenerator, method: str = METHOD, *arguments: object) -> Any:
-    """What the engine's process itself says, where the port says it in bytes or not at all."""
+async def call_engine(generator: VllmGenerator, method: str = METHOD, *arguments: object) -> Any:
+    """Calls a utility method in the engine's process; by default returns the scheduler's state in blocks."""
     return await generator._engine._llm.engine_core.call_utility_async(method, *(arguments or ("state",)))
 
 
@@ -90,35 +89,35 @@ async def answer(
 
 
 async def answers(generator: VllmGenerator) -> list[list[int]]:
-    """Raises TimeoutError when nobody gets a token any more."""
+    """Outputs of all requests. Raises TimeoutError if no request gets a token for `SILENCE_SECONDS`."""
     prompts = [[11 + 7 * number + at % 13 for at in range(20 + 3 * number)] for number in range(REQUESTS)]
     async with asyncio.timeout(SILENCE_SECONDS) as guard:
         return await asyncio.gather(*(answer(generator, prompt, guard) for prompt in prompts))
 
 
 async def after(tokens: int, deltas: AsyncIterator[Delta]) -> None:
-    """Reads on by so many tokens; a delta brings several when the reader was slower than the engine."""
+    """Reads at least `tokens` more; a delta has several if the reader was slower than the engine."""
     read = 0
     while read < tokens:
         read += len((await anext(deltas)).token_ids)
 
 
-async def test_greedy_answers_survive_a_pool_that_is_far_too_small(overlapping, undisturbed):
+async def test_greedy_outputs_are_unchanged_in_a_pool_that_is_far_too_small(overlapping, undisturbed):
     generator, size = overlapping, overlapping.geometry.bytes_per_block
     before = 0
     for ordering in EVERY_ORDERING:
         await generator.set_options({"ordering": ordering, "look_ahead": "nobody"})
         await generator.set_quota(TIGHT_BLOCKS * size)
         assert await answers(generator) == undisturbed, ordering
-        state, inside = generator.state(), await told(generator)
+        state, engine = generator.state(), await call_engine(generator)
         assert state.preemptions >= before + 3, ordering
         before = state.preemptions
-        assert (inside["used"], inside["running"], inside["waiting"], inside["malformed"]) == (0, 0, 0, 0)
+        assert (engine["used"], engine["running"], engine["waiting"], engine["malformed"]) == (0, 0, 0, 0)
         assert (state.quota_bytes, state.total_bytes) == (TIGHT_BLOCKS * size, generator.kv_bytes)
         await generator.set_quota(generator.kv_bytes)
 
 
-async def test_the_gate_sees_what_each_request_holds_and_what_may_be_lent(generator):
+async def test_the_state_has_the_blocks_of_each_request_and_the_ceded_bytes(generator):
     size = generator.geometry.bytes_per_block
     await generator.set_quota(20 * size)
     idle = generator.state()
@@ -130,7 +129,7 @@ async def test_the_gate_sees_what_each_request_holds_and_what_may_be_lent(genera
         generator.set_forecast(request.id, EXPECTED)
         await after(20, deltas)
         state = generator.state()
-        # 40 of the prompt and a little over 40 of the answer in blocks of 32.
+        # 40 prompt tokens and a little over 40 output tokens in blocks of 32.
         assert state.held_bytes == {request.id: 3 * size}
         assert (state.used_bytes, state.running) == (3 * size, 1)
         assert state.ceded_bytes == generator.kv_bytes - 20 * size
@@ -139,29 +138,29 @@ async def test_the_gate_sees_what_each_request_holds_and_what_may_be_lent(genera
     await generator.set_quota(generator.kv_bytes)
 
 
-async def test_an_answer_beside_embeddings_takes_of_its_promise_and_loses_no_token(generator):
-    prompt, promised = list(range(40, 80)), milliseconds(20)
-    request = replace(a_request(prompt, GREEDY), slo=Slo(tpot=promised))
-    alone = await answer(generator, prompt)
+async def test_steps_are_delayed_within_the_tpot_under_contention_and_outputs_are_unchanged(generator):
+    prompt, tpot = list(range(40, 80)), milliseconds(20)
+    request = replace(a_request(prompt, GREEDY), slo=Slo(tpot=tpot))
+    uncontended = await answer(generator, prompt)
     steps: list[EngineStep] = []
     generator.on_step, before = steps.append, generator.state().waited
     generator.set_device_contention(is_shared=True)
     began = time.monotonic_ns()
     async with aclosing(generator.generate(request, prompt, GREEDY, standing=Handoff())) as deltas:
-        beside = tokens_of([delta async for delta in deltas])
+        contended = tokens_of([delta async for delta in deltas])
     took = time.monotonic_ns() - began
     generator.set_device_contention(is_shared=False)
     generator.on_step = None
-    assert beside == alone
-    # Nothing is waited for before the first token is known.
-    assert took >= (len(beside) - 5) * promised * EngineOptions().decode_pace
-    # What it waited is told apart: the steps alone are no slower than they were.
+    assert contended == uncontended
+    # No step is delayed before the first token.
+    assert took >= (len(contended) - 5) * tpot * EngineOptions().decode_pace
+    # The delay is reported separately from the duration of the steps.
     waited = generator.state().waited - before
     assert 0.3 * took < sum(step.waited for step in steps) <= waited < took
     assert all(step.waited <= step.took for step in steps)
 
 
-async def test_an_order_that_makes_no_sense_is_refused_and_leaves_the_engine_alive(generator):
+async def test_an_invalid_command_is_refused_and_leaves_the_engine_alive(generator):
     with pytest.raises(Refused, match="at least one block of"):
         await generator.set_quota(generator.geometry.bytes_per_block - 1)
     with pytest.raises(Refused, match="at most the cache's"):
@@ -170,4 +169,4 @@ async def test_an_order_that_makes_no_sense_is_refused_and_leaves_the_engine_ali
         await generator.set_options({"speed": 9})
     with pytest.raises(Exception, match="unknown; known are set_quota"):
         await generator._engine._llm.engine_core.call_utility_async(METHOD, "explode")
-    assert (await told(generator))["running"] == 0
+    assert (await call_engine(generator))["running"] == 0

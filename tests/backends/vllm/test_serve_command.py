@@ -1,4 +1,4 @@
-"""vLLM's own server with Tandem's scheduler and nothing else of it: `vllm serve MODEL --scheduler-cls …`."""
+"""vLLM's own server with only Tandem's scheduler: `vllm serve MODEL --scheduler-cls …`."""
 
 import json
 import sys
@@ -15,9 +15,9 @@ from benchmark_control_plane.common.servers import Server, free_port, serving
 pytestmark = pytest.mark.engine
 
 
-def test_vllms_own_server_orders_by_tandem_and_takes_its_metadata(tmp_path, monkeypatch):
-    board = SharedState.create(tmp_path / "board")
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "board"))
+def test_vllms_own_server_runs_tandems_scheduler_with_its_metadata(tmp_path, monkeypatch):
+    shared_state = SharedState.create(tmp_path / "state")
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
     port = free_port()
     command = [
         str(Path(sys.executable).with_name("vllm")), "serve", bundled_models.resolve("tandem/tiny-llama"),
@@ -29,22 +29,22 @@ def test_vllms_own_server_orders_by_tandem_and_takes_its_metadata(tmp_path, monk
 
     def ask(number: int) -> int:
         body = {"model": "tiny", "prompt": "x " * (number + 1), "max_tokens": 200, "ignore_eos": True}
-        # One says all, one what makes no sense, the others nothing.
-        said = {
+        # One request has full metadata, one invalid metadata, the others none.
+        metadata = {
             0: {"tandem_priority": 3, "tandem_ttft_ms": 100, "tandem_tokens": 200},
             1: {"tandem_speed": 9},
         }
-        if number in said:
-            body["vllm_xargs"] = said[number]
-        answer = http.post("/v1/completions", json=body)
-        return answer.json()["usage"]["completion_tokens"]
+        if number in metadata:
+            body["vllm_xargs"] = metadata[number]
+        response = http.post("/v1/completions", json=body)
+        return response.json()["usage"]["completion_tokens"]
 
     with serving(Server("vllm", command, port, "/health"), tmp_path / "log") as server:
-        # One client for all: to make one takes longer than an answer, and they are to be there at once.
+        # One shared client: creating one takes longer than a request, and all requests must be concurrent.
         with httpx.Client(base_url=server.url, timeout=120) as http, ThreadPoolExecutor(8) as clients:
             assert list(clients.map(ask, range(8))) == [200] * 8
-        reading = board.read()
-    # 8 answers of 7 blocks in a pool of 12.
+        reading = shared_state.read()
+    # 8 requests of 7 blocks in a pool of 12.
     assert reading is not None
     assert reading.facts.total == reading.facts.quota == 12
     assert reading.facts.preemptions > 0

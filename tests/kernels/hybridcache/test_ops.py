@@ -1,3 +1,5 @@
+"""The public operations refuse arguments that the kernels could not handle."""
+
 from dataclasses import replace
 
 import pytest
@@ -13,13 +15,13 @@ def case():
     return a_case([5, 20], rotated=16)
 
 
-def test_long_tables_are_refused(case):
+def test_int64_tables_are_refused(case):
     held = replace(case.held, tables=case.held.tables.long())
     with pytest.raises(ValueError, match=r"torch.int64, lengths of torch.int32: both must be int32"):
         ops.hidden_scores(torch.zeros(2, 4, 128), case.hidden, held)
 
 
-def test_tables_that_end_early_are_refused(case):
+def test_tables_that_are_too_narrow_are_refused(case):
     held = replace(case.held, longest=33)
     with pytest.raises(ValueError, match=r"blocks of 16 tokens cannot hold longest=33"):
         ops.hidden_scores(torch.zeros(2, 4, 128), case.hidden, held)
@@ -30,7 +32,7 @@ def test_strided_rows_are_refused(case):
         ops.scatter_rows(torch.zeros(1, 128), torch.tensor([0]), torch.zeros(2, 4, 256)[..., :128])
 
 
-def test_a_query_of_another_type_is_refused(case):
+def test_a_query_of_another_dtype_is_refused(case):
     with pytest.raises(ValueError, match=r"query: .* of torch.float16 .* expected .* of torch.float32"):
         ops.rotated_scores(
             case.query.half(), case.hidden, case.held, case.projection, case.rotary, case.scale
@@ -49,15 +51,15 @@ def test_a_transposed_weight_is_refused(case):
         ops.rotated_scores(case.query, case.hidden, case.held, turned, case.rotary, case.scale)
 
 
-def test_slots_that_skip_or_lie_elsewhere_are_refused(case):
+def test_strided_non_integer_and_remote_slots_are_refused(case):
     rows = torch.zeros(2, 128)
     for slots in (torch.tensor([0, 1, 2, 3])[::2], torch.zeros(2), torch.tensor([0, 1], device="meta")):
         with pytest.raises(ValueError, match=r"slots: "):
             ops.scatter_rows(rows, slots, case.hidden)
 
 
-def test_what_lies_on_another_device_is_refused(case):
-    """A kernel would follow its address."""
+def test_tensors_on_another_device_are_refused(case):
+    """A kernel would dereference their addresses."""
     away = replace(case.held, lengths=case.held.lengths.to("meta"))
     with pytest.raises(ValueError, match=r"held.lengths: .* on meta, expected .* on cpu"):
         ops.hidden_scores(torch.zeros(2, 4, 128), case.hidden, away)

@@ -1,3 +1,5 @@
+"""The reference operations decode like plain attention, and the block layout holds rows as specified."""
+
 from dataclasses import replace
 
 import pytest
@@ -36,7 +38,7 @@ def test_absorbing_decodes_as_plain_attention(bias):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_absorbing_in_16_bits_errs_no_more_than_keys_and_values_do(dtype):
+def test_absorbing_in_16_bits_is_about_as_exact_as_keys_and_values(dtype):
     case = a_case([300, 500], heads=8, head_dim=64, dtype=dtype)
     exact = replace(
         case,
@@ -51,7 +53,7 @@ def test_absorbing_in_16_bits_errs_no_more_than_keys_and_values_do(dtype):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_what_is_restored_may_replace_the_rows_it_came_from(shape):
+def test_restored_tokens_may_overwrite_their_rows(shape):
     case = a_case(RAGGED, **shape)
     restored = [
         decode.restored_tokens(case.hidden, _only(case, at), case.projection, case.rotary, heads=4)
@@ -82,15 +84,15 @@ def test_hidden_rows_are_the_same_memory():
     assert blocks.sum((1, 2, 3)).tolist() == [0, 128, 0]
 
 
-def test_hidden_rows_lie_in_blocks_of_either_order():
-    """Tokens before heads is what FlashAttention's cache looks like, heads before tokens the CPU's."""
+def test_hidden_rows_fit_blocks_of_either_memory_order():
+    """FlashAttention's cache has tokens before heads, the CPU's heads before tokens."""
     layout = BlockLayout(block_tokens=4, kv_heads=2, head_dim=8, hidden_size=16)
     turned = torch.zeros(3, 4, 2, 16).transpose(1, 2)
     layout.hidden_rows(turned)[1, 7] = 1.0
     assert turned.sum((2, 3)).tolist() == [[0, 0], [0, 16], [0, 0]]
 
 
-def test_blocks_with_gaps_cannot_hold_rows():
+def test_blocks_with_gaps_are_refused():
     layout = BlockLayout(block_tokens=4, kv_heads=2, head_dim=8, hidden_size=16)
     with pytest.raises(ValueError, match="128 elements without gaps"):
         layout.hidden_rows(torch.zeros(2, 3, 4, 16).transpose(0, 1))
@@ -104,13 +106,13 @@ def test_blocks_with_gaps_cannot_hold_rows():
         ("two queries a key", BlockLayout(16, 16, 128, 4096), 1.0),
     ],
 )
-def test_shared_keys_are_refused_with_the_ratio(model, layout, ratio):
+def test_models_with_shared_keys_are_refused_with_the_ratio(model, layout, ratio):
     assert layout.ratio == ratio, model
     with pytest.raises(NotWorthwhileError, match=f"h={ratio:g} times"):
         layout.check()
 
 
 @pytest.mark.parametrize("layout", [BlockLayout(16, 40, 128, 5120), BlockLayout(16, 32, 80, 2560)])
-def test_heads_of_their_own_halve_the_memory(layout):
+def test_own_keys_per_head_halve_the_memory(layout):
     layout.check()
     assert (layout.ratio, layout.rows_per_block) == (0.5, 32)

@@ -1,4 +1,4 @@
-"""A step is sorted by form: vLLM's description is left of the plain requests, ours is of the others."""
+"""A step is split by form: vLLM's metadata keeps the plain requests, ours describes the others."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ from hybridcache.layout import BlockLayout
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 LAYOUT = BlockLayout(block_tokens=4, kv_heads=2, head_dim=8, hidden_size=16)
-# By request: tokens in all, tokens of this step, blocks.
+# Per request: total tokens, tokens of this step, blocks.
 LENGTHS, QUERIES = [9, 11, 6, 2], [1, 1, 6, 2]
 TABLES = torch.tensor([[3, 5, 7], [4, 6, 0], [8, 9, 0], [2, 0, 0]], dtype=torch.int32)
 HIDDEN = frozenset({4, 8})
 
 
 def _a_step(forms):
-    """Described as vLLM's runner for GPUs does, some of it on the host."""
+    """Metadata as from vLLM's GPU model runner, partly on the host."""
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     from backends.vllm.hybrid.batch import _SplitStep
@@ -33,7 +33,7 @@ def _a_step(forms):
     return _SplitStep(common, forms, LAYOUT)
 
 
-def test_vllm_sees_only_the_plain_requests():
+def test_vllms_metadata_has_only_the_plain_requests():
     from backends.vllm.hybrid.step_forms import StepForms
 
     found = _a_step(StepForms(hidden=HIDDEN)).plain_metadata()
@@ -48,12 +48,12 @@ def test_vllm_sees_only_the_plain_requests():
     assert found.positions.tolist() == found.slot_mapping.tolist() == [8, 0, 1]
 
 
-def test_hidden_rows_go_where_their_blocks_lie():
+def test_hidden_rows_are_written_to_the_requests_blocks():
     from backends.vllm.hybrid.step_forms import StepForms
 
     found = _a_step(StepForms(hidden=HIDDEN)).batch()
     assert found.plain.tolist() == [0, 8, 9]
-    # Tokens 10 of a request and 0 to 5 of another; a block has 8 rows.
+    # Token 10 of one request and 0 to 5 of another; a block has 8 rows.
     assert found.hidden.tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert found.hidden_slots.tolist() == [6 * 8 + 2, *range(8 * 8, 8 * 8 + 6)]
     assert found.decoding.tolist() == [1]
@@ -62,7 +62,7 @@ def test_hidden_rows_go_where_their_blocks_lie():
     assert (chunk.first, chunk.end, chunk.past) == (2, 8, 0)
 
 
-def test_who_leaves_is_rewritten_from_the_first_token_on():
+def test_a_converted_request_is_rewritten_from_its_first_token():
     from backends.vllm.hybrid.step_forms import StepForms
 
     (found,) = _a_step(StepForms(converted={3: 8})).batch().conversions

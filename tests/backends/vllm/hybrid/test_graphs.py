@@ -1,4 +1,4 @@
-"""Our attention is an operation that compilers need not look into, and it stays out of captured graphs."""
+"""The attention operation is opaque to compilers and stays out of captured graphs."""
 
 from importlib import import_module
 
@@ -28,7 +28,7 @@ class _Layer(torch.nn.Module):
 
 @pytest.fixture
 def in_a_step(attention):
-    """One whose layers hold no blocks yet, as when vLLM sizes its memory."""
+    """A step without metadata, as in vLLM's memory profiling."""
     from vllm.forward_context import ForwardContext, override_forward_context
 
     layer = torch.nn.Module()
@@ -38,23 +38,23 @@ def in_a_step(attention):
         yield
 
 
-def test_the_operation_is_what_it_tells_compilers(in_a_step):
-    """Its schema, what it writes, its shapes without values, and itself inside a traced graph."""
+def test_the_operation_passes_opcheck(in_a_step):
+    """Schema, mutation, fake tensors and tracing."""
     query, key, value = (torch.randn(5, 4, 8) for _ in range(3))
     given = (query, key, value, torch.randn(5, 32), torch.empty(5, 4, 8), "layer")
     found = torch.library.opcheck(torch.ops.vllm.tandem_hybrid_attention.default, given)
     assert set(found.values()) == {"SUCCESS"}
 
 
-def test_a_layer_compiles_without_a_break(in_a_step):
+def test_a_layer_compiles_without_a_graph_break(in_a_step):
     rows = torch.randn(5, 4, 8)
     compiled = torch.compile(_Layer(), backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(rows), _Layer()(rows))
-    # Whoever sizes the memory samples from numbers.
+    # Memory profiling samples from the output, so it must be finite.
     assert compiled(rows).eq(1).all()
 
 
-def test_pieces_end_before_it_and_begin_behind_it(worker):
+def test_graphs_are_split_at_the_operation(worker):
     from vllm.compilation.backends import split_graph
     from vllm.config import CompilationConfig, CompilationMode
 
@@ -66,7 +66,7 @@ def test_pieces_end_before_it_and_begin_behind_it(worker):
     assert compilation.splitting_ops_contain_attention()
 
 
-def test_without_pieces_nothing_is_split(worker):
+def test_without_splitting_the_operation_is_not_added(worker):
     from vllm.config import CompilationConfig, CompilationMode
 
     compilation = CompilationConfig(mode=CompilationMode.NONE)
@@ -76,8 +76,8 @@ def test_without_pieces_nothing_is_split(worker):
 
 
 @pytest.mark.parametrize("runner", [1, 2])
-def test_graphs_of_whole_steps_become_graphs_of_pieces(worker, runner):
-    """What vLLM chooses on a GPU, once it hears what our backend can."""
+def test_full_graphs_become_piecewise_graphs(worker, runner):
+    """vLLM's choice on a GPU, given what our backend supports."""
     from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
     from vllm.v1.attention.backend import AttentionCGSupport
 
@@ -95,7 +95,7 @@ def test_graphs_of_whole_steps_become_graphs_of_pieces(worker, runner):
 @pytest.mark.parametrize(
     "name", ["cpu_attn.CPU", "flash_attn.Flash", "triton_attn.Triton", "flex_attention.Flex"]
 )
-def test_no_whole_step_is_captured_and_no_block_is_scattered(name):
+def test_the_backend_is_never_captured_and_needs_contiguous_blocks(name):
     from vllm.v1.attention.backend import AttentionCGSupport
 
     from backends.vllm.hybrid.batch import hybrid_backend

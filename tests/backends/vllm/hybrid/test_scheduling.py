@@ -1,4 +1,4 @@
-"""The greedy inside vLLM's real scheduler, without a model; and the whole engine with one."""
+"""The choice of forms in vLLM's real scheduler without a model, and in a whole engine with one."""
 
 from queue import Queue
 
@@ -25,8 +25,8 @@ def stepped():
 
 
 def _run(engine, hidden, *, requests):
-    """(answers finished, most requests at a time, whether anybody kept hidden states)."""
-    with open_shared_state() as board:
+    """(finished requests, largest batch, whether any request was on hidden states)."""
+    with open_shared_state() as state:
         scheduler = engine.restart(tandem={"ordering": "fcfs", "look_ahead": "nobody"}, hidden=hidden)
     for number in range(requests):
         engine.add(f"r{number}", 100, 20, extra={"tandem": {"tokens": 20}})
@@ -35,15 +35,15 @@ def _run(engine, hidden, *, requests):
     while scheduler.requests:
         finished += sum(is_finished for *_, is_finished in engine.step())
         most = max(most, len(scheduler.running))
-        reading = board.read()
-        # The gate's leases follow the rows.
+        reading = state.read()
+        # The rows are what the gate's leases follow.
         assert sum(blocks for *_, blocks in reading.rows) == reading.facts.used
         used_hidden = used_hidden or bool(scheduler.hybrid_cache.hidden)
     assert scheduler.balloon.used == 0
     return finished, most, used_hidden
 
 
-def test_short_memory_serves_twice_as_many_at_a_time(stepped):
+def test_hidden_states_allow_about_twice_as_many_concurrent_requests(stepped):
     # 120 tokens: 8 blocks of keys and values, 4 of hidden states.
     assert _run(stepped, HiddenStates(1.0, 0.0, 0.0), requests=12) == (12, 5, False)
     finished, most, used_hidden = _run(stepped, FREE, requests=12)
@@ -51,19 +51,19 @@ def test_short_memory_serves_twice_as_many_at_a_time(stepped):
     assert most >= 9
 
 
-def test_ample_memory_keeps_everybody_on_keys_and_values(stepped):
+def test_requests_stay_on_keys_and_values_if_memory_is_ample(stepped):
     assert _run(stepped, FREE, requests=2) == (2, 2, False)
 
 
 @pytest.fixture
 def shared(tmp_path):
-    """Embeddings want the device."""
-    board = SharedState.create(tmp_path / "board")
-    board.is_device_shared = True
-    return board
+    """Shared state with embedding work pending."""
+    state = SharedState.create(tmp_path / "state")
+    state.is_device_shared = True
+    return state
 
 
-def test_a_newcomer_that_ended_a_wait_keeps_hidden_states_too(stepped, shared):
+def test_a_request_that_ends_the_delay_gets_its_form(stepped, shared):
     scheduler = stepped.restart(tandem={}, hidden=HiddenStates(0.0, 0.0, 0.0, forms="on"))
     stepped.add("first", 20, 60, extra={"tandem": {"ttft_ms": 60_000, "tpot_ms": 60_000}})
     for _ in range(3):
@@ -80,11 +80,11 @@ def test_a_newcomer_that_ended_a_wait_keeps_hidden_states_too(stepped, shared):
 MEASURED = HiddenStateCost(5e-6, 1e-4, 2e-3)
 
 
-def _learned(engine, *, board=None, forms=None, restoring=0.0):
-    """What hidden states are thought to cost after three answers on them."""
-    told = HiddenStates(MEASURED.token, MEASURED.request, MEASURED.step, restoring, forms="on")
-    scheduler = engine.restart(tandem={"ordering": "fcfs"}, hidden=told)
-    scheduler._shared_state, scheduler.forms = board, forms or scheduler.forms
+def _learned(engine, *, state=None, forms=None, restoring=0.0):
+    """The learned cost of hidden states after three requests on them."""
+    cost = HiddenStates(MEASURED.token, MEASURED.request, MEASURED.step, restoring, forms="on")
+    scheduler = engine.restart(tandem={"ordering": "fcfs"}, hidden=cost)
+    scheduler._shared_state, scheduler.forms = state, forms or scheduler.forms
     for number in range(3):
         engine.add(f"r{number}", 100, 20 + 10 * number, extra={})
     while scheduler.requests:
@@ -92,13 +92,13 @@ def _learned(engine, *, board=None, forms=None, restoring=0.0):
     return scheduler.hidden_cost.price
 
 
-def test_steps_beside_embeddings_teach_nothing_of_hidden_states(stepped, shared):
-    assert _learned(stepped, board=shared) == HiddenStateCostModel(MEASURED).price
+def test_steps_under_contention_do_not_update_the_hidden_state_cost(stepped, shared):
+    assert _learned(stepped, state=shared) == HiddenStateCostModel(MEASURED).price
     assert _learned(stepped) != HiddenStateCostModel(MEASURED).price
 
 
 class _LeaveOnce:
-    """One leaves as soon as all three decode."""
+    """Converts one request as soon as all three decode."""
 
     left = False
 
@@ -109,7 +109,7 @@ class _LeaveOnce:
         return TierChoice(leaving=frozenset({"r1"}))
 
 
-def test_a_step_that_rewrites_a_request_teaches_nothing_of_those_that_decode(stepped):
+def test_steps_with_a_conversion_do_not_update_the_hidden_state_cost(stepped):
     forms = _LeaveOnce()
     # 101 tokens to restore: 10 seconds.
     slow = _learned(stepped, forms=forms, restoring=0.1)
@@ -118,14 +118,14 @@ def test_a_step_that_rewrites_a_request_teaches_nothing_of_those_that_decode(ste
 
 
 @pytest.mark.asyncio(loop_scope="function")
-async def test_an_engine_of_its_own_process_answers_the_same():
-    """The forms reach the worker, the models are known there, and the cost is measured at the start."""
+async def test_an_engine_process_gives_the_same_outputs_on_hidden_states():
+    """Forms reach the worker, the models are registered there, and the cost is measured at the start."""
     sampling = Sampling(max_tokens=24, temperature=0.0, ignore_eos=True)
     prompt = [7 + i for i in range(90)]
-    answers = []
+    outputs = []
     for hybrid in (None, HybridSetup("OPTForCausalLM", "on")):
         engine = running_vllm("tandem/tiny-opt", scheduling=EngineOptions(), hybrid=hybrid, dtype="float32")
         async with engine as generator:
-            answers.append(tokens_of(await complete(generator, prompt, sampling)))
-    assert len(answers[0]) == 24
-    assert answers[0] == answers[1]
+            outputs.append(tokens_of(await complete(generator, prompt, sampling)))
+    assert len(outputs[0]) == 24
+    assert outputs[0] == outputs[1]

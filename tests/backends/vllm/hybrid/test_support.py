@@ -1,3 +1,5 @@
+"""Which models and engine arguments the hidden-state cache supports."""
+
 import pytest
 
 from backends.vllm.hybrid.support import memory_ratio, refusal, scratch_bytes
@@ -11,7 +13,7 @@ LLAMA_3 = LLAMA_2 | {"num_key_value_heads": 8}
 
 
 @pytest.mark.parametrize("config", [OPT, LLAMA_2])
-def test_heads_of_their_own_are_served_at_half_the_memory(config):
+def test_models_with_own_keys_per_head_need_half_the_memory(config):
     harmless = {"tensor_parallel_size": 1, "block_size": 16, "kv_cache_dtype": "auto", "model_impl": "vllm"}
     assert refusal(config, harmless) is None
     assert memory_ratio(config) == 0.5
@@ -39,11 +41,11 @@ def test_heads_of_their_own_are_served_at_half_the_memory(config):
         (OPT, {"enable_lora": True}, "enable_lora=True"),
     ],
 )
-def test_the_reason_is_named(config, arguments, reason):
+def test_the_refusal_names_the_reason(config, arguments, reason):
     with pytest.raises(ValueError, match=reason):
         raise ValueError(refusal(config, arguments))
 
 
-def test_what_decoding_takes_besides():
-    """By hand, for OPT-13B: of 256 requests of 2,048 tokens 10 bytes a head and token, 20 KiB a head."""
+def test_temporary_memory_of_decoding():
+    """By hand for OPT-13B: 256 requests of 2,048 tokens, 10 bytes per head and token, 20 KiB per head."""
     assert scratch_bytes(OPT, requests=256, tokens=2_048) == 256 * 40 * (2_048 * 10 + 20 * 1_024)

@@ -1,13 +1,13 @@
-"""A quota withholds blocks of a pool that lies there; of one that is mapped on demand it takes none."""
+"""The balloon takes no blocks of a pool that is mapped on demand."""
 
 from types import SimpleNamespace
 
 from backends.vllm.plugin.balloon import balloon_of
 
 
-class Mapped:
-    """As kvcached's pool and its manager are, of which a taken block costs memory: what is free goes by its
-    limit and by the device, one block is a placeholder, and blocks of finished prompts are kept for reuse."""
+class ElasticPool:
+    """Imitates kvcached's pool: free blocks depend on its limit, one block is the null block, and blocks of
+    finished prompts are kept for reuse."""
 
     def __init__(self, blocks: int, limit: int) -> None:
         self.num_gpu_blocks, self.limit = blocks, limit
@@ -23,14 +23,14 @@ class Mapped:
         return [object()] * count
 
 
-def test_what_is_mapped_on_demand_is_left_to_its_limit():
-    pool = Mapped(blocks=101, limit=101)
+def test_a_pool_mapped_on_demand_is_left_to_its_own_limit():
+    pool = ElasticPool(blocks=101, limit=101)
     balloon = balloon_of(pool)
     assert (balloon.total, balloon.used) == (100, 0)
     pool.get_new_blocks(30)
     balloon.withhold_beyond(50)
     assert (pool.taken, len(balloon), balloon.used) == (31, 0, 30)
-    # What the limit does not give is not in use, nor what is only kept.
+    # Neither blocks beyond the limit nor evictable blocks are in use.
     pool.limit = 60
     pool._evictable_blocks = dict.fromkeys(range(10))
     assert balloon.used == 20

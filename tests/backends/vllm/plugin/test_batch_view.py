@@ -1,4 +1,4 @@
-"""Who runs, kept by column from step to step: always what reading everything anew would say."""
+"""The incrementally updated columns of running requests equal a full scan."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ MOST = 64
 
 
 def arrived(number: int, prompt: int) -> SimpleNamespace:
-    """What is read of one of vLLM's requests."""
+    """The attributes of a vLLM request that are read."""
     facts = {"request_id": f"r{number}", "prompt_tokens": prompt, "max_tokens": 100, "now": Instant(number)}
     return SimpleNamespace(
         request_id=f"r{number}",
@@ -28,7 +28,7 @@ def arrived(number: int, prompt: int) -> SimpleNamespace:
     )
 
 
-def grown(running: list[SimpleNamespace]) -> int:
+def expected_growth(running: list[SimpleNamespace]) -> int:
     asked = 0
     for one in running:
         done = one.num_computed_tokens
@@ -39,40 +39,40 @@ def grown(running: list[SimpleNamespace]) -> int:
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("takes_back", [False, True])
-@given(random=st.randoms(use_true_random=True), is_told=st.booleans())
-def test_what_is_kept_is_what_is_there(random, runs_ahead, takes_back, is_told):
-    runners = BatchTracker(BLOCK, has_packed=False, runs_ahead=runs_ahead, takes_back=takes_back)
+@given(random=st.randoms(use_true_random=True), is_notified=st.booleans())
+def test_incremental_columns_equal_a_full_scan(random, runs_ahead, takes_back, is_notified):
+    tracker = BatchTracker(BLOCK, has_packed=False, runs_ahead=runs_ahead, takes_back=takes_back)
     running: list[SimpleNamespace] = []
     for number in range(30):
         now = Instant(1_000 + number)
         if runs_ahead:
             for one in running:
                 one.num_output_placeholders = random.randrange(2)
-        # Without drafts and transfers a step may still be in flight where a pipeline has several.
+        # With pipeline parallelism a step may be in flight even without drafts and KV transfers.
         is_in_flight = random.random() < 0.2
         for one in running:
             if one.num_computed_tokens == len(one._all_token_ids) and not is_in_flight:
                 one._all_token_ids.append(0)
             elif takes_back and random.random() < 0.1:
                 one.num_computed_tokens -= random.randrange(one.num_computed_tokens + 1)
-        runners.stamp(running, now, is_in_flight=is_in_flight)
-        assert runners.growth(MOST) == grown(running)
-        assert list(runners.batch) == [one.tandem for one in running]
+        tracker.stamp(running, now, is_in_flight=is_in_flight)
+        assert tracker.growth(MOST) == expected_growth(running)
+        assert list(tracker.batch) == [one.tandem for one in running]
         assert all(one.tandem.tokens == len(one._all_token_ids) for one in running)
         if running and random.random() < 0.2:
-            told = random.choice(running).tandem
-            told.set_forecast(LengthForecast((0.0, 1.0), (10.0, random.choice([20.0, 200.0]))))
-            runners.set_forecast(told)
-        assert runners.batch.to_come().tolist() == [one.tandem.remaining() for one in running]
+            changed = random.choice(running).tandem
+            changed.set_forecast(LengthForecast((0.0, 1.0), (10.0, random.choice([20.0, 200.0]))))
+            tracker.set_forecast(changed)
+        assert tracker.batch.to_come().tolist() == [one.tandem.remaining() for one in running]
         assert all(one.tandem.held == -(-one.num_computed_tokens // BLOCK) for one in running)
         for one in random.sample(running, random.randrange(len(running) + 1) // 3):
             running.remove(one)
-            if is_told:
-                runners.remove(one.tandem)
+            if is_notified:
+                tracker.remove(one.tandem)
         running += [
             arrived(100 * number + more, random.randint(1, 150)) for more in range(random.randrange(3))
         ]
-        # Most steps compute one token of everybody, some pass over somebody or cut a prompt.
+        # Most steps compute one token per request; some skip a request or split a prompt.
         tokens = {}
         for one in running:
             left = len(one._all_token_ids) - one.num_computed_tokens
@@ -80,8 +80,8 @@ def test_what_is_kept_is_what_is_there(random, runs_ahead, takes_back, is_told):
         tokens = {name: new for name, new in tokens.items() if new}
         for one in running:
             one.num_computed_tokens += tokens.get(one.request_id, 0)
-        runners.record_step(running, tokens, sum(tokens.values()))
-        keys, stamped, blocks = (column.tolist() for column in runners.rows(running))
+        tracker.record_step(running, tokens, sum(tokens.values()))
+        keys, stamped, blocks = (column.tolist() for column in tracker.rows(running))
         assert keys == [one.tandem.key for one in running]
         assert stamped == [one.tandem.tokens for one in running]
         assert blocks == [-(-one.num_computed_tokens // BLOCK) for one in running]

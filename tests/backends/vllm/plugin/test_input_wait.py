@@ -1,4 +1,4 @@
-"""A scheduler in no hurry is woken by what arrives. Were it not, these would stand still for a minute."""
+"""A delayed step is woken by an arriving message; otherwise these tests would wait for a minute."""
 
 from queue import Queue
 from threading import Thread
@@ -8,7 +8,7 @@ from backends.vllm.plugin.input_wait import wait_for_input
 from controlplane.core.clock import seconds
 
 
-def test_what_is_there_already_is_not_waited_for():
+def test_a_queued_message_ends_the_wait_at_once():
     inputs = Queue()
     inputs.put("request")
     wait_for_input(inputs, seconds(60))
@@ -24,7 +24,7 @@ def test_an_arrival_ends_the_wait():
     assert not waiter.is_alive()
 
 
-def test_without_arrivals_the_time_is_waited_out():
+def test_without_arrivals_the_wait_lasts_its_full_time():
     for inputs in (Queue(), None):
         began = monotonic_ns()
         wait_for_input(inputs, seconds(0.001))

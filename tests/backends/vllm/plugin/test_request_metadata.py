@@ -1,4 +1,4 @@
-"""What a request says of itself, on its way through vLLM."""
+"""Request metadata survives its way through vLLM's sampling parameters."""
 
 import pytest
 
@@ -13,15 +13,15 @@ CLASS = ServiceClass("any", Slo(), 0, sheddable=False)
 REQUEST = Request("r", Kind.GENERATE, "m", "t", CLASS, CLASS.slo, Instant(1_000), 20, 100)
 
 
-def read(said, *, prompt_tokens: int):
-    """By an engine that was given the prompt, and what is left of the limit."""
+def read(metadata, *, prompt_tokens: int):
+    """Parses metadata as an engine does that got the prompt and the remaining token limit."""
     left = 120 - prompt_tokens
     return make_engine_request(
-        said, Defaults(), request_id="r", prompt_tokens=prompt_tokens, max_tokens=left, now=NOW
+        metadata, Defaults(), request_id="r", prompt_tokens=prompt_tokens, max_tokens=left, now=NOW
     )
 
 
-def test_what_came_with_the_prompt_counts_as_answer_and_as_memory():
+def test_resumed_tokens_count_as_output_and_as_memory():
     standing = Handoff(done=7, first_token=Instant(2_000), last_token=Instant(3_000))
     resumed = read(metadata_of(REQUEST, standing), prompt_tokens=27)
     assert (resumed.request.prompt_tokens, resumed.done, resumed.tokens) == (20, 7, 27)
@@ -31,16 +31,19 @@ def test_what_came_with_the_prompt_counts_as_answer_and_as_memory():
     assert (resumed.done, resumed.tokens) == (8, 28)
 
 
-@pytest.mark.parametrize("said", [metadata_of(REQUEST, FIRST_HANDOFF), {"resumed_tokens": -5}])
-def test_who_resumes_nothing_has_its_answer_before_it(said):
-    fresh = read(said, prompt_tokens=20)
+@pytest.mark.parametrize("metadata", [metadata_of(REQUEST, FIRST_HANDOFF), {"resumed_tokens": -5}])
+def test_a_new_request_has_no_output_yet(metadata):
+    fresh = read(metadata, prompt_tokens=20)
     assert (fresh.request.prompt_tokens, fresh.done, fresh.tokens) == (20, 0, 20)
     assert fresh.first_token is None
 
 
-def test_what_is_said_of_two_alike_is_read_once():
-    said = {"levels": [0, 0.5, 1], "quantiles": [10, 60, 200]}
-    one, other = read(said, prompt_tokens=20), read({**said, "quantiles": [10, 60.0, 200]}, prompt_tokens=20)
-    longer = read({**said, "quantiles": [10, 60, 201]}, prompt_tokens=20)
+def test_equal_forecasts_share_one_object():
+    metadata = {"levels": [0, 0.5, 1], "quantiles": [10, 60, 200]}
+    one, other = (
+        read(metadata, prompt_tokens=20),
+        read({**metadata, "quantiles": [10, 60.0, 200]}, prompt_tokens=20),
+    )
+    longer = read({**metadata, "quantiles": [10, 60, 201]}, prompt_tokens=20)
     assert one.forecast is other.forecast
     assert longer.forecast is not None and longer.forecast.tokens == (10.0, 60.0, 201.0)

@@ -1,4 +1,4 @@
-"""The board between the engine's process and ours."""
+"""The shared memory between the engine's process and the server."""
 
 import multiprocessing
 from pathlib import Path
@@ -27,45 +27,45 @@ def facts(step: int) -> EngineFacts:
 
 
 def write_many(path: Path, steps: int) -> None:
-    board = SharedState(path)
+    state = SharedState(path)
     for step in range(1, steps + 1):
-        # Every reading must be of one step: all numbers agree with its own.
-        board.write(facts(step), *[[step] * (step % 50)] * 3)
+        # A consistent read has the numbers of one step only.
+        state.write(facts(step), *[[step] * (step % 50)] * 3)
 
 
-def test_what_is_written_is_read(tmp_path):
-    board = SharedState.create(tmp_path / "board")
-    assert (board.read(), board.newest()) == (None, 0)
-    board.write(facts(5), [key_of("a"), key_of("b")], [17, 3], [2, 1])
-    reading = board.read()
+def test_a_read_returns_what_was_written(tmp_path):
+    state = SharedState.create(tmp_path / "state")
+    assert (state.read(), state.newest()) == (None, 0)
+    state.write(facts(5), [key_of("a"), key_of("b")], [17, 3], [2, 1])
+    reading = state.read()
     assert reading.facts == facts(5)
     assert reading.of("a") == (key_of("a"), 17, 2)
-    assert reading.of("nobody") is None
-    assert board.newest() == 1
+    assert reading.of("other") is None
+    assert state.newest() == 1
 
 
-def test_the_other_side_says_whether_the_device_is_shared(tmp_path):
-    board = SharedState.create(tmp_path / "board")
-    writer = SharedState(tmp_path / "board")
-    assert not board.is_device_shared
+def test_the_contention_flag_is_independent_of_the_state(tmp_path):
+    state = SharedState.create(tmp_path / "state")
+    writer = SharedState(tmp_path / "state")
+    assert not state.is_device_shared
     writer.is_device_shared = True
-    board.write(facts(1), *[[1] * 4_097] * 3)
-    assert board.is_device_shared
+    state.write(facts(1), *[[1] * 4_097] * 3)
+    assert state.is_device_shared
     writer.is_device_shared = False
-    assert not board.is_device_shared
-    assert board.read().facts == facts(1)
+    assert not state.is_device_shared
+    assert state.read().facts == facts(1)
 
 
 def read_along(path: Path, writer, until: int) -> set[int]:
-    """Starts the writer and reads what it writes, until a step or its end. Returns the steps seen."""
-    board = SharedState.create(path)
+    """Starts the writer and reads until step `until` or the writer's end; returns the steps seen."""
+    state = SharedState.create(path)
     writer.start()
     seen = {0}
     try:
         while max(seen) < until:
-            # Asked before the reading: what it wrote last is read once more.
+            # Checked before the read, so that the last write is read as well.
             is_writing = writer.is_alive()
-            reading = board.read()
+            reading = state.read()
             if reading is not None:
                 step = reading.facts.step
                 seen.add(step)
@@ -82,32 +82,32 @@ def a_writer(path: Path, steps: int):
     return multiprocessing.get_context("spawn").Process(target=write_many, args=(path, steps), daemon=True)
 
 
-def test_a_reader_in_another_process_never_sees_half_a_step(tmp_path):
-    path, steps = tmp_path / "board", 20_000
+def test_a_reader_in_another_process_never_sees_a_torn_state(tmp_path):
+    path, steps = tmp_path / "state", 20_000
     writer = a_writer(path, steps)
     seen = read_along(path, writer, steps)
     assert (max(seen), writer.exitcode) == (steps, 0)
     assert len(seen) > 10
 
 
-def test_a_writer_that_ends_early_holds_up_no_reader(tmp_path):
-    path = tmp_path / "board"
+def test_a_writer_that_exits_does_not_block_readers(tmp_path):
+    path = tmp_path / "state"
     assert max(read_along(path, a_writer(path, 5), until=6)) == 5
 
 
-def test_a_writer_that_died_while_writing_leaves_the_step_before(tmp_path):
-    path = tmp_path / "board"
-    board = SharedState.create(path)
-    board.write(facts(1), [], [], [])
-    board.write(facts(2), [7], [7], [7])
+def test_a_writer_that_died_while_writing_leaves_the_previous_step(tmp_path):
+    path = tmp_path / "state"
+    state = SharedState.create(path)
+    state.write(facts(1), [], [], [])
+    state.write(facts(2), [7], [7], [7])
     content = bytearray(path.read_bytes())
     content[content.index((7).to_bytes(8, "little"))] = 8
     path.write_bytes(content)
     assert SharedState(path).read().facts == facts(1)
 
 
-def test_a_board_of_which_nothing_is_whole_is_noticed(tmp_path):
-    path = tmp_path / "board"
+def test_a_state_without_a_valid_half_raises_torn_read(tmp_path):
+    path = tmp_path / "state"
     SharedState.create(path).write(facts(1), [], [], [])
     content = bytearray(path.read_bytes())
     content[content.index((3).to_bytes(4, "little"))] ^= 255

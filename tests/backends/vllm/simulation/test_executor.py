@@ -1,4 +1,4 @@
-"""The engine without a model: behind a live server, and on virtual time."""
+"""The executor without a model, in a live engine and in virtual time."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ async def live():
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_it_answers_behind_the_server_as_a_model_would(live):
+async def test_a_live_engine_without_a_model_generates_repeatable_tokens(live):
     sampling = Sampling(max_tokens=40, temperature=0.0, ignore_eos=True)
     first, second = [tokens_of(await complete(live, PROMPT, sampling)) for _ in range(2)]
     assert len(first) == 40
@@ -39,7 +39,7 @@ async def test_it_answers_behind_the_server_as_a_model_would(live):
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_engine_that_hangs_is_killed_and_its_requests_end(live):
-    """The last one here: nothing starts it again."""
+    """Must run last: the engine is not restarted."""
     [engine] = live._engine_children()
     os.kill(engine.pid, signal.SIGSTOP)
     asking = [complete(live, PROMPT, Sampling(max_tokens=40, ignore_eos=True)) for _ in range(3)]
@@ -57,7 +57,7 @@ async def test_an_engine_that_hangs_is_killed_and_its_requests_end(live):
     assert live.stall_count == 1
 
 
-def test_virtual_time_is_what_the_model_says():
+def test_virtual_time_advances_by_the_latency_model():
     from backends.cost_models.step_time import OPT_13B_A100_80G, StepLoad
     from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
 
@@ -75,7 +75,7 @@ def test_virtual_time_is_what_the_model_says():
     assert [tokens for _, tokens, _ in seen] == [1, 1, 1]
 
 
-def test_an_unknown_model_of_time_stops_the_start():
+def test_an_unknown_latency_model_stops_the_start():
     from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
 
     with pytest.raises(ValueError, match=r"tandem_sim.batch_time='h900'.*choose one of instant"):

@@ -1,11 +1,12 @@
-"""Plays schedules on a real engine of this process and prints what came out, as JSON.
+"""Runs schedules on a real engine in this process and prints the results as JSON.
 
-    python play.py MODEL SCHEDULES [compiled]
+    python schedule_runner.py MODEL SCHEDULES [compiled]
 
-Answers are compared token by token and, on the runner that vLLM uses on CPUs, by all logits of each token.
-With TRITON_INTERPRET=1 on a CPU it plays on the runner that vLLM uses on GPUs, with kernels in Triton.
+Outputs are compared token by token and, with the model runner that vLLM uses on CPUs, by all logits of each
+token. With TRITON_INTERPRET=1 on a CPU it uses vLLM's model runner for GPUs, with kernels in Triton.
 
-A process of its own, because vLLM keeps global state and binds threads. `test_outputs` reads the result.
+It runs in a process of its own, because vLLM keeps global state and binds threads. `test_outputs` reads the
+result.
 """
 
 import json
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    # vLLM asks for a Triton that compiles for CPUs, also here, in its workers, where nothing is compiled.
+    # vLLM and its workers require a Triton that compiles for CPUs, although nothing is compiled here.
     import triton.backends
 
     active = SimpleNamespace(is_active=lambda: True)
@@ -33,7 +34,7 @@ from controlplane.policy.cache_tiers.selection import TierChoice
 
 BLOCK_TOKENS = 32
 AMPLE, SCARCE = 128, 8
-# Ten times what the longest of these plays takes.
+# Ten times the steps of the longest schedule.
 MOST_STEPS = 5_000
 COMMON = {
     "block_size": BLOCK_TOKENS,
@@ -47,15 +48,15 @@ COMMON = {
     "skip_tokenizer_init": True,
     "max_logprobs": -1,
     "logprobs_mode": "raw_logits",
-    # Two engines of one process: each has its worker, and the state that vLLM keeps globally, elsewhere.
+    # With two engines in one process, workers in processes of their own keep vLLM's global state apart.
     "distributed_executor_backend": "mp",
-    # On a GPU: both find this much free.
+    # On a GPU both engines must find this share free.
     "gpu_memory_utilization": 0.4,
 }
 
 
 class RandomForms:
-    """Anybody may start either way and leave hidden states at any step, by the flip of a coin."""
+    """Chooses forms and conversions at random."""
 
     def __init__(self, seed, *, hidden, leave):
         self.coin, self.hidden, self.leave = random.Random(seed), hidden, leave
@@ -67,15 +68,18 @@ class RandomForms:
 
 
 @dataclass
-class Played:
-    """`logits[i]` has a row for each token of answer i; `hid` counts those that came back from preemption on
-    hidden states who had kept keys and values."""
+class ScheduleResult:
+    """Results of one schedule.
+
+    `logits[i]` has a row per token of output i; `became_hidden` counts requests that resumed on hidden states
+    after a preemption on keys and values.
+    """
 
     tokens: list
     logits: list
     preempted: int
     converted: int
-    hid: int
+    became_hidden: int
     most_blocks: list
     leaked: int
 
@@ -94,19 +98,19 @@ class Engine:
 
             models.register()
             architecture = json.loads(Path(folder, "config.json").read_text())["architectures"][0]
-            # Whatever fits starts, so that blocks run short.
+            # Every request that fits starts, so that blocks run short.
             arguments["additional_config"] = {"tandem": {"ordering": "fcfs", "look_ahead": "nobody"}}
             arguments = HybridSetup(architecture, "on").arguments(arguments)
         config = EngineArgs(model=folder, **arguments).create_engine_config()
         self.mode = config.compilation_config.mode.name
         self.runner = 2 if config.use_v2_model_runner else 1
         if current_platform.is_cpu():
-            # Nothing here holds a device yet, so a worker need not import everything again.
+            # No device is in use yet, so workers may fork instead of importing everything again.
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
 
-    def go_ahead(self):
-        """Each step is planned from now on before the engine has seen what came of the last."""
+    def schedule_ahead(self):
+        """Switches to asynchronous scheduling: each step is planned before the previous output is known."""
         from backends.vllm.hybrid.scheduling import make
         from backends.vllm.simulation.stepped_engine import begin_anew
 
@@ -116,7 +120,7 @@ class Engine:
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
-        # Interpreted, the second runner's kernels would take minutes to rank them.
+        # In the interpreter, the second runner's kernels would take minutes to rank all logits.
         logits = -1 if self.runner == 1 else None
         sampling = SamplingParams(
             temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=logits
@@ -124,35 +128,37 @@ class Engine:
         self.core.scheduler.add_request(Request(f"r{at}", prompt, sampling, None, arrival_time=float(at)))
 
     def play(self, requests, *, forms=None, blocks=AMPLE, joins=None, aborts=None):
-        """Greedy answers to `requests` of (prompt, tokens), with all but `blocks` of the pool withheld; by
-        number, who joins after so many steps, and who is aborted then."""
+        """Greedy outputs of `requests` of (prompt, tokens), with a quota of `blocks`.
+
+        `joins` and `aborts` map request numbers to the step at which they arrive or are aborted.
+        """
         scheduler, joins, aborts = self.core.scheduler, joins or {}, aborts or {}
         if forms is not None:
             scheduler.forms = forms
             scheduler.set_quota(blocks)
-        answers = {f"r{at}": [] for at in range(len(requests))}
-        logits = {name: [] for name in answers}
+        outputs = {f"r{at}": [] for at in range(len(requests))}
+        logits = {name: [] for name in outputs}
         before = getattr(scheduler, "preempted", 0)
         pool = scheduler.kv_cache_manager.block_pool
         cache = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
-        converted = hid = 0
+        converted = became_hidden = 0
         most, plain = [0] * len(requests), set()
         inner = scheduler.schedule
 
-        def watched(*args, **kwargs):
-            nonlocal converted, hid
+        def recorded(*args, **kwargs):
+            nonlocal converted, became_hidden
             output = inner(*args, **kwargs)
             held = cache.req_to_blocks
             if forms is not None:
                 converted += len(output.cache_forms.converted)
-                holding = {name for name in answers if held.get(name)}
-                hid += len(plain & holding & cache.hidden)
+                holding = {name for name in outputs if held.get(name)}
+                became_hidden += len(plain & holding & cache.hidden)
                 plain.difference_update(holding & cache.hidden)
                 plain.update(holding - cache.hidden)
             most[:] = [max(before, len(held.get(f"r{at}", ()))) for at, before in enumerate(most)]
             return output
 
-        scheduler.schedule = watched
+        scheduler.schedule = recorded
         step = 0
         while scheduler.has_requests() or self.core.batch_queue or step <= max(joins.values(), default=0):
             for at, (prompt, tokens) in enumerate(requests):
@@ -161,10 +167,10 @@ class Engine:
             self.core.abort_requests([f"r{at}" for at, end in aborts.items() if end == step])
             step += 1
             if step > MOST_STEPS:
-                raise RuntimeError(f"after {step} steps still there: {sorted(scheduler.requests)}")
+                raise RuntimeError(f"requests unfinished after {step} steps: {sorted(scheduler.requests)}")
             for group in (self.core.step_fn()[0] or {}).values():
                 for one in group.outputs:
-                    answers[one.request_id] += one.new_token_ids
+                    outputs[one.request_id] += one.new_token_ids
                     if one.new_logprobs is not None:
                         logits[one.request_id] += _by_token(one.new_logprobs)
         scheduler.schedule = inner
@@ -173,11 +179,13 @@ class Engine:
             scheduler.balloon.withhold_beyond(AMPLE)
         leaked = AMPLE - pool.get_num_free_blocks()
         preempted = getattr(scheduler, "preempted", 0) - before
-        return Played(list(answers.values()), list(logits.values()), preempted, converted, hid, most, leaked)
+        return ScheduleResult(
+            list(outputs.values()), list(logits.values()), preempted, converted, became_hidden, most, leaked
+        )
 
 
 def _by_token(reported):
-    """vLLM reports the sampled token, then all from the largest on."""
+    """Logits by token id; vLLM reports the sampled token first, then all in descending order."""
     rows = []
     for tokens, values in zip(reported.logprob_token_ids, reported.logprobs, strict=True):
         row = np.empty(len(tokens) - 1, np.float32)
@@ -187,7 +195,7 @@ def _by_token(reported):
 
 
 def _furthest(played, expected):
-    """The largest difference of two logits; None where none were asked for. Who was cut short says less."""
+    """Largest difference of two logits; None without logits. An aborted request has fewer rows."""
     pairs = zip(played, expected, strict=True)
     found = [float(abs(a - b).max()) for one, two in pairs for a, b in zip(one, two, strict=False)]
     return max(found, default=None)
@@ -195,7 +203,7 @@ def _furthest(played, expected):
 
 def _requests(seed, count):
     draw = random.Random(seed)
-    # Around the blocks of 32 tokens, of 64 rows, and the step's 64 tokens.
+    # Lengths around blocks of 32 tokens, blocks of 64 rows, and the step's budget of 64 tokens.
     sizes = [1, 31, 32, 63, 64, 65, 90, 130]
     return [
         ([draw.randrange(8, 2000) for _ in range(draw.choice(sizes))], draw.randrange(4, 40))
@@ -208,18 +216,18 @@ def main(model, schedules, *, compiled):
     plain = Engine(model, hybrid=False)
     engine = Engine(model, hybrid=True, compiled=compiled)
     requests = _requests(1, 10)
-    everybody = range(len(requests))
+    all_requests = range(len(requests))
     found = {"mode": engine.mode, "runner": engine.runner}
 
-    def tell(name, played, chosen=everybody, cut=()):
-        """Who was cut short says the beginning of what is expected."""
+    def tell(name, played, chosen=all_requests, cut=()):
+        """Compares outputs; an aborted request must be a prefix of the expected output."""
         wanted = [expected.tokens[i] for i in chosen]
         pairs = enumerate(zip(played.tokens, wanted, strict=True))
         same = sum(one == (two[: len(one)] if at in cut else two) for at, (one, two) in pairs)
         ended = sum(len(one) < len(two) for one, two in zip(played.tokens, wanted, strict=True))
         off = _furthest(played.logits, [expected.logits[i] for i in chosen])
-        told = {"tokens": None, "logits": off, "same": same, "of": len(wanted), "cut": ended}
-        found[name] = {**vars(played), **told}
+        summary = {"tokens": None, "logits": off, "same": same, "of": len(wanted), "cut": ended}
+        found[name] = {**vars(played), **summary}
 
     expected = plain.play(requests)
     found["lengths"] = [len(prompt) + tokens for prompt, tokens in requests]
@@ -253,7 +261,7 @@ def main(model, schedules, *, compiled):
     ahead = schedules // 2
     for seed in range(ahead):
         at_random(seed)
-    engine.go_ahead()
+    engine.schedule_ahead()
     tell("leaving, a step ahead", engine.play(requests, forms=runs["leaving"], blocks=SCARCE))
     for seed in range(ahead, schedules):
         at_random(seed)

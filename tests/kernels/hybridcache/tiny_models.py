@@ -1,4 +1,4 @@
-"""Models of two layers in which attention matters: weights as large as trained ones', no bias of zero."""
+"""Two-layer models in which attention matters: weights as large as in trained models, and non-zero biases."""
 
 import math
 
@@ -18,7 +18,7 @@ def _opt(*, norm_first):
 
 
 def _llama(*, rotated):
-    """Part of each head turns, as in Phi; with biases then, as there."""
+    """Llama with the share `rotated` of each head rotated; below 1 it has biases, as Phi does."""
     from transformers import LlamaConfig
 
     turning = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": rotated}
@@ -46,7 +46,7 @@ def draw_weights(model):
 
 
 def save_model(name, folder):
-    """As a checkpoint without a tokenizer."""
+    """Saves a checkpoint without a tokenizer."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(CONFIGS[name]())
