@@ -66,18 +66,18 @@ def engine_args(
     """
     check_arguments(arguments)
     nested = _nested_configs()
-    given = {
+    converted = {
         name: nested[name](**value) if name in nested and isinstance(value, Mapping) else value
         for name, value in arguments.items()
     }
-    ours: dict[str, Any] = {"model": model, "served_model_name": served_name, "disable_log_stats": True}
+    defaults: dict[str, Any] = {"model": model, "served_model_name": served_name, "disable_log_stats": True}
     if reasoning_parser is not None:
-        ours["reasoning_parser"] = reasoning_parser
+        defaults["reasoning_parser"] = reasoning_parser
     if "kv_cache_memory_bytes" in arguments:
-        ours["gpu_memory_utilization"] = _MIN_GPU_MEMORY_UTILIZATION
+        defaults["gpu_memory_utilization"] = _MIN_GPU_MEMORY_UTILIZATION
     if current_platform.is_cpu() and has_one_rank(arguments):
-        ours["distributed_executor_backend"] = "backends.vllm.cpu_executor.InProcessExecutor"
-    return AsyncEngineArgs(**(ours | given))
+        defaults["distributed_executor_backend"] = "backends.vllm.cpu_executor.InProcessExecutor"
+    return AsyncEngineArgs(**(defaults | converted))
 
 
 def has_one_rank(arguments: Mapping[str, Any]) -> bool:

@@ -87,8 +87,8 @@ class VllmEngine:
             from backends.vllm.hybrid import models
 
             models.register()
-        given = engine_args(model, served_name, arguments, reasoning_parser=reasoning_parser)
-        config = given.create_engine_config(CONTEXT)
+        args = engine_args(model, served_name, arguments, reasoning_parser=reasoning_parser)
+        config = args.create_engine_config(CONTEXT)
         self.stats = EngineStats()
         with bound_to_parent(), open_shared_state() if options is not None else nullcontext() as shared_state:
             self._llm = AsyncLLM.from_vllm_config(

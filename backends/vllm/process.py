@@ -18,10 +18,10 @@ from backends.vllm.compat import EngineDeadError
 _run_engine_core = EngineCoreProc.run_engine_core
 
 
-def run_engine_core(*given: Any, **named: Any) -> None:
+def run_engine_core(*args: Any, **kwargs: Any) -> None:
     """Runs EngineCore in a process that exits with its parent; the spawned process imports it by name."""
     end_with_parent()
-    _run_engine_core(*given, **named)
+    _run_engine_core(*args, **kwargs)
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.process_inputs: Callable[[], None] = _no_input
         self._shared_state = SharedState.from_environment()
         has_drafts = self.num_spec_tokens > 0
-        self._batch = BatchTracker(
+        self._tracker = BatchTracker(
             self.block_size,
             has_packed=self.has_packed,
             runs_ahead=has_drafts or isinstance(self, AsyncScheduler),
@@ -111,10 +111,8 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Applies the policy's plan, runs vLLM's `schedule()` and publishes the resulting state."""
-        was_shared, self._is_device_shared = (
-            self._is_device_shared,
-            self._shared_state is not None and self._shared_state.is_device_shared,
-        )
+        was_shared = self._is_device_shared
+        self._is_device_shared = self._shared_state is not None and self._shared_state.is_device_shared
         waited = self._delay_step()
         self.waited_ns += waited
         began = time.perf_counter_ns()
@@ -134,7 +132,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         if scheduled:
             self._steps_in_flight.append(work)
         self._previous_schedule, self._previous_step_start = now, now if scheduled else None
-        self._batch.record_step(self.running, scheduled, output.total_num_scheduled_tokens)
+        self._tracker.record_step(self.running, scheduled, output.total_num_scheduled_tokens)
         self._publish(now)
         self._previous_used = self.balloon.used
         self.hook_ns += time.perf_counter_ns() - began
@@ -152,7 +150,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._stamp(now)
         # Input is processed here, so that a request that ends the delay can start in this step.
         while not len(self.waiting):
-            begin = next_step_start(self._batch.batch, last, now, self.options.decode_pace)
+            begin = next_step_start(self._tracker.batch, last, now, self.options.decode_pace)
             if begin <= now:
                 break
             wait_for_input(self.input_queue, between(now, begin))
@@ -173,9 +171,8 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         """
         # Without running requests the engine may have been idle in between.
         if self._previous_schedule is not None and self.running and len(self._finished_steps) == 1:
-            self._observe(
-                self._finished_steps[0], Duration(now - self._previous_schedule - waited), is_alone=is_alone
-            )
+            took = Duration(now - self._previous_schedule - waited)
+            self._observe(self._finished_steps[0], took, is_alone=is_alone)
         self._finished_steps.clear()
 
     def set_step_cost(self, cost: StepCost | None) -> None:
@@ -188,7 +185,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._pace = self.observed.pace or _UNKNOWN_RATE
 
     def _stamp(self, now: Instant) -> None:
-        self._batch.stamp(self.running, now, is_in_flight=bool(self._steps_in_flight))
+        self._tracker.stamp(self.running, now, is_in_flight=bool(self._steps_in_flight))
 
     def view(self, now: Instant) -> EngineView:
         """The engine's state as the policy sees it; records new tokens first."""
@@ -199,9 +196,9 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             block_tokens=self.block_size,
             quota=self.quota,
             used=self.balloon.used,
-            growth=self._batch.growth(self.max_num_scheduled_tokens),
+            growth=self._tracker.growth(self.max_num_scheduled_tokens),
             free_slots=max_running_requests(self.scheduler_config) - len(self.running),
-            running=self._batch.batch,
+            running=self._tracker.batch,
             has_packed=self.has_packed,
         )
 
@@ -225,14 +222,14 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def preempt(self, request: Any) -> None:
         """Preempts a running request by recompute: it loses its blocks and may restart in the next step."""
-        del self.running[self._batch.index_of(self.running, request.tandem)]
+        del self.running[self._tracker.index_of(self.running, request.tandem)]
         self._preempt_request(request, time.monotonic())
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self.preempted += 1
         self.recompute_tokens += request.num_computed_tokens
         request.tandem.preemptions += 1
-        self._batch.remove(request.tandem)
+        self._tracker.remove(request.tandem)
         super()._preempt_request(request, *args, **kwargs)
 
     # --- requests ----------------------------------------------------------------------------
@@ -267,7 +264,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         # vLLM calls this once for every request that ends, possibly while it still waits.
         self.waiting.remove_requests([request])
         if hasattr(request, "tandem"):
-            self._batch.remove(request.tandem)
+            self._tracker.remove(request.tandem)
             self._drop_client_id(request.tandem)
             del request.tandem
         return super()._free_request(request, *args, **kwargs)
@@ -306,7 +303,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def _publish(self, now: Instant) -> None:
         if self._shared_state is not None:
-            self._shared_state.write(self.facts(now), *self._batch.rows(self.running))
+            self._shared_state.write(self.facts(now), *self._tracker.rows(self.running))
 
     def set_options(self, changes: Mapping[str, Any]) -> None:
         """Builds a new policy and moves the waiting requests to it. Raises ValueError."""
@@ -323,7 +320,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             if is_waiting:
                 self.engine_policy.dequeue(progress)
             progress.set_forecast(forecast)
-            self._batch.set_forecast(progress)
+            self._tracker.set_forecast(progress)
             if is_waiting:
                 self.engine_policy.enqueue(progress, Instant(self.clock()))
 

@@ -125,4 +125,4 @@ def _tokens_of(blocks: torch.Tensor, held: HeldTokens, request: int) -> torch.Te
 
 
 def _padded(scores: list[torch.Tensor], longest: int) -> torch.Tensor:
-    return torch.stack([pad(one, (0, longest - one.shape[1]), value=float("-inf")) for one in scores])
+    return torch.stack([pad(score, (0, longest - score.shape[1]), value=float("-inf")) for score in scores])

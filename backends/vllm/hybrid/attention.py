@@ -90,19 +90,21 @@ class HybridAttention(Attention):  # type: ignore[misc]
             return
         rows = self._layout(kv_cache).hidden_rows(kv_cache)
         for conversion in batch.conversions:
-            past_keys, past_values = self._restored(rows, conversion.held)
+            past_keys, past_values = self._restore(rows, conversion.held)
             self._write(past_keys, past_values, kv_cache, conversion.slots)
         if len(batch.plain):
-            own = batch.plain
-            part = torch.empty_like(output[own])
-            self._attend_plain(query[own], key[own], value[own], part, kv_cache, metadata, batch.plain_slots)
-            output[own] = part
+            index = batch.plain
+            part = torch.empty_like(output[index])
+            self._attend_plain(
+                query[index], key[index], value[index], part, kv_cache, metadata, batch.plain_slots
+            )
+            output[index] = part
         ops.scatter_rows(hidden[batch.hidden], batch.hidden_slots, rows)
         if len(batch.decoding):
             output[batch.decoding] = self._decode(query[batch.decoding], rows, batch)
         for chunk in batch.chunks:
-            own = slice(chunk.first, chunk.end)
-            output[own] = self._read(query[own], key[own], value[own], rows, chunk)
+            index = slice(chunk.first, chunk.end)
+            output[index] = self._attend_chunk(query[index], key[index], value[index], rows, chunk)
 
     def _attend_plain(
         self,
@@ -129,15 +131,15 @@ class HybridAttention(Attention):  # type: ignore[misc]
             return decode.absorbed(query, rows, held, self.projection, scale)
         return decode.value_absorbed(query, rows, held, self.projection, self.rotary, scale)
 
-    def _read(
+    def _attend_chunk(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor, chunk: Chunk
     ) -> torch.Tensor:
         mask = None
         if chunk.past:
-            key, value = self._restored(rows, chunk.held)
+            key, value = self._restore(rows, chunk.held)
             place = torch.arange(len(key), device=key.device)
             mask = place[None, :] <= place[chunk.past :, None]
-        found = scaled_dot_product_attention(
+        attended = scaled_dot_product_attention(
             query.transpose(0, 1)[None],
             key.transpose(0, 1)[None],
             value.transpose(0, 1)[None],
@@ -145,9 +147,9 @@ class HybridAttention(Attention):  # type: ignore[misc]
             is_causal=mask is None,
             scale=self.impl.scale,
         )
-        return found[0].transpose(0, 1)
+        return attended[0].transpose(0, 1)
 
-    def _restored(self, rows: torch.Tensor, held: HeldTokens) -> tuple[torch.Tensor, torch.Tensor]:
+    def _restore(self, rows: torch.Tensor, held: HeldTokens) -> tuple[torch.Tensor, torch.Tensor]:
         return decode.restored_tokens(rows, held, self.projection, self.rotary, heads=self.num_heads)
 
     def _layout(self, kv_cache: torch.Tensor) -> BlockLayout:

@@ -81,8 +81,12 @@ def hybrid_backend(base: Any) -> Any:
     layouts = tuple(
         layout for layout in base.supported_kv_cache_layouts() or _LAYOUTS if layout.is_block_compact
     )
-    own = {"get_builder_cls": lambda: builder, "supported_kv_cache_layouts": lambda: layouts}
-    return type(f"Hybrid{base.__name__}", (base,), {name: staticmethod(made) for name, made in own.items()})
+    overrides = {"get_builder_cls": lambda: builder, "supported_kv_cache_layouts": lambda: layouts}
+    return type(
+        f"Hybrid{base.__name__}",
+        (base,),
+        {name: staticmethod(function) for name, function in overrides.items()},
+    )
 
 
 class HybridMetadataBuilder:

@@ -92,8 +92,7 @@ class BatchTracker:
         for request in started:
             progress, computed = request.tandem, request.num_computed_tokens
             self._requests.append(request)
-            # vLLM only appends to this list. Reading its length through the request takes three times as
-            # long.
+            # vLLM only appends to this list. Reading its length through the request is three times slower.
             self._token_ids.append(request._all_token_ids)
             self._numbers.append(self._next_number)
             self._number_of[progress] = self._next_number
@@ -150,12 +149,12 @@ class BatchTracker:
         self._columns.column(_COMPUTED)[:] = [request.num_computed_tokens for request in self._requests]
         self._hold_computed(slice(None))
 
-    def _hold_computed(self, some: slice) -> None:
-        self.batch.held[some] = self._blocks(self._columns.column(_COMPUTED)[some], some)
+    def _hold_computed(self, index: slice) -> None:
+        self.batch.held[index] = self._blocks(self._columns.column(_COMPUTED)[index], index)
 
-    def _blocks(self, tokens: Ints, some: slice) -> Ints:
-        """Blocks that hold `tokens` of the requests in the slice `some`."""
+    def _blocks(self, tokens: Ints, index: slice) -> Ints:
+        """Blocks that hold `tokens` of the requests in the slice `index`."""
         size: Ints | int = self._block_tokens
         if self._has_packed:
-            size = np.array([request.tandem.per_block or size for request in self._requests[some]], np.int64)
+            size = np.array([request.tandem.per_block or size for request in self._requests[index]], np.int64)
         return (tokens + (size - 1)) // size

@@ -150,10 +150,10 @@ class SharedState:
         count = min(len(keys), _MAX_ROWS)
         self._sequence += 1
         columns = zip((keys, tokens, blocks), _COLUMN_TYPES, strict=True)
-        rows = [np.asarray(column[:count], kind).tobytes() for column, kind in columns]
+        rows = [np.asarray(column[:count], dtype).tobytes() for column, dtype in columns]
         sequence = self._sequence.to_bytes(_HEADER.size - _CHECKSUM_SIZE, "little")
-        summed = b"".join((sequence, _FACTS.pack(*facts, count), *rows))
-        half = crc32(summed).to_bytes(_CHECKSUM_SIZE, "little") + summed
+        payload = b"".join((sequence, _FACTS.pack(*facts, count), *rows))
+        half = crc32(payload).to_bytes(_CHECKSUM_SIZE, "little") + payload
         start = self._sequence % 2 * _HALF
         self._memory[start : start + len(half)] = half
 
@@ -185,11 +185,11 @@ class SharedState:
         checksum, sequence = _HEADER.unpack_from(self._memory, start)
         *facts, count = _FACTS.unpack_from(self._memory, start + _HEADER.size)
         end = start + _HEADER.size + _FACTS.size + min(count, _MAX_ROWS) * _ROW_SIZE
-        summed = self._memory[start + _CHECKSUM_SIZE : end]
-        if sequence == 0 or crc32(summed) != checksum:
+        payload = self._memory[start + _CHECKSUM_SIZE : end]
+        if sequence == 0 or crc32(payload) != checksum:
             return None
         numbers = struct.unpack_from(
-            _columns_format(count), summed, _HEADER.size - _CHECKSUM_SIZE + _FACTS.size
+            _columns_format(count), payload, _HEADER.size - _CHECKSUM_SIZE + _FACTS.size
         )
         rows = zip(numbers[:count], numbers[count : 2 * count], numbers[2 * count :], strict=True)
         return StateReading(EngineFacts(*facts), tuple(rows))

@@ -67,7 +67,7 @@ def view_matches_vllm(scheduler) -> bool:
     running = scheduler.running
     tokens = [(one.num_computed_tokens, one.num_tokens + one.num_output_placeholders) for one in running]
     asked = [-(-min(known, done + 256) // BLOCK_TOKENS) + (-done // BLOCK_TOKENS) for done, known in tokens]
-    rows = [column.tolist() for column in scheduler._batch.rows(running)]
+    rows = [column.tolist() for column in scheduler._tracker.rows(running)]
     assert view.growth == sum(max(0, more) for more in asked)
     assert list(view.running) == [one.tandem for one in running]
     assert rows[0] == [one.tandem.key for one in running]
@@ -260,11 +260,11 @@ def test_a_request_that_ends_the_delay_starts_in_that_step(engine, tmp_path):
     scheduler._shared_state = SharedState.create(tmp_path / "state")
     scheduler._shared_state.is_device_shared = True
     arriving = Queue()
-    arriving.put("newcomer")
+    arriving.put("second")
     scheduler.input_queue = arriving
     scheduler.process_inputs = lambda: engine.add(arriving.get_nowait(), 20, 60, extra={})
     step(engine)
-    assert {request.request_id for request in scheduler.running} == {"first", "newcomer"}
+    assert {request.request_id for request in scheduler.running} == {"first", "second"}
 
 
 # The first workload runs out of blocks, the second out of batch slots.

@@ -70,11 +70,11 @@ def test_a_request_that_ends_the_delay_gets_its_form(stepped, shared):
         stepped.step()
     scheduler._shared_state = shared
     arriving = Queue()
-    arriving.put("newcomer")
+    arriving.put("second")
     scheduler.input_queue = arriving
     scheduler.process_inputs = lambda: stepped.add(arriving.get_nowait(), 20, 60, extra={})
     stepped.step()
-    assert scheduler.hybrid_cache.hidden == {"first", "newcomer"}
+    assert scheduler.hybrid_cache.hidden == {"first", "second"}
 
 
 MEASURED = HiddenStateCost(5e-6, 1e-4, 2e-3)
