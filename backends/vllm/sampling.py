@@ -71,7 +71,7 @@ def sampling_params(
 
 
 def to_delta(output: RequestOutput, completion: CompletionOutput, top: int | None) -> Delta:
-    """Converts one output of a sample, with the `top` likeliest tokens a position.
+    """Converts one output of a sample, with the `top` likeliest tokens per position.
 
     Raises RuntimeError if the engine failed the sample.
     """

@@ -13,7 +13,7 @@ from controlplane.core.ports import StepCost
 
 
 class StepWatchdog:
-    """Watchdog over one engine's processes; time during which the engine is idle or suspended does not count.
+    """Watchdog over one engine's processes; time in which it is idle or cannot run does not count.
 
     Args:
         processes: processes to kill.
