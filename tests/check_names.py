@@ -13,7 +13,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("controlplane", "predictors", "backends", "kernels", "benchmark_control_plane")
-MEANINGLESS = ("manager", "helper", "helpers", "utils", "util", "handler", "process_data", "data", "common", "misc")
+MEANINGLESS = (
+    "manager",
+    "helper",
+    "helpers",
+    "utils",
+    "util",
+    "handler",
+    "process_data",
+    "data",
+    "common",
+    "misc",
+)
 # The folder says which: every backend has a client, every predictor package a model.
 REPEATED_FILES: frozenset[str] = frozenset()
 REPEATED_CLASSES: frozenset[str] = frozenset()

@@ -23,7 +23,7 @@ class Overlapping(InProcessExecutor):
 
 def _overlap(core, is_ahead):
     board = core.scheduler._shared_state
-    # The file that it names has none any more.
+    # The file named there no longer exists; the new scheduler takes over the open shared state.
     os.environ.pop(ENVIRONMENT, None)
     begin_anew(core, make, is_async=is_ahead)._shared_state = board
     return type(core.scheduler).__name__

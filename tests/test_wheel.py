@@ -1,4 +1,4 @@
-"""The wheel as a stranger installs it: small, a client without extras, a server with one, open to plug-ins."""
+"""The wheel as a stranger installs it: small, a client without extras, a server with one, and plug-ins."""
 
 import json
 import subprocess
@@ -76,7 +76,9 @@ def test_the_wheel_is_small_and_carries_configurations_but_no_research(wheel):
     assert {"controlplane/configs/dev.yaml", "controlplane/configs/colocated.yaml"} <= {*names}
     assert "controlplane/py.typed" in names
     research = ("experiments/", "round_model/", "results/")
-    assert not [name for name in names if name.startswith(tuple(f"benchmark_control_plane/{r}" for r in research))]
+    assert not [
+        name for name in names if name.startswith(tuple(f"benchmark_control_plane/{r}" for r in research))
+    ]
 
 
 def test_the_bare_install_is_the_client_alone(python, tmp_path):
@@ -84,9 +86,17 @@ def test_the_bare_install_is_the_client_alone(python, tmp_path):
     assert not {one["name"].lower() for one in listed} & WEB
     run(python, "-c", "import controlplane.sdk", cwd=tmp_path)
     refused = subprocess.run(
-        [python.with_name("tandem"), "serve", "dev"], capture_output=True, text=True, cwd=tmp_path, check=False
+        [python.with_name("tandem"), "serve", "dev"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
     )
-    assert refused.returncode != 0 and "tandem-llm[server]" in refused.stderr and "Traceback" not in refused.stderr
+    assert (
+        refused.returncode != 0
+        and "tandem-llm[server]" in refused.stderr
+        and "Traceback" not in refused.stderr
+    )
 
 
 def test_a_plug_in_is_installed_and_served(wheel, python, tmp_path):
@@ -102,7 +112,9 @@ def test_a_plug_in_is_installed_and_served(wheel, python, tmp_path):
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
-            address = next(line.rpartition(" on ")[2].split()[0] for line in server.stderr if " running on " in line)
+            address = next(
+                line.rpartition(" on ")[2].split()[0] for line in server.stderr if " running on " in line
+            )
             assert run(python, "-c", CLIENT, address, cwd=tmp_path).stdout == "Hello from a plug-in\n"
         finally:
             server.terminate()
@@ -113,6 +125,10 @@ def test_a_plug_in_is_installed_and_served(wheel, python, tmp_path):
 def test_an_unknown_ordering_lists_the_plug_in(python, tmp_path):
     (tmp_path / "wrong.yaml").write_text(json.dumps({**CONFIG, "scheduling": {"ordering": "longest-prompt"}}))
     done = subprocess.run(
-        [python.with_name("tandem"), "check", "wrong.yaml"], capture_output=True, text=True, cwd=tmp_path, check=False
+        [python.with_name("tandem"), "check", "wrong.yaml"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
     )
     assert done.returncode == 2 and "shortest-prompt" in done.stderr

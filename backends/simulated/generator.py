@@ -204,7 +204,9 @@ class SimulatedGenerator:
         """Sets the quota, from the next step on. Raises Refused outside one block to `kv_bytes`."""
         blocks = quota_bytes // self.geometry.bytes_per_block
         if not self.has_own_scheduler or self._blocks is None:
-            raise Refused(f"{self.model!r} enforces no quota; create it with kv_bytes and has_own_scheduler=True")
+            raise Refused(
+                f"{self.model!r} enforces no quota; create it with kv_bytes and has_own_scheduler=True"
+            )
         if not 1 <= blocks <= self._blocks:
             raise Refused(f"quota of {quota_bytes} bytes: choose one block to {self.kv_bytes} bytes")
         self._engine.set_quota(blocks)

@@ -32,8 +32,8 @@ class ScriptedGenerator(ScriptedEngine):
     """A `Generator` that produces scripted tokens.
 
     The first token takes `prefill_seconds` plus `prompt_token_seconds` for each prompt token, each other
-    token `token_seconds`. With `orders` the engine accepts quota and options and records them for the test,
-    without effect. The coroutine `on_order` runs before each of them and may raise or never return.
+    token `token_seconds`. With `has_own_scheduler` the engine accepts quota and options and records them
+    for the test, without effect. The coroutine `on_order` runs before each of them and may raise or never return.
     """
 
     def __init__(
@@ -144,7 +144,8 @@ class ScriptedGenerator(ScriptedEngine):
     async def _accept_order(self) -> None:
         if not self.has_own_scheduler:
             raise Refused(
-                f"scripted engine {self.model!r} takes no quota or options; create it with has_own_scheduler=True"
+                f"scripted engine {self.model!r} takes no quota or options; "
+                "create it with has_own_scheduler=True"
             )
         if self.on_order is not None:
             await self.on_order()

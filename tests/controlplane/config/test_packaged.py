@@ -23,5 +23,5 @@ def test_a_bare_name_is_the_packaged_file_and_a_path_is_not_searched(tmp_path, m
 
 def test_an_unknown_name_lists_the_packaged_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="production: neither a file nor .*colocated, dev"):
+    with pytest.raises(ConfigError, match=r"production: neither a file nor .*colocated, dev"):
         config_path(Path("production"))

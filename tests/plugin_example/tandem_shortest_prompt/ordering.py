@@ -13,8 +13,8 @@ from controlplane.policy.gate.ordering import OrderingOptions, Rank
 class ShortestPrompt:
     """Keys: arrival plus a delay per prompt token, arrival, id.
 
-    A short prompt overtakes a longer one that arrived up to (difference in tokens) x `ms_per_token` earlier, and
-    no request is overtaken by one that arrived later than that: the delay bounds the wait.
+    A short prompt overtakes a longer one that arrived at most (difference in tokens) x `ms_per_token` earlier.
+    Requests that arrive later than that do not overtake it: the delay bounds the wait.
     """
 
     options: OrderingOptions
