@@ -33,7 +33,8 @@ class ScriptedGenerator(ScriptedEngine):
 
     The first token takes `prefill_seconds` plus `prompt_token_seconds` for each prompt token, each other
     token `token_seconds`. With `has_own_scheduler` the engine accepts quota and options and records them
-    for the test, without effect. The coroutine `on_order` runs before each of them and may raise or never return.
+    for the test, without effect. The coroutine `on_order` runs before each of them and may raise or never
+    return.
     """
 
     def __init__(

@@ -76,8 +76,8 @@ class Generator(Protocol):
     step that followed another.
 
     An engine with a scheduler of its own (`has_own_scheduler`) defers, ranks and preempts before each step.
-    Requests may wait in it, and it supports `set_quota`, `set_options` and `set_device_contention`. Any other refuses the
-    first two.
+    Requests may wait in it, and it supports `set_quota`, `set_options` and `set_device_contention`. Any
+    other refuses the first two.
 
     `step_cost` is the expected cost of its steps from the figures of device and model, before any
     measurement; None if unknown.

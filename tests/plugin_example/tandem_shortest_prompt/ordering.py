@@ -13,7 +13,7 @@ from controlplane.policy.gate.ordering import OrderingOptions, Rank
 class ShortestPrompt:
     """Keys: arrival plus a delay per prompt token, arrival, id.
 
-    A short prompt overtakes a longer one that arrived at most (difference in tokens) x `ms_per_token` earlier.
+    A short prompt overtakes a longer one that arrived at most `ms_per_token` earlier per token of difference.
     Requests that arrive later than that do not overtake it: the delay bounds the wait.
     """
 
