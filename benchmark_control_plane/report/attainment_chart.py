@@ -1,7 +1,9 @@
 """How does attainment fall as the load rises? One line per system; its band is the range over the seeds."""
 
+from markupsafe import Markup
+
 from benchmark_control_plane.report import aggregates, formats, svg_axes
-from benchmark_control_plane.report.html import Markup, el, join
+from benchmark_control_plane.report.html import el, join
 from benchmark_control_plane.report.schema import Results
 from benchmark_control_plane.report.series_style import cross, marker, sign
 
@@ -13,17 +15,17 @@ _LABEL_GAP = 16
 def attainment_chart(
     results: Results,
     name: str,
-    *,
     width: int,
     height: int,
-    has_labels: bool,
+    *,
+    labels: bool = False,
     style: Markup | None = None,
 ) -> Markup:
     """`name` is a class, or `overall`. With labels, each line is named at its right end. A chart that stands
     alone brings its style."""
     loads = aggregates.loads(results)
     longest = max((len(system["name"]) for system in results["systems"]), default=0)
-    right = width - (min(20 + _LETTER * longest, width / 3) if has_labels else 14)
+    right = width - (min(20 + _LETTER * longest, width / 3) if labels else 14)
     edge = 0.04 * (loads[-1] - loads[0])
     frame = svg_axes.ChartFrame(
         width,
@@ -52,8 +54,8 @@ def attainment_chart(
         grid,
         _targets(results, frame),
         *lines,
-        _labels(results, name, frame) if has_labels else None,
-        class_="wide" if has_labels else "",
+        _labels(results, name, frame) if labels else None,
+        class_="wide" if labels else "",
     )
 
 

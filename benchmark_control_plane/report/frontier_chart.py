@@ -1,7 +1,9 @@
 """Which rate does each system carry before it breaks its promise? A bar each, with its range over seeds."""
 
+from markupsafe import Markup
+
 from benchmark_control_plane.report import aggregates, formats
-from benchmark_control_plane.report.html import Markup, el
+from benchmark_control_plane.report.html import el
 from benchmark_control_plane.report.schema import FrontierRow, Results
 from benchmark_control_plane.report.series_style import sign
 

@@ -75,3 +75,50 @@ def _by_attainment(results: Results) -> str:
 
 def _has_baseline(results: Results) -> bool:
     return any(system["kind"] == "baseline" for system in results["systems"])
+
+
+def cards(results: Results) -> list[tuple[str, str, str]]:
+    """The figures of the headline with what belongs beside them: losses, and the spread of seeds."""
+    system = aggregates.ours(results)
+    if system is None or not aggregates.loads(results):
+        return []
+    return [*_rate_cards(results, system["name"]), *_load_cards(results, system["name"])]
+
+
+def _rate_cards(results: Results, system: str) -> list[tuple[str, str, str]]:
+    cards = []
+    for goal in aggregates.targets(results):
+        mine, best = aggregates.frontier(results, system, goal), aggregates.best_baseline(results, goal)
+        if mine and mine["rps"]:
+            beside = "no baseline reached it"
+            if best and best["rps"]:
+                beside = f"{ratio_text(results, mine, best)} {best['system']}"
+            least = "\N{GREATER-THAN OR EQUAL TO} " if aggregates.is_limit(results, mine) else ""
+            cards.append(
+                (
+                    f"rate at {formats.share(goal)} attainment",
+                    least + formats.rate(mine["rps"]),
+                    beside,
+                )
+            )
+    return cards
+
+
+def _load_cards(results: Results, system: str) -> list[tuple[str, str, str]]:
+    """Under the highest load."""
+    load = aggregates.loads(results)[-1]
+    runs = aggregates.runs_of(results, system, load)
+    under = f"at {formats.load(load)} load"
+    cards = []
+    for name in (aggregates.OVERALL, *aggregates.classes(results)[:1]):
+        if over := aggregates.attained(runs, name):
+            ends = f"over {formats.several(over.count, 'seed')}"
+            if over.low < over.high:
+                ends = f"{formats.share(over.low)} to {formats.share(over.high)} {ends}"
+            cards.append((f"{name} met {under}", formats.share(over.median), ends))
+    reject = aggregates.over_seeds(runs, lambda run: run["rates"]["reject"])
+    evict = aggregates.over_seeds(runs, lambda run: run["rates"]["evict"])
+    if reject and evict:
+        evicted = f"evicted {formats.share(evict.median)}"
+        cards.append((f"rejected {under}", formats.share(reject.median), evicted))
+    return cards

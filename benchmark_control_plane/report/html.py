@@ -1,14 +1,10 @@
-"""How does text become HTML that nothing it shows can break? All is escaped but what `el` made."""
+"""Builds HTML: Jinja2 templates for the page, a function of elements for charts. All text is escaped."""
 
-from collections.abc import Mapping
-from html import escape
+from functools import cache
+from typing import Any
 
-
-class Markup(str):
-    """Text that is HTML already."""
-
-    __slots__ = ()
-
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 Child = str | float | None
 Attribute = str | float | bool | None
@@ -21,7 +17,23 @@ def el(name: str, *children: Child, **attributes: Attribute) -> Markup:
 
 
 def join(*children: Child) -> Markup:
-    return Markup("".join(c if isinstance(c, Markup) else escape(str(c)) for c in children if c is not None))
+    return Markup("".join(escape(child) for child in children if child is not None))
+
+
+def render_template(name: str, /, **values: Any) -> Markup:
+    """Fills `templates/<name>.html.j2`. Raises jinja2.UndefinedError if a value is missing."""
+    return Markup(_templates().get_template(f"{name}.html.j2").render(values))
+
+
+@cache
+def _templates() -> Environment:
+    return Environment(
+        loader=PackageLoader(__package__),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def _attribute(key: str, value: Attribute) -> str:
@@ -32,39 +44,9 @@ def _attribute(key: str, value: Attribute) -> str:
         name = "viewBox"
     if value is True:
         return f" {name}"
-    return f' {name}="{escape(number(value) if isinstance(value, float) else str(value))}"'
+    return f' {name}="{escape(number(value) if isinstance(value, float) else value)}"'
 
 
 def number(value: float) -> str:
     """A coordinate, to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")
-
-
-# FOLDED blocks.py:
-# What does a page consist of? Titled sections, figures with their tables, keys to colours.
-
-
-def section(name: str, title: str, lead: str | None, *content: Markup | None) -> Markup:
-    heading = el("h2", title, id=f"{name}-title")
-    introduction = el("p", lead, class_="lead") if lead else None
-    return el("section", heading, introduction, *content, id=name, aria_labelledby=f"{name}-title")
-
-
-def figure(caption: str, *chart: Child, listed: Markup | None = None) -> Markup:
-    """`listed` is the table of what the chart shows, closed at first."""
-    return el("figure", el("figcaption", caption), *chart, as_table(listed) if listed else None)
-
-
-def as_table(listed: Markup) -> Markup:
-    return el("details", el("summary", "Figures as a table"), listed, class_="figures")
-
-
-def key(parts: Mapping[str, str]) -> Markup:
-    """Text by the class that colours it."""
-    return el(
-        "p", *(el("span", swatch(), text, class_=colour) for colour, text in parts.items()), class_="key"
-    )
-
-
-def swatch() -> Markup:
-    return el("i", class_="swatch", aria_hidden="true")

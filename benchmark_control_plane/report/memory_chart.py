@@ -4,11 +4,13 @@ Quotas are stacked like the memory: the area of an owner that kept within its qu
 all of theirs, ends at the line. An owner without a quota counts there with what it held.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from benchmark_control_plane.report import formats, svg_axes
-from benchmark_control_plane.report.html import Markup, el, join
-from benchmark_control_plane.report.schema import Memory
+from markupsafe import Markup
+
+from benchmark_control_plane.report import aggregates, formats, svg_axes
+from benchmark_control_plane.report.html import el, join
+from benchmark_control_plane.report.schema import Memory, Results
 
 _WIDTH, _HEIGHT = 440, 250
 
@@ -54,6 +56,20 @@ def memory_chart(memory: Memory, what: str) -> Markup:
         below = stacked[number]
     title = f"Memory by owner over time, {what}"
     return svg_axes.figure("memory", frame, title, grid, join(*layers), join(*lines))
+
+
+def recorded_memory(results: Results, load: float) -> Iterator[tuple[str, Memory]]:
+    """One seed of each system: the first valid run that recorded its memory."""
+    for system in results["systems"]:
+        for run in aggregates.runs_of(results, system["name"], load):
+            if run["memory"] and run["memory"]["times_s"] and run["memory"]["by_owner"]:
+                yield f"{system['name']}, seed {run['seed']}", readable(run["memory"])
+                break
+
+
+def owner_key(memory: Memory) -> dict[str, str]:
+    names = {f"o{number}": owner for number, owner in enumerate(memory["by_owner"])}
+    return {**names, "dashed": "where a quota ends"}
 
 
 def readable(memory: Memory) -> Memory:

@@ -1,17 +1,17 @@
 """What became of the requests, and what was decided? Bars of shares that add up to all that were offered."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from markupsafe import Markup
 
 from benchmark_control_plane.report import aggregates, formats
-from benchmark_control_plane.report.html import Markup, el
+from benchmark_control_plane.report.html import render_template
 from benchmark_control_plane.report.samples import Key, PooledSample
 from benchmark_control_plane.report.schema import OUTCOMES, Results
 
 Bars = Sequence[tuple[str, Mapping[str, float]]]
 """(label, amount by part) from above."""
-
-_LEAST_FOR_TEXT = 0.12
 
 
 def outcome_bars(results: Results, samples: Mapping[Key, PooledSample], load: float) -> Bars:
@@ -40,30 +40,25 @@ def decision_bars(results: Results, load: float) -> Bars:
     return bars
 
 
+def share_bars(
+    results: Results, samples: Mapping[Key, PooledSample], load: float
+) -> Iterator[tuple[str, str, Bars, Mapping[str, str]]]:
+    """(name, title, bars, name by part) of each chart of shares."""
+    outcomes, decisions = outcome_bars(results, samples, load), decision_bars(results, load)
+    yield "outcomes", "What became of the requests", outcomes, formats.OUTCOME_NAMES
+    yield "decisions", "What was decided", decisions, formats.DECISION_NAMES
+
+
+def share_key(names: Mapping[str, str]) -> dict[str, str]:
+    return {part_class(part): text for part, text in names.items()}
+
+
 def share_chart(name: str, title: str, bars: Bars, names: Mapping[str, str]) -> Markup:
-    rows = []
-    for label, parts in bars:
-        total = sum(parts.values())
-        segments = (
-            _segment(part, amount / total, f"{label}: {names[part]}")
-            for part, amount in parts.items()
-            if amount
-        )
-        rows.append(el("div", el("span", label), el("div", *segments, class_="track"), class_="bar"))
-    return el("div", *rows, class_="bars", data_chart=name, role="img", aria_label=title)
+    return render_template(
+        "shares", name=name, title=title, bars=bars, names=names, part_class=part_class, formats=formats
+    )
 
 
 def part_class(part: str) -> str:
     """What page.css colours."""
     return f"part-{part.lower().replace('_', '-')}"
-
-
-def _segment(part: str, share: float, said: str) -> Markup:
-    percent = formats.share(share)
-    return el(
-        "i",
-        percent if share >= _LEAST_FOR_TEXT else None,
-        class_=part_class(part),
-        style=f"width:{100 * share:.2f}%",
-        data_tip=f"{said} {percent}",
-    )

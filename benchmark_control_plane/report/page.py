@@ -8,58 +8,48 @@ from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Any
 
-from benchmark_control_plane.report import (
-    aggregates,
-    headline,
-    load_section,
-    overview_section,
-    setup_section,
-)
+from markupsafe import Markup
+
+from benchmark_control_plane.report import aggregates, formats, headline, tables
 from benchmark_control_plane.report.attainment_chart import attainment_chart
-from benchmark_control_plane.report.html import Markup, el, join
+from benchmark_control_plane.report.frontier_chart import frontier_chart
+from benchmark_control_plane.report.html import render_template
+from benchmark_control_plane.report.latency_chart import distribution_charts
+from benchmark_control_plane.report.memory_chart import memory_chart, owner_key, recorded_memory
+from benchmark_control_plane.report.outcome_chart import share_bars, share_chart, share_key
 from benchmark_control_plane.report.samples import pooled
 from benchmark_control_plane.report.schema import results_of
+from benchmark_control_plane.report.series_style import marker, sign
 
-_ICON = "data:,"
+_CALLED_BY_TEMPLATES = (
+    attainment_chart, distribution_charts, frontier_chart, marker, memory_chart, owner_key,
+    recorded_memory, share_bars, share_chart, share_key, sign,
+)  # fmt: skip
 
 
 def render(results: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]) -> str:
     """Raises BadInput where results or requests are not of the format that schema.py describes."""
     known = aggregates.ordered(results_of(results))
     samples = pooled(known, requests)
-    head = el(
-        "head",
-        Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Markup('<meta name="color-scheme" content="light dark">'),
-        Markup(f'<link rel="icon" href="{_ICON}">'),
-        el("title", f"{known['experiment']['name']}: {headline.headline(known)}"),
-        el("style", Markup(_text("chart.css") + _text("page.css"))),
+    return render_template(
+        "page",
+        results=known,
+        samples=samples,
+        style=Markup(_text("chart.css") + _text("page.css")),
+        script=Markup(_text("page.js")),
+        aggregates=aggregates,
+        formats=formats,
+        headline=headline,
+        tables=tables,
+        **{function.__name__: function for function in _CALLED_BY_TEMPLATES},
     )
-    body = el(
-        "body",
-        el(
-            "main",
-            overview_section.opening(known),
-            overview_section.legend(known),
-            overview_section.attainment(known),
-            load_section.by_load(known, samples),
-            setup_section.set_up(known),
-            setup_section.words(),
-        ),
-        el("div", id="tip", role="status", hidden=True),
-        el("script", Markup(_text("page.js"))),
-    )
-    return "<!doctype html>\n" + el("html", join(head, body), lang="en") + "\n"
 
 
 def picture(results: Mapping[str, Any]) -> str:
     """Attainment against load as an SVG file of its own, light or dark as its reader prefers."""
     known = aggregates.ordered(results_of(results))
     style = Markup(f"<style>{_text('chart.css')} svg {{ font-family: system-ui, sans-serif; }}</style>")
-    return (
-        attainment_chart(known, aggregates.OVERALL, width=1040, height=400, has_labels=True, style=style)
-        + "\n"
-    )
+    return attainment_chart(known, aggregates.OVERALL, 1040, 400, labels=True, style=style) + "\n"
 
 
 def _text(name: str) -> str:

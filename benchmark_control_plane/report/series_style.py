@@ -1,6 +1,8 @@
 """How is a system told from the others? By colour, by marker and by dash: never by colour alone."""
 
-from benchmark_control_plane.report.html import Markup, el
+from markupsafe import Markup
+
+from benchmark_control_plane.report.html import el
 
 COLOURS = 8
 _SHAPES = ("circle", "square", "triangle", "diamond", "cross", "bar")

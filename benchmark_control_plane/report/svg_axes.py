@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmark_control_plane.report.html import Markup, el, join, number
+from markupsafe import Markup
+
+from benchmark_control_plane.report.html import el, join, number
 
 Point = tuple[float, float]
 _LETTER = 6.6

@@ -3,8 +3,10 @@
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from markupsafe import Markup
+
 from benchmark_control_plane.report import aggregates, formats
-from benchmark_control_plane.report.html import Child, Markup, el, join, swatch
+from benchmark_control_plane.report.html import Child, el, join, render_template
 from benchmark_control_plane.report.outcome_chart import Bars
 from benchmark_control_plane.report.schema import METRICS, Figure, Memory, Results, RunFigures
 from benchmark_control_plane.report.series_style import sign
@@ -17,14 +19,7 @@ _Column = tuple[str, Callable[[RunFigures], float | None], Callable[[float | Non
 def table(
     caption: str, head: Sequence[str], rows: Iterable[Row], *, row_classes: Sequence[str] = ()
 ) -> Markup:
-    """The first cell of a row is its heading. Scrolls by itself where it is wider than the page."""
-    header = el("tr", *(el("th", cell, scope="col") for cell in head))
-    body = []
-    for number, (first, *rest) in enumerate(rows):
-        name = row_classes[number] if number < len(row_classes) else None
-        body.append(el("tr", el("th", first, scope="row"), *(el("td", c) for c in rest), class_=name))
-    inner = el("table", el("caption", caption), el("thead", header), el("tbody", *body))
-    return el("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return render_template("table", caption=caption, head=head, rows=list(rows), row_classes=row_classes)
 
 
 def systems_table(results: Results, load: float) -> Markup:
@@ -141,8 +136,58 @@ def runs_table(results: Results) -> Markup:
     return table("Every run, and how late its requests were sent", head, rows, row_classes=states)
 
 
+def descriptions_table(results: Results) -> Markup:
+    rows = [
+        [named(number, system["name"]), system["kind"], system["description"]]
+        for number, system in enumerate(results["systems"])
+    ]
+    return table("Systems", ["system", "kind", "what it is"], rows)
+
+
+def objectives_table(results: Results) -> Markup:
+    """Each with what the latency is of a request that is alone, where that was measured."""
+    alone = results.get("unloaded_ms", {})
+
+    def cell(name: str, metric: str) -> str:
+        bound, unloaded = results["slos"][name].get(metric), alone.get(name, {}).get(metric)
+        if unloaded is None:
+            return formats.milliseconds(bound)
+        return f"{formats.milliseconds(bound)} (alone {formats.milliseconds(unloaded)})"
+
+    rows = [[name, *(cell(name, metric) for metric in _SHORT_OBJECTIVES)] for name in results["slos"]]
+    return table("Objectives by class", ["class", *_SHORT_OBJECTIVES.values()], rows)
+
+
+def sweeps_table(results: Results) -> Markup:
+    rows = [
+        [sweep["system"], formats.load(sweep["load"]), name, formats.share(kept), chosen]
+        for sweep in results.get("sweeps", [])
+        for name, kept in sweep["attainment"].items()
+        for chosen in ("chosen" if name == sweep["chosen"] else "",)
+    ]
+    if not rows:
+        return Markup()
+    head = ["system", "load", "form", "attained", "the best runs"]
+    return table("Forms that were tried first, on a seed of their own", head, rows)
+
+
+def conditions_table(results: Results) -> Markup:
+    environment = results["environment"]
+    rows = [
+        ["started", results["started"]],
+        ["100 % load", formats.rate(results.get("capacity_rps"))],
+        ["seeds", ", ".join(map(str, aggregates.seeds(results))) or formats.ABSENT],
+        ["commit", environment["commit"] or formats.ABSENT],
+        ["machine", f"{environment['cpu']}, {environment['cores']} cores, {environment['platform']}"],
+        *([["GPU", environment["gpu"]]] if "gpu" in environment else []),
+        ["Python", environment["python"]],
+        *([name, version] for name, version in sorted(environment["versions"].items())),
+    ]
+    return table("When, where, with what", ["what", "value"], rows)
+
+
 def named(number: int, system: str) -> Markup:
-    return el("span", swatch(), system, class_=f"name {sign(number)}")
+    return el("span", el("i", class_="swatch", aria_hidden="true"), system, class_=f"name {sign(number)}")
 
 
 def _attainment_columns(names: Sequence[str]) -> list[_Column]:
@@ -174,6 +219,7 @@ _COLUMNS: list[_Column] = [
     ("cache hits", _from("engine", "cache_hit"), formats.share),
 ]
 _ALWAYS = ("goodput", "rejected", "evicted", "aborted", "failed")
+_SHORT_OBJECTIVES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "e2e"}
 _SHORT = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "tbt_ms": "gap", "e2e_ms": "e2e"}
 
 
