@@ -40,7 +40,7 @@ from benchmark_control_plane.common.servers import (
     stop_as_interrupted,
     tandem_server,
 )
-from benchmark_control_plane.experiments.collocation.collocation import passage
+from benchmark_control_plane.experiments.collocation.interference import passage
 from benchmark_control_plane.judge.systems import stated
 from controlplane.config.models import EmbeddingModel
 from controlplane.core.clock import Instant

@@ -1,6 +1,6 @@
 """Which figures does README.md quote? Only those of the committed results, written here and nowhere else.
 
-    python -m benchmark_control_plane.experiments.readme.write_readme [--check | --keep DIR]
+    python -m benchmark_control_plane.experiments.results_page.write_pages [--check | --keep DIR]
 
 Rewrites what stands between the two marks, and the picture beside the results shown in full: those of
 real engines. Of every other experiment of `tandem bench run` the rates are quoted; of the other results
@@ -19,7 +19,7 @@ from typing import Any
 from benchmark_control_plane.common.arguments import BadInput, read_object
 from benchmark_control_plane.common.results_file import write_atomic
 from benchmark_control_plane.experiments.engine.frontier import points_at
-from benchmark_control_plane.experiments.readme import quotes
+from benchmark_control_plane.experiments.results_page import quotes
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.headline import headline
 from benchmark_control_plane.report.page import picture
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmark_control_plane" / "results"
 README = ROOT / "README.md"
 IN_FULL = ("head-to-head.json", "head-to-head-strict.json")
-BEGIN = "<!-- Measured: written by python -m benchmark_control_plane.experiments.readme.write_readme -->"
+BEGIN = "<!-- Measured: written by python -m benchmark_control_plane.experiments.results_page.write_pages -->"
 END = "<!-- End of what was measured -->"
 
 

@@ -12,7 +12,7 @@ few hundred chats is a matter of luck. All of it runs in one session, as if star
 where the system lets us before whatever else the machine does, the client first: it stands for other
 machines.
 
-    python -m benchmark_control_plane.experiments.collocation.collocation
+    python -m benchmark_control_plane.experiments.collocation.interference
         [--rates 5 15] [--chat-words 40] [--burst-interval 1.5]
         [--runs 3] [--models EXPERIMENT.yaml] [--promise 0.333] > RESULT.json
 

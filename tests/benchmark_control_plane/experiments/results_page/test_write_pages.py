@@ -7,31 +7,31 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmark_control_plane.common.arguments import BadInput
-from benchmark_control_plane.experiments.readme import write_readme
+from benchmark_control_plane.experiments.results_page import write_pages
 from benchmark_control_plane.report import formats
 from benchmark_control_plane.report.results_folder import committed
 from tests import experiments
 
 
 def test_the_readme_and_its_pictures_are_up_to_date() -> None:
-    for file, text in write_readme.due().items():
+    for file, text in write_pages.due().items():
         assert file.is_file() and file.read_text(encoding="utf-8") == text, (
             f"{file.name} is not what the results say; run: "
-            "python -m benchmark_control_plane.experiments.readme.write_readme"
+            "python -m benchmark_control_plane.experiments.results_page.write_pages"
         )
 
 
 def test_every_link_leads_to_a_committed_file() -> None:
-    section = write_readme.section(write_readme.RESULTS)
+    section = write_pages.section(write_pages.RESULTS)
     links = [part.partition(")")[0] for part in section.split("](")[1:]]
-    assert len(links) >= len(write_readme.FIGURES)
-    assert [link for link in links if not (write_readme.ROOT / link).is_file()] == []
+    assert len(links) >= len(write_pages.FIGURES)
+    assert [link for link in links if not (write_pages.ROOT / link).is_file()] == []
 
 
 def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -> None:
     content = experiments.results()
     (tmp_path / "head-to-head.json").write_text(json.dumps(content))
-    section = write_readme.section(tmp_path)
+    section = write_pages.section(tmp_path)
     head = next(line for line in section.splitlines() if line.startswith("| system |"))
     assert head == (
         "| system | req/s at 90 % | req/s at 60 % | met at 200 % load | interactive | batch | embedding "
@@ -56,7 +56,7 @@ def test_systems_that_were_run_under_one_load_only_stand_beside_the_others_there
         if run["system"] != "tandem-no-forecast" or (run["load"] == 1.5 and run["seed"] != 2)
     ]  # fmt: skip
     (tmp_path / "head-to-head.json").write_text(json.dumps(content))
-    section = write_readme.section(tmp_path)
+    section = write_pages.section(tmp_path)
     above, said, below = section.partition("All under one load, on the seeds that are valid for all (1, 3):")
     assert "tandem-no-forecast" not in above and said
     head, _, *rows = [line.split(" | ") for line in below.splitlines() if line.startswith("|")]
@@ -69,8 +69,8 @@ def test_systems_that_were_run_under_one_load_only_stand_beside_the_others_there
 def test_an_experiment_brings_a_picture_that_stands_alone(tmp_path: Path) -> None:
     (tmp_path / "head-to-head.json").write_text(json.dumps(experiments.results()))
     front = tmp_path / "README.md"
-    front.write_text(f"{write_readme.BEGIN}{write_readme.END}")
-    written = write_readme.due(front, tmp_path)
+    front.write_text(f"{write_pages.BEGIN}{write_pages.END}")
+    written = write_pages.due(front, tmp_path)
     assert "(benchmark_control_plane/results/head-to-head.svg)" in written[front]
     drawing = ElementTree.fromstring(written[tmp_path / "head-to-head.svg"])
     assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
@@ -83,7 +83,7 @@ def test_a_partial_experiment_says_so(tmp_path: Path) -> None:
     for name, said in (("head-to-head", "**partial: the experiment"), ("other", "seeds; **partial**)")):
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps(experiments.results(loads=(1.0,), partial=True)))
-        assert said in write_readme.section(tmp_path)
+        assert said in write_pages.section(tmp_path)
         file.unlink()
 
 
@@ -92,10 +92,10 @@ def test_of_other_experiments_the_rates_are_quoted(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(json.dumps(content))
     runs = [run for run in content["runs"] if (run["system"], run["load"]) == ("tandem", 2.0)]
     met = formats.share(sorted(run["attainment"]["overall"] for run in runs)[1])
-    quoted = write_readme.section(tmp_path)
+    quoted = write_pages.section(tmp_path)
     assert f"| at 90 %: tandem 11.8 req/s ({met}), static-split 5.6 req/s (" in quoted
     assert "; in brackets what is met at 200 % load (3 seeds)" in quoted
-    assert write_readme.section(tmp_path).count("\n") == 3
+    assert write_pages.section(tmp_path).count("\n") == 3
 
 
 def test_the_rate_of_an_order_is_quoted_with_what_those_wait_that_pay_for_it(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_rate_of_an_order_is_quoted_with_what_those_wait_that_pay_for_it(tmp
     studies = [study("stock-fcfs", seed, 1.0, 10.0 + seed) for seed in (1, 2)]
     studies += [study("tandem", seed, 2.0, 1_000.0 + seed) for seed in (1, 2)]
     (tmp_path / "engine-frontier.json").write_text(json.dumps({"studies": studies}))
-    quoted = write_readme.section(tmp_path)
+    quoted = write_pages.section(tmp_path)
     assert "2.00\N{MULTIPLICATION SIGN} (2.00 to 2.00) at 90 %" in quoted
     assert "; at 90 % those that lose wait 1,002 s (P95 until a run ends, worst seed; " in quoted
     assert "; in vLLM's own order 12 s) |" in quoted
@@ -127,7 +127,7 @@ def test_what_is_committed_says_the_same_in_less(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
     (whole / "head-to-head.json").write_text(json.dumps(results))
-    tables = [write_readme.section(folder).partition("\n| ")[2] for folder in (tmp_path, whole)]
+    tables = [write_pages.section(folder).partition("\n| ")[2] for folder in (tmp_path, whole)]
     assert tables[0] == tables[1] != ""
     drawn = [run for run in json.loads(file.read_text())["runs"] if run["memory"]]
     assert [(run["system"], run["load"]) for run in drawn] == [
@@ -136,21 +136,21 @@ def test_what_is_committed_says_the_same_in_less(tmp_path: Path) -> None:
 
 
 def test_only_what_stands_between_the_marks_is_written() -> None:
-    text = f"before\n{write_readme.BEGIN}\nold\n{write_readme.END}\nafter\n"
-    once = write_readme.rewritten(text, "new\n")
-    assert once == f"before\n{write_readme.BEGIN}\n\nnew\n\n{write_readme.END}\nafter\n"
-    assert write_readme.rewritten(once, "new\n") == once
+    text = f"before\n{write_pages.BEGIN}\nold\n{write_pages.END}\nafter\n"
+    once = write_pages.rewritten(text, "new\n")
+    assert once == f"before\n{write_pages.BEGIN}\n\nnew\n\n{write_pages.END}\nafter\n"
+    assert write_pages.rewritten(once, "new\n") == once
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        write_readme.BEGIN,
-        f"{write_readme.END}{write_readme.BEGIN}",
-        (write_readme.BEGIN + write_readme.END) * 2,
+        write_pages.BEGIN,
+        f"{write_pages.END}{write_pages.BEGIN}",
+        (write_pages.BEGIN + write_pages.END) * 2,
     ],
 )
 def test_marks_that_are_not_there_once_are_refused(text: str) -> None:
     with pytest.raises(BadInput, match="are needed once each, in this order"):
-        write_readme.rewritten(text, "new")
+        write_pages.rewritten(text, "new")
