@@ -1,0 +1,1 @@
+"""Writes docs/results.md and the results in README.md from the committed results files."""

@@ -1,133 +1,334 @@
-"""What does README.md quote of the predictors? How good forecasts are, what they cost, what they buy."""
+"""Question and result of every committed results file, as docs/results.md quotes them.
 
-from collections.abc import Iterator, Mapping
-from statistics import fmean
+Each function reads one results file and yields rows (question, result). The questions of `tandem bench run`
+are written here too, since the `question` field of a results file is that of its experiment.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean, median
 from typing import Any
 
+from benchmark_control_plane.experiments.engine.frontier import points_at
 from benchmark_control_plane.report import formats
 
+Row = tuple[str, str]
+"""(question, result)."""
 
-def lengths(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Of `prediction`: the length of answers."""
+Rows = Iterator[Row]
+
+GATE, ENGINE, COLLOCATION, PREDICTION = "Gate", "Engine", "Collocation", "Prediction"
+HIDDEN_CACHE, ROUND_MODEL, CLIENT = "Hidden-state cache", "Round model", "Accuracy of the client"
+HEADINGS = (GATE, ENGINE, COLLOCATION, PREDICTION, HIDDEN_CACHE, ROUND_MODEL, CLIENT)
+
+BENCH_QUESTIONS: Mapping[str, tuple[str, str]] = {
+    "load": (GATE, "SLO attainment at 50 to 150 % load, with the gate and without"),
+    "admission": (GATE, "Effect of memory look-ahead, immediate rejection and queue bounds, each ablated"),
+    "ordering": (GATE, "Effect of the order of the waiting queue"),
+    "eviction": (GATE, "Effect of slack, progress and thrashing cost on the choice of victims, each ablated"),
+    "burstiness": (GATE, "SLO attainment as arrivals become burstier"),
+    "memory-pressure": (GATE, "SLO attainment with a KV cache of 16, 8, 4 and 2 GiB"),
+    "tpot": (GATE, "SLO attainment with ample memory and a short TPOT objective"),
+    "traces": (GATE, "SLO attainment on recorded arrivals and lengths"),
+    "scaling": (GATE, "Highest rate on devices of one, two and four times the speed and memory"),
+    "quota": (COLLOCATION, "Fixed and adaptive split of 4 GiB between KV cache and embedding workspace"),
+    "forecast": (PREDICTION, "Effect of length forecasts and of the accepted overflow probability"),
+    "head-to-head": (COLLOCATION, "Chat, batch and document embeddings on one machine, real engines"),
+    "head-to-head-strict": (COLLOCATION, "The same with objectives half as long"),
+}
+"""Heading and question by the name of an experiment of `tandem bench run`."""
+
+
+def http_overhead(content: Mapping[str, Any]) -> Rows:
+    busy = content["door"]["nine_tenths"]
+    yield (
+        "Overhead of Tandem's server over vLLM's own at 90 % of the rate that vLLM sustains "
+        "(tiny model, two cores)",
+        f"TTFT {_ratio(busy['median_ttft_ratio'])}, TPOT {_ratio(busy['median_tpot_ratio'])}, "
+        f"throughput {_ratio(busy['throughput_ratio'])}",
+    )
+    cost = max(content["decision_us"].values())
+    yield "Time of one scheduling cycle of the gate with 1,000 live requests", f"{cost:.0f} µs"
+
+
+def retry_after(content: Mapping[str, Any]) -> Rows:
+    runs = [run for run in content["runs"] if run["turned_away"]]
+    admitted, rejected = (sum(run[key] for run in runs) for key in ("then_admitted", "turned_away"))
+    worst = min(run["then_admitted"] / run["turned_away"] for run in runs)
+    yield (
+        "Share of rejected requests that are admitted when they retry after `Retry-After` "
+        "(bursts, simulated)",
+        f"{formats.share(admitted / rejected)} of {rejected}; {formats.share(worst)} in the worst of "
+        f"{len(runs)} runs",
+    )
+
+
+_FRONTIERS = (
+    ("sharegpt", "oracle", "ShareGPT, known lengths"),
+    ("sharegpt", "noisy", "ShareGPT, lengths with a lognormal error of 0.5"),
+    ("humaneval", "oracle", "HumanEval-like, known lengths"),
+    ("arxiv", "oracle", "arXiv, known lengths"),
+)
+
+
+def engine_frontier(content: Mapping[str, Any]) -> Rows:
+    studies = content["studies"]
+    for data, prediction, words in _FRONTIERS:
+        rates, shares, seeds = [], [], 0
+        for goal in (90, 60):
+            if ratios := _rate_ratios(studies, data, prediction, "stock-fcfs", f"strict-{goal}%"):
+                spread = {"median": median(ratios), "min": min(ratios), "max": max(ratios)}
+                rates.append(f"{_ratio(spread)} at {goal} %")
+                seeds = len(ratios)
+            if parts := _rate_ratios(studies, data, prediction, "hindsight", f"strict-{goal}%"):
+                shares.append(f"{100 * median(parts):.0f}")
+        if not rates:
+            continue
+        hindsight = f"; {' and '.join(shares)} % of the rate with hindsight" if shares else ""
+        yield (
+            "Highest rate at an attainment: Tandem's engine policy relative to vLLM's FCFS, on vLLM's "
+            f"scheduler (virtual time, {words})",
+            f"{', '.join(rates)}, nothing rejected ({formats.several(seeds, 'seed')}){hindsight}; "
+            f"P95 wait of requests that missed their SLO at 90 %: "
+            f"{_missed_wait(studies, data, 'tandem', prediction)} in the worst seed "
+            f"(vLLM's FCFS {_missed_wait(studies, data, 'stock-fcfs', 'oracle')})",
+        )
+
+
+def _missed_wait(studies: Sequence[Mapping[str, Any]], data: str, policy: str, prediction: str) -> str:
+    """At the highest rate of each seed that reaches 90 %; until the run ends where no token came."""
+    wanted = (data, policy, prediction)
+    runs = [study for study in studies if (study["dataset"], study["policy"], study["prediction"]) == wanted]
+    waits = [point["lost_wait"]["p95"] for point in points_at(runs, 0.9)]
+    return f"{formats.figure(max(waits))} s" if waits else formats.ABSENT
+
+
+def _rate_ratios(
+    studies: Sequence[Mapping[str, Any]], data: str, prediction: str, other: str, key: str
+) -> list[float]:
+    """Tandem's rate over that of `other` with known lengths, on each seed that both have run."""
+    rates = {
+        (study["policy"], study["prediction"], study["seed"]): study["rates"][key]
+        for study in studies
+        if study["dataset"] == data
+    }
+    return [
+        rate / rates[other, "oracle", seed]
+        for (policy, predicted, seed), rate in rates.items()
+        if (policy, predicted) == ("tandem", prediction) and (other, "oracle", seed) in rates
+    ]
+
+
+def interference(content: Mapping[str, Any]) -> Rows:
+    interval = content["workload"]["burst_interval_s"]
+    for key, cell in content.items():
+        if not key.startswith("chat_"):
+            continue
+        ratio, rate = cell["tandem_over_naive"], key.split("_")[1]
+        burst = min(cell["unloaded_burst_s"].values())
+        tandem, naive = (formats.share(cell[name]["burst_attainment"]) for name in ("tandem", "naive"))
+        alone = cell["alone"]["tandem"]["p99_ttft_ms"] / cell["naive"]["p99_ttft_ms"]
+        yield (
+            f"Chat at {rate}/s and a burst of passages every {interval:g} s ({burst:.2g} s on an idle "
+            "machine) on two cores: Tandem relative to two independent servers",
+            f"P99 TTFT {formats.times(ratio['p99_ttft_ms'])} ({formats.times(alone)} without passages), "
+            f"P99 TPOT {formats.times(ratio['p99_tpot_ms'])}, "
+            f"passages/s {formats.times(ratio['passages_per_s'])}; bursts that met their deadline: {tandem} "
+            f"(independent servers {naive}); medians of {len(cell['runs'])} runs",
+        )
+
+
+def embedding_throughput(content: Mapping[str, Any]) -> Rows:
+    for texts in ("queries", "passages"):
+        ratios = content[texts]["ratios"]
+        yield (
+            f"Throughput of the embedding engine on {texts}",
+            f"{formats.times(ratios['engine_over_encode'])} that of `encode` on all texts at once; over HTTP "
+            f"{formats.times(ratios['tandem_http_over_encode'])} that of `encode` and "
+            f"{formats.times(ratios['tandem_http_over_infinity_http'])} that of infinity-emb",
+        )
+
+
+def simulated_mix(content: Mapping[str, Any]) -> Rows:
+    policies, best = content["summary"]["policies"], content["summary"]["best_static"]
+    free = policies["no quota"]
+    yield (
+        "SLO attainment with adaptive quotas, mean of chat and embeddings (45 mixes and loads, simulated "
+        "H100)",
+        f"{formats.share(policies['dynamic']['both'])}; best fixed split "
+        f"{formats.share(policies[best]['both'])}; no quotas {formats.share(free['both'])}, with "
+        f"{free['failed_batches']:,} batches failed for lack of memory",
+    )
+
+
+def output_length(content: Mapping[str, Any]) -> Rows:
     mixed = content["mixed"]
-    losses = {name: float(one["pinball"]) for name, one in mixed.items()}
+    losses = {name: float(method["pinball"]) for name, method in mixed.items()}
     others = {name: loss for name, loss in losses.items() if not name.startswith("learned")}
     best = min(others, key=others.__getitem__)
-    learned = losses["learned"]
-    told = f"pinball loss {learned:.1f} tokens, {formats.times(learned / others[best])} of {best}'s"
-    told += f" and {formats.times(learned / others['tf-idf ridge'])} of a plain tf-idf ridge's"
+    learned, ridge = losses["learned"], losses["tf-idf ridge"]
+    result = (
+        f"{learned:.1f} tokens: {formats.times(learned / others[best])} that of the best other method "
+        f"({best}), {formats.times(learned / ridge)} that of tf-idf ridge"
+    )
     if (encoded := losses.get("learned, encoder")) is not None:
-        told += f"; {formats.times(encoded / others[best])} and "
-        told += f"{formats.times(encoded / others['tf-idf ridge'])} where prompts were embedded before"
+        result += (
+            f"; with embedded prompts {formats.times(encoded / others[best])} and "
+            f"{formats.times(encoded / ridge)}"
+        )
     yield (
-        f"How well are answer lengths foretold from the prompt ({content['samples']:,} answers, five folds)?",
-        f"{told}; {formats.share(mixed['learned']['coverage_90'])} of the answers stay within their 0.9 "
+        f"Pinball loss of output-length prediction from the prompt ({content['samples']:,} outputs, "
+        "five folds)",
+        f"{result}; {formats.share(mixed['learned']['coverage_90'])} of the outputs are within their 0.9 "
         "quantile",
     )
     yield (
-        f"And where each of these {len(content['separate'])} sets of prompts is all that is served?",
-        "pinball loss, of the best other way's without vectors: "
-        + ", ".join(f"{name} {_of_best_other(methods)}" for name, methods in content["separate"].items()),
+        f"The same for each of {len(content['separate'])} prompt sets served alone, relative to the best "
+        "other method without embedded prompts",
+        ", ".join(f"{name} {_of_best_other(methods)}" for name, methods in content["separate"].items()),
     )
-    stream, switches = content["coverage"], content["switches"].values()
-    outside = fmean(one["windows_outside"] for one in switches)
-    after = [covered for one in switches for covered in one["after_500"]]
-    yield (
-        "How many answers are within their 0.9 quantile 500 requests after a switch of model or traffic?",
-        f"{formats.share(min(after))} to {formats.share(max(after))} ({len(switches)} switches, "
-        f"{len(content['seeds'])} seeds); of windows of 500 {formats.share(outside)} leave 88 to 92 %, "
-        f"without switches {formats.share(stream['windows_outside'])}, by chance alone "
-        f"{formats.share(stream['outside_by_chance'])} would",
-    )
+    yield from _coverage(content)
     rest = [content["conditional"][seen] for seen in ("25%", "50%", "75%")]
-    ours, plain = (", ".join(f"{one[key]:.1f}" for one in rest) for key in ("conditional", "minus_so_far"))
+    ours, plain = (", ".join(f"{part[key]:.1f}" for part in rest) for key in ("conditional", "minus_so_far"))
     yield (
-        "How well is the rest of an answer foretold after 25, 50 and 75 % of it?",
-        f"pinball loss {ours} tokens; of the first forecast less the tokens so far {plain}",
+        "Pinball loss of the remaining length after 25, 50 and 75 % of an output",
+        f"{ours} tokens; first forecast minus the tokens so far: {plain}",
     )
     cost = content["cost"]
     yield (
-        "What does a forecast cost, and what does learning cost the requests meanwhile?",
-        f"{cost['both_us'] / 1e3:.2f} ms ({cost['encoder']['both_us'] / 1e3:.1f} ms with a prompt's vector), "
-        f"{cost['resident_mib']:.0f} MiB; the loop is {cost['loop']['training_p99_ms']:.1f} ms late at P99",
+        "Cost of one length forecast, and delay of the event loop while the model trains",
+        f"{cost['both_us'] / 1e3:.2f} ms ({cost['encoder']['both_us'] / 1e3:.1f} ms with the embedded "
+        f"prompt), {cost['resident_mib']:.0f} MiB; P99 delay {cost['loop']['training_p99_ms']:.1f} ms",
     )
 
 
 def _of_best_other(methods: Mapping[str, Any]) -> str:
-    others = [one["pinball"] for name, one in methods.items() if not name.startswith("learned")]
+    others = [method["pinball"] for name, method in methods.items() if not name.startswith("learned")]
     return formats.times(methods["learned"]["pinball"] / min(others))
 
 
-def goodput(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Of `prediction_goodput`."""
+def _coverage(content: Mapping[str, Any]) -> Rows:
+    stream, switches = content["coverage"], content["switches"].values()
+    outside = fmean(switch["windows_outside"] for switch in switches)
+    after = [covered for switch in switches for covered in switch["after_500"]]
+    yield (
+        "Coverage of the 0.9 quantile from 500 requests after a switch of model or traffic",
+        f"{formats.share(min(after))} to {formats.share(max(after))} ({len(switches)} switches, "
+        f"{len(content['seeds'])} seeds); windows of 500 with coverage outside 88 to 92 %: "
+        f"{formats.share(outside)}, without switches {formats.share(stream['windows_outside'])}, "
+        f"expected by chance {formats.share(stream['outside_by_chance'])}",
+    )
+
+
+def prediction_goodput(content: Mapping[str, Any]) -> Rows:
     runs = content["runs"]
-    places = {"engine": "on vLLM's real scheduler", "simulator": "at the gate, simulated,"}
+    places = {"engine": "on vLLM's scheduler", "simulator": "at the gate, simulated"}
     for place, rate in sorted({(run["on"], run["rate"]) for run in runs}):
-        kept: dict[str, list[float]] = {}
+        goodputs: dict[str, list[float]] = {}
         for run in runs:
             if (run["on"], run["rate"]) == (place, rate):
-                kept.setdefault(run["told"], []).append(rate * run["strict"])
+                goodputs.setdefault(run["told"], []).append(rate * run["strict"])
         yield (
-            f"What do length forecasts buy {places[place]} at {rate:g} requests/s (virtual time)?",
-            "requests kept a second: "
-            + ", ".join(f"{name} {fmean(rates):.1f}" for name, rates in kept.items())
-            + f" ({len(next(iter(kept.values())))} seeds)",
+            f"Goodput by source of length forecasts, {places[place]}, at {rate:g} req/s (virtual time)",
+            ", ".join(f"{name} {fmean(rates):.1f}" for name, rates in goodputs.items())
+            + f" req/s ({len(next(iter(goodputs.values())))} seeds)",
         )
 
 
-def first_token(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Of `ttft_forecast`."""
-    cells = [(load, one) for key in ("known", "foretold") for load, one in content[key].items()]
-    errors, covered = ([one[key] for _, one in cells] for key in ("median_error", "coverage_90"))
+def ttft_forecast(content: Mapping[str, Any]) -> Rows:
+    cells = [(load, cell) for key in ("known", "foretold") for load, cell in content[key].items()]
+    errors, covered = ([cell[key] for _, cell in cells] for key in ("median_error", "coverage_90"))
     loads = sorted({float(load) for load, _ in cells})
     yield (
-        f"How well is the first token foretold, at {formats.load(loads[0])} to {formats.load(loads[-1])} of "
-        "what vLLM on the CPU carries (tiny model)?",
+        f"Error of the TTFT forecast at {formats.load(loads[0])} to {formats.load(loads[-1])} of the rate "
+        "that vLLM on the CPU sustains (tiny model)",
         f"median absolute error {formats.share(min(errors))} to {formats.share(max(errors))}; "
         f"{formats.share(min(covered))} to {formats.share(max(covered))} within the 0.9 quantile "
         f"({len(cells)} cells of {cells[0][1]['requests']} requests)",
     )
 
 
-def retry_after(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Of `retry_after`."""
-    runs = [run for run in content["runs"] if run["turned_away"]]
-    admitted, away = (sum(run[key] for run in runs) for key in ("then_admitted", "turned_away"))
-    yield (
-        "Are those who wait as `Retry-After` says then let in (bursts, simulated)?",
-        f"{formats.share(admitted / away)} of {away}; in the worst of {len(runs)} runs "
-        f"{formats.share(min(run['then_admitted'] / run['turned_away'] for run in runs))}",
-    )
-
-
-# FOLDED hybrid_quotes.py:
-# What does README.md quote of the hybrid cache? The cost of a cached token by its form, and the gain.
-
 _FORMS = {"m0": "hidden states, restored", "m1": "half restored", "m2": "absorbed"}
 
 
-def cost(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Of `hybrid_cost`, on one device."""
+def decode_cost(content: Mapping[str, Any]) -> Rows:
     taken = {form: row["ms_per_1000_tokens"] for form, row in content["forms"].items()}
     plain = taken.pop("kv")
-    told = [
+    forms = [
         f"{_FORMS[form]} {formats.figure(ms)} ms ({formats.times(ms / plain)})" for form, ms in taken.items()
     ]
     yield (
-        f"What do 1,000 cached tokens add to a decode step ({content['model']}, {content['dtype']}, "
-        f"{content['device']})?",
-        f"keys and values {formats.figure(plain)} ms; {', '.join(told)}",
+        f"Decode-step time per 1,000 cached tokens by form of the cache ({content['model']}, "
+        f"{content['dtype']}, {content['device']})",
+        f"keys and values {formats.figure(plain)} ms; {', '.join(forms)}",
     )
 
 
-def attainment(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Of `hybrid_attainment`, in Apt-Serve's metric."""
-    told = []
+def hidden_attainment(content: Mapping[str, Any]) -> Rows:
+    gains = []
     for form, words in (("M2", "absorbed"), ("M0", "restored")):
-        gains = [run["of"][form]["published"] - run["of"]["KV"]["published"] for run in content["runs"]]
-        told.append(f"{words} {fmean(gains):+.1f} points ({min(gains):+.1f} to {max(gains):+.1f})")
+        points = [run["of"][form]["published"] - run["of"]["KV"]["published"] for run in content["runs"]]
+        gains.append(f"{words} {fmean(points):+.1f} points ({min(points):+.1f} to {max(points):+.1f})")
     yield (
-        "How many more promises are kept where requests may keep hidden states (vLLM's real scheduler, "
-        "virtual time, OPT-13B on an A100 by a roofline)?",
-        f"{', '.join(told)}, over {len(content['runs'])} runs",
+        "Gain in SLO attainment, in Apt-Serve's metric, when requests may cache hidden states "
+        "(vLLM's scheduler, virtual time, OPT-13B on an A100 by a roofline)",
+        f"{', '.join(gains)}; {len(content['runs'])} runs",
     )
+
+
+def mcsf_table(content: Mapping[str, Any]) -> Rows:
+    means = {row["policy"]: row["mean_s"] for row in content["fixed_set"]}
+    yield (
+        "Mean latency on the published benchmark of memory-constrained scheduling (MC-SF)",
+        f"Tandem {means['Tandem']:.1f} s, MC-SF {means['MC-SF']:.1f} s, vLLM's FCFS "
+        f"{means['FCFS as vLLM']:.1f} s ({content['runs']} runs)",
+    )
+
+
+def mcsf_synthetic(content: Mapping[str, Any]) -> Rows:
+    worst = max(model["to_best_known"]["tandem"]["mean"] for model in content["models"])
+    yield (
+        "Total latency of Tandem's round policy above the best schedule known in hindsight",
+        f"{100 * (worst - 1):.1f} % ({content['instances']} instances of each of two arrival models)",
+    )
+
+
+def against_vllm_bench(content: Mapping[str, Any]) -> Rows:
+    for run in content.get("vllm", ()):
+        ratio, tokens = run["ratio"], f"{run['prompt_tokens']} + {run['output_tokens']} tokens"
+        yield (
+            f"Medians of our client relative to `vllm bench serve`, on one vLLM server ({tokens})",
+            f"TTFT {formats.times(ratio['ttft_ms'])}, TPOT {formats.times(ratio['tpot_ms'])}",
+        )
+    if (known := content.get("known_delays")) is not None:
+        ours, theirs = known["beyond_truth_ms"]["judge"], known["beyond_truth_ms"]["vllm_bench"]
+        yield (
+            "Error of either client on a server with known delays",
+            f"our client TTFT {ours['ttft_ms']:+.2f} ms, TPOT {ours['tpot_ms']:+.3f} ms; `vllm bench serve` "
+            f"TTFT {theirs['ttft_ms']:+.2f} ms, TPOT {theirs['tpot_ms']:+.3f} ms",
+        )
+
+
+def _ratio(spread: Mapping[str, float]) -> str:
+    return f"{formats.times(spread['median'])} ({spread['min']:.2f} to {spread['max']:.2f})"
+
+
+QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
+    "door.json": (GATE, http_overhead),
+    "retry-after.json": (GATE, retry_after),
+    "engine-frontier.json": (ENGINE, engine_frontier),
+    "collocation.json": (COLLOCATION, interference),
+    "embedding-throughput.json": (COLLOCATION, embedding_throughput),
+    "collocated-mix.json": (COLLOCATION, simulated_mix),
+    "prediction.json": (PREDICTION, output_length),
+    "prediction-goodput.json": (PREDICTION, prediction_goodput),
+    "ttft-forecast.json": (PREDICTION, ttft_forecast),
+    "hybrid-cost-*.json": (HIDDEN_CACHE, decode_cost),
+    "hybrid-attainment.json": (HIDDEN_CACHE, hidden_attainment),
+    "mcsf-table.json": (ROUND_MODEL, mcsf_table),
+    "mcsf-synthetic.json": (ROUND_MODEL, mcsf_synthetic),
+    "against-vllm-bench.json": (CLIENT, against_vllm_bench),
+}
+"""Heading and quotes by the name of a results file."""
+
+IN_README = ("engine-frontier.json", "retry-after.json", "prediction.json", "door.json")
+"""README.md quotes the first row of each, after the head-to-head."""

@@ -1,4 +1,4 @@
-"""README.md quotes the committed results, all of them as they stand."""
+"""docs/results.md and README.md: every committed result is quoted, with its losses and its source."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmark_control_plane.common.arguments import BadInput
-from benchmark_control_plane.experiments.results_page import write_pages
+from benchmark_control_plane.experiments.results_page import quotes, write_pages
 from benchmark_control_plane.report import formats
 from benchmark_control_plane.report.results_folder import committed
 from tests import experiments
 
 
-def test_the_readme_and_its_pictures_are_up_to_date() -> None:
+def test_written_pages_match_the_committed_results() -> None:
     for file, text in write_pages.due().items():
         assert file.is_file() and file.read_text(encoding="utf-8") == text, (
             f"{file.name} is not what the results say; run: "
@@ -22,22 +22,33 @@ def test_the_readme_and_its_pictures_are_up_to_date() -> None:
 
 
 def test_every_link_leads_to_a_committed_file() -> None:
-    section = write_pages.section(write_pages.RESULTS)
-    links = [part.partition(")")[0] for part in section.split("](")[1:]]
-    assert len(links) >= len(write_pages.FIGURES)
-    assert [link for link in links if not (write_pages.ROOT / link).is_file()] == []
+    for file, text, least in (
+        (write_pages.PAGE, write_pages.results_page(write_pages.RESULTS), len(quotes.QUOTES)),
+        (write_pages.README, write_pages.readme_block(write_pages.RESULTS), 2 * 5),
+    ):
+        links = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]
+        assert len(links) >= least
+        assert [link for link in links if not (file.parent / link).is_file()] == []
+
+
+def test_the_readme_quotes_five_results_and_links_existing_headings() -> None:
+    rows = write_pages.readme_block(write_pages.RESULTS).splitlines()[2:]
+    assert len(rows) == 5
+    page = write_pages.results_page(write_pages.RESULTS).lower()
+    headings = {line[3:].replace(" ", "-") for line in page.splitlines() if line.startswith("## ")}
+    assert {row.partition("results.md#")[2].partition(")")[0] for row in rows} <= headings
 
 
 def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -> None:
     content = experiments.results()
     (tmp_path / "head-to-head.json").write_text(json.dumps(content))
-    section = write_pages.section(tmp_path)
-    head = next(line for line in section.splitlines() if line.startswith("| system |"))
+    page = write_pages.results_page(tmp_path)
+    head = next(line for line in page.splitlines() if line.startswith("| system |"))
     assert head == (
         "| system | req/s at 90 % | req/s at 60 % | met at 200 % load | interactive | batch | embedding "
         "| rejected | evicted |"
     )
-    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
     assert [row.split(" | ")[0] for row in rows] == [
         "| tandem",
         "| static-split",
@@ -45,20 +56,22 @@ def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -
         "| tandem-no-forecast",
     ]
     assert rows[0].split(" | ")[1:3] == ["11.8 (11.4 to 12.2)", "at least 16"]
-    assert "1 of 48 runs not valid and left out" in section
+    assert "1 of 48 runs not valid and left out" in page
     assert {len(row.split(" | ")) for row in rows} == {len(head.split(" | "))}
 
 
-def test_systems_that_were_run_under_one_load_only_stand_beside_the_others_there(tmp_path: Path) -> None:
+def test_systems_run_under_one_load_are_compared_with_all_others_there(tmp_path: Path) -> None:
     content = experiments.results()
     content["runs"] = [
         run for run in content["runs"]
         if run["system"] != "tandem-no-forecast" or (run["load"] == 1.5 and run["seed"] != 2)
     ]  # fmt: skip
     (tmp_path / "head-to-head.json").write_text(json.dumps(content))
-    section = write_pages.section(tmp_path)
-    above, said, below = section.partition("All under one load, on the seeds that are valid for all (1, 3):")
-    assert "tandem-no-forecast" not in above and said
+    page = write_pages.results_page(tmp_path)
+    above, intro, below = page.partition(
+        "All systems under one load, on the seeds that are valid for all (1, 3):"
+    )
+    assert "tandem-no-forecast" not in above and intro
     head, _, *rows = [line.split(" | ") for line in below.splitlines() if line.startswith("|")]
     assert head[1] == "met at 150 % load" and len(rows) == 4
     ours = [run for run in content["runs"] if (run["system"], run["load"]) == ("tandem", 1.5)]
@@ -66,12 +79,14 @@ def test_systems_that_were_run_under_one_load_only_stand_beside_the_others_there
     assert rows[0][:2] == ["| tandem", formats.share(middle)]
 
 
-def test_an_experiment_brings_a_picture_that_stands_alone(tmp_path: Path) -> None:
+def test_the_chart_is_a_complete_svg_file(tmp_path: Path) -> None:
     (tmp_path / "head-to-head.json").write_text(json.dumps(experiments.results()))
     front = tmp_path / "README.md"
     front.write_text(f"{write_pages.BEGIN}{write_pages.END}")
-    written = write_pages.due(front, tmp_path)
-    assert "(benchmark_control_plane/results/head-to-head.svg)" in written[front]
+    page = tmp_path / "results.md"
+    written = write_pages.due(front, page, tmp_path)
+    assert "(../benchmark_control_plane/results/head-to-head.svg)" in written[page]
+    assert "](benchmark_control_plane/results/head-to-head.json)" in written[front]
     drawing = ElementTree.fromstring(written[tmp_path / "head-to-head.svg"])
     assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
     assert {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")} >= {
@@ -79,26 +94,26 @@ def test_an_experiment_brings_a_picture_that_stands_alone(tmp_path: Path) -> Non
     }
 
 
-def test_a_partial_experiment_says_so(tmp_path: Path) -> None:
-    for name, said in (("head-to-head", "**partial: the experiment"), ("other", "seeds; **partial**)")):
+def test_a_partial_experiment_is_marked(tmp_path: Path) -> None:
+    for name, remark in (("head-to-head", "**partial: the experiment"), ("other", "seeds; **partial**:")):
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps(experiments.results(loads=(1.0,), partial=True)))
-        assert said in write_pages.section(tmp_path)
+        assert remark in write_pages.results_page(tmp_path)
         file.unlink()
 
 
-def test_of_other_experiments_the_rates_are_quoted(tmp_path: Path) -> None:
+def test_an_unknown_experiment_is_quoted_by_its_rates(tmp_path: Path) -> None:
     content = experiments.results()
     (tmp_path / "other.json").write_text(json.dumps(content))
     runs = [run for run in content["runs"] if (run["system"], run["load"]) == ("tandem", 2.0)]
     met = formats.share(sorted(run["attainment"]["overall"] for run in runs)[1])
-    quoted = write_pages.section(tmp_path)
-    assert f"| at 90 %: tandem 11.8 req/s ({met}), static-split 5.6 req/s (" in quoted
-    assert "; in brackets what is met at 200 % load (3 seeds)" in quoted
-    assert write_pages.section(tmp_path).count("\n") == 3
+    page = write_pages.results_page(tmp_path)
+    assert "rate at 90 % attainment (attainment at 200 % load), 3 seeds:<br>" in page
+    assert f"<br>tandem 11.8 req/s ({met})<br>static-split 5.6 req/s (" in page
+    assert "## Other experiments" in page
 
 
-def test_the_rate_of_an_order_is_quoted_with_what_those_wait_that_pay_for_it(tmp_path: Path) -> None:
+def test_engine_rates_are_quoted_with_the_wait_of_requests_that_missed(tmp_path: Path) -> None:
     def study(policy: str, seed: int, rate: float, wait: float) -> dict[str, object]:
         points = [
             {"rate": rate, "strict": 0.91, "lost_wait": {"p95": wait}},
@@ -113,13 +128,12 @@ def test_the_rate_of_an_order_is_quoted_with_what_those_wait_that_pay_for_it(tmp
     studies = [study("stock-fcfs", seed, 1.0, 10.0 + seed) for seed in (1, 2)]
     studies += [study("tandem", seed, 2.0, 1_000.0 + seed) for seed in (1, 2)]
     (tmp_path / "engine-frontier.json").write_text(json.dumps({"studies": studies}))
-    quoted = write_pages.section(tmp_path)
+    quoted = write_pages.results_page(tmp_path)
     assert "2.00\N{MULTIPLICATION SIGN} (2.00 to 2.00) at 90 %" in quoted
-    assert "; at 90 % those that lose wait 1,002 s (P95 until a run ends, worst seed; " in quoted
-    assert "; in vLLM's own order 12 s) |" in quoted
+    assert "missed their SLO at 90 %: 1,002 s in the worst seed (vLLM's FCFS 12 s) |" in quoted
 
 
-def test_what_is_committed_says_the_same_in_less(tmp_path: Path) -> None:
+def test_the_committed_form_is_smaller_and_yields_the_same_tables(tmp_path: Path) -> None:
     results = experiments.results()
     file = tmp_path / "head-to-head.json"
     file.write_text(committed(results))
@@ -127,7 +141,7 @@ def test_what_is_committed_says_the_same_in_less(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
     (whole / "head-to-head.json").write_text(json.dumps(results))
-    tables = [write_pages.section(folder).partition("\n| ")[2] for folder in (tmp_path, whole)]
+    tables = [write_pages.results_page(folder).partition("\n| ")[2] for folder in (tmp_path, whole)]
     assert tables[0] == tables[1] != ""
     drawn = [run for run in json.loads(file.read_text())["runs"] if run["memory"]]
     assert [(run["system"], run["load"]) for run in drawn] == [
@@ -135,11 +149,11 @@ def test_what_is_committed_says_the_same_in_less(tmp_path: Path) -> None:
     ]
 
 
-def test_only_what_stands_between_the_marks_is_written() -> None:
+def test_only_the_block_between_the_marks_changes() -> None:
     text = f"before\n{write_pages.BEGIN}\nold\n{write_pages.END}\nafter\n"
-    once = write_pages.rewritten(text, "new\n")
+    once = write_pages.replace_block(text, "new\n")
     assert once == f"before\n{write_pages.BEGIN}\n\nnew\n\n{write_pages.END}\nafter\n"
-    assert write_pages.rewritten(once, "new\n") == once
+    assert write_pages.replace_block(once, "new\n") == once
 
 
 @pytest.mark.parametrize(
@@ -151,6 +165,6 @@ def test_only_what_stands_between_the_marks_is_written() -> None:
         (write_pages.BEGIN + write_pages.END) * 2,
     ],
 )
-def test_marks_that_are_not_there_once_are_refused(text: str) -> None:
+def test_missing_or_repeated_marks_raise(text: str) -> None:
     with pytest.raises(BadInput, match="are needed once each, in this order"):
-        write_pages.rewritten(text, "new")
+        write_pages.replace_block(text, "new")
