@@ -1,13 +1,12 @@
-"""How much load does each policy carry before promises break? Rates at 90 % and 60 %, on vLLM's scheduler.
+"""Measures the rates at which each engine policy reaches 90 % and 60 % attainment, on vLLM's scheduler.
 
     python -m benchmark_control_plane.experiments.engine.frontier --seeds 5
 
 vLLM's own scheduler and KV manager, stepped on virtual time at OPT-13B geometry: 709 blocks of 16 tokens
-(an A100-40GB), step times fitted to an A100-80GB with decoding slowed by the ratio of bandwidths
-(2,039 / 1,555 GB/s). For each policy and seed the highest Poisson rate at an attainment is bracketed to
-8 % and interpolated. Both metrics are printed (see engine_play); rates are never counted without the
-pauses of those that paid for them. Results are added to the file of `--results`, so a study can grow; each
-names the commit that it was run with.
+(an A100-40GB), step times fitted to an A100-80GB with decoding slowed by the ratio of bandwidths (2,039 /
+1,555 GB/s). For each policy and seed the highest Poisson rate at an attainment is bracketed to 8 % and
+interpolated. Both metrics of `replay` are printed, with the waits of the requests that missed. Results are
+added to the file of `--results`, so that a study can be extended; each names the commit of its run.
 """
 
 import argparse
@@ -51,7 +50,7 @@ CONTENDERS: Mapping[str, EngineVariant] = {
         EngineVariant("mc-sf", {"ordering": "mc-sf", "overflow_probability": 0.5}),
         EngineVariant("apt-kv", {"ordering": "apt"}),
         EngineVariant("tandem", _TANDEM),
-        # What each ingredient earns.
+        # Ablations of single mechanisms.
         EngineVariant("tandem-no-cut", {**_TANDEM, "size_cut_share": 0.0}),
         EngineVariant("tandem-no-preemption", {**_TANDEM, "preempt_ratio": 1e9}),
         EngineVariant("tandem-no-settling", {**_TANDEM, "settle_steps": 0}),
@@ -59,7 +58,7 @@ CONTENDERS: Mapping[str, EngineVariant] = {
         EngineVariant("tandem-no-price", {**_TANDEM, "prompt_price": 0.0}),
     )
 }
-# No policy: what one who knows the future would serve.
+# The linear program of `bounds` in place of a policy.
 HINDSIGHT = "hindsight"
 PREDICTIONS: Mapping[str, Prediction] = {
     "oracle": Prediction(),
@@ -79,8 +78,11 @@ Attain = Callable[[float], ReplayResult]
 def highest_rate(
     attain: Attain, seen: dict[float, ReplayResult], metric: str, target: float, start: float
 ) -> float:
-    """Requests a second at which the metric crosses the target; every run is kept in `seen`. From `start`
-    on it steps towards the crossing, twice as far each time, and then halves."""
+    """Requests per second at which the metric crosses the target; 0 if it does at no rate.
+
+    From `start` the search steps towards the crossing, twice as far each time, then bisects. Every run is
+    added to `seen`.
+    """
 
     def at(rate: float) -> float:
         if rate not in seen:
@@ -120,9 +122,11 @@ def study(
     window: ReplayWindow,
     starts: Mapping[str, float],
 ) -> dict[str, Any]:
+    """Searches the rate of every metric and target, for one policy, data set and seed."""
+
     def attain(rate: float) -> ReplayResult:
         offers = poisson(data.lengths, rate, seed, PREDICTIONS[prediction])
-        outcome = run(offers, window, data.promise, rate)
+        outcome = run(offers, window, data.objectives, rate)
         print(
             f"  {rate:7.3f} req/s: strict {outcome.strict:.3f}, published {outcome.published:.3f}, "
             f"longest gap {outcome.longest_gap:.0f} s, {outcome.seconds:.0f} s",
@@ -148,8 +152,8 @@ def study(
 
 
 def with_study(studies: Sequence[Mapping[str, Any]], new: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """In the order of their keys, whichever was run last; one that was there gives way."""
-    return sorted([*(one for one in studies if _key(one) != _key(new)), new], key=_key)
+    """`studies` sorted by key, with `new` in place of the study of the same key."""
+    return sorted([*(known for known in studies if _key(known) != _key(new)), new], key=_key)
 
 
 def starts_like(
@@ -158,24 +162,27 @@ def starts_like(
     sought: tuple[str, str, str, int],
     first: float,
 ) -> dict[str, float]:
-    """Where to look first for a (data, policy, lengths, seed): the mean of the studies most like it, of a
-    policy whose name begins alike, scaled by the fluid bound from data to data."""
+    """First rates to try for a (data, policy, lengths, seed), by metric and target.
+
+    The mean of the most similar studies of the same family of policies, scaled by the fluid bounds of the
+    data sets; `first` if there is none.
+    """
     data, policy = sought[:2]
 
-    def likeness(one: Mapping[str, Any]) -> tuple[bool, ...]:
-        return tuple(a == b for a, b in zip(_key(one), sought, strict=True))
+    def similarity(known: Mapping[str, Any]) -> tuple[bool, ...]:
+        return tuple(a == b for a, b in zip(_key(known), sought, strict=True))
 
-    kin = [one for one in studies if one["policy"].split("-")[0] == policy.split("-")[0]]
-    if not kin:
+    family = [known for known in studies if known["policy"].split("-")[0] == policy.split("-")[0]]
+    if not family:
         return dict.fromkeys(KEYS, first)
-    closest = max(map(likeness, kin))
-    alike = [one for one in kin if likeness(one) == closest]
+    closest = max(map(similarity, family))
+    similar = [known for known in family if similarity(known) == closest]
     return {
         f"{metric}-{target:.0%}": mean(
-            one["rates"][f"{metric}-{target:.0%}"]
+            known["rates"][f"{metric}-{target:.0%}"]
             * bounds[data][f"{target:.0%}"]
-            / bounds[one["dataset"]][f"{target:.0%}"]
-            for one in alike
+            / bounds[known["dataset"]][f"{target:.0%}"]
+            for known in similar
         )
         for target in TARGETS
         for metric in METRICS
@@ -183,21 +190,23 @@ def starts_like(
 
 
 def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str, float]]) -> str:
-    """Markdown. Mean rates over seeds with their deviation, and the ratio to stock FCFS on the same seeds and
-    window; pauses and waits are those at the highest rate seen that still reaches 90 %, shares of the memory
-    those at the highest that reaches each target. Fluid bounds last."""
+    """Markdown table of mean rates over seeds, their deviation, and the ratio to stock FCFS.
+
+    The ratio is over the same seeds and window. Gaps and waits are those at the highest rate seen that
+    reaches 90 %, shares of the memory those at the highest rate that reaches each target. Fluid bounds last.
+    """
     groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for one in studies:
-        groups.setdefault((one["dataset"], one["prediction"], one["policy"]), []).append(one)
+    for known in studies:
+        groups.setdefault((known["dataset"], known["prediction"], known["policy"]), []).append(known)
     heads = [
         "data",
         "lengths",
         "policy",
         "seeds",
         *KEYS,
-        "longest pause, s",
-        "wait of those that lost, p95, s",
-        *(f"memory held at {target:.0%} (for promises kept)" for target in TARGETS),
+        "longest gap, s",
+        "wait of requests that missed, p95, s",
+        *(f"memory held at {target:.0%} (by requests that met their SLO)" for target in TARGETS),
         "commit",
     ]
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
@@ -206,9 +215,9 @@ def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str
         cells += [
             _rated([run["rates"][key] for run in runs], _stock(groups, data, runs, key)) for key in KEYS
         ]
-        known = points_at(runs, 0.9)
-        cells.append(f"{max((p['longest_gap'] for p in known), default=0):.0f}")
-        cells.append(f"{max((p['lost_wait']['p95'] for p in known), default=0):.0f}")
+        reached = points_at(runs, 0.9)
+        cells.append(f"{max((p['longest_gap'] for p in reached), default=0):.0f}")
+        cells.append(f"{max((p['lost_wait']['p95'] for p in reached), default=0):.0f}")
         cells += [_held(points_at(runs, target)) for target in TARGETS]
         commits = {run["commit"][:7] if run.get("commit") else "unknown" for run in runs}
         cells.append(", ".join(sorted(commits)))
@@ -223,7 +232,7 @@ def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str
 
 
 def points_at(runs: Sequence[Mapping[str, Any]], target: float) -> list[Mapping[str, Any]]:
-    """Of each run that reaches the target at all, the highest rate seen that does."""
+    """The point of the highest rate that reaches the target, for each run that reaches it."""
     reached = [[point for point in run["points"] if point["strict"] >= target] for run in runs]
     return [max(points, key=_rate) for points in reached if points]
 
@@ -249,14 +258,14 @@ def _rate(point: Mapping[str, Any]) -> float:
 def _stock(
     groups: Mapping[Any, list[Mapping[str, Any]]], data: str, runs: Sequence[Mapping[str, Any]], key: str
 ) -> list[float]:
-    """Empty unless stock FCFS has run on all these seeds in the same window."""
+    """Rates of stock FCFS; empty unless it has run on all these seeds in the same window."""
     stock = {
-        (one["seed"], *one["window"].values()): one for one in groups.get((data, "oracle", "stock-fcfs"), [])
+        (run["seed"], *run["window"].values()): run for run in groups.get((data, "oracle", "stock-fcfs"), [])
     }
-    alike = [(run["seed"], *run["window"].values()) for run in runs]
-    if any(one not in stock for one in alike):
+    wanted = [(run["seed"], *run["window"].values()) for run in runs]
+    if any(place not in stock for place in wanted):
         return []
-    return [stock[one]["rates"][key] for one in alike]
+    return [stock[place]["rates"][key] for place in wanted]
 
 
 def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path: Path) -> None:
@@ -291,11 +300,11 @@ def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path:
 
 
 def publish(saved: Mapping[str, Any], results: Path) -> None:
-    """The JSON file, the table and the pictures beside it."""
+    """Writes the JSON file, and the table and the charts next to it."""
     write_json(results, saved)
     text = table(saved["studies"], saved["fluid_bounds"])
     results.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
-    for data, prediction in sorted({(one["dataset"], one["prediction"]) for one in saved["studies"]}):
+    for data, prediction in sorted({(s["dataset"], s["prediction"]) for s in saved["studies"]}):
         draw(saved["studies"], data, prediction, results.with_name(f"{results.stem}-{data}-{prediction}.png"))
 
 
@@ -310,14 +319,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--requests", type=int, default=4_000)
     parser.add_argument("--warm-up", type=int, default=500)
-    parser.add_argument("--start", type=float, default=1.3, help="requests a second to look at first")
+    parser.add_argument("--start", type=float, default=1.3, help="first rate to try, in requests per second")
     add_results(parser)
     options = parser.parse_args(arguments)
 
     setup, folder = Setup(), stated_data(options.data)
     chosen = [dataset(name, folder, setup.max_model_tokens) for name in options.datasets]
     engine = SteppedEngine(setup)
-    # What vLLM has loaded stays; looking through it again and again takes time.
+    # vLLM's modules stay loaded; freezing them spares every later collection the scan.
     gc.collect()
     gc.freeze()
     window = ReplayWindow(options.warm_up, options.requests)
@@ -335,8 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     run = partial(play, engine, CONTENDERS[policy]) if policy in CONTENDERS else hindsight
                     key = (data.name, policy, prediction, seed)
                     starts = starts_like(saved["studies"], saved["fluid_bounds"], key, options.start)
-                    one = study(run, data, policy, prediction, seed, window, starts)
-                    studies = with_study(saved["studies"], {**one, "commit": commit})
+                    found = study(run, data, policy, prediction, seed, window, starts)
+                    studies = with_study(saved["studies"], {**found, "commit": commit})
                     saved = {**saved, "setup": asdict(setup), "studies": studies}
                     if options.results is not None:
                         publish(saved, options.results)
@@ -346,8 +355,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _key(one: Mapping[str, Any]) -> tuple[str, str, str, int]:
-    return (one["dataset"], one["policy"], one["prediction"], one["seed"])
+def _key(known: Mapping[str, Any]) -> tuple[str, str, str, int]:
+    return (known["dataset"], known["policy"], known["prediction"], known["seed"])
 
 
 if __name__ == "__main__":

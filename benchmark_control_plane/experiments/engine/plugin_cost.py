@@ -1,12 +1,13 @@
-"""What does the plug-in cost a step? Its part beside vLLM's `schedule()`, with 1,000 waiting, 256 running.
+"""Measures the time that the scheduler plug-in adds to a vLLM step (1,000 waiting, 256 running requests).
 
     python -m benchmark_control_plane.experiments.engine.plugin_cost
 
-A real EngineCore without a model, whose scheduler writes its board as it does behind the gate. *slots*: 256
-run, because no more may. *memory*: as many may, but the blocks do not suffice for all to grow, so somebody
-must give way every few steps, or be held back. One request comes before each step; when more than 1,000 wait,
-anybody leaves, so that some still wait for a promise that can be kept. Of each request the engine is told
-what the gate tells it: class, promise, and the quantiles of the answers before it.
+A real EngineCore without a model, whose scheduler writes the shared state as it does behind the gate.
+*slots*: 256 requests run because `max_num_seqs` allows no more. *memory*: as many may run, but the blocks
+do not suffice for all to grow, so a request is preempted or held back every few steps. One request arrives
+before each step; above 1,000 waiting requests, random ones are aborted, so that some waiting requests can
+still meet their SLO. Each request carries the metadata that the gate sends: class, objectives and length
+quantiles.
 """
 
 import argparse
@@ -36,18 +37,20 @@ _CLASSES = [
     ServiceClass(name, Slo(ttft=milliseconds(ttft_ms), tpot=milliseconds(100)), priority, sheddable=False)
     for name, ttft_ms, priority in (("interactive", 1_000, 2), ("standard", 10_000, 1), ("batch", 100_000, 0))
 ]
-# Longer than the longest answer: the first ones all started together.
+# More steps than the longest output, since the first requests all start together.
 _SETTLING_STEPS = 700
 
 
 def measure(
     engine: SteppedEngine, tandem: Mapping[str, Any] | None, *, waiting: int, steps: int
 ) -> dict[str, float]:
-    """Microseconds a step; `schedule` includes the hook. Counts are medians over the steps, `preempted` their
-    sum."""
+    """Microseconds per step of the hook and of vLLM's own part, and medians of the batch and queue sizes.
+
+    `preempted` is the number of preemptions in the measured steps.
+    """
     with open_shared_state():
         scheduler = engine.restart(tandem=tandem)
-    took: list[int] = []
+    durations: list[int] = []
     hooks: list[int] = []
     preempted: list[int] = []
     counts: list[tuple[int, int]] = []
@@ -56,25 +59,25 @@ def measure(
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = perf_counter_ns()
         output = inner(*args, **kwargs)
-        took.append(perf_counter_ns() - began)
+        durations.append(perf_counter_ns() - began)
         hooks.append(getattr(scheduler, "hook_ns", 0))
         return output
 
     def counted(*args: Any, **kwargs: Any) -> None:
-        preempted.append(len(took))
+        preempted.append(len(durations))
         preempt(*args, **kwargs)
 
     scheduler.schedule, scheduler._preempt_request = timed, counted
     added, random = 0, Random(1)
-    while len(took) < _SETTLING_STEPS + steps:
+    while len(durations) < _SETTLING_STEPS + steps:
         added = _add(engine, added)
         while len(scheduler.waiting) < waiting:
             added = _add(engine, added)
-        _keep(engine, waiting, random)
+        _trim(engine, waiting, random)
         counts.append((len(scheduler.running), len(scheduler.waiting)))
         engine.step()
-    hook, whole = hooks[_SETTLING_STEPS:], took[_SETTLING_STEPS:]
-    own = [all_ - mine for all_, mine in zip(whole, hook, strict=True)]
+    hook, whole = hooks[_SETTLING_STEPS:], durations[_SETTLING_STEPS:]
+    own = [total - part for total, part in zip(whole, hook, strict=True)]
     return {
         "hook_median_us": median(hook) / 1e3,
         "hook_p99_us": quantiles(hook, n=100)[-1] / 1e3,
@@ -85,35 +88,37 @@ def measure(
     }
 
 
-def _keep(engine: SteppedEngine, most: int, random: Random) -> None:
-    """So many wait."""
+def _trim(engine: SteppedEngine, most: int, random: Random) -> None:
+    """Aborts random waiting requests above `most`."""
     queue = [request.request_id for request in engine.core.scheduler.waiting]
     if len(queue) > most:
         engine.abort(random.sample(sorted(queue), len(queue) - most))
 
 
-def _answer(number: int) -> int:
+def _output_tokens(number: int) -> int:
     return 300 + number * 137 % 400
 
 
 def _request(number: int, now: Instant) -> Request:
-    klass, prompt = _CLASSES[number % len(_CLASSES)], _PROMPT + number * 13 % 100
-    return Request(f"r{number}", Kind.GENERATE, "model", "tenant", klass, klass.slo, now, prompt, _LIMIT)
+    service_class, prompt = _CLASSES[number % len(_CLASSES)], _PROMPT + number * 13 % 100
+    return Request(
+        f"r{number}", Kind.GENERATE, "model", "tenant", service_class, service_class.slo, now, prompt, _LIMIT
+    )
 
 
 @cache
 def _forecast() -> LengthForecast:
-    """What the gate says when it has seen a window of such answers."""
+    """The gate's forecast after a full window of such outputs."""
     predictor, request = HistoryQuantiles(), _request(0, Instant(0))
     for number in range(512):
-        predictor.observe(request, _answer(number))
+        predictor.observe(request, _output_tokens(number))
     return predictor.forecast(request)
 
 
 def _add(engine: SteppedEngine, number: int) -> int:
     request = _request(number, Instant(engine.now_ns))
-    said = metadata_of(request, Handoff(forecast=_forecast()))
-    engine.add(request.id, request.prompt_tokens, _answer(number), extra={KEY: said}, limit=_LIMIT)
+    metadata = metadata_of(request, Handoff(forecast=_forecast()))
+    engine.add(request.id, request.prompt_tokens, _output_tokens(number), extra={KEY: metadata}, limit=_LIMIT)
     return number + 1
 
 

@@ -1,12 +1,12 @@
-"""How do requests fare in a vLLM engine stepped on virtual time? One run: a policy, a load, a steady window.
+"""Replays one arrival trace through a vLLM scheduler stepped on virtual time and measures a steady window.
 
-Arrivals go on past the window, and what has not finished when the run ends is a miss. Two metrics,
-always both. *Published*: first token in time, and the 99th percentile of the gaps between tokens
-within the limit (nearest rank). It has a hole: an answer of more than 100 tokens may pause once for
-as long as it likes. *Strict*: first token in time, and no gap above the limit.
+Arrivals continue past the window, and a request that has not finished when the run ends is a miss. Two
+metrics are always reported. *Published*: first token in time, and the 99th percentile of the gaps between
+tokens within the limit (nearest rank); an output of more than 100 tokens may therefore pause once for any
+length of time. *Strict*: first token in time, and no gap above the limit.
 
-Of the memory, two shares over the window: what is held after a step, by whomever, and what answers that kept
-the strict promise held while they were written. The rest of the first did nobody any good.
+Two shares of the memory are averaged over the window: the blocks held after a step, and the blocks that
+outputs held that met the strict objectives. The difference is memory spent on requests that missed.
 """
 
 import math
@@ -19,14 +19,14 @@ from backends.vllm.simulation.stepped_engine import HiddenStates, Setup, Stepped
 from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
 
 _NS = 1e9
-# The longest answers take about 70 s when nothing disturbs them.
+# The longest outputs take about 70 s on an idle engine.
 _TAIL_SECONDS = 90.0
 _STUCK_STEPS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class EngineVariant:
-    """`policy` None: vLLM's own scheduler, under `stock`."""
+    """A scheduler under test: the plug-in with `options`, or with None vLLM's own policy `stock`."""
 
     name: str
     options: Mapping[str, Any] | None = None
@@ -37,6 +37,8 @@ class EngineVariant:
 
 @dataclass(frozen=True, slots=True)
 class ReplayWindow:
+    """Requests before the measured ones, and number of measured requests."""
+
     warm_up: int
     requests: int
 
@@ -61,33 +63,37 @@ class _RequestTimes:
         self.last = now
         self.tokens += tokens
 
-    def is_in_time(self, promise: TokenObjectives) -> bool:
-        return self.is_finished and self.first is not None and self.first - self.offer.at <= promise.ttft
+    def is_in_time(self, objectives: TokenObjectives) -> bool:
+        return self.is_finished and self.first is not None and self.first - self.offer.at <= objectives.ttft
 
-    def keeps_published(self, promise: TokenObjectives) -> bool:
+    def meets_published(self, objectives: TokenObjectives) -> bool:
         allowed = math.floor(0.01 * max(0, self.tokens - 1))
-        return self.is_in_time(promise) and self.over <= allowed
+        return self.is_in_time(objectives) and self.over <= allowed
 
-    def keeps_strict(self, promise: TokenObjectives) -> bool:
-        return self.is_in_time(promise) and self.over == 0
+    def meets_strict(self, objectives: TokenObjectives) -> bool:
+        return self.is_in_time(objectives) and self.over == 0
 
     def block_seconds(self, block_tokens: int) -> float:
-        """What it held from its first token to its last, if it never paused; half a block is not full."""
+        """Block-seconds from the first to the last token, ignoring pauses; half a block is unused."""
         if self.first is None:
             return 0.0
         blocks = (self.offer.prompt + self.tokens / 2) / block_tokens + 0.5
         return blocks * (self.last - self.first)
 
-    def is_lost(self, now: float, promise: TokenObjectives) -> bool:
-        """By either metric, whatever comes."""
-        return (now if self.first is None else self.first) - self.offer.at > promise.ttft
+    def is_lost(self, now: float, objectives: TokenObjectives) -> bool:
+        """Whether both metrics are missed already."""
+        return (now if self.first is None else self.first) - self.offer.at > objectives.ttft
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Of the window. `longest_gap` is over everybody, `lost_wait` quantiles over the requests that missed:
-    seconds from arrival to the first token, or to the end of the run for those that never got one. The shares
-    are of the memory: what anybody holds, and answers that keep the strict promise."""
+    """Figures of the measured window; the field names are those of the results files.
+
+    `published`, `strict` and `unfinished` are shares of the requests. `longest_gap` in seconds is over all
+    requests, `kept_gap` over those that met the strict objectives. `lost_wait` holds quantiles over the
+    requests that missed: seconds from arrival to the first token, or to the end of the run without one.
+    `held_share` and `kept_share` are the shares of the memory that the module's docstring defines.
+    """
 
     rate: float
     published: float
@@ -107,7 +113,7 @@ class ReplayResult:
 
 @dataclass(slots=True)
 class _Counts:
-    """`held` sums the held share of the memory times seconds, over the window."""
+    """Sums over the steps of a run; `held` is the held share of the memory times seconds, in the window."""
 
     steps: int = 0
     hook_ns: int = 0
@@ -121,14 +127,18 @@ class _Counts:
 
 def play(
     engine: SteppedEngine,
-    contender: EngineVariant,
+    variant: EngineVariant,
     offers: Iterator[Offer],
     window: ReplayWindow,
-    promise: TokenObjectives,
+    objectives: TokenObjectives,
     rate: float,
 ) -> ReplayResult:
+    """Runs `offers`, an endless trace, until the window's requests finished, missed or ran out of time.
+
+    Raises RuntimeError if the scheduler does nothing for many steps in a row.
+    """
     began = perf_counter()
-    scheduler = engine.restart(stock=contender.stock, tandem=contender.options, hidden=contender.hidden)
+    scheduler = engine.restart(stock=variant.stock, tandem=variant.options, hidden=variant.hidden)
     records: dict[str, _RequestTimes] = {}
     last_at = math.inf
     upcoming = next(offers)
@@ -143,7 +153,7 @@ def play(
             if window.warm_up <= index < window.warm_up + window.requests:
                 pending.add(request_id)
                 last_at = upcoming.at if index == window.warm_up + window.requests - 1 else last_at
-            _send(engine, request_id, upcoming, promise, contender)
+            _send(engine, request_id, upcoming, objectives, variant)
             upcoming = next(offers)
         if now > last_at and (not pending or now > last_at + _TAIL_SECONDS):
             break
@@ -157,47 +167,53 @@ def play(
         if after == now:
             idle += 1
             if idle > _STUCK_STEPS:
-                raise RuntimeError(f"{contender.name}: {idle} steps in a row did nothing at {now:.1f} s")
+                raise RuntimeError(
+                    f"{variant.name}: {idle} steps in a row did nothing at {now:.1f} s of virtual time"
+                )
             if not produced:
-                # Nothing may run before somebody's time comes; a live engine would ask again at once.
+                # The policy delays all requests; a live engine would call schedule() again at once.
                 engine.jump(engine.now_ns + 1_000_000)
         else:
             idle = 0
         for request_id, tokens, is_finished in produced:
             record = records[request_id]
-            record.seen(after, tokens, promise.gap)
+            record.seen(after, tokens, objectives.gap)
             if is_finished:
                 record.is_finished = True
                 pending.discard(request_id)
         if now > last_at and counts.steps % 64 == 0:
-            pending = {one for one in pending if not records[one].is_lost(after, promise)}
+            pending = {
+                pending_id for pending_id in pending if not records[pending_id].is_lost(after, objectives)
+            }
     unfinished = scheduler.requests.values()
-    preemptions = getattr(scheduler, "preempted", sum(one.num_preemptions for one in unfinished))
+    preemptions = getattr(scheduler, "preempted", sum(request.num_preemptions for request in unfinished))
     measured = list(records.values())[window.warm_up : window.warm_up + window.requests]
     end = engine.now_ns / _NS
     took = perf_counter() - began
-    return _outcome(measured, promise, rate, end, counts, preemptions, took, engine.setup)
+    return _result(measured, objectives, rate, end, counts, preemptions, took, engine.setup)
 
 
 def _send(
-    engine: SteppedEngine, request_id: str, offer: Offer, promise: TokenObjectives, contender: EngineVariant
+    engine: SteppedEngine, request_id: str, offer: Offer, objectives: TokenObjectives, variant: EngineVariant
 ) -> None:
-    said: dict[str, Any] = {
-        "arrival_ns": round(offer.at * _NS), "ttft_ms": promise.ttft * 1e3, "gap_ms": promise.gap * 1e3,
+    metadata: dict[str, Any] = {
+        "arrival_ns": round(offer.at * _NS), "ttft_ms": objectives.ttft * 1e3, "gap_ms": objectives.gap * 1e3,
     }  # fmt: skip
     priority = 0
-    if contender.knows_lengths and offer.predicted is not None:
-        said["tokens"] = offer.predicted
+    if variant.knows_lengths and offer.predicted is not None:
+        metadata["tokens"] = offer.predicted
         if offer.forecast is not None:
-            said |= {"levels": list(offer.forecast.levels), "quantiles": list(offer.forecast.tokens)}
-        priority = offer.predicted if contender.stock == "priority" else 0
+            metadata |= {"levels": list(offer.forecast.levels), "quantiles": list(offer.forecast.tokens)}
+        priority = offer.predicted if variant.stock == "priority" else 0
     limit = engine.setup.max_model_tokens - offer.prompt
-    engine.add(request_id, offer.prompt, offer.output, extra={"tandem": said}, priority=priority, limit=limit)
+    engine.add(
+        request_id, offer.prompt, offer.output, extra={"tandem": metadata}, priority=priority, limit=limit
+    )
 
 
-def _outcome(
+def _result(
     measured: list[_RequestTimes],
-    promise: TokenObjectives,
+    objectives: TokenObjectives,
     rate: float,
     end: float,
     counts: _Counts,
@@ -206,15 +222,15 @@ def _outcome(
     setup: Setup,
 ) -> ReplayResult:
     count = len(measured)
-    kept = [r for r in measured if r.keeps_strict(promise)]
-    lost = [r for r in measured if not r.keeps_strict(promise)]
+    kept = [r for r in measured if r.meets_strict(objectives)]
+    lost = [r for r in measured if not r.meets_strict(objectives)]
     waits = sorted((end if r.first is None else r.first) - r.offer.at for r in lost)
     span = measured[-1].offer.at - measured[0].offer.at
     earned = sum(r.block_seconds(setup.block_tokens) for r in kept)
     gaps = [max(r.longest, 0.0 if r.is_finished or r.first is None else end - r.last) for r in measured]
     return ReplayResult(
         rate=rate,
-        published=sum(r.keeps_published(promise) for r in measured) / count,
+        published=sum(r.meets_published(objectives) for r in measured) / count,
         strict=len(kept) / count,
         unfinished=sum(not r.is_finished for r in measured) / count,
         preemptions=preemptions,

@@ -1,13 +1,14 @@
-"""How long does a low class wait in an engine with too much work for ever? Measured beside the stated bound.
+"""Measures how long low classes wait in a permanently overloaded engine, against the stated bounds.
 
     python -m benchmark_control_plane.experiments.engine.starvation
 
 vLLM's own scheduler and KV manager on virtual time, in a pool of 64 blocks. Two bounds are stated:
 
-- ranked orderings: a higher class overtakes only for `priority_head_start_ms`; nobody who comes later
-  than that after a low one starts before it (it may have to give way again, to the head of the line);
-- `srmt`: one that lost its promise waits `starvation_ms`, and from then on at most for the block-steps of
-  the lost ones that came before it, divided by `aged_share` of the blocks.
+- Ranked orderings: a higher class overtakes only within `priority_head_start_ms`. A request that arrives
+  later than that after a low-class request does not start before it (the low one may be preempted again, by
+  the head of the waiting queue).
+- `srmt`: a request that missed its objective waits `starvation_ms`, and from then on at most for the
+  block-steps of the earlier requests that missed, divided by `aged_share` of the blocks.
 """
 
 import sys
@@ -30,14 +31,14 @@ _LARGE = (400, 100)
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Of one request of the low class; None while it has not started."""
+    """Wait of one low-class request, None if it never started, and its bound; in the unit of the study."""
 
     waited: float | None
     bound: float
 
 
 def step(engine: SteppedEngine) -> dict[str, int]:
-    """One step; time moves on even if nothing ran. New tokens by request."""
+    """Runs one step and returns the new tokens by request; virtual time advances even if nothing ran."""
     before = engine.now_ns
     produced = engine.step()
     if engine.now_ns == before:
@@ -46,8 +47,10 @@ def step(engine: SteppedEngine) -> dict[str, int]:
 
 
 def overtaken(engine: SteppedEngine, ordering: str, steps: int) -> Iterator[Wait]:
-    """Twice as much high-class work as the engine can do. Seconds after a low one in which the last came
-    that started before it."""
+    """Waits in seconds under twice the high-class load that the engine sustains.
+
+    The wait of a low-class request is the time from its arrival to the last arrival that started before it.
+    """
     engine.restart(tandem={"ordering": ordering, "priority_head_start_ms": HEAD_START_S * 1e3})
     arrived: dict[str, float] = {}
     started: dict[str, int] = {}
@@ -55,44 +58,44 @@ def overtaken(engine: SteppedEngine, ordering: str, steps: int) -> Iterator[Wait
         for is_due, name in ((number % 4 == 0, "high"), (number % 50 == 40, "low")):
             if is_due:
                 arrived[f"{name}{number}"] = engine.now_ns / _NS
-                said = {"priority": int(name == "high"), "tokens": 100, "ttft_ms": 1_000}
-                engine.add(f"{name}{number}", 60, 100, extra={"tandem": said})
+                metadata = {"priority": int(name == "high"), "tokens": 100, "ttft_ms": 1_000}
+                engine.add(f"{name}{number}", 60, 100, extra={"tandem": metadata})
         step(engine)
         for request in engine.core.scheduler.running:
             started.setdefault(request.request_id, number)
     for low, came in arrived.items():
         if low.startswith("low"):
-            before = [arrived[one] for one, at in started.items() if at < started.get(low, 0)]
+            before = [arrived[other] for other, at in started.items() if at < started.get(low, 0)]
             yield Wait(max([*before, came]) - came if low in started else None, HEAD_START_S)
 
 
 def aged(engine: SteppedEngine, share: float, steps: int) -> Iterator[Wait]:
-    """Small work without end, now and then a large one. Steps from the end of its patience to its start."""
+    """Waits in steps of large requests among endless small ones, from the end of `starvation_ms` on."""
     prompt, output = _LARGE
     options = {"ordering": "srmt", "starvation_ms": PATIENCE_S * 1e3, "aged_share": share}
     engine.restart(tandem=options)
-    promise: dict[str, Any] = {"ttft_ms": 500, "gap_ms": 500}
+    objectives: dict[str, Any] = {"ttft_ms": 500, "gap_ms": 500}
     arrived: dict[str, float] = {}
-    ripe: dict[str, int] = {}
+    due: dict[str, int] = {}
     started: dict[str, int] = {}
     for number in range(steps):
         if number % 6 == 0:
-            engine.add(f"small{number}", 60, 60, extra={"tandem": {**promise, "tokens": 60}})
+            engine.add(f"small{number}", 60, 60, extra={"tandem": {**objectives, "tokens": 60}})
         if number >= 300 and number % 300 in (0, 10, 20):
             arrived[f"large{number}"] = engine.now_ns / _NS
-            engine.add(f"large{number}", prompt, output, extra={"tandem": {**promise, "tokens": output}})
-        for one, came in arrived.items():
+            engine.add(f"large{number}", prompt, output, extra={"tandem": {**objectives, "tokens": output}})
+        for name, came in arrived.items():
             if engine.now_ns / _NS >= came + PATIENCE_S:
-                ripe.setdefault(one, number)
-        for one in step(engine):
-            started.setdefault(one, number)
-    # Its blocks for its tokens, and for the steps in which its prompt is read.
-    reading = 2 * (prompt // engine.setup.max_step_tokens + 1)
-    stay = -(-(prompt + output) // engine.setup.block_tokens) * (output + reading)
-    for before, (one, since) in enumerate(ripe.items()):
-        bound = reading + before * (1 + stay / (max(share, 1e-9) * engine.setup.blocks))
-        if one in started or since + bound < steps:
-            yield Wait(started[one] - since if one in started else None, bound)
+                due.setdefault(name, number)
+        for name in step(engine):
+            started.setdefault(name, number)
+    # Blocks of a large request times its steps: one per token, and those that compute its prompt.
+    prefill = 2 * (prompt // engine.setup.max_step_tokens + 1)
+    stay = -(-(prompt + output) // engine.setup.block_tokens) * (output + prefill)
+    for before, (name, since) in enumerate(due.items()):
+        bound = prefill + before * (1 + stay / (max(share, 1e-9) * engine.setup.blocks))
+        if name in started or since + bound < steps:
+            yield Wait(started[name] - since if name in started else None, bound)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,8 +1,8 @@
-"""What is offered to an engine? Requests with true and predicted lengths, arriving at random.
+"""Generates request traces with true and predicted lengths from public data sets.
 
-Lengths are drawn from token counts of public data sets (see docs/benchmarking.md): ShareGPT
-conversations, arXiv summaries cut to the model's context, and HumanEval-like programming tasks. The noise
-of a prediction is lognormal around the true length.
+Lengths are drawn from token counts (sources in docs/benchmarking.md): ShareGPT conversations, arXiv
+summaries cut to the model's context, and HumanEval-like programming tasks. The error of a prediction is
+lognormal around the true length.
 """
 
 import math
@@ -17,14 +17,15 @@ from benchmark_control_plane.common.row_files import rows
 from controlplane.core.forecast import LengthForecast
 
 Lengths = tuple[int, int]
+"""Prompt and output tokens of a request."""
 
-# Of Python code under Llama's tokenizer, about.
+# Approximate value for Python code under Llama's tokenizer.
 _CHARACTERS_A_TOKEN = 3.2
 
 
 @dataclass(frozen=True, slots=True)
 class TokenObjectives:
-    """Seconds to the first token, and between two tokens."""
+    """Objectives in seconds: to the first token, and between two tokens."""
 
     ttft: float
     gap: float
@@ -32,19 +33,22 @@ class TokenObjectives:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
+    """Lengths of one data set that fit the context, and the objectives that its requests get."""
+
     name: str
     lengths: Sequence[Lengths]
-    promise: TokenObjectives
+    objectives: TokenObjectives
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`sigma` of the lognormal noise, `factor` of a constant error; None of either: nothing is predicted."""
+    """Error model of a length prediction: lognormal noise and a factor; `sigma` None predicts nothing."""
 
     sigma: float | None = 0.0
     factor: float = 1.0
 
     def of(self, output_tokens: int, draw: float) -> int | None:
+        """Predicted tokens for a true length and a standard normal `draw`."""
         if self.sigma is None:
             return None
         return max(1, round(output_tokens * self.factor * math.exp(self.sigma * draw)))
@@ -52,7 +56,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """`forecast` is what `predicted` is the mean of, where a whole distribution is known."""
+    """One request: arrival in seconds, lengths, predicted output and, if known, the whole forecast."""
 
     at: float
     prompt: int
@@ -62,9 +66,9 @@ class Offer:
 
 
 def dataset(name: str, folder: Path, context: int) -> Dataset:
-    """One of DATASETS. Raises BadInput where `folder` has it not."""
-    read, file, promise = DATASETS[name]
-    return Dataset(name, _within(read(folder / file), context), promise)
+    """Reads one of DATASETS. Raises BadInput if `folder` lacks its file."""
+    read, file, objectives = DATASETS[name]
+    return Dataset(name, _within(read(folder / file), context), objectives)
 
 
 def _within(lengths: Sequence[Lengths], context: int) -> list[Lengths]:
@@ -98,8 +102,10 @@ DATASETS: Mapping[str, tuple[Callable[[Path], list[Lengths]], str, TokenObjectiv
 def poisson(
     lengths: Sequence[Lengths], rate: float, seed: int, prediction: Prediction, arrivals: float = 1.0
 ) -> Iterator[Offer]:
-    """Without end. The same seed gives the same requests at every rate; `arrivals` is the coefficient of
-    variation of the gaps between them (1: Poisson, else gamma)."""
+    """Endless trace at `rate` requests per second; a seed gives the same requests at every rate.
+
+    `arrivals` is the coefficient of variation of the gaps (1: Poisson, else gamma).
+    """
     random = Random(seed)
     shape = 1 / arrivals**2
     at = 0.0

@@ -1,9 +1,9 @@
-"""What does the door cost? Tandem beside vLLM's own OpenAI server, and one admission decision alone.
+"""Measures the overhead of Tandem's HTTP server over vLLM's own, and the time of one admission decision.
 
 Both servers stay up on the same machine with the same model and engine arguments, each with its own
-statistics and /metrics, neither with an access log. `vllm bench serve` asks them in turn, A B B A, at
-three rates up to saturation; the ratio is taken within each pair, the median over the pairs. The
-decision is one cycle of the gate at 1,000 live requests, view included.
+statistics and /metrics, neither with an access log. `vllm bench serve` loads them alternately (A B B A) at
+three rates up to saturation; the ratio is taken within each pair, the median over the pairs. The decision is
+one scheduling cycle of the gate at 1,000 live requests, including the snapshot.
 
     python -m benchmark_control_plane.experiments.gate.http_overhead
         [--rounds 5] [--requests 200] [--decision-only]
@@ -59,13 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop_as_interrupted()
     report: dict[str, object] = {"decision_us": decision_costs()}
     if not options.decision_only:
-        report["door"] = door_costs(options.rounds, options.requests)
+        report["door"] = server_ratios(options.rounds, options.requests)
     json.dump(report, sys.stdout, indent=2)
     print()
     return 0
 
 
-def door_costs(rounds: int, requests: int) -> dict[str, object]:
+def server_ratios(rounds: int, requests: int) -> dict[str, object]:
+    """Ratios Tandem / vLLM at half, nine tenths and all of the rate that vLLM sustains."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = f"tandem/{MODEL}"
@@ -103,9 +104,9 @@ def _paired(pair: tuple[Server, Server], rate: str, rounds: int, requests: int) 
 def _runs(
     pair: tuple[Server, Server], rate: str, rounds: int, requests: int
 ) -> Iterator[tuple[BenchRun, BenchRun]]:
-    for turn in range(rounds):
-        order = pair if turn % 2 == 0 else pair[::-1]
-        runs = {s.name: bench_serve(s, MODEL, requests, rate, seed=turn) for s in order}
+    for number in range(rounds):
+        order = pair if number % 2 == 0 else pair[::-1]
+        runs = {s.name: bench_serve(s, MODEL, requests, rate, seed=number) for s in order}
         yield runs["plain"], runs["tandem"]
 
 
@@ -114,7 +115,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def decision_costs() -> dict[str, float]:
-    """Median microseconds of one cycle for one newcomer, by how many run and how many wait."""
+    """Median microseconds of one cycle for one new request, by number of running and waiting requests."""
     return {
         f"{running}_running_{waiting}_waiting": _decision_us(running, waiting)
         for running, waiting in ((1_000, 0), (256, 744))
@@ -128,16 +129,16 @@ def _decision_us(running: int, waiting: int) -> float:
     room = _example(0).footprint.base * (running if waiting else 100 * running)
     ledger = MemoryLedger({Owner.LLM: Quota(room)})
     for number in range(running):
-        one = _example(number)
-        ledger.open(one.request.id, Owner.LLM, one.footprint, priority=1)
+        running_request = _example(number)
+        ledger.open(running_request.request.id, Owner.LLM, running_request.footprint, priority=1)
     queue = [_example(running + number) for number in range(waiting + 1)]
     queue = [
         Waiting(w.request, w.footprint, w.until, ordering.rank(w.request, w.footprint, None), w.work)
         for w in queue
     ]
     queue.sort(key=lambda w: w.rank)
-    newcomer = queue[-1]
-    took = []
+    new_request = queue[-1]
+    durations = []
     for _ in range(_DECISIONS):
         start = time.perf_counter()
         share = Share(
@@ -150,12 +151,12 @@ def _decision_us(running: int, waiting: int) -> float:
             pace=Pace(milliseconds(20), Duration(100_000)),
         )
         plan = run_cycle(
-            PoolView({Owner.LLM: share}, {Owner.LLM: Queue(queue, (newcomer,))}), Instant(0), admission
+            PoolView({Owner.LLM: share}, {Owner.LLM: Queue(queue, (new_request,))}), Instant(0), admission
         )
-        took.append(time.perf_counter() - start)
+        durations.append(time.perf_counter() - start)
         if len(plan.dispatches) + len(plan.deferrals) + len(plan.rejections) != 1:
-            raise RuntimeError(f"one decision was asked for, the plan holds another number: {plan}")
-    return statistics.median(took) * 1e6
+            raise RuntimeError(f"the cycle must decide exactly one request; the plan is {plan}")
+    return statistics.median(durations) * 1e6
 
 
 def _example(number: int) -> Waiting:
@@ -164,7 +165,7 @@ def _example(number: int) -> Waiting:
         id=f"r{number:05}", kind=Kind.GENERATE, model=MODEL, tenant="default", service_class=service_class,
         slo=service_class.slo, arrival=Instant(number), prompt_tokens=200, max_output_tokens=500,
     )  # fmt: skip
-    # Lengths spread over a few hundred tokens, without a random number generator.
+    # Deterministic lengths, spread over a few hundred tokens.
     footprint = Footprint(200_000, 1_000, 50 + number * 37 % 350, 50_000.0, 700_000)
     return Waiting(request, footprint, Instant(10**15), (0, 0, ""), footprint.area)
 

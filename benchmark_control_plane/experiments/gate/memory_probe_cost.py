@@ -1,7 +1,7 @@
-"""What does watching the device's memory cost? Percent of one core at each sampling interval.
+"""Measures the CPU cost of the memory monitor at each sampling interval, in percent of one core.
 
-The service's own monitor on an otherwise idle event loop, over this process and one child; and a bare timer,
-which is what waking that loop costs by itself. In turn, in several rounds; medians.
+The service's own monitor runs on an otherwise idle event loop and watches this process and one child; a bare
+timer gives the cost of waking that loop. Both alternate in several rounds; medians.
 
     python -m benchmark_control_plane.experiments.gate.memory_probe_cost [--seconds 3] [--rounds 5]
 """
@@ -34,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def command() -> dict[str, object]:
         if options.seconds <= 0:
-            raise BadInput(f"--seconds {options.seconds}: a measurement needs a time above 0")
+            raise BadInput(f"--seconds {options.seconds}: must be above 0")
         if options.rounds < 1:
-            raise BadInput(f"--rounds {options.rounds}: a measurement needs at least one")
+            raise BadInput(f"--rounds {options.rounds}: must be at least 1")
         cells = [(name, watch, every) for every in _INTERVALS_MS for name, watch in _WATCHES.items()]
         found: dict[str, list[float]] = {f"{name}_{every}_ms": [] for name, _, every in cells}
         child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(86_400,))

@@ -1,8 +1,9 @@
-"""What happens at three times the sustainable rate? Every request is answered, and nothing is held after.
+"""Measures responses and memory under three times the sustainable rate.
 
-The sustainable rate is measured first: as many requests as fit, asked at once, divided by the time they
-take. Then chat and embeddings arrive open-loop at a multiple of it, in three classes, while /metrics is
-read: held and used bytes must stay within the quotas.
+The sustainable rate is measured first: a fixed number of requests sent at once, divided by the time until the
+last response. Then chat and embeddings arrive open-loop at a multiple of it, in three classes, while /metrics
+is sampled. Every request must get an HTTP response, held and used bytes must stay within the quotas, and no
+bytes may be held afterwards.
 
     python -m benchmark_control_plane.experiments.gate.overload [--factor 3] [--seconds 20]
 """
@@ -29,7 +30,7 @@ CONFIG: dict[str, Any] = {
         "chat": {
             "model": "tandem/tiny-llama",
             "name": "tiny-llama",
-            # A pool of some twenty requests: memory is what runs out.
+            # Memory for about twenty requests, fewer than max_num_seqs, so that memory is exhausted first.
             "engine": {"max_model_len": 512, "max_num_seqs": 64, "enforce_eager": True,
                        "kv_cache_memory_bytes": 8 * 2**20},
         },
@@ -52,8 +53,10 @@ _PROMPT = "Tell me everything about queues, pools and the memory that they share
 
 @dataclass
 class ResponseCounts:
-    """What came back. `unanswered` requests got no HTTP answer, but that error; `silent` rejections
-    lack Retry-After."""
+    """Counts of responses, and maxima of the sampled bytes.
+
+    `unanswered` counts transport errors, `silent` counts rejections without Retry-After.
+    """
 
     statuses: Counter[int] = field(default_factory=Counter)
     unanswered: Counter[str] = field(default_factory=Counter)
@@ -79,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def overload(url: str, factor: float, seconds: float, seed: int) -> dict[str, object]:
+    """Report of one overload run against the server at `url`; `factor` multiplies the sustainable rate."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
         sustainable = await _sustainable(http)
@@ -120,9 +124,9 @@ def _embedding(draw: random.Random) -> tuple[str, dict[str, object]]:
 
 
 async def _sustainable(http: httpx.AsyncClient) -> float:
-    """Requests a second when enough are there to fill every batch, none of them sheddable."""
+    """Requests per second with enough requests to fill every batch, none of them sheddable."""
     draw, tally, loop = random.Random(7), ResponseCounts(), asyncio.get_running_loop()
-    for _ in range(2):  # the first round warms up
+    for _ in range(2):  # the first round is the warm-up
         bodies = [_embedding(draw) if n % 10 < 10 * _EMBEDDING_SHARE else _chat(draw) for n in range(_PROBE)]
         start = loop.time()
         await asyncio.gather(*(_send(http, body, "batch", tally) for body in bodies))
@@ -135,12 +139,12 @@ async def _send(
 ) -> None:
     path, content = body
     try:
-        answer = await http.post(path, json=content, headers={"x-service-class": service_class})
+        response = await http.post(path, json=content, headers={"x-service-class": service_class})
     except httpx.HTTPError as error:
         tally.unanswered[repr(error)] += 1
         return
-    tally.statuses[answer.status_code] += 1
-    if answer.status_code == 429 and int(answer.headers.get("retry-after", 0)) < 1:
+    tally.statuses[response.status_code] += 1
+    if response.status_code == 429 and int(response.headers.get("retry-after", 0)) < 1:
         tally.silent += 1
 
 

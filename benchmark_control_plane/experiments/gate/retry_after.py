@@ -1,9 +1,10 @@
-"""Are those who wait as told then let in? Bursts on the simulator; whoever is turned away returns once.
+"""Measures how many rejected requests are admitted when they retry once after their Retry-After.
 
     python -m benchmark_control_plane.experiments.gate.retry_after
 
-Promised first tokens, memory for some thirty requests, bursty arrivals (coefficient of variation 4) at
-parts of what the machine carries. Virtual time, so the same figures on any machine.
+The live service on the simulated device: a TTFT objective, memory for about thirty requests, bursty arrivals
+(coefficient of variation 4) at parts of the rate that the device sustains. Virtual time, so the figures are
+the same on any machine.
 """
 
 import argparse
@@ -43,68 +44,71 @@ _COUNT = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Retry:
+    """One request that was rejected: its Retry-After in seconds, and the decision on its retry."""
+
     wait: float
     then_admitted: bool
 
 
 def returns(rate: float, seed: int, count: int = _COUNT) -> dict[str, Any]:
-    told = run(_course(rate, seed, count))
+    """One run of `count` requests at `rate` requests per second."""
+    retries = run(_retries(rate, seed, count))
     return {
         "rate": rate,
         "seed": seed,
         "requests": count,
-        "turned_away": len(told),
-        "then_admitted": sum(one.then_admitted for one in told),
-        "median_wait_s": median(one.wait for one in told) if told else None,
-        "longest_wait_s": max((one.wait for one in told), default=None),
+        "turned_away": len(retries),
+        "then_admitted": sum(retry.then_admitted for retry in retries),
+        "median_wait_s": median(retry.wait for retry in retries) if retries else None,
+        "longest_wait_s": max((retry.wait for retry in retries), default=None),
     }
 
 
-async def _course(rate: float, seed: int, count: int) -> list[Told]:
+async def _retries(rate: float, seed: int, count: int) -> list[Retry]:
     rng = np.random.default_rng(seed)
-    asks = []
+    requests = []
     for at in arrival_times(rng, rate, count, variation=4.0):
         output = int(min(400, max(1, rng.lognormal(4.0, 0.8))))
-        asks.append(SimulatedRequest(at, int(rng.integers(20, 300)), output, 512, "chat"))
+        requests.append(SimulatedRequest(at, int(rng.integers(20, 300)), output, 512, "chat"))
 
     def length(request: Request) -> int:
-        return asks[int(request.id.partition("-")[0])].output_tokens
+        return requests[int(request.id.partition("-")[0])].output_tokens
 
     generator, embedder = engines(_MACHINE, length)
     async with started(generator, embedder, _MACHINE, _SECTIONS) as service:
-        found = await asyncio.gather(*(_client(service, n, one) for n, one in enumerate(asks)))
-    return [told for told in found if told is not None]
+        found = await asyncio.gather(*(_client(service, n, request) for n, request in enumerate(requests)))
+    return [retry for retry in found if retry is not None]
 
 
-async def _client(service: Service, number: int, one: SimulatedRequest) -> Told | None:
-    """None if it was let in at first."""
-    await asyncio.sleep(one.at)
+async def _client(service: Service, number: int, request: SimulatedRequest) -> Retry | None:
+    """None if the first attempt was admitted."""
+    await asyncio.sleep(request.at)
     try:
-        await _asked(service, number, one)
+        await _generate(service, number, request)
     except Rejected as rejected:
         after = rejected.reject.retry_after
         if after is None:
             return None
-        # A client is told whole milliseconds, rounded up.
+        # Retry-After reaches the client in whole milliseconds, rounded up.
         wait = to_seconds(after) + 0.001
         await asyncio.sleep(wait)
         try:
-            await _asked(service, number, one)
+            await _generate(service, number, request)
         except Rejected:
-            return Told(wait, then_admitted=False)
-        return Told(wait, then_admitted=True)
+            return Retry(wait, then_admitted=False)
+        return Retry(wait, then_admitted=True)
     return None
 
 
-async def _asked(service: Service, number: int, one: SimulatedRequest) -> None:
-    limit = one.max_tokens or one.output_tokens
+async def _generate(service: Service, number: int, request: SimulatedRequest) -> None:
+    limit = request.max_tokens or request.output_tokens
     job = await service.intake.completion(
-        str(number), Caller("simulated"), "simulated", range(one.prompt_tokens), max_tokens=limit,
+        str(number), Caller("simulated"), "simulated", range(request.prompt_tokens), max_tokens=limit,
         sampling=Sampling(max_tokens=limit), hints=RequestHints(),
     )  # fmt: skip
-    answer = await service.dispatcher.generate(job)
-    async for _ in answer:
+    stream = await service.dispatcher.generate(job)
+    async for _ in stream:
         pass
 
 
@@ -121,8 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in options.seeds:
             found.append(returns(rate, seed))
             print(json.dumps(found[-1]), flush=True)
-    admitted, away = (sum(run[key] for run in found) for key in ("then_admitted", "turned_away"))
-    print(f"then admitted, of all turned away: {admitted} of {away}")
+    admitted, rejected = (sum(run[key] for run in found) for key in ("then_admitted", "turned_away"))
+    print(f"admitted on retry: {admitted} of {rejected} rejected requests")
     write_or_print(options.results, {"runs": found})
     return 0
 

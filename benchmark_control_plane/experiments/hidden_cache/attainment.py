@@ -60,7 +60,7 @@ def study(
     for form, hidden in costs(A100_40GB, *GEOMETRIES["opt-13b"]).items():
         contender = EngineVariant(form, {"ordering": order}, hidden=hidden)
         offers = poisson(data.lengths, rate, seed, Prediction(0.5), variation)
-        outcome = play(engine, contender, offers, ReplayWindow(0, requests), data.promise, rate)
+        outcome = play(engine, contender, offers, ReplayWindow(0, requests), data.objectives, rate)
         found[form] = {
             "strict": 100 * outcome.strict,
             "published": 100 * outcome.published,

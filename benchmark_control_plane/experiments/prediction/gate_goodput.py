@@ -1,7 +1,7 @@
 """What do better length forecasts buy at the gate? The simulator's part of `prediction_goodput`.
 
 The gate with its defaults in front of an engine that serves in order of arrival: the same prompts, the same
-promise, memory and step times as on vLLM's scheduler. The gate may reject; who is rejected is not kept.
+objectives, memory and step times as on vLLM's scheduler. The gate may reject; who is rejected is not kept.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from predictors.output_length.history import MaxTokens
 
 
 @dataclass(frozen=True, slots=True)
-class Foretold:
+class FixedForecasts:
     """A `LengthPredictor` that says of each request what its offer says, and learns nothing."""
 
     offers: Sequence[Offer]
@@ -53,31 +53,31 @@ class GateOutcome:
     preemptions: int
 
 
-def through_the_gate(
-    offers: Sequence[Offer], setup: Setup, window: ReplayWindow, promise: TokenObjectives, rate: float
+def replay_gate(
+    offers: Sequence[Offer], setup: Setup, window: ReplayWindow, objectives: TokenObjectives, rate: float
 ) -> GateOutcome:
     """Arrivals go on past the window to the last of `offers`."""
     asks = [
         SimulatedRequest(one.at, one.prompt, one.output, max_tokens=setup.max_model_tokens - one.prompt)
         for one in offers
     ]
-    slo = {"ttft_ms": promise.ttft * 1e3, "tpot_ms": promise.gap * 1e3, "default": True}
-    course = simulate(asks, _machine(setup), {"classes": {"chat": slo}}, lengths=Foretold(offers))
+    slo = {"ttft_ms": objectives.ttft * 1e3, "tpot_ms": objectives.gap * 1e3, "default": True}
+    course = simulate(asks, _machine(setup), {"classes": {"chat": slo}}, lengths=FixedForecasts(offers))
     measured = course.records[window.warm_up : window.warm_up + window.requests]
     return GateOutcome(
         rate,
-        strict=mean(_is_kept(one, promise) for one in measured),
+        strict=mean(_meets_slo(one, objectives) for one in measured),
         rejected=mean(one.outcome.startswith("rejected") for one in measured),
         preemptions=sum(one.preemptions for one in measured) + course.engine_preemptions,
     )
 
 
-def _is_kept(record: SimulatedRecord, promise: TokenObjectives) -> bool:
+def _meets_slo(record: SimulatedRecord, objectives: TokenObjectives) -> bool:
     return (
         record.finished is not None
         and record.first_token is not None
-        and record.first_token - record.arrival <= seconds(promise.ttft)
-        and record.longest_gap <= seconds(promise.gap)
+        and record.first_token - record.arrival <= seconds(objectives.ttft)
+        and record.longest_gap <= seconds(objectives.gap)
     )
 
 

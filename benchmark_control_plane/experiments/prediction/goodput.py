@@ -26,14 +26,14 @@ from benchmark_control_plane.common.results_file import add_results, read_previo
 from benchmark_control_plane.experiments.engine.frontier import CONTENDERS
 from benchmark_control_plane.experiments.engine.replay import ReplayWindow, play
 from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
-from benchmark_control_plane.experiments.prediction.gate_goodput import through_the_gate
+from benchmark_control_plane.experiments.prediction.gate_goodput import replay_gate
 from benchmark_control_plane.experiments.prediction.methods import forecasts, learned_predictor, taught
 from benchmark_control_plane.experiments.prediction.output_length import FOLDS
 from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample, samples
 from controlplane.core.forecast import LengthForecast
 from predictors.output_length.history import HistoryQuantiles
 
-PROMISE = TokenObjectives(1.0, 1.0)
+OBJECTIVES = TokenObjectives(1.0, 1.0)
 _WRONG = 4
 
 Told = Mapping[str, LengthForecast | int | None]
@@ -79,7 +79,7 @@ Run = dict[str, Any]
 def on_the_engine(known: Known, setup: Setup, window: ReplayWindow, rate: float, seed: int) -> Iterator[Run]:
     engine = _stepped(setup)
     for policy, way in (("stock-fcfs", "none"), *(("tandem", way) for way in known[0][1])):
-        outcome = play(engine, CONTENDERS[policy], offers(known, way, rate, seed), window, PROMISE, rate)
+        outcome = play(engine, CONTENDERS[policy], offers(known, way, rate, seed), window, OBJECTIVES, rate)
         yield {"told": way if policy == "tandem" else "vLLM's own", "policy": policy, **asdict(outcome)}
 
 
@@ -94,7 +94,7 @@ def at_the_gate(known: Known, setup: Setup, window: ReplayWindow, rate: float, s
     count = window.warm_up + window.requests + window.warm_up
     for way in known[0][1]:
         offered = list(islice(offers(known, way, rate, seed), count))
-        yield {"told": way, **asdict(through_the_gate(offered, setup, window, PROMISE, rate))}
+        yield {"told": way, **asdict(replay_gate(offered, setup, window, OBJECTIVES, rate))}
 
 
 PLACES: Mapping[str, Callable[[Known, Setup, ReplayWindow, float, int], Iterator[Run]]] = {
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]  # fmt: skip
     before = read_previous(options.results).get("runs", [])
     runs = [run for run in before if run["on"] not in options.on]
-    report = {"setup": asdict(setup), "window": asdict(window), "promise": asdict(PROMISE), "runs": runs}
+    report = {"setup": asdict(setup), "window": asdict(window), "promise": asdict(OBJECTIVES), "runs": runs}
     for place, rate, seed in product(options.on, options.rates, options.seeds):
         for run in PLACES[place](known, setup, window, rate, seed):
             runs.append({"on": place, "seed": seed, **run})

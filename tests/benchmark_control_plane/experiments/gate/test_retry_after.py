@@ -1,9 +1,9 @@
-"""Those who come back when they were told to are let in, though bursts go on coming."""
+"""Requests that retry after their Retry-After are admitted, although bursts continue."""
 
 from benchmark_control_plane.experiments.gate.retry_after import returns
 
 
-def test_nine_of_ten_who_wait_as_told_are_then_admitted():
+def test_nine_of_ten_retries_are_admitted():
     found = returns(8.0, seed=2, count=300)
     assert found["turned_away"] > 20
     assert found["then_admitted"] >= 0.9 * found["turned_away"]

@@ -1,4 +1,4 @@
-"""Scores are what their names say; on the recorded traces the forecaster keeps its promises."""
+"""Scores of the embedding-load forecasts, by hand and on recorded traces."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from benchmark_control_plane.experiments.prediction.embedding_forecast import (
 
 
 class Constant:
-    """Says the same for ever."""
+    """Always forecasts the same quantiles."""
 
     def next_quantiles(self):
         return np.array((10.0, 20.0, 30.0))
@@ -35,22 +35,22 @@ def test_pinball_and_shares_by_hand():
     assert found.coverage_gap == pytest.approx(0.5)
 
 
-def test_a_moving_mean_sees_only_the_past():
+def test_a_moving_mean_uses_only_the_past():
     assert _moving_mean(np.array([2.0, 4.0, 9.0, 1.0]), 2).tolist() == [0.0, 2.0, 3.0, 6.5]
     assert _moving_mean(np.array([2.0, 4.0]), 1).tolist() == [0.0, 2.0]
 
 
 def test_all_contenders_are_scored_on_the_same_seconds():
     series = np.random.default_rng(0).poisson(9, 700).astype(float)
-    scores = {name: score(one, series) for name, one in contenders(series)}
-    # All but the last value know the mean of a Poisson load, and then all are alike.
+    scores = {name: score(method, series) for name, method in contenders(series)}
+    # All methods but the last value estimate the mean of a Poisson load, so their scores agree.
     assert scores["tandem"].pinball[0] == pytest.approx(scores["ETS, normal"].pinball[0], rel=0.05)
     assert scores["tandem"].pinball[0] < 0.9 * scores["last value"].pinball[0]
-    assert max(one.coverage_gap for one in scores.values()) < 0.05
+    assert max(found.coverage_gap for found in scores.values()) < 0.05
 
 
 @pytest.mark.data
-def test_on_recorded_bursts_it_beats_the_last_value_and_the_mean():
+def test_it_beats_last_value_and_moving_mean_on_recorded_bursts():
     try:
         folder = data_folder(None, "traces")
     except BadInput as absent:
@@ -60,4 +60,4 @@ def test_on_recorded_bursts_it_beats_the_last_value_and_the_mean():
     assert own.coverage_gap < 0.03
     for length in (1, 10):
         other = score(WithErrors(_moving_mean(series, length)), series)
-        assert all(mine < 1.005 * theirs for mine, theirs in zip(own.pinball, other.pinball, strict=True))
+        assert all(ours < 1.005 * theirs for ours, theirs in zip(own.pinball, other.pinball, strict=True))
