@@ -1,10 +1,11 @@
-"""What would a perfect client measure? A server of known delays that stamps what it really did.
+"""Serves completions with known delays and reports the delays that it kept, to check a benchmark client.
 
     python -m benchmark_control_plane.experiments.client_accuracy.scripted_server
         --port 8000 [--first-ms 20] [--gap-ms 4]
 
-The first token of a completion leaves so long after the last byte of its request came, each further one so
-long after the one before. `GET /truth` tells the medians of both as they were, since it was last asked.
+The first token of a completion is sent the first delay after the last byte of its request arrived, each
+further token the gap after the one before. `GET /truth` returns the medians of both as they were since the
+last such request.
 """
 
 import argparse
@@ -28,7 +29,7 @@ _DONE = b"data: [DONE]\n\n"
 
 @dataclass(slots=True)
 class ServerDelays:
-    """Delays are in seconds; `first_ms` and `tpot_ms` are of the answers since the truth was last asked."""
+    """Scripted delays in seconds, and the measured ones since the last `GET /truth`."""
 
     first: float
     gap: float
@@ -36,9 +37,10 @@ class ServerDelays:
     tpot_ms: list[float] = field(default_factory=list)
 
     def truth(self) -> bytes:
-        told = {"ttft_ms": median(self.first_ms or [0]), "tpot_ms": median(self.tpot_ms or [0])}
+        """JSON with the medians; resets them."""
+        medians = {"ttft_ms": median(self.first_ms or [0]), "tpot_ms": median(self.tpot_ms or [0])}
         self.first_ms, self.tpot_ms = [], []
-        return orjson.dumps(told)
+        return orjson.dumps(medians)
 
 
 class _Connection(asyncio.Protocol):
@@ -46,15 +48,15 @@ class _Connection(asyncio.Protocol):
         self._script = script
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
-        self._answering: asyncio.Task[None] | None = None
+        self._responding: asyncio.Task[None] | None = None
         self._path, self._body = b"", b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._answering is not None:
-            self._answering.cancel()
+        if self._responding is not None:
+            self._responding.cancel()
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -68,17 +70,17 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._path == _COMPLETIONS:
             tokens = orjson.loads(self._body)["max_tokens"]
-            self._answering = asyncio.create_task(self._answer(tokens, perf_counter()))
+            self._responding = asyncio.create_task(self._respond(tokens, perf_counter()))
         else:
             body = self._script.truth() if self._path == TRUTH.encode() else b""
             self._write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
 
-    async def _answer(self, tokens: int, came: float) -> None:
+    async def _respond(self, tokens: int, received: float) -> None:
         script, sent = self._script, []
         self._write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         )
-        due = came + script.first
+        due = received + script.first
         for _ in range(tokens):
             await asyncio.sleep(due - perf_counter())
             self._chunk(_TOKEN)
@@ -87,7 +89,7 @@ class _Connection(asyncio.Protocol):
         self._chunk(b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":%d}}\n\n' % tokens)
         self._chunk(_DONE)
         self._write(b"0\r\n\r\n")
-        script.first_ms.append(1e3 * (sent[0] - came))
+        script.first_ms.append(1e3 * (sent[0] - received))
         if tokens > 1:
             script.tpot_ms.append(1e3 * (sent[-1] - sent[0]) / (tokens - 1))
 
@@ -100,6 +102,7 @@ class _Connection(asyncio.Protocol):
 
 
 async def listening(script: ServerDelays, port: int) -> asyncio.Server:
+    """A started server on 127.0.0.1; port 0 chooses a free one."""
     return await asyncio.get_running_loop().create_server(lambda: _Connection(script), "127.0.0.1", port)
 
 

@@ -1,9 +1,9 @@
-"""Does this client measure what `vllm bench serve` measures, and which of them is right where they differ?
+"""Measures the accuracy of our benchmark client against `vllm bench serve` and against known delays.
 
-One plain vLLM server, and one of known delays; prompts of fixed length, Poisson arrivals. The two clients
-take turns after a round that warms up, and ours sends at the moments at which theirs did: where
-arrivals differ, so does what the server does. Medians of TTFT and TPOT are compared over all rounds, those
-of the server of known delays with what it did. Besides, what a request costs this client in CPU.
+One plain vLLM server, and one with scripted delays; prompts of fixed length, Poisson arrivals. The clients
+alternate after a warm-up round, and ours sends at the moments at which `vllm bench serve` did, since other
+arrivals would load the server differently. Medians of TTFT and TPOT are compared over all rounds, those of
+the scripted server with the delays that it kept. The CPU time of our client per request is reported too.
 
     python -m benchmark_control_plane.experiments.client_accuracy.vllm_bench
         [--rounds 2] [--requests 120] [--rate 10]
@@ -54,6 +54,8 @@ Medians = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class ClientLoad:
+    """Rounds, and requests, arrival rate and prompt length of each round."""
+
     rounds: int
     requests: int
     rate: float
@@ -62,7 +64,8 @@ class ClientLoad:
 
 @dataclass(slots=True)
 class _Judge:
-    """Prompts are `written` as text, as theirs are, so that the server tokenises within what is measured."""
+    """Our client. Prompts are sent as text (`written`), as `vllm bench serve` does, so that both include
+    the server's tokenization."""
 
     server: Server
     model: str
@@ -71,8 +74,8 @@ class _Judge:
     records: list[RequestRecord] = field(default_factory=list)
     cpu_seconds: float = 0.0
 
-    def ask(self, seed: int, moments: Sequence[float]) -> Medians:
-        """At these seconds from the start."""
+    def measure(self, seed: int, moments: Sequence[float]) -> Medians:
+        """Medians of one round; `moments` are the send times in seconds from its start."""
         load = self.load
         stream = StreamSection(
             kind="generate",
@@ -85,7 +88,7 @@ class _Judge:
             {"chat": stream}, rate=load.rate, seed=seed, warmup=0.0,
             measured=3 * load.requests / load.rate, data=Path(),
         )  # fmt: skip
-        drawn = [replace(one, at=at) for one, at in zip(drawn, moments, strict=False)]
+        drawn = [replace(request, at=at) for request, at in zip(drawn, moments, strict=False)]
 
         async def act(target: Target, clock: Clock, read: Read | None) -> Played:
             assert isinstance(target, HttpTarget)
@@ -96,14 +99,14 @@ class _Judge:
         start = time.process_time()
         found = LiveStage(running, limit=512).act(act).records
         self.cpu_seconds += time.process_time() - start
-        if lost := [r for r in found if r.error is not None]:
-            raise RuntimeError(f"{len(lost)} of {len(found)} requests failed: {lost[0].error}")
+        if failed := [r for r in found if r.error is not None]:
+            raise RuntimeError(f"{len(failed)} of {len(found)} requests failed: {failed[0].error}")
         self.records += found
         return {name: median(v for r in found if (v := getattr(r, name)) is not None) for name in _METRICS}
 
 
 def _vllm_bench(server: Server, model: str, load: ClientLoad, seed: int) -> tuple[Medians, Sequence[float]]:
-    """Also when it sent each request."""
+    """Medians of one round, and the send time of each request in seconds."""
     run = bench_serve(
         server, model, load.requests, str(load.rate), seed=seed, input_tokens=load.prompt_tokens
     )
@@ -111,32 +114,34 @@ def _vllm_bench(server: Server, model: str, load: ClientLoad, seed: int) -> tupl
 
 
 def compared(server: Server, model: str, load: ClientLoad, *, knows_truth: bool) -> dict[str, Any]:
-    """Milliseconds; `ratio` is ours to theirs, `beyond_truth_ms` what each measured too much."""
+    """Medians in milliseconds of both clients on one server.
+
+    `ratio` is ours over that of `vllm bench serve`, `beyond_truth_ms` the error of each client.
+    """
     tokenizer = Tokenizer.from_file(f"{bundled_models.resolve('tandem/tiny-llama')}/tokenizer.json")
     judge = _Judge(server, model, load, tokenizer.decode)
     rounds: dict[str, list[Medians]] = {"vllm_bench": [], "judge": []}
     truths: dict[str, list[Mapping[str, float]]] = {name: [] for name in rounds}
-    for turn in range(load.rounds + 1):
-        theirs, moments = _vllm_bench(server, model, load, turn)
+    for number in range(load.rounds + 1):
+        theirs, moments = _vllm_bench(server, model, load, number)
         rounds["vllm_bench"].append(theirs)
         truths["vllm_bench"].append(_truth(server) if knows_truth else theirs)
-        ours = judge.ask(turn, moments)
+        ours = judge.measure(number, moments)
         rounds["judge"].append(ours)
         truths["judge"].append(_truth(server) if knows_truth else ours)
-        if not turn:
-            # That was to warm up.
+        if number == 0:  # the warm-up round
             judge.records, judge.cpu_seconds = [], 0.0
             for name in rounds:
                 rounds[name].clear()
                 truths[name].clear()
     beyond = {
         name: {
-            m: median(one[m] - true[m] for one, true in zip(told, truths[name], strict=True))
+            m: median(seen[m] - true[m] for seen, true in zip(measured, truths[name], strict=True))
             for m in _METRICS
         }
-        for name, told in rounds.items()
+        for name, measured in rounds.items()
     }
-    medians = {name: _medians(told) for name, told in rounds.items()}
+    medians = {name: _medians(measured) for name, measured in rounds.items()}
     return {
         "requests": len(judge.records),
         "prompt_tokens": load.prompt_tokens,
@@ -150,14 +155,14 @@ def compared(server: Server, model: str, load: ClientLoad, *, knows_truth: bool)
     }
 
 
-def _medians(told: Sequence[Medians]) -> Medians:
-    return {metric: median(one[metric] for one in told) for metric in _METRICS}
+def _medians(rounds: Sequence[Medians]) -> Medians:
+    return {metric: median(found[metric] for found in rounds) for metric in _METRICS}
 
 
 def _truth(server: Server) -> Mapping[str, float]:
-    with urllib.request.urlopen(server.url + TRUTH, timeout=10) as answer:
-        told: dict[str, float] = json.load(answer)
-    return told
+    with urllib.request.urlopen(server.url + TRUTH, timeout=10) as response:
+        medians: dict[str, float] = json.load(response)
+    return medians
 
 
 @contextmanager
@@ -184,11 +189,19 @@ def _vllm(folder: Path) -> Iterator[tuple[Server, str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="against_vllm_bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="benchmark_control_plane.experiments.client_accuracy.vllm_bench", description=__doc__
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=120)
     parser.add_argument("--rate", type=float, default=10.0)
-    parser.add_argument("--prompt-tokens", type=int, nargs="*", default=[512, 64], help="asked of vLLM")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        nargs="*",
+        default=[512, 64],
+        help="prompt lengths on the vLLM server; none skips it",
+    )
     options = parser.parse_args(arguments)
     stop_as_interrupted()
     loads = [

@@ -1,16 +1,17 @@
-"""Is the embedding engine as fast as the dedicated ones? Against sentence-transformers and infinity.
+"""Measures the throughput of the embedding engine against sentence-transformers and infinity.
 
-In turn, A B B A, within one run: `SentenceTransformer.encode` given all texts at once; our engine given
-them at once, behind its port; our server over HTTP, and the `infinity_emb` server of another
-environment if one is named, at 64 concurrent clients with one text a request. Two kinds of text: queries of
-7 words, passages of 200. All use the same number of threads; the vectors of ours must equal encode's.
+Alternately (A B B A) within one run: `SentenceTransformer.encode` on all texts at once; our engine on all
+texts at once, called through its port; our server over HTTP, and the `infinity_emb` server of another
+environment if one is named, at 64 concurrent clients with one text per request. Two kinds of text: queries
+of 7 words, passages of 200. All use the same number of threads, and our vectors must equal those of
+`encode`.
 
     python -m benchmark_control_plane.experiments.collocation.embedding_throughput
         [--infinity PATH/bin/infinity_emb] > RESULT.json
 
-Each of them computes on the same device, a GPU if there is one, in the same type: on a GPU float16, elsewhere
-as the model is stored. `--model`, `--device`, `--dtype` and `--memory` choose others. A GPU wants more texts:
-a round that is over in milliseconds says little.
+All compute on the same device, a GPU if there is one, in the same type: float16 on a GPU, otherwise the
+type that the model is stored in. `--model`, `--device`, `--dtype` and `--memory` choose others. A GPU needs
+more texts, since a round of milliseconds is too short to measure.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default=MINILM)
     parser.add_argument("--device", help="default: cuda if there is one, else cpu")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--memory", default="2GiB", help="of the pool of our server")
+    parser.add_argument("--memory", default="2GiB", help="pool memory of our server")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--queries", type=int, default=2_000)
     parser.add_argument("--passages", type=int, default=96)
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def model_from(options: argparse.Namespace) -> EmbeddingModel:
-    """With the device and, on a GPU, the type that all of them are told: their own defaults differ."""
+    """The model with device and type set explicitly, since the defaults of the systems differ."""
     import torch
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -118,39 +119,39 @@ async def _compare(
     engine = embedder_of(model)
     await engine.start()
 
-    async def encoded(given: list[str]) -> Vectors:
+    async def encode(given: list[str]) -> Vectors:
         return np.asarray(await asyncio.to_thread(encoder.encode, given, show_progress_bar=False))
 
-    async def computed(given: list[str]) -> Vectors:
+    async def embed(given: list[str]) -> Vectors:
         return await engine.embed(_REQUEST, await engine.tokenize(given), deadline=None)
 
-    ways: dict[str, Any] = {"encode": encoded, "engine": computed}
+    systems: dict[str, Any] = {"encode": encode, "engine": embed}
     for server in servers:
-        ways[f"{server.name}_http"] = lambda given, server=server: _over_http(server, model.model, given)
+        systems[f"{server.name}_http"] = lambda given, server=server: _over_http(server, model.model, given)
     report: dict[str, object] = {
         "model": model.model, "device": engine.facts.device, "dtype": model.dtype or "as stored",
         "threads": threads, "clients": CLIENTS, "rounds": rounds,
     }  # fmt: skip
     for kind, given in texts.items():
-        rates: dict[str, list[float]] = {way: [] for way in ways}
-        worst = dict.fromkeys(ways, 0.0)
-        expected = await encoded(given)
-        for way in ways.values():
-            await way(given[:CLIENTS])
-        for turn in range(rounds):
-            for way in list(ways)[:: 1 if turn % 2 == 0 else -1]:
+        rates: dict[str, list[float]] = {system: [] for system in systems}
+        worst = dict.fromkeys(systems, 0.0)
+        expected = await encode(given)
+        for system in systems.values():
+            await system(given[:CLIENTS])
+        for number in range(rounds):
+            for system in list(systems)[:: 1 if number % 2 == 0 else -1]:
                 start = time.perf_counter()
-                found = await ways[way](given)
-                rates[way].append(len(given) / (time.perf_counter() - start))
-                worst[way] = max(worst[way], float(np.abs(_vectors(found) - expected).max()))
-        report[kind] = _told(rates, worst)
+                found = await systems[system](given)
+                rates[system].append(len(given) / (time.perf_counter() - start))
+                worst[system] = max(worst[system], float(np.abs(_vectors(found) - expected).max()))
+        report[kind] = _summary(rates, worst)
         print(kind, json.dumps(report[kind], indent=1), file=sys.stderr)
     await engine.stop()
     return report
 
 
-def _told(rates: dict[str, list[float]], worst: dict[str, float]) -> dict[str, object]:
-    """Ratios are taken within a turn: their median, and the smallest and largest."""
+def _summary(rates: dict[str, list[float]], worst: dict[str, float]) -> dict[str, object]:
+    """Medians over the rounds; ratios are taken within a round, with their range."""
     pairs = [("engine", "encode"), ("tandem_http", "encode"), ("tandem_http", "infinity_http")]
     ratios = {
         f"{ours}_over_{theirs}": [a / b for a, b in zip(rates[ours], rates[theirs], strict=True)]
@@ -158,7 +159,7 @@ def _told(rates: dict[str, list[float]], worst: dict[str, float]) -> dict[str, o
         if ours in rates and theirs in rates
     }
     return {
-        "texts_per_s": {way: statistics.median(found) for way, found in rates.items()},
+        "texts_per_s": {system: statistics.median(found) for system, found in rates.items()},
         "largest_difference_from_encode": worst,
         "ratios": {pair: statistics.median(found) for pair, found in ratios.items()},
         "ratio_ranges": {pair: [min(found), max(found)] for pair, found in ratios.items()},
@@ -166,7 +167,7 @@ def _told(rates: dict[str, list[float]], worst: dict[str, float]) -> dict[str, o
 
 
 async def _over_http(server: Server, model: str, given: Sequence[str]) -> list[bytes]:
-    """The answers unread: reading floats would be the client's own work, in the way of the servers'."""
+    """Response bodies; parsing them is left for later, since it would take CPU time from the servers."""
     rows = [b""] * len(given)
     left = iter(range(len(given)))
 

@@ -1,24 +1,23 @@
-"""What does an embedding tenant cost the chat tenant beside it? A naive pair of servers, and Tandem.
+"""Measures the interference between a chat and an embedding tenant: two independent servers against Tandem.
 
-The naive pair is vLLM's own server and `plain_embeddings`, each alone on the machine as far as it knows.
-Tandem serves the same two models behind one gate. Chat arrives open-loop (Poisson); a burst of passages
-arrives in one request at a fixed interval. Both stacks stay up; slices of the same arrivals go to
-them in turn, A B B A, and their requests are pooled. The deadline of a burst is three times what it
-takes when nothing else runs, on the faster of the two. Tandem is promised to keep P99 TPOT and TTFT of
-chat at a third of what the naive pair's first slice showed: what it may take is said to it with each
-request, what it takes is measured. A run is some slices with a promise and a deadline of its own, since
-the speed of a shared machine wanders; medians of the runs are told, and the runs: the 99th percentile of a
-few hundred chats is a matter of luck. All of it runs in one session, as if started from one shell, and
-where the system lets us before whatever else the machine does, the client first: it stands for other
-machines.
+The naive pair is vLLM's own server and `plain_embeddings`, neither configured for the other. Tandem serves
+the same two models behind one gate. Chat arrives open-loop (Poisson); a burst of passages arrives in one
+request at a fixed interval. Both stacks stay up; slices of the same arrivals go to them alternately (A B B
+A), and their requests are pooled. The deadline of a burst is three times its latency on an otherwise idle
+machine, on the faster stack. Tandem's objectives for chat are a third of the P99 TTFT and P99 TPOT of the
+naive pair's first slice, sent with each request. A run is several slices with their own objectives and
+deadline, since the speed of a shared machine varies; the report holds the medians of the runs and the runs,
+because a 99th percentile of a few hundred chats varies. All processes run in one session, as if started
+from one shell, and with raised priority where that is permitted; the client comes first, since it stands
+for other machines.
 
     python -m benchmark_control_plane.experiments.collocation.interference
         [--rates 5 15] [--chat-words 40] [--burst-interval 1.5]
         [--runs 3] [--models EXPERIMENT.yaml] [--promise 0.333] > RESULT.json
 
-`--models` takes the section `live` of an experiment: both stacks serve its models, on its devices. A third of
-what the naive pair takes may be less than a model needs by itself: then `--promise` a larger part, above
-what `alone` shows.
+`--models` takes the section `live` of an experiment: both stacks serve its models, on its devices. If a
+third of the naive pair's times is less than the model needs on an idle machine, raise `--promise` above
+what `alone` in the report shows.
 """
 
 import argparse
@@ -51,12 +50,12 @@ PASSAGES = 32
 PASSAGE_WORDS = 200
 BURST_SECONDS = 1.5
 DEADLINE_FACTOR = 3.0
-# Slices of a run before which the same chats are played without the bursts: a 99th percentile asks for many.
+# Slices of a run that are preceded by the same chats without bursts; a 99th percentile needs many chats.
 _ALONE = 2
 _WARMING_CHATS = 8
-_NO_HURRY = 60.0
+_LOOSE_DEADLINE = 60.0
 _CLIENT_NICE, _SESSION_NICE = -10, -20
-# Each is one token for MiniLM, so a passage of 200 words is 202 tokens.
+# Each word is one token for MiniLM, so a passage of 200 words has 202 tokens.
 _WORDS = (
     "time", "people", "water", "house", "light", "paper", "music", "street", "garden", "river", "mountain",
     "winter", "summer", "morning", "evening", "letter", "story", "window", "market", "bridge", "forest",
@@ -66,7 +65,7 @@ _WORDS = (
 
 @dataclass
 class CollocationLatencies:
-    """Seconds, one entry a request; bursts as (latency or None if it failed)."""
+    """Latencies in seconds, one entry per request; a failed burst is None."""
 
     ttft: list[float] = field(default_factory=list)
     tpot: list[float] = field(default_factory=list)
@@ -78,8 +77,10 @@ class CollocationLatencies:
 
 @dataclass(frozen=True)
 class CollocationLoad:
-    """Chats arrive open-loop, each with a prompt of so many words; bursts at a fixed interval, in seconds.
-    Tandem is promised to keep `promised_part` of what the naive pair takes."""
+    """One workload: chats with prompts of `chat_words`, and a burst every `burst_interval` seconds.
+
+    Tandem's objectives are `promised_part` of the naive pair's P99 latencies.
+    """
 
     chats_per_second: float
     chat_words: int
@@ -96,12 +97,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--chat-words", type=int, default=CHAT_WORDS)
     parser.add_argument("--burst-interval", type=float, default=BURST_SECONDS)
     parser.add_argument("--naive-threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--models", type=Path, help="an experiment whose section live names them")
-    parser.add_argument("--promise", type=float, default=1 / 3, help="part of the naive pair's P99")
-    return exit_status(lambda: _measured(parser.parse_args(arguments)))
+    parser.add_argument("--models", type=Path, help="experiment with the models in its section live")
+    parser.add_argument(
+        "--promise", type=float, default=1 / 3, help="objectives as a part of the naive pair's P99"
+    )
+    return exit_status(lambda: _run_all(parser.parse_args(arguments)))
 
 
-def _measured(options: argparse.Namespace) -> int:
+def _run_all(options: argparse.Namespace) -> int:
     live = models_of(options.models)
     stop_as_interrupted()
     with both_stacks(live, options.naive_threads) as stacks:
@@ -122,6 +125,7 @@ def _measured(options: argparse.Namespace) -> int:
 async def measure(
     stacks: Sequence[Stack], loads: Sequence[CollocationLoad], runs: int, slices: int, seconds: float
 ) -> dict[str, object]:
+    """The report: the workload, and for each load the medians of the runs and the runs."""
     for stack in stacks:
         await _warm(stack)
     report: dict[str, object] = {
@@ -136,35 +140,35 @@ async def measure(
     for load in loads:
         found = []
         for number in range(runs):
-            turns = range(number * slices, (number + 1) * slices)
-            found.append(await _run(stacks, load, turns, seconds))
+            seeds = range(number * slices, (number + 1) * slices)
+            found.append(await _run(stacks, load, seeds, seconds))
             print(json.dumps(found[-1], indent=1), file=sys.stderr)
         report[f"chat_{load.chats_per_second:g}_per_s"] = {**_medians(found), "runs": found}
     return report
 
 
 async def _run(
-    stacks: Sequence[Stack], load: CollocationLoad, turns: range, seconds: float
+    stacks: Sequence[Stack], load: CollocationLoad, seeds: range, seconds: float
 ) -> dict[str, Any]:
     before = cpu_snapshot()
     unloaded = await _unloaded(stacks)
     deadline = DEADLINE_FACTOR * min(unloaded.values())
     seen = {stack.name: CollocationLatencies() for stack in stacks}
     alone = {stack.name: CollocationLatencies() for stack in stacks}
-    promised: dict[str, float] = {}
+    objectives: dict[str, float] = {}
     play = partial(_slice, load=load, deadline=deadline)
-    for turn, seed in enumerate(turns):
-        for stack in stacks if turn % 2 == 0 else stacks[::-1]:
-            if turn < _ALONE:
+    for number, seed in enumerate(seeds):
+        for stack in stacks if number % 2 == 0 else stacks[::-1]:
+            if number < _ALONE:
                 await play(stack, alone[stack.name], {}, seconds=seconds, seed=seed, bursts=False)
-            await play(stack, seen[stack.name], promised, seconds=seconds, seed=seed, bursts=True)
-            promised = promised or _part_of(seen[stack.name], load.promised_part)
-    found = {name: _figures(one, deadline) for name, one in seen.items()}
+            await play(stack, seen[stack.name], objectives, seconds=seconds, seed=seed, bursts=True)
+            objectives = objectives or _objectives(seen[stack.name], load.promised_part)
+    found = {name: _figures(latencies, deadline) for name, latencies in seen.items()}
     return {
         "unloaded_burst_s": unloaded,
         "burst_deadline_s": deadline,
-        "promised": promised,
-        "alone": {name: _chat_figures(one) for name, one in alone.items()},
+        "promised": objectives,
+        "alone": {name: _chat_figures(latencies) for name, latencies in alone.items()},
         **found,
         "cores_busy_with_others": others_cores(before, cpu_snapshot()),
         "tandem_over_naive": {
@@ -175,7 +179,7 @@ async def _run(
 
 
 def _medians(runs: Sequence[Any]) -> Any:
-    """Of figures at the same place of each run."""
+    """Median over the runs of each figure, keeping the nesting of their dictionaries."""
     if isinstance(runs[0], Mapping):
         return {key: _medians([run[key] for run in runs]) for key in runs[0]}
     return statistics.median(runs)
@@ -186,22 +190,25 @@ async def _warm(stack: Stack) -> None:
     async with stack.connected() as (chat, embeddings):
         for _ in range(_WARMING_CHATS):
             await _chat(chat, stack.chat_model, passage(rng, CHAT_WORDS), seen, {}, seed=0)
-        await _burst(embeddings, stack.embedding_model, rng, seen, deadline=_NO_HURRY)
+        await _burst(embeddings, stack.embedding_model, rng, seen, deadline=_LOOSE_DEADLINE)
     if None in seen.bursts or seen.chat_failed:
-        raise RuntimeError(f"{stack.name} failed while nothing else ran")
+        raise RuntimeError(f"{stack.name}: a warm-up request failed on an idle machine; see its log")
 
 
 async def _unloaded(stacks: Sequence[Stack]) -> dict[str, float]:
-    """Seconds that a burst takes each of them, the median of some, taken in turn."""
+    """Median latency of a burst on each stack in seconds, with no other load, measured alternately."""
     rng, seen = random.Random(1), {stack.name: CollocationLatencies() for stack in stacks}
     for stack in (*stacks, *stacks[::-1]):
         async with stack.connected() as (_, embeddings):
             for _ in range(2):
-                await _burst(embeddings, stack.embedding_model, rng, seen[stack.name], deadline=_NO_HURRY)
-    return {name: statistics.median(_done(one)) for name, one in seen.items()}
+                await _burst(
+                    embeddings, stack.embedding_model, rng, seen[stack.name], deadline=_LOOSE_DEADLINE
+                )
+    return {name: statistics.median(_done(latencies)) for name, latencies in seen.items()}
 
 
-def _part_of(seen: CollocationLatencies, part: float) -> dict[str, float]:
+def _objectives(seen: CollocationLatencies, part: float) -> dict[str, float]:
+    """Request headers with `part` of these latencies as objectives."""
     return {
         "x-slo-ttft-ms": 1_000 * _quantile(seen.ttft, 0.99) * part,
         "x-slo-tpot-ms": 1_000 * _quantile(seen.tpot, 0.99) * part,
@@ -211,7 +218,7 @@ def _part_of(seen: CollocationLatencies, part: float) -> dict[str, float]:
 async def _slice(
     stack: Stack,
     seen: CollocationLatencies,
-    promised: Mapping[str, float],
+    objectives: Mapping[str, float],
     *,
     load: CollocationLoad,
     seconds: float,
@@ -219,7 +226,7 @@ async def _slice(
     seed: int,
     bursts: bool,
 ) -> None:
-    """Arrivals depend on the seed alone; the slice ends when all were answered."""
+    """Runs one slice; its arrivals depend on the seed alone, and it ends with the last response."""
     rng, loop = random.Random(seed), asyncio.get_running_loop()
     start = loop.time()
     async with stack.connected() as (chat, embeddings):
@@ -232,8 +239,8 @@ async def _slice(
             moment, number = rng.expovariate(load.chats_per_second), 0
             while moment < seconds:
                 number += 1
-                asked = passage(rng, load.chat_words)
-                group.create_task(at(moment, _chat(chat, stack.chat_model, asked, seen, promised, number)))
+                prompt = passage(rng, load.chat_words)
+                group.create_task(at(moment, _chat(chat, stack.chat_model, prompt, seen, objectives, number)))
                 moment += rng.expovariate(load.chats_per_second)
             for number in range(int(seconds / load.burst_interval) if bursts else 0):
                 burst = _burst(embeddings, stack.embedding_model, rng, seen, deadline)
@@ -246,15 +253,15 @@ async def _chat(
     model: str,
     text: str,
     seen: CollocationLatencies,
-    promised: Mapping[str, float],
+    objectives: Mapping[str, float],
     seed: int,
 ) -> None:
-    """The model may be random: a seed makes both stacks say the same, and not one token for ever."""
+    """Sends one chat. Sampling with a seed gives equal outputs on both stacks, even with random weights."""
     body = {
         "model": model, "messages": [{"role": "user", "content": text}], "max_tokens": OUTPUT_TOKENS,
         "stream": True, "ignore_eos": True, "temperature": 1, "seed": seed,
     }  # fmt: skip
-    objectives = {"x-service-class": "interactive", **{name: f"{ms:.2f}" for name, ms in promised.items()}}
+    headers = {"x-service-class": "interactive", **{name: f"{ms:.2f}" for name, ms in objectives.items()}}
     start = time.perf_counter()
     stamps: list[float] = []
 
@@ -263,7 +270,7 @@ async def _chat(
             stamps.append(time.perf_counter())
 
     try:
-        await connections.post("/v1/chat/completions", json.dumps(body).encode(), objectives, stamp)
+        await connections.post("/v1/chat/completions", json.dumps(body).encode(), headers, stamp)
     except (RuntimeError, OSError) as error:
         print(f"chat failed: {error}", file=sys.stderr)
         seen.chat_failed += 1
@@ -277,21 +284,24 @@ async def _burst(
     connections: Connections, model: str, rng: random.Random, seen: CollocationLatencies, deadline: float
 ) -> None:
     body = {"model": model, "input": [passage(rng, PASSAGE_WORDS) for _ in range(PASSAGES)]}
-    objectives = {"x-service-class": "indexing", "x-slo-e2e-ms": f"{deadline * 1_000:.0f}"}
+    headers = {"x-service-class": "indexing", "x-slo-e2e-ms": f"{deadline * 1_000:.0f}"}
     sent = json.dumps(body).encode()
     start = time.perf_counter()
     try:
-        answer = await connections.post("/v1/embeddings", sent, objectives)
+        response = await connections.post("/v1/embeddings", sent, headers)
     except (RuntimeError, OSError) as error:
         print(f"burst failed: {error}", file=sys.stderr)
         seen.bursts.append(None)
         return
     seen.bursts.append(time.perf_counter() - start)
-    if answer.count(b'"index"') != PASSAGES:
-        raise RuntimeError(f"{answer.count(b'index')} vectors for {PASSAGES} passages")
+    if response.count(b'"index"') != PASSAGES:
+        raise RuntimeError(
+            f"{response.count(b'index')} vectors for {PASSAGES} passages; one per passage is needed"
+        )
 
 
 def passage(rng: random.Random, words: int) -> str:
+    """Random text with the given number of words."""
     return " ".join(rng.choices(_WORDS, k=words))
 
 
@@ -324,7 +334,7 @@ def _chat_figures(seen: CollocationLatencies) -> dict[str, float]:
 
 
 def _quantile(values: Sequence[float], q: float) -> float:
-    """The smallest value that this share of the values does not exceed."""
+    """The empirical quantile of a share `q` of the values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 

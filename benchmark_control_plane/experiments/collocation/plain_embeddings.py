@@ -1,12 +1,12 @@
-"""The embedding server that knows of nobody else: FastAPI around SentenceTransformer.encode.
+"""Serves embeddings naively: FastAPI around `SentenceTransformer.encode`, the baseline of the benchmarks.
 
-One request at a time in a thread of its own, torch with its own number of threads, no batching across
-requests, no priorities: what a team deploys beside its LLM in an afternoon. Benchmarks compare with it.
+One request at a time in a thread, torch with its own number of threads, no batching across requests and no
+priorities: the simplest server that a team would deploy next to its LLM.
 
     python -m benchmark_control_plane.experiments.collocation.plain_embeddings
         MODEL --port PORT [--device cuda] [--dtype float16]
 
-Where no device is named sentence-transformers chooses it: a GPU, if there is one.
+Without `--device`, sentence-transformers chooses one: a GPU if there is one.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from backends.bundled_models import resolve
 def app_for(
     model: str, device: str | None = None, dtype: str | None = None, *, trust_remote_code: bool = False
 ) -> FastAPI:
+    """The application; the model loads here."""
     from sentence_transformers import SentenceTransformer
 
     encoder = SentenceTransformer(
@@ -31,7 +32,7 @@ def app_for(
         trust_remote_code=trust_remote_code,
         model_kwargs={} if dtype is None else {"dtype": dtype},
     )
-    app, turn = FastAPI(), Lock()
+    app, encoding = FastAPI(), Lock()
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -41,13 +42,13 @@ def app_for(
     async def embeddings(request: Request) -> Response:
         body: dict[str, Any] = await request.json()
         texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
-        async with turn:
-            return Response(await to_thread(_answer, encoder, texts), media_type="application/json")
+        async with encoding:
+            return Response(await to_thread(_encode, encoder, texts), media_type="application/json")
 
     return app
 
 
-def _answer(encoder: Any, texts: list[str]) -> bytes:
+def _encode(encoder: Any, texts: list[str]) -> bytes:
     import orjson
 
     rows = encoder.encode(texts, show_progress_bar=False)

@@ -1,6 +1,6 @@
-"""Which two stacks serve chat and embeddings beside each other? A naive pair of servers, and Tandem.
+"""Starts two stacks that serve chat and embeddings on one machine: a naive pair of servers, and Tandem.
 
-Rule: both are given the same models, the same vLLM arguments and the same devices and types.
+Both get the same models, the same vLLM arguments, and the same devices and types.
 """
 
 import os
@@ -26,13 +26,13 @@ from benchmark_control_plane.judge.experiment_schema import Live
 from benchmark_control_plane.judge.systems import stated
 from controlplane.config.models import ChatModel, EmbeddingModel
 
-# Open-loop: nobody is to wait for a place.
-_MOST_AT_ONCE = 1_024
+# Arrivals are open-loop, so that no request may wait for a connection.
+_MAX_CONNECTIONS = 1_024
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Where the chat and the embeddings of one of the two are served, and by what names."""
+    """Addresses and model names of one stack."""
 
     name: str
     chat: Address
@@ -42,27 +42,30 @@ class Stack:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[Connections, Connections]]:
+        """Open connections for chat and for embeddings."""
         async with (
-            connections(self.chat, _MOST_AT_ONCE) as chat,
-            connections(self.embeddings, _MOST_AT_ONCE) as embeddings,
+            connections(self.chat, _MAX_CONNECTIONS) as chat,
+            connections(self.embeddings, _MAX_CONNECTIONS) as embeddings,
         ):
             yield chat, embeddings
 
 
 def models_of(experiment: Path | None) -> Live:
-    """The small ones where none is given. Raises BadInput."""
+    """Models of an experiment's section `live`, or the bundled ones. Raises BadInput if it has no `live`."""
     if experiment is None:
         embedding = EmbeddingModel("tandem/minilm", threads=os.cpu_count() or 1)
         return Live(ChatModel(f"tandem/{MODEL}", name=MODEL, engine=ENGINE), embedding)
     live = read_experiment(experiment, Path()).plan.live
     if live is None:
-        raise BadInput(f"{experiment}: no section live; state the chat and the embedding model there")
+        raise BadInput(
+            f"{experiment}: the section `live` is missing; name the chat and the embedding model there"
+        )
     return live
 
 
 @contextmanager
 def both_stacks(live: Live, naive_threads: int) -> Iterator[list[Stack]]:
-    """The naive pair, then Tandem, all up at once."""
+    """Starts the naive pair and Tandem together; yields them in this order."""
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
         servers = [
@@ -78,6 +81,7 @@ def both_stacks(live: Live, naive_threads: int) -> Iterator[list[Stack]]:
 
 
 def plain_embeddings(model: EmbeddingModel, threads: int) -> Server:
+    """The command of the naive embedding server."""
     port = free_port()
     module = "benchmark_control_plane.experiments.collocation.plain_embeddings"
     command = [sys.executable, "-m", module, model.model, "--port", str(port)]
@@ -92,7 +96,7 @@ def _tandem(live: Live, folder: Path) -> Server:
     config = {
         "models": {"chat": stated(live.chat), "embeddings": [stated(live.embedding)]},
         "pool": {"memory": live.pool_memory},
-        # Nearer to the promise than by default: the promise is all that is asked for here.
+        # Closer to the TPOT objective than by default, since only attainment is measured here.
         "scheduling": {"engine": {"decode_pace": 0.9}},
         "quota": {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}},
         "classes": {

@@ -1,15 +1,15 @@
-"""Do moving quotas beat a fixed split when an LLM and an embedding model share a GPU? On a simulated H100.
+"""Measures adaptive quotas against fixed splits for an LLM and an embedding model on a simulated H100.
 
-The live gate, with its own quotas, forecasts and admission, on virtual time. Llama-3-8B after a roofline of
-the H100, BGE-M3 after kernel times measured on one; a step of the device does both kinds one after the
-other, and KV blocks and batches take their bytes from one pool. Chat and retrieval prompts; queries of one
-short text and indexing calls of many passages. Shares of the load, LLM to embedding, are shares of the
-device's time, by what it does of each kind alone. 100 % of a mix's load is the Poisson rate at which the best
-fixed split for this mix still keeps 90 % of both kinds' promises, searched first.
+The live gate, with its quotas, forecasts and admission, on virtual time. Llama-3-8B by a roofline of the
+H100, BGE-M3 by kernel times measured on one. A step of the device runs both kinds one after the other, and
+KV blocks and batches take their bytes from one pool. Chat and retrieval prompts; queries of one short text
+and indexing calls of many passages. Shares of the load, LLM to embedding, are shares of the device's time,
+by the throughput of each kind alone. 100 % of a mix's load is the Poisson rate at which the best fixed
+split for this mix reaches 90 % attainment, mean of both kinds; it is searched first.
 
-`static` gives each kind a fixed part, swept; `dynamic` moves quotas and lends; `no forecast` is dynamic
-without reserving for what is expected; `no quota` lets both kinds take what they find. A request that
-is rejected has missed.
+`static` gives each kind a fixed part, swept; `dynamic` adapts quotas and lends; `no forecast` is dynamic
+without a reserve for the expected load; `no quota` lets both kinds take any free bytes. A rejected request
+is a miss.
 
     python -m benchmark_control_plane.experiments.collocation.simulated_mix
         --data DIR [--mix 5:5] [--pattern bursty] [--load 1.0]
@@ -52,8 +52,8 @@ LLAMA_3_8B = {
 }  # fmt: skip
 GEOMETRY = kv_geometry(LLAMA_3_8B)
 POOL_BYTES = 6 * 2**30
-"""A slice of an H100 that other services use too: with a pool of 50 GiB these lengths are bound by
-arithmetic, and no split of the memory matters."""
+"""Part of an H100: with a pool of 50 GiB arithmetic is the bottleneck at these lengths and the split of the
+memory has no effect."""
 EMBED_BYTES_PER_TOKEN = 2 * (8 * 1024 + 4096)
 """BGE-M3 in 16 bits: eight vectors of the hidden size and one of the inner, see `embedding.memory_model`."""
 BATCH_TOKENS = 32_768
@@ -91,7 +91,7 @@ def batch_time(folder: Path) -> BatchTime:
     )
 
 
-def asks(rng: np.random.Generator, times: Sequence[float]) -> list[Offered]:
+def chats(rng: np.random.Generator, times: Sequence[float]) -> list[Offered]:
     found: list[Offered] = []
     for at in times:
         is_rag = rng.random() < 0.5
@@ -117,7 +117,7 @@ def embeds(rng: np.random.Generator, times: Sequence[float]) -> list[Offered]:
 def arrivals(
     rng: np.random.Generator, pattern: str, rate: float, seconds: float, phase: float
 ) -> list[float]:
-    """`phase` of the period, between 0 and 1, at which a periodic load begins."""
+    """Arrival times in seconds; `phase`, 0 to 1, is the start within the period of a periodic load."""
     if pattern == "bursty":
         # Gamma gaps of coefficient of variation 4.
         shape = 1 / 16
@@ -136,7 +136,7 @@ def arrivals(
 
 @dataclass(frozen=True, slots=True)
 class MixCapacity:
-    """Requests a second of one kind alone, all at once."""
+    """Requests per second of each kind alone."""
 
     llm: float
     embedding: float
@@ -147,6 +147,8 @@ class MixCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
+    """One combination of mix, arrival pattern and load."""
+
     mix: str
     pattern: str
     load: float
@@ -155,11 +157,11 @@ class Cell:
         share = MIXES[self.mix]
         key = [seed, list(MIXES).index(self.mix), PATTERNS.index(self.pattern), round(10 * self.load)]
         rng = np.random.default_rng(key)
-        chat = arrivals(rng, self.pattern, self.load * share * capacity.llm, seconds, 0.0)
-        # Embeddings come a quarter of a period later than the chats.
+        chat_times = arrivals(rng, self.pattern, self.load * share * capacity.llm, seconds, 0.0)
+        # A periodic embedding load lags the chats by a quarter of a period.
         rate = self.load * (1 - share) * capacity.embedding
         index = arrivals(rng, self.pattern, rate, seconds, 0.75)
-        return asks(rng, chat) + embeds(rng, index)
+        return chats(rng, chat_times) + embeds(rng, index)
 
 
 def machine(time: BatchTime, kv_bytes: int) -> Machine:
@@ -178,28 +180,33 @@ def machine(time: BatchTime, kv_bytes: int) -> Machine:
 
 
 def capacity_of(time: BatchTime) -> MixCapacity:
-    """Three hundred at once, without objectives, over the time until the last is done."""
-    patient = {
-        "classes": {"patient": {"default": True, "sheddable": False}},
+    """Measures 300 simultaneous requests of each kind without objectives, until the last finishes."""
+    unbounded = {
+        "classes": {"unbounded": {"default": True, "sheddable": False}},
         "admission": {"max_wait_ms": 8e7, "max_waiting": 10_000},
     }
     rates = []
-    for kind in (asks, embeds):
-        offered = [replace(one, service_class=None) for one in kind(np.random.default_rng(0), [0.0] * 300)]
+    for kind in (chats, embeds):
+        offered = [
+            replace(request, service_class=None) for request in kind(np.random.default_rng(0), [0.0] * 300)
+        ]
         kv_bytes = POOL_BYTES - 2 * BATCH_TOKENS * EMBED_BYTES_PER_TOKEN
-        course = simulate(offered, replace(machine(time, kv_bytes), pool_bytes=None), patient)
-        rates.append(len(offered) / (max(r.finished or 0 for r in course.records) / 1e9))
+        result = simulate(offered, replace(machine(time, kv_bytes), pool_bytes=None), unbounded)
+        rates.append(len(offered) / (max(r.finished or 0 for r in result.records) / 1e9))
     return MixCapacity(*rates)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
+    """A device and the configuration sections of one way to share its memory."""
+
     name: str
     device: Machine
     sections: Mapping[str, Any]
 
 
 def policies(time: BatchTime) -> list[Policy]:
+    """Fixed splits, adaptive quotas with and without forecast, and no quotas."""
     found = [_static(time, share) for share in SHARES]
     least = 0.025
     kv_bytes = int(POOL_BYTES * (1 - least)) // GEOMETRY.bytes_per_block * GEOMETRY.bytes_per_block
@@ -216,7 +223,7 @@ def policies(time: BatchTime) -> list[Policy]:
 
 
 def full_load(time: BatchTime, capacity: MixCapacity, mix: str, seconds: float) -> float:
-    """As a multiple of the capacity: the most at which a fixed split keeps enough, by halving."""
+    """100 % load as a multiple of the capacity: bisects for the highest that a fixed split sustains."""
     low, high = _SEARCH_BETWEEN
     for _ in range(_SEARCH_STEPS):
         middle = (low + high) / 2
@@ -233,7 +240,7 @@ def _static(time: BatchTime, share: float) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class MixResult:
-    """Shares of the requests of a kind that kept all they were promised; bytes as shares of the pool."""
+    """Attainment by kind and class; memory as shares of the pool."""
 
     llm: float
     embedding: float
@@ -246,19 +253,19 @@ class MixResult:
 
     @property
     def both(self) -> float:
-        """The mean of both kinds, so that many small requests do not outvote the few."""
+        """Mean attainment of both kinds, so that the many small requests do not dominate."""
         return (self.llm + self.embedding) / 2
 
 
-def outcome_of(offered: Sequence[Offered], course: SimulationResult) -> MixResult:
+def outcome_of(offered: Sequence[Offered], result: SimulationResult) -> MixResult:
     met: dict[str, list[bool]] = {}
-    for one, record in zip(offered, course.records, strict=True):
-        met.setdefault(str(one.service_class), []).append(record.outcome == "met")
+    for request, record in zip(offered, result.records, strict=True):
+        met.setdefault(str(request.service_class), []).append(record.outcome == "met")
     kinds = {
         kind: [kept for name in names for kept in met.get(name, ())]
         for kind, names in (("llm", ("interactive", "standard")), ("embedding", ("query", "indexing")))
     }
-    use, busy = course.memory, max(course.busy_seconds, 1e-9)
+    use, busy = result.memory, max(result.busy_seconds, 1e-9)
     return MixResult(
         llm=_share(kinds["llm"]),
         embedding=_share(kinds["embedding"]),
@@ -267,7 +274,7 @@ def outcome_of(offered: Sequence[Offered], course: SimulationResult) -> MixResul
         peak_memory=use.peak / POOL_BYTES,
         overflows=use.overflows,
         failed_batches=use.failed_batches,
-        engine_preemptions=course.engine_preemptions,
+        engine_preemptions=result.engine_preemptions,
     )
 
 
@@ -276,8 +283,8 @@ def _share(kept: Sequence[bool]) -> float:
 
 
 def play(policy: Policy, offered: Sequence[Offered]) -> MixResult:
-    course = simulate(offered, policy.device, {"classes": CLASSES, **policy.sections})
-    return outcome_of(offered, course)
+    result = simulate(offered, policy.device, {"classes": CLASSES, **policy.sections})
+    return outcome_of(offered, result)
 
 
 def study(
@@ -288,8 +295,10 @@ def study(
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         full = dict(zip(mixes, pool.map(partial(_full_load, folder, capacity, seconds), mixes), strict=True))
         print(f"100 % load, as multiples of {capacity}: {full}", file=sys.stderr, flush=True)
-        one = partial(_cell, folder, {mix: capacity.times(full[mix]) for mix in mixes}, seconds)
-        rows = [row for found in pool.map(one, *zip(*product(seeds, cells), strict=True)) for row in found]
+        run_cell = partial(_cell, folder, {mix: capacity.times(full[mix]) for mix in mixes}, seconds)
+        rows = [
+            row for found in pool.map(run_cell, *zip(*product(seeds, cells), strict=True)) for row in found
+        ]
     return {
         "capacity_rps": asdict(capacity),
         "full_load": full,
@@ -335,10 +344,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--load", type=float, choices=LOADS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--workers", type=int, default=1, help="cells played side by side")
+    parser.add_argument("--workers", type=int, default=1, help="cells simulated in parallel")
     add_results(parser)
     options = parser.parse_args(arguments)
-    # Else its workers would go on without it.
+    # Otherwise an interrupt would leave the workers running.
     stop_as_interrupted()
     chosen = [
         Cell(mix, pattern, load)
@@ -348,7 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def command() -> Mapping[str, Any]:
         if options.seconds <= 0:
-            raise BadInput(f"--seconds {options.seconds}: arrivals need a time above 0")
+            raise BadInput(f"--seconds {options.seconds}: must be above 0")
         folder = data_folder(options.data, _PROFILE)
         found = study(folder, chosen, options.seconds, options.seeds, options.workers)
         if options.results is not None:

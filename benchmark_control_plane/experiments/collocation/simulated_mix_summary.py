@@ -1,4 +1,4 @@
-"""What did the study of moving quotas find? Means over its cells, pairs with `dynamic`, and a drawing."""
+"""Summarises the study of adaptive quotas: means over its cells, differences to `dynamic`, and a chart."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -10,7 +10,7 @@ _CELL = ("mix", "pattern", "load", "seed")
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over the cells, by policy, overall and for each mix, pattern, load and seed."""
+    """Means over the cells by policy: overall and for each mix, pattern, load and seed."""
     names = list(dict.fromkeys(row["policy"] for row in rows))
     table: dict[str, Any] = {}
     for name in names:
@@ -20,8 +20,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "peak_memory": max(row["peak_memory"] for row in own),
             **{key: sum(row[key] for row in own) for key in ("overflows", "failed_batches")},
             "by_class": {
-                one: mean(row["by_class"][one] for row in own if one in row["by_class"])
-                for one in sorted({one for row in own for one in row["by_class"]})
+                label: mean(row["by_class"][label] for row in own if label in row["by_class"])
+                for label in sorted({label for row in own for label in row["by_class"]})
             },
             **{
                 key: {
@@ -35,11 +35,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     best = max(statics, key=lambda name: table[name]["both"])
     pairs = {
         other: [
-            mine["both"] - theirs["both"]
-            for mine in rows
-            for theirs in rows
-            if (mine["policy"], theirs["policy"]) == ("dynamic", other)
-            and all(mine[key] == theirs[key] for key in _CELL)
+            row["both"] - compared["both"]
+            for row in rows
+            for compared in rows
+            if (row["policy"], compared["policy"]) == ("dynamic", other)
+            and all(row[key] == compared[key] for key in _CELL)
         ]
         for other in names
         if other != "dynamic"

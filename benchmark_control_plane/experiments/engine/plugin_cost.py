@@ -57,9 +57,9 @@ def measure(
     inner, preempt = scheduler.schedule, scheduler._preempt_request
 
     def timed(*args: Any, **kwargs: Any) -> Any:
-        began = perf_counter_ns()
+        start = perf_counter_ns()
         output = inner(*args, **kwargs)
-        durations.append(perf_counter_ns() - began)
+        durations.append(perf_counter_ns() - start)
         hooks.append(getattr(scheduler, "hook_ns", 0))
         return output
 
@@ -138,9 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     for regime, setup in setups.items():
         engine = SteppedEngine(setup)
-        contenders: dict[str, Mapping[str, Any] | None] = {"stock": None}
-        contenders |= {name: {"ordering": name} for name in sorted(ENGINE_POLICIES)}
-        for name, tandem in contenders.items():
+        variants: dict[str, Mapping[str, Any] | None] = {"stock": None}
+        variants |= {name: {"ordering": name} for name in sorted(ENGINE_POLICIES)}
+        for name, tandem in variants.items():
             row = measure(engine, tandem, waiting=options.waiting, steps=options.steps)
             found.setdefault(regime, {})[name] = row
             print(

@@ -1,12 +1,12 @@
-"""Do hidden states keep more promises than keys and values alone? Beside Apt-Serve's Table 4.
+"""Measures SLO attainment with a hidden-state cache against keys and values alone (Apt-Serve's Table 4).
 
     python -m benchmark_control_plane.experiments.hidden_cache.attainment --seeds 21 22 23
 
-vLLM's real scheduler, stepped on virtual time: OPT-13B on an A100-40GB with 709 blocks; lengths known within
-lognormal noise (sigma 0.5); requests from an empty engine, all counted. Each contender is Tandem's scheduler
-under one order: `KV` keeps keys and values only, `M0` may restore hidden states at every step, `M2` may
-absorb them. What those cost is no measurement but a roofline of the device (`costs`). Summaries of arXiv
-papers, as far as they fit 2,048 tokens, stand for LongBench.
+vLLM's scheduler, stepped on virtual time: OPT-13B on an A100-40GB with 709 blocks; lengths known within
+lognormal noise (sigma 0.5); requests from an empty engine, all counted. Each variant is Tandem's scheduler
+under one ordering: `KV` keeps keys and values only, `M0` may restore hidden states at every step, `M2` may
+absorb them. Their costs are not measured but follow from a roofline of the device (`costs`). Summaries of
+arXiv papers that fit 2,048 tokens stand for LongBench.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from benchmark_control_plane.experiments.engine.workload import Dataset, Predict
 
 ORDERS = ("apt", "srmt")
 
-# (data set, rate, variation of the gaps between arrivals): per cent with KV cache, with hybrid cache.
+# (data set, rate, coefficient of variation of the gaps): percent with KV cache, with hybrid cache.
 PUBLISHED: Mapping[tuple[str, float, float], tuple[float, float]] = {
     ("sharegpt", 3, 1): (99.5, 99.5), ("sharegpt", 3, 5): (94.7, 95.9), ("sharegpt", 3, 10): (75.1, 78.2),
     ("sharegpt", 6, 1): (65.7, 67.3), ("sharegpt", 6, 5): (66.7, 67.7), ("sharegpt", 6, 10): (57.1, 58.4),
@@ -36,11 +36,13 @@ PUBLISHED: Mapping[tuple[str, float, float], tuple[float, float]] = {
 
 
 def costs(device: Device, layers: int, heads: int, head_dim: int) -> dict[str, HiddenStates | None]:
-    """In 16 bits. M0 multiplies each token by both projections again, which arithmetic bounds; that it then
-    reads half the bytes is left out. M2 passes twice over rows of half the size, as many bytes as keys and
-    values; but each step reads both projections once more, and each request moves its queries and sums, one
-    hidden state a head, out and in again. Leaving hidden states and reading a prompt in chunks restore, as
-    M0 does at every step."""
+    """Costs of each form by a roofline, in 16 bits; None for keys and values.
+
+    M0 multiplies each token by both projections again, bound by arithmetic; that it reads half the bytes
+    is left out. M2 passes twice over rows of half the size, as many bytes as keys and values, but each step
+    reads both projections once more, and each request moves its queries and sums, one hidden state per head,
+    out and in again. Leaving hidden states and prefill in chunks restore, as M0 does at every step.
+    """
     width = heads * head_dim
     projections = layers * 2 * width * width
     moved = layers * 4 * heads * width * 2
@@ -55,12 +57,12 @@ def costs(device: Device, layers: int, heads: int, head_dim: int) -> dict[str, H
 def study(
     engine: SteppedEngine, data: Dataset, rate: float, variation: float, order: str, requests: int, seed: int
 ) -> dict[str, Any]:
-    """Per cent by form of the cache, on the same requests."""
+    """Attainment in percent by form of the cache, on the same requests."""
     found: dict[str, Any] = {}
     for form, hidden in costs(A100_40GB, *GEOMETRIES["opt-13b"]).items():
-        contender = EngineVariant(form, {"ordering": order}, hidden=hidden)
+        variant = EngineVariant(form, {"ordering": order}, hidden=hidden)
         offers = poisson(data.lengths, rate, seed, Prediction(0.5), variation)
-        outcome = play(engine, contender, offers, ReplayWindow(0, requests), data.objectives, rate)
+        outcome = play(engine, variant, offers, ReplayWindow(0, requests), data.objectives, rate)
         found[form] = {
             "strict": 100 * outcome.strict,
             "published": 100 * outcome.published,
@@ -77,7 +79,7 @@ def study(
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Means over the seeds, in Apt-Serve's metric and strictly, and M2 less KV, seed by seed."""
+    """Text table: means over the seeds in both metrics, next to the paper, and M2 minus KV for each seed."""
     lines = [
         f"{'':26s} paper: KV hybrid | ours, published (strict):{'KV':>10s}{'M0':>15s}{'M2':>15s}   M2 - KV"
     ]

@@ -1,10 +1,11 @@
-"""What do 1,000 cached tokens add to every decode step, as keys and values or as hidden states?
+"""Measures what 1,000 cached tokens add to a decode step, as keys and values or as hidden states.
 
     python -m benchmark_control_plane.experiments.hidden_cache.decode_cost
 
-On CUDA the Triton kernels at OPT-13B's shapes in bfloat16, elsewhere the references at OPT-125M's in float32
-on one thread. `bandwidth` is what a form must move over what it took, beside a plain copy's. One step of the
-attention of all layers is meant; the rest of a model's step is the same in every form.
+On CUDA the Triton kernels run at OPT-13B's shapes in bfloat16, elsewhere the references at OPT-125M's in
+float32 on one thread. `bandwidth` is the number of bytes that a form must move over its time, next to that
+of a plain copy. The time is that of the attention of all layers; the rest of a model's step is the same in
+every form.
 """
 
 import argparse
@@ -17,13 +18,15 @@ from typing import Any
 
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 
-# Bytes a form moves per token and layer, in units of one hidden state. Keys and values are two of it on
-# these models; M0 reads one, writes two and reads them; M1 and M2 pass twice over the rows.
+# Bytes that a form moves per token and layer, in units of one hidden state. On these models keys and values
+# are two units; M0 reads one, writes two and reads them; M1 and M2 pass twice over the rows.
 MOVED = {"kv": 2, "m0": 5, "m1": 2, "m2": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """Attention shape of a model."""
+
     layers: int
     heads: int
     head_dim: int
@@ -38,16 +41,17 @@ SHAPES = {
 
 
 def measure(name: str) -> dict[str, Any]:
-    # The command must start where torch is missing, to say what it is for.
+    """Report for one model of SHAPES on this machine's device."""
+    # Imported here, so that --help works without torch.
     import torch
     from hybridcache.calibration import CalibrationSetup, copy_bandwidth
-    from hybridcache.calibration import measure as measure_ways
+    from hybridcache.calibration import measure as measure_forms
     from hybridcache.layout import BlockLayout
 
     on_cuda = torch.cuda.is_available()
     device = torch.device("cuda" if on_cuda else "cpu")
     shape = SHAPES[name]
-    setting = CalibrationSetup(
+    setup = CalibrationSetup(
         layout=BlockLayout(16, shape.heads, shape.head_dim, shape.heads * shape.head_dim),
         dtype=torch.bfloat16 if on_cuda else torch.float32,
         device=device,
@@ -57,10 +61,10 @@ def measure(name: str) -> dict[str, Any]:
         rotary=shape.rotary,
         flushed_bytes=2 << 30 if on_cuda else 0,
     )
-    copied = copy_bandwidth(device, megabytes=1024 if on_cuda else 128, repeats=setting.repeats)
-    row_bytes = setting.layout.hidden_size * setting.dtype.itemsize
+    copied = copy_bandwidth(device, megabytes=1024 if on_cuda else 128, repeats=setup.repeats)
+    row_bytes = setup.layout.hidden_size * setup.dtype.itemsize
     forms = {}
-    for form, cost in measure_ways(setting).items():
+    for form, cost in measure_forms(setup).items():
         reached = MOVED[form] * row_bytes / cost.seconds_per_token
         forms[form] = {
             "ms_per_1000_tokens": cost.seconds_per_token * 1e6 * shape.layers,
@@ -72,18 +76,18 @@ def measure(name: str) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name() if on_cuda else _processor(),
         "model": name,
-        "dtype": str(setting.dtype).removeprefix("torch."),
+        "dtype": str(setup.dtype).removeprefix("torch."),
         "torch": torch.__version__,
-        "requests": setting.requests,
-        "contexts": list(setting.contexts),
+        "requests": setup.requests,
+        "contexts": list(setup.contexts),
         "copy_gb_s": copied / 1e9,
         "forms": forms,
     }
 
 
 def _processor() -> str:
-    said = Path("/proc/cpuinfo")
-    text = said.read_text(encoding="utf-8") if said.exists() else ""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return f"CPU {found[1]}" if found else "CPU"
 
@@ -104,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for form, row in found["forms"].items():
         print(
             f"{form}: {row['ms_per_1000_tokens']:8.3f} ms per 1,000 tokens, "
-            f"{row['ms_per_request']:6.3f} ms a request, {row['bandwidth_gb_s']:6.1f} GB/s "
+            f"{row['ms_per_request']:6.3f} ms per request, {row['bandwidth_gb_s']:6.1f} GB/s "
             f"({row['share_of_copy']:.0%} of a copy)"
         )
     write_or_print(options.results, found)

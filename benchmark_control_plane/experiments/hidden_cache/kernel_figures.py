@@ -1,8 +1,8 @@
-"""What would each kernel of the hybrid cache take on an A100 and an H100? Compiled here, without either.
+"""Measures registers, spills and shared memory of the hybrid-cache kernels, compiled for an A100 and an H100.
 
     python -m benchmark_control_plane.experiments.hidden_cache.kernel_figures [--check]
 
-With `--check` nothing is written; what spills, or became other than what is kept, is told.
+Needs no GPU. `--check` writes nothing and reports kernels that spill or differ from the committed figures.
 """
 
 import argparse
@@ -13,21 +13,21 @@ from typing import Any
 from benchmark_control_plane.common.arguments import read_object
 from benchmark_control_plane.common.results_file import PUBLISHED, add_results, write_or_print
 
-Kept = Mapping[str, Any]
+KernelFigures = Mapping[str, Any]
 """`triton`, its version; `kernels`, figures by capability, model and name."""
 
 
-def problems(found: Kept, kept: Kept) -> Iterator[str]:
-    """Registers are compared only where the same Triton counted them."""
-    before = dict(_rows(kept)) if found["triton"] == kept["triton"] else {}
+def problems(found: KernelFigures, committed: KernelFigures) -> Iterator[str]:
+    """Kernels that spill, and with the same version of Triton those that differ from the committed ones."""
+    before = dict(_rows(committed)) if found["triton"] == committed["triton"] else {}
     for where, figures in _rows(found):
         if figures["spilled_bytes"]:
-            yield f"{where}: {figures['spilled_bytes']} bytes spilled; give it a smaller tile in launch.py"
+            yield f"{where}: {figures['spilled_bytes']} bytes spilled; use a smaller tile in launch.py"
         if before and before.get(where) != figures:
-            yield f"{where}: {figures}, kept are {before.get(where)}; if that is meant, run without --check"
+            yield f"{where}: {figures}, committed are {before.get(where)}; if intended, run without --check"
 
 
-def _rows(figures: Kept) -> Iterator[tuple[str, Mapping[str, int]]]:
+def _rows(figures: KernelFigures) -> Iterator[tuple[str, Mapping[str, int]]]:
     for capability, models in figures["kernels"].items():
         for model, kernels in models.items():
             for name, row in kernels.items():
@@ -39,9 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="benchmark_control_plane.experiments.hidden_cache.kernel_figures", description=__doc__
     )
     add_results(parser)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if something is not as kept")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 if a kernel spills or differs"
+    )
     options = parser.parse_args(arguments)
-    # Needs Triton, which only the extra `hybrid` brings.
+    # Triton is in the extra `hybrid` only.
     import triton
     from hybridcache.compiled import measure_all
 
@@ -55,9 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     found: dict[str, Any] = {"triton": triton.__version__, "kernels": kernels}
     if options.check:
-        told = list(problems(found, read_object(str(options.results or PUBLISHED / "kernel-figures.json"))))
-        print(*told, sep="\n", end="\n" if told else "", file=sys.stderr)
-        return int(bool(told))
+        complaints = list(
+            problems(found, read_object(str(options.results or PUBLISHED / "kernel-figures.json")))
+        )
+        print(*complaints, sep="\n", end="\n" if complaints else "", file=sys.stderr)
+        return int(bool(complaints))
     write_or_print(options.results, found)
     return 0
 

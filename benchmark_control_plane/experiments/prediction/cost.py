@@ -1,4 +1,4 @@
-"""What does a forecast cost? Its time, the memory behind it, and the loop's lag while a model is learned."""
+"""Measures the time of a length forecast, the predictor's memory, and event-loop lag during training."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
-from benchmark_control_plane.experiments.prediction.methods import taught
+from benchmark_control_plane.experiments.prediction.methods import teach
 from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample
 from benchmark_control_plane.experiments.prediction.prompt_vectors import with_vectors
 from controlplane.service.prediction.length_training import LengthTraining
@@ -22,7 +22,7 @@ _QUIET_TICKS = 1_000
 
 
 def cost(samples: Sequence[PromptSample]) -> dict[str, Any]:
-    """`encoder` is where each prompt was embedded before, by a model of its own; both learn from as many."""
+    """Costs with word features alone, under `encoder` also with prompt vectors; the lag under `loop`."""
     lengths = LearnedLengths()
     plain = _forecast_cost(lengths, samples)
     embedded = with_vectors(samples)
@@ -32,19 +32,19 @@ def cost(samples: Sequence[PromptSample]) -> dict[str, Any]:
 
 def _forecast_cost(lengths: LearnedLengths, samples: Sequence[PromptSample]) -> dict[str, float]:
     before = _resident()
-    taught(lengths, samples)
+    teach(lengths, samples)
     lengths.swap(asyncio.run(trained_elsewhere(Checkpoint(lengths.examples.table()))))
     grown = _resident() - before
     features, forecasts = [], []
     for sample in samples:
-        began = perf_counter()
+        start = perf_counter()
         gist_of(sample.prompt)
-        read = perf_counter()
+        extracted = perf_counter()
         request = sample.request()
-        made = perf_counter()
+        prepared = perf_counter()
         lengths.forecast(request)
-        forecasts.append(perf_counter() - made)
-        features.append(read - began)
+        forecasts.append(perf_counter() - prepared)
+        features.append(extracted - start)
     both = [a + b for a, b in zip(features, forecasts, strict=True)]
     return {
         "features_us": 1e6 * median(features),
@@ -56,11 +56,11 @@ def _forecast_cost(lengths: LearnedLengths, samples: Sequence[PromptSample]) -> 
 
 
 async def _lags(lengths: LearnedLengths, samples: Sequence[PromptSample]) -> dict[str, float]:
-    """Milliseconds that a timer comes late, with a forecast and an answer at each tick."""
+    """Quantiles of the timer delay in milliseconds, with one forecast and one observation per tick."""
     learning = LengthTraining(lengths, every_seconds=3_600.0, file=None)
-    idle = await _late(lengths, samples, None)
+    idle = await _delays(lengths, samples, None)
     training = asyncio.create_task(learning.learn())
-    busy = await _late(lengths, samples, training)
+    busy = await _delays(lengths, samples, training)
     return {
         "idle_p99_ms": quantiles(idle, n=100)[98],
         "training_p50_ms": median(busy),
@@ -69,20 +69,21 @@ async def _lags(lengths: LearnedLengths, samples: Sequence[PromptSample]) -> dic
     }
 
 
-async def _late(
+async def _delays(
     lengths: LearnedLengths, samples: Sequence[PromptSample], until: asyncio.Task[None] | None
 ) -> list[float]:
+    """Timer delays in milliseconds until the task ends, or over a fixed number of ticks."""
     loop = asyncio.get_running_loop()
-    late: list[float] = []
-    while len(late) < _QUIET_TICKS if until is None else not until.done():
-        sample = samples[len(late) % len(samples)]
+    delays: list[float] = []
+    while len(delays) < _QUIET_TICKS if until is None else not until.done():
+        sample = samples[len(delays) % len(samples)]
         due = loop.time() + _TICK_SECONDS
         await asyncio.sleep(_TICK_SECONDS)
-        late.append(1e3 * (loop.time() - due))
+        delays.append(1e3 * (loop.time() - due))
         request = sample.request()
         lengths.forecast(request)
         lengths.observe(request, sample.tokens)
-    return late
+    return delays
 
 
 def _resident() -> int:

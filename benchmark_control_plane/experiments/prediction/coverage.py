@@ -1,4 +1,4 @@
-"""Is coverage kept as requests come, when the model behind a name changes, and while an answer grows?"""
+"""Measures quantile coverage of the length predictor over a stream, after switches, and during generation."""
 
 from collections.abc import Sequence
 from math import comb
@@ -27,8 +27,10 @@ _LEAST, _MOST = 0.88, 0.92
 
 
 def within(samples: Sequence[PromptSample], *, one_name: bool) -> list[bool]:
-    """Whether each answer was within its 0.9 quantile, served from a cold start; models are learned on the
-    way. With `one_name` nothing tells which model answers."""
+    """Whether each output is within its 0.9 quantile, from a cold start, with models trained on the way.
+
+    With `one_name` all requests carry the same model name, so that a switch of the model is not announced.
+    """
     lengths, due, found = LearnedLengths(use_prior=False), ENOUGH, []
     for sample in samples:
         request = sample.request(model="llm" if one_name else None)
@@ -41,8 +43,10 @@ def within(samples: Sequence[PromptSample], *, one_name: bool) -> list[bool]:
 
 
 def coverage(samples: Sequence[PromptSample], seeds: Sequence[int]) -> dict[str, Any]:
-    """Of the mixed service, after its first 500 requests, and the extremes of any 500 in a row. A predictor
-    that is right and learns nothing would leave `outside_by_chance` of the windows of 500 outside."""
+    """Coverage of the mixed stream after its first 500 requests, and extremes over any 500 in a row.
+
+    `outside_by_chance` is the share of windows of 500 outside the range for a calibrated, static predictor.
+    """
     after, lowest, highest, windows = [], [], [], []
     for seed in seeds:
         kept = within(Random(seed).sample(samples, _STREAM), one_name=False)[_SETTLED:]
@@ -62,7 +66,7 @@ def coverage(samples: Sequence[PromptSample], seeds: Sequence[int]) -> dict[str,
 
 
 def _windows(kept: Sequence[bool]) -> list[float]:
-    """Coverage of each 500 in a row, without overlap."""
+    """Coverage of consecutive windows of 500, without overlap."""
     return [mean(kept[at : at + _SETTLED]) for at in range(0, len(kept) - _SETTLED + 1, _SETTLED)]
 
 
@@ -76,8 +80,10 @@ def _by_chance() -> float:
 
 
 def switches(samples: Sequence[PromptSample], seeds: Sequence[int]) -> dict[str, Any]:
-    """Coverage of the 500 requests after a switch, of the 1,000 after those, and which share of the windows
-    of 500 among them is outside. The model behind one name changes, or the traffic does."""
+    """Coverage of the first 500 and of the next 1,000 requests after a switch of the model or of the traffic.
+
+    `windows_outside` is the share of the later windows of 500 with coverage out of range.
+    """
     by_source: dict[str, list[PromptSample]] = {}
     for sample in samples:
         by_source.setdefault(sample.source, []).append(sample)
@@ -103,8 +109,10 @@ def switches(samples: Sequence[PromptSample], seeds: Sequence[int]) -> dict[str,
 
 
 def conditional(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> dict[str, dict[str, float]]:
-    """Pinball loss of the tokens still to come, after shares of the true length; beside it that of the
-    first forecast minus the tokens so far."""
+    """Pinball loss of the remaining length after shares of the true length.
+
+    `minus_so_far` is that of the first forecast minus the tokens generated so far.
+    """
     made = forecasts(learned_predictor(known), asked)
     found: dict[str, dict[str, float]] = {}
     for share in (0.0, 0.25, 0.5, 0.75):

@@ -1,14 +1,13 @@
-"""Is the next second's embedding load known? Pinball loss and coverage on recorded arrivals.
-
-Each trace becomes two series, requests and tokens a second. After a minute of each, every second is
-forecast from those before it: by the last value, by means of the last 10 and 60 (all three with the
-quantiles of their own last 512 errors), by statsmodels' exponential smoothing (parameters by maximum
-likelihood over the first 600 seconds; under its own normal law, and with the same quantiles of errors),
-and by `predictors.load.series`. No public trace of embedding requests exists: two are generated from
-production
-clients whose answers are of one token, two are of retrieval and code prompts.
+"""Measures one-second forecasts of the embedding load: pinball loss and coverage on recorded arrivals.
 
     python -m benchmark_control_plane.experiments.prediction.embedding_forecast --data DIR
+
+Each trace gives two series, requests and tokens per second. After the first minute, every second is
+forecast from those before it: by the last value, by means of the last 10 and 60 (all three with the
+quantiles of their own last 512 errors), by statsmodels' exponential smoothing (parameters by maximum
+likelihood over the first 600 seconds; with its own normal errors, and with the same quantiles of errors),
+and by `predictors.load.series`. No public trace of embedding requests exists: two series are generated from
+production clients with outputs of one token, two are of retrieval and code prompts.
 """
 
 import argparse
@@ -36,14 +35,14 @@ _OWN = "tandem"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTrace:
-    """Which of its lengths are tokens to embed, and how much faster than recorded it is played."""
+    """A trace: its file, the column with the tokens to embed, and the factor by which it is sped up."""
 
     name: str
     tokens: str = "prompt"
     speed: float = 1.0
 
 
-# 7,106 retrievals in a week are one in 85 s: at 200 times the speed, about 2 a second.
+# 7,106 retrievals in a week are one per 85 s; sped up 200 times, about 2 per second.
 TRACES: Mapping[str, EmbeddingTrace] = {
     "ServeGen steady": EmbeddingTrace("servegen-steady"),
     "ServeGen bursty": EmbeddingTrace("servegen-bursty"),
@@ -53,12 +52,16 @@ TRACES: Mapping[str, EmbeddingTrace] = {
 
 
 class Forecaster(Protocol):
+    """A one-step forecaster of a series, with quantiles at LEVELS."""
+
     def next_quantiles(self) -> Floats: ...
 
     def observe(self, value: float) -> None: ...
 
 
 class Own:
+    """`predictors.load.series` as served."""
+
     def __init__(self) -> None:
         self._series = SeriesForecaster()
 
@@ -70,7 +73,7 @@ class Own:
 
 
 class WithErrors:
-    """A point forecast for each step, given beforehand, and the quantiles of its last errors."""
+    """Precomputed point forecasts plus the quantiles of their last errors."""
 
     def __init__(self, points: Floats) -> None:
         self._points = points
@@ -88,7 +91,7 @@ class WithErrors:
 
 
 class Normal:
-    """A point forecast for each step and one deviation."""
+    """Precomputed point forecasts plus normal quantiles of one deviation."""
 
     def __init__(self, points: Floats, deviation: float) -> None:
         self._points = iter(points)
@@ -100,12 +103,12 @@ class Normal:
         return found
 
     def observe(self, value: float) -> None:
-        """Nothing to learn."""
+        """Learns nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """By level: mean pinball loss over the series' mean, share of values below and not above the quantile."""
+    """By level: pinball loss over the series' mean, shares of values below and not above the quantile."""
 
     pinball: tuple[float, ...]
     below: tuple[float, ...]
@@ -113,7 +116,7 @@ class Score:
 
     @property
     def coverage_gap(self) -> float:
-        """How far the worst level is from lying between both shares, as a quantile does by definition."""
+        """Largest distance of a level from the interval of both shares; 0 for exact quantiles."""
         return max(
             max(low - level, level - high, 0.0)
             for level, low, high in zip(LEVELS, self.below, self.within, strict=True)
@@ -121,13 +124,14 @@ class Score:
 
 
 def score(forecaster: Forecaster, series: Floats) -> Score:
+    """Scores a forecaster on a series; the first minute only initialises it."""
     loss, below, within = (np.zeros(len(LEVELS)) for _ in range(3))
     for step, value in enumerate(series):
         if step >= _WARM_UP:
-            said = forecaster.next_quantiles()
-            loss += np.where(value >= said, _LEVELS * (value - said), (1 - _LEVELS) * (said - value))
-            below += value < said
-            within += value <= said
+            ahead = forecaster.next_quantiles()
+            loss += np.where(value >= ahead, _LEVELS * (value - ahead), (1 - _LEVELS) * (ahead - value))
+            below += value < ahead
+            within += value <= ahead
         forecaster.observe(value)
     steps = len(series) - _WARM_UP
     return Score(
@@ -135,7 +139,7 @@ def score(forecaster: Forecaster, series: Floats) -> Score:
     )  # fmt: skip
 
 
-def contenders(series: Floats) -> Iterator[tuple[str, Forecaster]]:
+def methods(series: Floats) -> Iterator[tuple[str, Forecaster]]:
     for name, length in zip(_BASELINES, (1, 10, 60), strict=True):
         yield name, WithErrors(_moving_mean(series, length))
     smoothed, deviation = _exponential_smoothing(series)
@@ -153,7 +157,7 @@ def _moving_mean(series: Floats, length: int) -> Floats:
 
 
 def _exponential_smoothing(series: Floats) -> tuple[Floats, float]:
-    """One-step forecasts, and the deviation of those that the parameters were fitted on."""
+    """One-step forecasts, and the standard deviation of their errors on the fitted part."""
     from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 
     with warnings.catch_warnings():
@@ -165,7 +169,7 @@ def _exponential_smoothing(series: Floats) -> tuple[Floats, float]:
 
 
 def series_of(folder: Path, trace: EmbeddingTrace) -> dict[str, Floats]:
-    """Requests and tokens in each second."""
+    """Requests and tokens per second of a trace."""
     file, columns = NAMED[trace.name]
     rows = read_trace(folder / file, columns)
     second = (np.array([row.at for row in rows]) / trace.speed).astype(int)
@@ -180,8 +184,8 @@ def study(folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, trace in TRACES.items():
         for kind, series in series_of(folder, trace).items():
-            scores = {one: score(forecaster, series) for one, forecaster in contenders(series)}
-            best = np.min([scores[one].pinball for one in _BASELINES], axis=0)
+            scores = {method: score(forecaster, series) for method, forecaster in methods(series)}
+            best = np.min([scores[method].pinball for method in _BASELINES], axis=0)
             rows.append(
                 {
                     "trace": name,
@@ -191,11 +195,11 @@ def study(folder: Path) -> list[dict[str, Any]]:
                     "dispersion": float(series.var() / series.mean()),
                     "to_best_baseline": [float(r) for r in scores[_OWN].pinball / best],
                     "scores": {
-                        one: {
+                        method: {
                             "pinball": s.pinball, "below": s.below, "within": s.within,
                             "coverage_gap": s.coverage_gap,
                         }
-                        for one, s in scores.items()
+                        for method, s in scores.items()
                     },
                 }
             )  # fmt: skip
@@ -209,7 +213,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure, axes = pyplot.subplots(1, len(LEVELS), figsize=(13, 4.2), sharey=True, layout="constrained")
     for column, (axis, level) in enumerate(zip(axes, LEVELS, strict=True)):
         for offset, name in enumerate(names):
-            best = [min(row["scores"][one]["pinball"][column] for one in _BASELINES) for row in rows]
+            best = [min(row["scores"][base]["pinball"][column] for base in _BASELINES) for row in rows]
             height = [row["scores"][name]["pinball"][column] / b for row, b in zip(rows, best, strict=True)]
             place = np.arange(len(rows)) + (offset - len(names) / 2) * 0.13
             axis.bar(place, height, 0.12, label=name)
@@ -218,7 +222,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.set_ylim(0.6, 2.0)
         labels = [f"{row['trace']}\n{row['series']}" for row in rows]
         axis.set_xticks(range(len(rows)), labels, rotation=75, fontsize=8)
-    axes[0].set_ylabel("to the best of the three baselines")
+    axes[0].set_ylabel("relative to the best of the three baselines")
     axes[-1].legend(fontsize=8)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

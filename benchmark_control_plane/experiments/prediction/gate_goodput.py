@@ -1,7 +1,8 @@
-"""What do better length forecasts buy at the gate? The simulator's part of `prediction_goodput`.
+"""Replays the requests of `goodput` through the simulated gate.
 
-The gate with its defaults in front of an engine that serves in order of arrival: the same prompts, the same
-objectives, memory and step times as on vLLM's scheduler. The gate may reject; who is rejected is not kept.
+The gate with its defaults stands before an engine that serves in order of arrival, with the same prompts,
+objectives, memory and step times as vLLM's scheduler gets. The gate may reject; a rejected request is a
+miss.
 """
 
 from collections.abc import Sequence
@@ -22,30 +23,31 @@ from predictors.output_length.history import MaxTokens
 
 @dataclass(frozen=True, slots=True)
 class FixedForecasts:
-    """A `LengthPredictor` that says of each request what its offer says, and learns nothing."""
+    """`LengthPredictor` that returns the forecast of each request's offer and learns nothing."""
 
     offers: Sequence[Offer]
 
     def forecast(self, request: Request) -> LengthForecast:
+        """The offer's forecast, capped at the request's limit."""
         offer, limit = self.offers[int(request.id.partition("-")[0])], float(request.max_output_tokens)
         if offer.forecast is not None:
-            said = offer.forecast
-            return LengthForecast(said.levels, tuple(min(tokens, limit) for tokens in said.tokens))
+            levels, quantiles = offer.forecast.levels, offer.forecast.tokens
+            return LengthForecast(levels, tuple(min(tokens, limit) for tokens in quantiles))
         if offer.predicted is None:
             return MaxTokens().forecast(request)
         tokens = min(float(offer.predicted), limit)
         return LengthForecast((0.0, 1.0), (tokens, tokens))
 
     def observe(self, request: Request, output_tokens: int) -> None:
-        """Nothing to learn."""
+        """Learns nothing."""
 
     def withdraw(self, request: Request) -> None:
-        """Nothing was kept."""
+        """Has nothing to withdraw."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateOutcome:
-    """Of the window, as shares of its requests."""
+    """Figures of the measured window; `strict` and `rejected` are shares of its requests."""
 
     rate: float
     strict: float
@@ -56,19 +58,21 @@ class GateOutcome:
 def replay_gate(
     offers: Sequence[Offer], setup: Setup, window: ReplayWindow, objectives: TokenObjectives, rate: float
 ) -> GateOutcome:
-    """Arrivals go on past the window to the last of `offers`."""
-    asks = [
-        SimulatedRequest(one.at, one.prompt, one.output, max_tokens=setup.max_model_tokens - one.prompt)
-        for one in offers
+    """Simulates all `offers`, which continue past the measured window."""
+    requests = [
+        SimulatedRequest(
+            offer.at, offer.prompt, offer.output, max_tokens=setup.max_model_tokens - offer.prompt
+        )
+        for offer in offers
     ]
     slo = {"ttft_ms": objectives.ttft * 1e3, "tpot_ms": objectives.gap * 1e3, "default": True}
-    course = simulate(asks, _machine(setup), {"classes": {"chat": slo}}, lengths=FixedForecasts(offers))
-    measured = course.records[window.warm_up : window.warm_up + window.requests]
+    result = simulate(requests, _machine(setup), {"classes": {"chat": slo}}, lengths=FixedForecasts(offers))
+    measured = result.records[window.warm_up : window.warm_up + window.requests]
     return GateOutcome(
         rate,
-        strict=mean(_meets_slo(one, objectives) for one in measured),
-        rejected=mean(one.outcome.startswith("rejected") for one in measured),
-        preemptions=sum(one.preemptions for one in measured) + course.engine_preemptions,
+        strict=mean(_meets_slo(record, objectives) for record in measured),
+        rejected=mean(record.outcome.startswith("rejected") for record in measured),
+        preemptions=sum(record.preemptions for record in measured) + result.engine_preemptions,
     )
 
 

@@ -1,13 +1,12 @@
-"""What do better length forecasts buy? Attainment on vLLM's real scheduler and behind the gate in the
-simulator, by what they are told of lengths.
+"""Measures goodput by source of length forecasts, on vLLM's scheduler and at the simulated gate.
 
     python -m benchmark_control_plane.experiments.prediction.goodput
 
-Requests are the public prompts of `prediction` as one service, forecast by predictors that had not seen
-them; the engine is that of `engine_frontier`, under Tandem's order, stepped on virtual time. `oracle` is
-told true lengths, `history` the quantiles of recent answers, `none` nothing, `adversarial` four times the
-true length or a quarter of it, at random. The scheduler rejects nothing: what is not kept is late. For
-the gate see `prediction_gate`.
+Requests are the public prompts of `prompt_sets` as one service, forecast by predictors that had not learned
+them; the engine is that of `engine.frontier`, under Tandem's policy, stepped on virtual time. `oracle`
+gives true lengths, `history` the quantiles of recent outputs, `none` nothing, `adversarial` four times the
+true length or a quarter of it, at random. The scheduler rejects nothing: a request that misses its SLO is
+late. The part of the gate is in `gate_goodput`.
 """
 
 import argparse
@@ -27,31 +26,36 @@ from benchmark_control_plane.experiments.engine.frontier import CONTENDERS
 from benchmark_control_plane.experiments.engine.replay import ReplayWindow, play
 from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
 from benchmark_control_plane.experiments.prediction.gate_goodput import replay_gate
-from benchmark_control_plane.experiments.prediction.methods import forecasts, learned_predictor, taught
+from benchmark_control_plane.experiments.prediction.methods import forecasts, learned_predictor, teach
 from benchmark_control_plane.experiments.prediction.output_length import FOLDS
 from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample, samples
 from controlplane.core.forecast import LengthForecast
 from predictors.output_length.history import HistoryQuantiles
 
 OBJECTIVES = TokenObjectives(1.0, 1.0)
-_WRONG = 4
+_ERROR_FACTOR = 4
 
-Told = Mapping[str, LengthForecast | int | None]
-"""By way of forecasting, what is said of one request."""
+Forecasts = Mapping[str, LengthForecast | int | None]
+"""Forecasts of one request by their source; an integer is a known length, None no forecast."""
 
 
-def told(known: Sequence[PromptSample]) -> list[tuple[PromptSample, Told]]:
+def cross_forecasts(known: Sequence[PromptSample]) -> list[tuple[PromptSample, Forecasts]]:
+    """Every sample with its forecasts by predictors that learned the other folds."""
     random = Random(0)
-    found: list[tuple[PromptSample, Told]] = []
+    found: list[tuple[PromptSample, Forecasts]] = []
     for fold in range(FOLDS):
         learning = [s for s in known if s.fold(FOLDS) != fold]
         asked = [s for s in known if s.fold(FOLDS) == fold]
         history = HistoryQuantiles()
-        taught(history, learning)
+        teach(history, learning)
         by_model = forecasts(learned_predictor(learning), asked)
         by_history = forecasts(history, asked)
         for sample, model, recent in zip(asked, by_model, by_history, strict=True):
-            wrong = sample.tokens * _WRONG if random.random() < 0.5 else max(1, sample.tokens // _WRONG)
+            wrong = (
+                sample.tokens * _ERROR_FACTOR
+                if random.random() < 0.5
+                else max(1, sample.tokens // _ERROR_FACTOR)
+            )
             found.append((sample, {
                 "oracle": sample.tokens, "learned": model, "history": recent, "none": None,
                 "adversarial": wrong,
@@ -59,63 +63,67 @@ def told(known: Sequence[PromptSample]) -> list[tuple[PromptSample, Told]]:
     return found
 
 
-def offers(known: Sequence[tuple[PromptSample, Told]], way: str, rate: float, seed: int) -> Iterator[Offer]:
-    """Poisson, without end; the same seed gives the same requests at every rate and to all."""
+def offers(
+    known: Sequence[tuple[PromptSample, Forecasts]], source: str, rate: float, seed: int
+) -> Iterator[Offer]:
+    """Endless Poisson trace with the forecasts of `source`; a seed gives the same requests at every rate."""
     random, at = Random(seed), 0.0
     while True:
-        sample, said = random.choice(known)
+        sample, by_source = random.choice(known)
         at += random.expovariate(1.0) / rate
-        length = said[way]
+        length = by_source[source]
         if isinstance(length, LengthForecast):
             yield Offer(at, sample.prompt_tokens, sample.tokens, round(length.mean), length)
         else:
             yield Offer(at, sample.prompt_tokens, sample.tokens, length)
 
 
-Known = Sequence[tuple[PromptSample, Told]]
+Known = Sequence[tuple[PromptSample, Forecasts]]
 Run = dict[str, Any]
 
 
-def on_the_engine(known: Known, setup: Setup, window: ReplayWindow, rate: float, seed: int) -> Iterator[Run]:
+def run_on_engine(known: Known, setup: Setup, window: ReplayWindow, rate: float, seed: int) -> Iterator[Run]:
     engine = _stepped(setup)
-    for policy, way in (("stock-fcfs", "none"), *(("tandem", way) for way in known[0][1])):
-        outcome = play(engine, CONTENDERS[policy], offers(known, way, rate, seed), window, OBJECTIVES, rate)
-        yield {"told": way if policy == "tandem" else "vLLM's own", "policy": policy, **asdict(outcome)}
+    for policy, source in (("stock-fcfs", "none"), *(("tandem", source) for source in known[0][1])):
+        outcome = play(
+            engine, CONTENDERS[policy], offers(known, source, rate, seed), window, OBJECTIVES, rate
+        )
+        yield {"told": source if policy == "tandem" else "vLLM's own", "policy": policy, **asdict(outcome)}
 
 
 @cache
 def _stepped(setup: Setup) -> SteppedEngine:
-    """One a process."""
+    """One engine per process."""
     return SteppedEngine(setup)
 
 
-def at_the_gate(known: Known, setup: Setup, window: ReplayWindow, rate: float, seed: int) -> Iterator[Run]:
-    # Those after the window keep it as loaded as it was.
+def run_at_gate(known: Known, setup: Setup, window: ReplayWindow, rate: float, seed: int) -> Iterator[Run]:
+    # Requests after the window keep the load constant until it ends.
     count = window.warm_up + window.requests + window.warm_up
-    for way in known[0][1]:
-        offered = list(islice(offers(known, way, rate, seed), count))
-        yield {"told": way, **asdict(replay_gate(offered, setup, window, OBJECTIVES, rate))}
+    for source in known[0][1]:
+        offered = list(islice(offers(known, source, rate, seed), count))
+        yield {"told": source, **asdict(replay_gate(offered, setup, window, OBJECTIVES, rate))}
 
 
 PLACES: Mapping[str, Callable[[Known, Setup, ReplayWindow, float, int], Iterator[Run]]] = {
-    "simulator": at_the_gate,
-    "engine": on_the_engine,
+    "simulator": run_at_gate,
+    "engine": run_on_engine,
 }
 
 
 def table(runs: Sequence[Run]) -> str:
-    """Requests kept a second, mean over seeds and their spread."""
+    """Requests per second that met their SLO, mean and deviation over the seeds."""
     cells: dict[str, dict[float, list[float]]] = {}
     for run in runs:
         by_rate = cells.setdefault(f"{run['on']}, {run['told']}", {})
         by_rate.setdefault(run["rate"], []).append(run["rate"] * run["strict"])
     lines = []
-    for way, by_rate in cells.items():
+    for source, by_rate in cells.items():
         kept = [
             f"{rate:g}/s: {mean(g):.2f} ± {stdev(g) if len(g) > 1 else 0:.2f}"
             for rate, g in sorted(by_rate.items())
         ]
-        lines.append(f"{way:24} " + "  ".join(kept))
+        lines.append(f"{source:24} " + "  ".join(kept))
     return "\n".join(lines)
 
 
@@ -133,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     setup, window = Setup(), ReplayWindow(options.warm_up, options.requests)
     known = [
-        (s, said) for s, said in told(samples(data_folder(options.data, "prompts")))
+        (s, by_source) for s, by_source in cross_forecasts(samples(data_folder(options.data, "prompts")))
         if s.prompt_tokens + s.tokens < setup.max_model_tokens
     ]  # fmt: skip
     before = read_previous(options.results).get("runs", [])

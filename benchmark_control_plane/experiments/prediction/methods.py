@@ -1,7 +1,7 @@
-"""Whom must a length predictor beat? Ways of forecasting, all asked and told the same.
+"""Defines the methods of length prediction that are compared: constant, history, TF-IDF ridge and learned.
 
-The ridges on TF-IDF know the model's name too, and get their quantiles from the residuals of prompts that
-they had not seen; on tokens as they are, and on their logarithm.
+All methods learn from the same samples. The TF-IDF ridges also get the model's name, and take their
+quantiles from the residuals of held-out prompts; one works on token counts, one on their logarithm.
 """
 
 from collections.abc import Sequence
@@ -24,60 +24,64 @@ _FOLDS = 5
 
 
 class Method(Protocol):
-    """Learns from samples, then says quantiles of others: [samples, LEVELS]."""
+    """Learns from `known` and returns quantiles for `asked`, shape [samples, LEVELS]."""
 
     def __call__(self, known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats: ...
 
 
 def constant(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats:
+    """The quantiles of all known outputs, for every request."""
     return np.tile(np.quantile(_tokens(known), LEVELS), (len(asked), 1))
 
 
 def history(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats:
-    """As served: it sees each answer after its forecast."""
+    """Quantiles of recent outputs, as served: each output is observed after its forecast."""
     predictor = HistoryQuantiles()
-    taught(predictor, known)
-    return stated(predictor, asked)
+    teach(predictor, known)
+    return quantiles_of(predictor, asked)
 
 
 def learned(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats:
-    """As served, but for learning no other model on the way."""
-    return stated(learned_predictor(without_vectors(known)), without_vectors(asked))
+    """The learned predictor without prompt vectors, not retrained on `asked`."""
+    return quantiles_of(learned_predictor(without_vectors(known)), without_vectors(asked))
 
 
 def encoded(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats:
-    """The same, with every prompt's vector."""
-    return stated(learned_predictor(known), asked)
+    """The learned predictor with prompt vectors."""
+    return quantiles_of(learned_predictor(known), asked)
 
 
 def learned_predictor(known: Sequence[PromptSample]) -> LearnedLengths:
-    """Without the shipped priors, which were learned from these very prompts."""
+    """Trained on `known`, without the shipped prior, which was learned from these prompts."""
     predictor = LearnedLengths(remember=REMEMBER, use_prior=False)
-    taught(predictor, known)
-    # Fewer teach no model; history then decides, as it does when served.
+    teach(predictor, known)
+    # Below ENOUGH examples no model is fitted and history is used, as in the service.
     if len(predictor.examples) >= ENOUGH:
         predictor.swap(fit(predictor.examples.table()))
     return predictor
 
 
 def ridge(known: Sequence[PromptSample], asked: Sequence[PromptSample], *, logarithm: bool) -> Floats:
+    """Ridge regression on TF-IDF words and the model's name, with quantiles of cross-validated residuals."""
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, cross_val_predict
 
     models = sorted({sample.model for sample in known})
-    words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True, max_features=50_000)
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True, max_features=50_000)
 
-    def rows(samples: Sequence[PromptSample], said: Any) -> Any:
-        return hstack([said, csr_matrix([[float(s.model == m) for m in models] for s in samples])]).tocsr()
+    def rows(samples: Sequence[PromptSample], words: Any) -> Any:
+        return hstack([words, csr_matrix([[float(s.model == m) for m in models] for s in samples])]).tocsr()
 
-    learning = rows(known, words.fit_transform([sample.prompt for sample in known]))
+    learning = rows(known, vectorizer.fit_transform([sample.prompt for sample in known]))
     target = np.log(_tokens(known)) if logarithm else _tokens(known)
     groups = [sample.fold(1 << 31) for sample in known]
-    guess = cross_val_predict(Ridge(1.0), learning, target, cv=GroupKFold(_FOLDS), groups=groups)
-    said = Ridge(1.0).fit(learning, target).predict(rows(asked, words.transform([s.prompt for s in asked])))
-    found: Floats = said[:, None] + np.quantile(target - guess, LEVELS)
+    held_out = cross_val_predict(Ridge(1.0), learning, target, cv=GroupKFold(_FOLDS), groups=groups)
+    predicted = (
+        Ridge(1.0).fit(learning, target).predict(rows(asked, vectorizer.transform([s.prompt for s in asked])))
+    )
+    found: Floats = predicted[:, None] + np.quantile(target - held_out, LEVELS)
     return np.exp(found) if logarithm else np.maximum(found, 1.0)
 
 
@@ -91,19 +95,21 @@ METHODS: dict[str, Method] = {
 }
 
 
-def taught(predictor: LengthPredictor, known: Sequence[PromptSample]) -> None:
+def teach(predictor: LengthPredictor, known: Sequence[PromptSample]) -> None:
+    """Lets the predictor observe all samples."""
     for sample in known:
         request = sample.request()
         predictor.forecast(request)
         predictor.observe(request, sample.tokens)
 
 
-def stated(predictor: LengthPredictor, asked: Sequence[PromptSample]) -> Floats:
-    """Each forecast before its answer is shown."""
+def quantiles_of(predictor: LengthPredictor, asked: Sequence[PromptSample]) -> Floats:
+    """Quantiles of `forecasts`, shape [samples, LEVELS]."""
     return np.array([at_levels(forecast) for forecast in forecasts(predictor, asked)])
 
 
 def forecasts(predictor: LengthPredictor, asked: Sequence[PromptSample]) -> list[LengthForecast]:
+    """Forecasts each sample, then lets the predictor observe its output."""
     found = []
     for sample in asked:
         request = sample.request()
@@ -117,7 +123,7 @@ def at_levels(forecast: LengthForecast) -> list[float]:
 
 
 def pinball_losses(quantiles: Floats, tokens: Floats) -> Floats:
-    """Of each row, its mean over LEVELS."""
+    """Pinball loss of each row, mean over LEVELS."""
     missed = tokens[:, None] - quantiles
     levels = np.array(LEVELS)
     found: Floats = np.maximum(levels * missed, (levels - 1) * missed).mean(1)

@@ -1,11 +1,11 @@
-"""How well are answer lengths predicted? Public prompts, five folds, streams with switches, and the cost.
+"""Measures output-length prediction on public prompts: five folds, streams with switches, and its cost.
 
     python -m benchmark_control_plane.experiments.prediction.output_length
 
-`--results FILE` keeps the figures and draws them. Alike prompts are always in one fold. The
-predictor starts without its shipped priors, which were learned from these very prompts. Needs the extras
-`bench` and `embeddings`. `--only cost` on a quiet machine; `--only` alone draws again, beside what
-`prediction_goodput` found there.
+`--results FILE` saves the figures and draws them. Equal prompts are always in one fold. The predictor
+starts without its shipped prior, which was learned from these prompts. Needs the extras `bench` and
+`embeddings`. Run `--only cost` on an idle machine; `--only` alone draws again, with the results of
+`goodput` in the same folder.
 """
 
 import argparse
@@ -33,8 +33,8 @@ FOLDS = 5
 MIXED = "mixed"
 
 
-def crossed(known: Sequence[PromptSample], folds: int) -> dict[str, Any]:
-    """Every sample once in the tested fold, by each method."""
+def cross_validate(known: Sequence[PromptSample], folds: int) -> dict[str, Any]:
+    """Cross-validated scores of each method; every sample is tested once."""
     made: dict[str, list[Floats]] = {name: [] for name in METHODS}
     asked: list[PromptSample] = []
     for fold in range(folds):
@@ -44,10 +44,10 @@ def crossed(known: Sequence[PromptSample], folds: int) -> dict[str, Any]:
         for name, method in METHODS.items():
             made[name].append(method(learning, tested))
     tokens = np.array([float(s.tokens) for s in asked])
-    return {name: _judged(np.concatenate(parts), tokens, asked) for name, parts in made.items()}
+    return {name: _scores(np.concatenate(parts), tokens, asked) for name, parts in made.items()}
 
 
-def _judged(quantiles: Floats, tokens: Floats, asked: Sequence[PromptSample]) -> dict[str, Any]:
+def _scores(quantiles: Floats, tokens: Floats, asked: Sequence[PromptSample]) -> dict[str, Any]:
     losses = pinball_losses(quantiles, tokens)
     by_source: dict[str, list[int]] = {}
     for at, sample in enumerate(asked):
@@ -66,20 +66,20 @@ def _separate(known: Sequence[PromptSample]) -> dict[str, Any]:
     found = {}
     known = with_vectors(known)
     for source in dict.fromkeys(sample.source for sample in known):
-        found[source] = crossed([sample for sample in known if sample.source == source], FOLDS)
+        found[source] = cross_validate([sample for sample in known if sample.source == source], FOLDS)
         print(_line(source, found[source]), flush=True)
     return found
 
 
-def _line(name: str, judged: dict[str, Any]) -> str:
-    cells = [f"{m} {j['mae']:.1f} / {j['pinball']:.2f} / {j['coverage_90']:.3f}" for m, j in judged.items()]
+def _line(name: str, scores: dict[str, Any]) -> str:
+    cells = [f"{m} {j['mae']:.1f} / {j['pinball']:.2f} / {j['coverage_90']:.3f}" for m, j in scores.items()]
     return f"{name} (MAE / pinball / coverage of 0.9): " + "; ".join(cells)
 
 
 def _mixed(known: Sequence[PromptSample]) -> dict[str, Any]:
-    judged = crossed(with_vectors(known), FOLDS)
-    print(_line(MIXED, judged), flush=True)
-    return judged
+    scores = cross_validate(with_vectors(known), FOLDS)
+    print(_line(MIXED, scores), flush=True)
+    return scores
 
 
 def _conditional(known: Sequence[PromptSample]) -> dict[str, Any]:
@@ -98,17 +98,17 @@ PARTS: dict[str, Callable[[Sequence[PromptSample]], dict[str, Any]]] = {
 
 
 def draw(results: dict[str, Any], goodput: Mapping[str, Any], path: Path) -> None:
-    """`goodput` is what `prediction_goodput` found."""
+    """Draws calibration, sharpness, remaining length and, from the results of `goodput`, the goodput."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, ((calibration, sharpness), (growing, bought)) = pyplot.subplots(2, 2, figsize=(11, 8))
-    for name, judged in results["mixed"].items():
-        calibration.plot(LEVELS, judged["calibration"], marker="o", markersize=3, label=name)
+    figure, ((calibration, sharpness), (remaining, goodput_axes)) = pyplot.subplots(2, 2, figsize=(11, 8))
+    for name, scores in results["mixed"].items():
+        calibration.plot(LEVELS, scores["calibration"], marker="o", markersize=3, label=name)
     calibration.plot((0, 1), (0, 1), color="grey", linewidth=0.5)
-    calibration.set(xlabel="stated level", ylabel="share of answers below", title="calibration")
+    calibration.set(xlabel="stated level", ylabel="share of outputs below", title="calibration")
     calibration.legend(fontsize=7)
     names = list(results["mixed"])
     at = np.arange(len(names))
@@ -122,28 +122,30 @@ def draw(results: dict[str, Any], goodput: Mapping[str, Any], path: Path) -> Non
     sharpness.legend(fontsize=7)
     for way in ("conditional", "minus_so_far"):
         shares = list(results["conditional"])
-        growing.plot(shares, [results["conditional"][s][way] for s in shares], marker="o", label=way)
-    growing.set(xlabel="share of the answer seen", ylabel="pinball loss of the rest", title="while it grows")
-    growing.legend(fontsize=7)
-    _draw_goodput(bought, goodput.get("runs", ()))
+        remaining.plot(shares, [results["conditional"][s][way] for s in shares], marker="o", label=way)
+    remaining.set(
+        xlabel="share of the output generated", ylabel="pinball loss of the rest", title="remaining length"
+    )
+    remaining.legend(fontsize=7)
+    _draw_goodput(goodput_axes, goodput.get("runs", ()))
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
 def _draw_goodput(axes: Any, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Requests kept a second, mean over the seeds, by what was told of lengths."""
+    """Requests per second that met their SLO, mean over the seeds, by source of the forecasts."""
     kept: dict[str, dict[str, list[float]]] = {}
     for run in runs:
         by_place = kept.setdefault(run["told"], {})
         by_place.setdefault(f"{run['on']}, {run['rate']:g}/s", []).append(run["rate"] * run["strict"])
     places = sorted({place for by_place in kept.values() for place in by_place})
-    for at, (told, by_place) in enumerate(kept.items()):
+    for at, (source, by_place) in enumerate(kept.items()):
         own = [place for place in places if place in by_place]
         shifted = [places.index(place) + 0.8 * (at / len(kept) - 0.5) for place in own]
-        axes.bar(shifted, [fmean(by_place[place]) for place in own], 0.8 / len(kept), label=told)
+        axes.bar(shifted, [fmean(by_place[place]) for place in own], 0.8 / len(kept), label=source)
     axes.set_xticks(range(len(places)), places, fontsize=7)
-    axes.set(ylabel="requests kept a second", title="what it buys")
+    axes.set(ylabel="goodput, requests per second", title="goodput")
     axes.margins(y=0.25)
     axes.legend(fontsize=7, ncols=3)
 
@@ -169,8 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.results is None:
         print(json.dumps(results))
     elif {"mixed", "conditional"} <= results.keys():
-        bought = read_previous(options.results.with_name("prediction-goodput.json"))
-        draw(results, bought, options.results.with_suffix(".png"))
+        goodput = read_previous(options.results.with_name("prediction-goodput.json"))
+        draw(results, goodput, options.results.with_suffix(".png"))
     return 0
 
 

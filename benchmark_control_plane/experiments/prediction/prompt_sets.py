@@ -1,8 +1,8 @@
-"""Which prompts have known answers? Public sets of prompt and answer, as one service or one by one.
+"""Reads public sets of prompts with outputs as one mixed service or one by one.
 
-Arena-Hard v0.1 with the answers of three models, GPTeacher code and roleplay, GSM8K (test), HumanEval. The
-last four name no model; here they are one, "reference". Answer tokens are counted by pieces that an
-LLM's tokenizer would make: up to seven letters, three digits, two signs, or the line ends.
+Arena-Hard v0.1 with the outputs of three models, GPTeacher code and roleplay, GSM8K (test), HumanEval. The
+last four name no model and are labelled "reference". Output tokens are counted by pieces that an LLM's
+tokenizer would make: up to seven letters, three digits, two signs, or the line ends.
 """
 
 import gzip
@@ -30,7 +30,7 @@ _serial = count()
 
 @dataclass(frozen=True, slots=True)
 class PromptSample:
-    """`fold` is alike for alike prompts, so that no model is tested on a prompt it has learned."""
+    """One prompt with the number of its output tokens and its features."""
 
     source: str
     model: str
@@ -40,9 +40,11 @@ class PromptSample:
     features: PromptFeatures
 
     def fold(self, folds: int) -> int:
+        """Fold of the prompt; equal prompts share one, so that no method is tested on a learned prompt."""
         return crc32(self.prompt.encode()) % folds
 
     def request(self, *, model: str | None = None) -> Request:
+        """A request with this prompt, under the sample's model name or another."""
         return Request(
             id=f"s{next(_serial)}",
             kind=Kind.GENERATE,
@@ -58,18 +60,19 @@ class PromptSample:
 
 
 def tokens_of(text: str) -> int:
+    """Approximate number of tokens."""
     return max(1, len(_PIECE.findall(text)))
 
 
 def samples(folder: Path) -> list[PromptSample]:
-    """From `prompts` in the folder of public data. Raises FileNotFoundError."""
+    """Reads `prompts` in the folder of public data. Raises FileNotFoundError if a set is absent."""
     return [
         PromptSample(source, model, prompt, tokens_of(prompt), tokens_of(answer), gist_of(prompt))
-        for source, model, prompt, answer in _answered(folder / "prompts")
+        for source, model, prompt, answer in _prompts_and_outputs(folder / "prompts")
     ]
 
 
-def _answered(folder: Path) -> Iterator[tuple[str, str, str, str]]:
+def _prompts_and_outputs(folder: Path) -> Iterator[tuple[str, str, str, str]]:
     for model in ARENA_MODELS:
         for row in _lines(folder / f"arena_hard_v0.1/{model}.jsonl.gz"):
             question, answer = row["messages"][0]["content"], row["messages"][1]["content"]["answer"]

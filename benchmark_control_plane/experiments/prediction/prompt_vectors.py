@@ -1,6 +1,6 @@
-"""Which vectors has the embedding backend for the prompts of `prompt_sets`? Those of the bundled MiniLM.
+"""Adds the embedding backend's prompt vectors (bundled MiniLM) to the samples of `prompt_sets`.
 
-They are kept beside the bundled tiny models, since computing them takes minutes on one core.
+The vectors are cached with the bundled tiny models, since computing them takes minutes on one core.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,14 @@ from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSam
 
 
 def with_vectors(samples: Sequence[PromptSample]) -> list[PromptSample]:
+    """Samples with their vectors, from the cache or computed once."""
     prompts = sorted({sample.prompt for sample in samples})
     digest = blake2b("\0".join(prompts).encode("utf-8", "replace"), digest_size=8).hexdigest()
     file = cache_folder() / f"prompt-vectors-{digest}.npz"
     if not file.exists():
         _compute(prompts, file)
-    with np.load(file) as kept:
-        known = dict(zip(prompts, kept["vectors"], strict=True))
+    with np.load(file) as cached:
+        known = dict(zip(prompts, cached["vectors"], strict=True))
     return [replace(s, features=replace(s.features, vector=known[s.prompt].tobytes())) for s in samples]
 
 

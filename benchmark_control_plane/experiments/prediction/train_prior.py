@@ -1,9 +1,9 @@
-"""What should a predictor expect before it has seen anything? Writes `predictors/output_length/prior.json`.
+"""Trains the prior of the length predictor and writes `predictors/output_length/prior.json`.
 
     python -m benchmark_control_plane.experiments.prediction.train_prior
 
-A ridge over numbers and cues alone, no words, learned from the public prompt sets with each set weighing
-alike; and how answers lay around its guess on prompts that it had not seen.
+The prior is a ridge over numeric features and cues, without words, learned from the public prompt sets with
+equal weight for each set, and the quantiles of its residuals on held-out prompts.
 """
 
 import argparse
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prior_of(known: Sequence[PromptSample]) -> dict[str, object]:
+    """Content of prior.json: centers, scales and slopes by feature, and offsets by level."""
     by_source: dict[str, list[PromptSample]] = {}
     for sample in known:
         by_source.setdefault(sample.source, []).append(sample)
@@ -50,12 +51,12 @@ def prior_of(known: Sequence[PromptSample]) -> dict[str, object]:
     for sample in chosen:
         examples.add(asked(sample.request(), 0.0, 0.0), float(np.log(sample.tokens)))
     table = examples.table()
-    # The caller's limit and what came before are constant here, so their slopes come out as zero.
+    # `max_tokens` and the history features are constant here, so their slopes are zero.
     words = np.zeros_like(table.words)
     fold = table.groups % _FOLDS
     residuals = np.zeros(len(table))
-    for held in range(_FOLDS):
-        out = fold == held
+    for tested in range(_FOLDS):
+        out = fold == tested
         ridge = fit_ridge(table.numbers[~out], words[~out], table.log_tokens[~out])
         residuals[out] = table.log_tokens[out] - ridge.predict(table.numbers[out], words[out])
     ridge = fit_ridge(table.numbers, words, table.log_tokens)

@@ -1,12 +1,11 @@
-"""How well is the first token foretold? The real service with vLLM on the CPU, under Poisson loads.
+"""Measures the error of the TTFT forecast of the real service with vLLM on the CPU, under Poisson loads.
 
     python -m benchmark_control_plane.experiments.prediction.ttft_forecast
 
-Eight slots, prompts of 16 to 600 tokens, answers of 8 to 96, at parts of the rate that the engine was seen
-to carry; the first requests of each load warm up. What was said at dispatch is compared with what
-happened, from arrival to the first token at the gate. `known`: the answers cannot end before their
-limit, and the requests say so. `foretold`: they may, and how long they take is for the predictor to
-say. Takes about three minutes; on a quiet machine.
+Eight slots, prompts of 16 to 600 tokens, outputs of 8 to 96, at parts of the measured saturation rate; the
+first requests of each load are the warm-up. The forecast at dispatch is compared with the time from arrival
+to the first token at the gate. `known`: outputs end at their limit and the requests state it. `foretold`:
+outputs may end earlier, and their length is forecast. Takes about three minutes; needs an idle machine.
 """
 
 import argparse
@@ -49,42 +48,42 @@ _FULL = 150
 
 @dataclass(frozen=True, slots=True)
 class ForecastPairs:
-    """Seconds from arrival to the first token: said (median, 0.9 quantile) and true."""
+    """Seconds from arrival to the first token: forecast median, forecast 0.9 quantile, and measured."""
 
-    said: float
+    median: float
     upper: float
     true: float
     waited: bool
 
 
-async def measured(loads: Sequence[float], requests: int, seed: int) -> dict[str, Any]:
+async def measure(loads: Sequence[float], requests: int, seed: int) -> dict[str, Any]:
     service = assemble(parse(_CONFIG))
     await service.start()
     try:
         random = Random(seed)
-        await _served(service, random, _WARM_UP, rate=None)
-        began = perf_counter()
-        await _served(service, random, _FULL, rate=None)
-        full = _FULL / (perf_counter() - began)
+        await _send_all(service, random, _WARM_UP, rate=None)
+        start = perf_counter()
+        await _send_all(service, random, _FULL, rate=None)
+        full = _FULL / (perf_counter() - start)
         found: dict[str, Any] = {"carried_rps": full}
         for lengths in ("known", "foretold"):
             found[lengths] = {}
             for load in loads:
-                offered = _served(
+                offered = _send_all(
                     service, random, _WARM_UP + requests, rate=load * full, fixed=lengths == "known"
                 )
-                judged = _judged((await offered)[_WARM_UP:])
-                found[lengths][f"{load:g}"] = judged
-                print(f"lengths {lengths}, {load:g} of {full:.1f}/s: {json.dumps(judged)}", flush=True)
+                scores = _scores((await offered)[_WARM_UP:])
+                found[lengths][f"{load:g}"] = scores
+                print(f"lengths {lengths}, {load:g} of {full:.1f}/s: {json.dumps(scores)}", flush=True)
         return found
     finally:
         await service.stop()
 
 
-async def _served(
+async def _send_all(
     service: Service, random: Random, count: int, *, rate: float | None, fixed: bool = False
 ) -> list[ForecastPairs]:
-    """All at once without a rate."""
+    """Sends `count` requests, Poisson at `rate` per second or all at once."""
     tasks, loop = [], asyncio.get_running_loop()
     at = loop.time()
     for _ in range(count):
@@ -92,40 +91,40 @@ async def _served(
             at += random.expovariate(rate)
             await asyncio.sleep(max(0.0, at - loop.time()))
         prompt = [random.randint(10, 1_000) for _ in range(random.randint(16, 600))]
-        tasks.append(asyncio.create_task(_asked(service, prompt, random.randint(8, 96), fixed=fixed)))
-    return [seen for seen in await asyncio.gather(*tasks) if seen is not None]
+        tasks.append(asyncio.create_task(_send(service, prompt, random.randint(8, 96), fixed=fixed)))
+    return [pair for pair in await asyncio.gather(*tasks) if pair is not None]
 
 
-async def _asked(service: Service, prompt: list[int], tokens: int, *, fixed: bool) -> ForecastPairs | None:
-    """None before anything could be foretold."""
-    # The tiny model's own end token is all but never drawn, so that both ways cost the engine the same.
+async def _send(service: Service, prompt: list[int], tokens: int, *, fixed: bool) -> ForecastPairs | None:
+    """Sends one request; None if the service had no forecast yet."""
+    # The tiny model hardly ever samples its end token, so that both ways cost the engine the same.
     sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=fixed)
     job = await service.intake.completion(
         "ttft", Caller("benchmark"), MODEL, prompt, max_tokens=tokens, sampling=sampling, hints=RequestHints()
     )
-    answer = await service.dispatcher.generate(job)
-    ticket = answer.ticket
+    stream = await service.dispatcher.generate(job)
+    ticket = stream.ticket
     starting = ticket.starting
-    async with aclosing(answer):
-        async for _ in answer:
+    async with aclosing(stream):
+        async for _ in stream:
             pass
-    seen = ticket.timeline
-    if starting is None or seen.ttft is None:
+    timeline = ticket.timeline
+    if starting is None or timeline.ttft is None:
         return None
-    waited = between(seen.arrival, starting.at)
+    waited = between(timeline.arrival, starting.at)
     return ForecastPairs(
         _seconds(Duration(waited + starting.said.median)),
         _seconds(Duration(waited + starting.said.upper)),
-        _seconds(seen.ttft),
+        _seconds(timeline.ttft),
         starting.ahead.waits,
     )
 
 
-def _judged(seen: Sequence[ForecastPairs]) -> dict[str, float]:
+def _scores(seen: Sequence[ForecastPairs]) -> dict[str, float]:
     return {
         "requests": len(seen),
         "median_ttft_ms": 1e3 * median(s.true for s in seen),
-        "median_error": median(abs(s.said - s.true) / s.true for s in seen),
+        "median_error": median(abs(s.median - s.true) / s.true for s in seen),
         "coverage_90": mean(s.true <= s.upper for s in seen),
         "waited_for_a_slot": mean(s.waited for s in seen),
     }
@@ -144,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     add_results(parser)
     options = parser.parse_args(arguments)
-    found = asyncio.run(measured(options.loads, options.requests, options.seed))
+    found = asyncio.run(measure(options.loads, options.requests, options.seed))
     write_or_print(options.results, found)
     return 0
 

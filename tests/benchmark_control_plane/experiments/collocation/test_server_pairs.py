@@ -1,4 +1,4 @@
-"""What is compared computes on the same device in the same type, whoever starts it."""
+"""All compared systems compute on the same device in the same type."""
 
 import argparse
 from pathlib import Path
@@ -21,7 +21,7 @@ EXPERIMENT = Path(__file__).parents[4] / "configs" / "bench" / "head-to-head.yam
 
 @pytest.fixture
 def loaded(monkeypatch):
-    """What sentence-transformers is asked to load."""
+    """Options of each model that sentence-transformers loads."""
     seen = []
 
     def load(model, **options):
@@ -41,21 +41,21 @@ def loaded(monkeypatch):
         ),
     ],
 )
-def test_the_naive_embedder_computes_where_tandems_does(section, options, loaded, monkeypatch):
+def test_the_naive_embedder_uses_the_device_and_type_of_the_section(section, options, loaded, monkeypatch):
     monkeypatch.setattr("uvicorn.run", lambda app, **_: None)
     command = naive(EmbeddingModel(MINILM, **section), threads=2).command
     assert plain_embeddings.main(command[command.index(MINILM) :]) == 0
     assert loaded == [options]
 
 
-def test_models_are_the_small_ones_or_those_of_an_experiment(tmp_path):
+def test_models_are_the_bundled_ones_or_those_of_an_experiment(tmp_path):
     small, named = models_of(None), models_of(EXPERIMENT)
     assert (small.chat.served_name, small.embedding.model) == ("tiny-llama", MINILM)
     assert named.embedding.batch_tokens == 4_096 and named.chat.engine["kv_cache_memory_bytes"] == 2**25
     simulated = yaml.safe_load((EXPERIMENT.parent / "load.yaml").read_text(encoding="utf-8"))
     path = tmp_path / "simulated.yaml"
     path.write_text(yaml.safe_dump(simulated), encoding="utf-8")
-    with pytest.raises(BadInput, match="no section live"):
+    with pytest.raises(BadInput, match="section `live` is missing"):
         models_of(path)
 
 
@@ -72,8 +72,8 @@ def test_throughput_is_compared_on_one_device_in_one_type(
     has_gpu, stated, device, dtype, loaded, monkeypatch
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
-    asked = {"model": MINILM, "device": None, "dtype": None, "threads": 2} | stated
-    model = embedding_throughput.model_from(argparse.Namespace(**asked))
+    options = {"model": MINILM, "device": None, "dtype": None, "threads": 2} | stated
+    model = embedding_throughput.model_from(argparse.Namespace(**options))
     (tandem,) = embedders_of(parse(embedding_throughput.tandem_config(model, "8GiB")))
     assert (tandem._options.device, tandem._options.dtype) == (device, dtype)
     embedding_throughput.encoder_of(model)

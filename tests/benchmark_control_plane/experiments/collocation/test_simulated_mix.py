@@ -1,4 +1,4 @@
-"""The study's own arithmetic, and one small cell of it."""
+"""Arrivals, cells and summary of the study of adaptive quotas, and one small cell of it."""
 
 import numpy as np
 import pytest
@@ -36,13 +36,13 @@ def test_a_periodic_load_has_its_phase():
     assert third_quarter > 3 * first_quarter
 
 
-def test_a_cell_is_the_same_each_time_and_shared_out_by_its_mix():
+def test_a_cell_is_deterministic_and_follows_its_mix():
     capacity = MixCapacity(llm=10.0, embedding=100.0)
     cell = Cell("9:1", "poisson", 1.0)
     offered = cell.offered(capacity, 60.0, 0)
     assert offered == cell.offered(capacity, 60.0, 0)
-    assert sum(isinstance(one, SimulatedRequest) for one in offered) == pytest.approx(540, rel=0.15)
-    assert sum(isinstance(one, Embed) for one in offered) == pytest.approx(600, rel=0.15)
+    assert sum(isinstance(item, SimulatedRequest) for item in offered) == pytest.approx(540, rel=0.15)
+    assert sum(isinstance(item, Embed) for item in offered) == pytest.approx(600, rel=0.15)
 
 
 def row(policy: str, mix: str, both: float) -> dict[str, object]:
@@ -68,7 +68,7 @@ def test_the_best_single_split_is_the_one_best_on_average():
 
 
 @pytest.mark.data
-def test_moving_quotas_keep_the_pool_and_splits_do_not_differ_when_idle():
+def test_policies_stay_within_the_pool_and_are_deterministic():
     try:
         folder = data_folder(None, "profiles")
     except BadInput as absent:

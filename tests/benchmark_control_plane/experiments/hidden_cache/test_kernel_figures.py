@@ -1,3 +1,5 @@
+"""The check of compiled kernels reports spills and changes."""
+
 import pytest
 
 from benchmark_control_plane.experiments.hidden_cache.kernel_figures import problems
@@ -10,19 +12,19 @@ def _figures(triton="3.9.0", **changes):
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "expected"),
     [
         (_figures(), []),
-        (_figures(registers=96), ["sm_90 OPT-13B mix_rows: .*96.*, kept are .*80"]),
-        # Another compiler counts otherwise, but may not spill either.
+        (_figures(registers=96), ["sm_90 OPT-13B mix_rows: .*96.*, committed are .*80"]),
+        # Another compiler may count differently, but must not spill.
         (_figures("3.10.0", registers=96), []),
         (_figures("3.10.0", spilled_bytes=8), ["8 bytes spilled"]),
-        (_figures(spilled_bytes=8), ["8 bytes spilled", "kept are"]),
+        (_figures(spilled_bytes=8), ["8 bytes spilled", "committed are"]),
     ],
 )
-def test_what_spills_or_changed_is_told(found, told):
+def test_spills_and_changes_are_reported(found, expected):
     given = list(problems(found, _figures()))
-    assert len(given) == len(told)
-    for one, pattern in zip(given, told, strict=True):
+    assert len(given) == len(expected)
+    for complaint, pattern in zip(given, expected, strict=True):
         with pytest.raises(ValueError, match=pattern):
-            raise ValueError(one)
+            raise ValueError(complaint)

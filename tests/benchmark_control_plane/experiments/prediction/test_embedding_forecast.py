@@ -11,7 +11,7 @@ from benchmark_control_plane.experiments.prediction.embedding_forecast import (
     Own,
     WithErrors,
     _moving_mean,
-    contenders,
+    methods,
     score,
     series_of,
 )
@@ -42,7 +42,7 @@ def test_a_moving_mean_uses_only_the_past():
 
 def test_all_contenders_are_scored_on_the_same_seconds():
     series = np.random.default_rng(0).poisson(9, 700).astype(float)
-    scores = {name: score(method, series) for name, method in contenders(series)}
+    scores = {name: score(method, series) for name, method in methods(series)}
     # All methods but the last value estimate the mean of a Poisson load, so their scores agree.
     assert scores["tandem"].pinball[0] == pytest.approx(scores["ETS, normal"].pinball[0], rel=0.05)
     assert scores["tandem"].pinball[0] < 0.9 * scores["last value"].pinball[0]
