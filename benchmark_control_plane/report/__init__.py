@@ -1,1 +1,1 @@
-"""What a benchmark found, told to people and to continuous integration."""
+"""Renders benchmark results as an HTML page, compares two results, and checks them against bounds."""

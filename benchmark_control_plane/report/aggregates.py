@@ -1,4 +1,4 @@
-"""What do the runs of an experiment say together? Spread over seeds; invalid runs count nowhere."""
+"""Aggregates the runs of an experiment over seeds; runs that are not valid are excluded."""
 
 import statistics
 from collections import Counter
@@ -21,6 +21,7 @@ class Spread:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
+    """Spread of the measured values; None if there are none."""
     measured = [value for value in values if value is not None]
     if not measured:
         return None
@@ -31,7 +32,7 @@ _KIND_ORDER = {"tandem": 0, "baseline": 1, "ablation": 2}
 
 
 def ordered(results: Results) -> Results:
-    """Systems by kind (tandem, baselines, ablations, others), then as the experiment has them."""
+    """Results with systems sorted by kind: Tandem, baselines, ablations, others."""
     systems = sorted(results["systems"], key=lambda system: _KIND_ORDER.get(system["kind"], len(_KIND_ORDER)))
     return {**results, "systems": systems}
 
@@ -41,7 +42,7 @@ def loads(results: Results) -> list[float]:
 
 
 def common_loads(results: Results) -> list[float]:
-    """Those that several systems were run under; a search for the frontier tries others besides."""
+    """Loads with at least half as many runs as the most frequent one; excludes loads of a rate search."""
     runs = Counter(run["load"] for run in results["runs"])
     return sorted(load for load, count in runs.items() if 2 * count >= max(runs.values()))
 
@@ -51,14 +52,14 @@ def seeds(results: Results) -> list[int]:
 
 
 def classes(results: Results) -> list[str]:
-    """In the order of the objectives; those with none come after."""
+    """Measured classes in the order of the objectives; classes without objectives come last."""
     measured = {name for run in results["runs"] for name in run["attainment"]} - {OVERALL}
     named = list(results["slos"])
     return [*(name for name in named if name in measured), *sorted(measured - set(named))]
 
 
 def runs_of(results: Results, system: str, load: float) -> list[RunFigures]:
-    """The valid ones, by seed."""
+    """Valid runs of a system under a load, sorted by seed."""
     runs = (r for r in results["runs"] if r["system"] == system and r["load"] == load and r["valid"])
     return sorted(runs, key=lambda run: run["seed"])
 
@@ -89,12 +90,12 @@ def frontier(results: Results, system: str, target: float) -> FrontierRow | None
 
 
 def rates(row: FrontierRow) -> Spread | None:
-    """Over the seeds, of which one that kept the target at no rate counts as 0; None where none kept it."""
+    """Spread over the seeds; a seed that reached the target at no rate counts as 0. None if no seed did."""
     return spread(rate or 0.0 for rate in row["per_seed"]) if any(row["per_seed"]) else None
 
 
 def is_limit(results: Results, row: FrontierRow) -> bool:
-    """Did the target hold under every load that was offered? The true rate may be higher then."""
+    """Whether the target was reached under every offered load, so that the rate is a lower bound."""
     capacity = results.get("capacity_rps")
     loads = [run["load"] for run in results["runs"] if run["system"] == row["system"] and run["valid"]]
     return bool(row["rps"] and capacity and loads) and (row["rps"] or 0.0) >= 0.999 * max(loads) * (
@@ -103,7 +104,7 @@ def is_limit(results: Results, row: FrontierRow) -> bool:
 
 
 def best_baseline(results: Results, target: float) -> FrontierRow | None:
-    """The baseline with the highest rate at this target; None where no baseline reached it."""
+    """The baseline with the highest rate at this target; None if no baseline reached it."""
     names = {system["name"] for system in results["systems"] if system["kind"] == "baseline"}
     rows = [row for row in results["max_goodput_rate"] if row["system"] in names and row["target"] == target]
     reached = [row for row in rows if row["rps"] is not None]

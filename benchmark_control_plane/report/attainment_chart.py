@@ -1,4 +1,4 @@
-"""How does attainment fall as the load rises? One line per system; its band is the range over the seeds."""
+"""Draws attainment against offered load as SVG: a line per system, a band for the range over the seeds."""
 
 from markupsafe import Markup
 
@@ -21,8 +21,10 @@ def attainment_chart(
     labels: bool = False,
     style: Markup | None = None,
 ) -> Markup:
-    """`name` is a class, or `overall`. With labels, each line is named at its right end. A chart that stands
-    alone brings its style."""
+    """SVG chart of the class `name`, or of `overall`.
+
+    With `labels`, each line is named at its right end. `style` is inlined for a chart outside the page.
+    """
     loads = aggregates.loads(results)
     longest = max((len(system["name"]) for system in results["systems"]), default=0)
     right = width - (min(20 + _LETTER * longest, width / 3) if labels else 14)
@@ -68,7 +70,7 @@ def _system_line(results: Results, name: str, number: int, frame: svg_axes.Chart
     system = results["systems"][number]["name"]
     upper, lower, middle, marks, dots = [], [], [], [], []
     at_load = {load: aggregates.runs_of(results, system, load) for load in aggregates.loads(results)}
-    most = max(map(len, at_load.values()))
+    max_seeds = max(map(len, at_load.values()))
     for load, runs in at_load.items():
         over = aggregates.attained(runs, name)
         if over is None:
@@ -76,29 +78,27 @@ def _system_line(results: Results, name: str, number: int, frame: svg_axes.Chart
         x = frame.x(load)
         each = (run["attainment"].get(name) for run in runs)
         dots += [el("circle", class_="seed", cx=x, cy=frame.y(v), r=1.6) for v in each if v is not None]
-        # Where the search for a frontier led few seeds, their median is not that of all.
-        if 2 * len(runs) < most:
+        # A rate search may run few seeds at a load; their median is not comparable with that of all seeds.
+        if 2 * len(runs) < max_seeds:
             continue
         middle.append((x, frame.y(over.median)))
         upper.append((x, frame.y(over.high)))
         lower.append((x, frame.y(over.low)))
         ends = f"{formats.share(over.low)} to {formats.share(over.high)}"
         seeds = formats.several(over.count, "seed")
-        said = (
-            f"{system}, {name} at {formats.load(load)} load: {formats.share(over.median)} ({ends}, {seeds})"
-        )
-        marks.append(marker(number, x, frame.y(over.median), class_="mark", data_tip=said))
-    refused = [
+        tip = f"{system}, {name} at {formats.load(load)} load: {formats.share(over.median)} ({ends}, {seeds})"
+        marks.append(marker(number, x, frame.y(over.median), class_="mark", data_tip=tip))
+    invalid = [
         el("path", class_="refused", d=cross(x, y), data_tip=f"not valid: {why}")
-        for x, y, why in _refused(results, system, name, frame)
+        for x, y, why in _invalid_points(results, system, name, frame)
     ]
     if not middle:
-        return el("g", *refused, class_=sign(number))
+        return el("g", *invalid, class_=sign(number))
     band = svg_axes.area(upper, lower, class_="band")
-    return el("g", band, *dots, svg_axes.line(middle, class_="line"), *marks, *refused, class_=sign(number))
+    return el("g", band, *dots, svg_axes.line(middle, class_="line"), *marks, *invalid, class_=sign(number))
 
 
-def _refused(
+def _invalid_points(
     results: Results, system: str, name: str, frame: svg_axes.ChartFrame
 ) -> list[tuple[float, float, str]]:
     return [

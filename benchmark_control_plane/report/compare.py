@@ -1,8 +1,8 @@
-"""What changed from A to B? Runs are paired by system, load and seed; a pair shares its arrivals.
+"""Compares two results of the same experiment over runs paired by system, load and seed.
 
-Latencies and goodput: the geometric mean of the paired ratios B/A, with a 95 % t interval in logarithms.
-Shares: the mean of the paired differences B - A, with a t interval. B is worse where attainment or goodput
-fell with an interval that leaves out "no change"; the other figures are shown and not judged.
+Paired runs share their arrivals. Latencies and goodput: geometric mean of the paired ratios B/A, with a 95
+% t interval in logarithms. Shares: mean of the paired differences B - A, with a t interval. B is worse if
+attainment or goodput fell and the interval excludes "no change"; other figures are shown without a verdict.
 """
 
 import math
@@ -24,7 +24,7 @@ Place = tuple[str, float]
 
 @dataclass(frozen=True)
 class Change:
-    """`value` is a ratio, or a difference of shares; without an interval there were too few pairs for one."""
+    """Change of one metric: a ratio B/A or a difference of shares; no interval with fewer than two pairs."""
 
     place: Place
     metric: str
@@ -37,18 +37,20 @@ class Change:
     is_judged: bool
 
     def is_worse(self, tolerance: float) -> bool:
-        nothing = 1.0 if self.is_ratio else 0.0
-        fell = self.value < nothing - tolerance
-        return self.is_judged and fell and self.interval is not None and self.interval[1] < nothing
+        """Whether a judged metric fell by more than `tolerance` and its interval excludes no change."""
+        no_change = 1.0 if self.is_ratio else 0.0
+        fell = self.value < no_change - tolerance
+        return self.is_judged and fell and self.interval is not None and self.interval[1] < no_change
 
     def is_clear(self) -> bool:
-        nothing = 1.0 if self.is_ratio else 0.0
-        return self.interval is not None and not self.interval[0] <= nothing <= self.interval[1]
+        """Whether the interval excludes no change, in either direction."""
+        no_change = 1.0 if self.is_ratio else 0.0
+        return self.interval is not None and not self.interval[0] <= no_change <= self.interval[1]
 
 
 @dataclass(frozen=True)
 class ResultsComparison:
-    """`partial` names the sides whose experiment was interrupted."""
+    """All changes from A to B; `partial` names the sides of interrupted experiments."""
 
     changes: tuple[Change, ...]
     unpaired: int
@@ -60,6 +62,7 @@ class ResultsComparison:
         return tuple(change for change in self.changes if change.is_worse(self.tolerance))
 
     def text(self) -> str:
+        """The changes as an aligned text table, with remarks."""
         head = ("system", "load", "metric", "A", "B", "change", "95 % interval", "pairs", "")
         rows = [head, *(_row(change, self.tolerance) for change in self.changes)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
@@ -69,7 +72,7 @@ class ResultsComparison:
         lines += [f"{side} is partial: its experiment was interrupted" for side in self.partial]
         if self.unpaired:
             lines.append(
-                f"{self.unpaired} valid runs have no partner in the other results and count in no line"
+                f"{self.unpaired} valid runs have no counterpart in the other results and are left out"
             )
         lines.append(
             f"{len(self.worse)} of {sum(c.is_judged for c in self.changes)} judged figures got worse"
@@ -78,7 +81,7 @@ class ResultsComparison:
 
 
 def compared(a: Results, b: Results, *, tolerance: float = 0.0) -> ResultsComparison:
-    """Raises BadInput where no run of A has a partner in B."""
+    """Compares A with B. Raises BadInput if no valid run of A has a counterpart in B."""
     before, after = _by_key(a), _by_key(b)
     shared = [key for key in before if key in after]
     if not shared:
@@ -92,9 +95,9 @@ def compared(a: Results, b: Results, *, tolerance: float = 0.0) -> ResultsCompar
     names = [name for name in aggregates.classes(a) if name in aggregates.classes(b)]
     changes = [
         change
-        for place, couples in pairs.items()
+        for place, run_pairs in pairs.items()
         for metric, value, is_ratio, is_judged in _metrics(names)
-        if (change := _change(place, metric, value, couples, is_ratio=is_ratio, is_judged=is_judged))
+        if (change := _change(place, metric, value, run_pairs, is_ratio=is_ratio, is_judged=is_judged))
     ]
     unpaired = len(before) + len(after) - 2 * len(shared)
     partial = tuple(side for side, results in (("A", a), ("B", b)) if results["partial"])
@@ -108,7 +111,7 @@ def _by_key(results: Results) -> dict[tuple[str, float, int], RunFigures]:
 def _metrics(
     classes: Sequence[str],
 ) -> Iterator[tuple[str, Callable[[RunFigures], float | None], bool, bool]]:
-    """(name, value, is it compared as a ratio, does it decide whether B is worse)."""
+    """Yields (name, value, whether it is compared as a ratio, whether it is judged)."""
     for name in (aggregates.OVERALL, *classes):
         yield f"attainment.{name}", _attained(name), False, True
     yield "goodput_rps", lambda run: run["goodput_rps"], True, True
@@ -136,20 +139,20 @@ def _change(
     place: Place,
     metric: str,
     value: Callable[[RunFigures], float | None],
-    couples: Sequence[tuple[RunFigures, RunFigures]],
+    run_pairs: Sequence[tuple[RunFigures, RunFigures]],
     *,
     is_ratio: bool,
     is_judged: bool,
 ) -> Change | None:
     measured = [
-        (a, b) for a, b in ((value(a), value(b)) for a, b in couples) if a is not None and b is not None
+        (a, b) for a, b in ((value(a), value(b)) for a, b in run_pairs) if a is not None and b is not None
     ]
     if is_ratio:
         measured = [(a, b) for a, b in measured if a > 0 and b > 0]
     if not measured:
         return None
-    moved = [math.log(b / a) if is_ratio else b - a for a, b in measured]
-    middle, interval = statistics.fmean(moved), t_interval(moved)
+    changes = [math.log(b / a) if is_ratio else b - a for a, b in measured]
+    middle, interval = statistics.fmean(changes), t_interval(changes)
     before, after = (statistics.median(side) for side in zip(*measured, strict=True))
     if is_ratio:
         middle = math.exp(middle)
@@ -158,7 +161,7 @@ def _change(
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Of the mean, at 95 %. None for fewer than two values."""
+    """95 % interval of the mean by Student's t; None for fewer than two values."""
     if len(values) < 2:
         return None
     from scipy.stats import t
@@ -175,7 +178,7 @@ def _row(change: Change, tolerance: float) -> tuple[str, ...]:
     write = formats.times if change.is_ratio else _points
     level = formats.figure if change.is_ratio else formats.share
     interval = (
-        f"{write(change.interval[0])} … {write(change.interval[1])}" if change.interval else "one pair: none"
+        f"{write(change.interval[0])} … {write(change.interval[1])}" if change.interval else "none (one pair)"
     )
     remark = "WORSE" if change.is_worse(tolerance) else "differs" if change.is_clear() else ""
     return (

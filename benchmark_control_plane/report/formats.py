@@ -1,4 +1,4 @@
-"""How is a figure written? As people read it: three digits, a unit, a dash where nothing was measured."""
+"""Formats figures for people: three significant digits, a unit, a dash for a value that was not measured."""
 
 ABSENT = "—"
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -25,7 +25,7 @@ OUTCOME_NAMES = {
 
 
 def share(value: float | None) -> str:
-    """0.125 is 12.5 %. What is nearly all or nearly nothing is not rounded to it."""
+    """0.125 is "12.5 %"; values close to 0 or 1 are not rounded to them."""
     if value is None:
         return ABSENT
     percent = 100 * value
@@ -37,7 +37,7 @@ def share(value: float | None) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Three significant digits, thousands apart."""
+    """Three significant digits, with thousands separators."""
     if value is None:
         return ABSENT
     if value == 0:
@@ -66,7 +66,7 @@ def rate(value: float | None) -> str:
 
 
 def reached(value: float | None, *, is_limit: bool) -> str:
-    """A frontier that no load was high enough to find is a lower bound."""
+    """A rate; with `is_limit` a lower bound, because no offered load was high enough."""
     return f"{'at least ' if is_limit else ''}{rate(value)}"
 
 
@@ -79,6 +79,6 @@ def times(value: float) -> str:
 
 
 def spread(low: float, high: float) -> str:
-    """The two ends, once if they read the same."""
+    """Both ends, or one if they are formatted alike."""
     ends = figure(low), figure(high)
     return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"

@@ -1,4 +1,4 @@
-"""Which rate does each system carry before it breaks its promise? A bar each, with its range over seeds."""
+"""Draws the highest rate of each system at a target attainment as bars with the range over the seeds."""
 
 from markupsafe import Markup
 
@@ -23,14 +23,14 @@ def frontier_chart(results: Results, target: float) -> Markup:
 def _bar(results: Results, number: int, row: FrontierRow, longest: float) -> Markup:
     seeds = aggregates.rates(row)
     text = formats.reached(row["rps"], is_limit=aggregates.is_limit(results, row))
-    said = f"{row['system']}: {text if row['rps'] else 'at no rate that was offered'}"
+    tip = f"{row['system']}: {text if row['rps'] else 'at no offered rate'}"
     whisker = None
     if seeds is not None:
         start, length = 100 * seeds.low / longest, 100 * (seeds.high - seeds.low) / longest
         whisker = el("u", style=f"left:{start:.2f}%;width:{length:.2f}%")
-        said += f"; {formats.spread(seeds.low, seeds.high)} over {formats.several(seeds.count, 'seed')}"
+        tip += f"; {formats.spread(seeds.low, seeds.high)} over {formats.several(seeds.count, 'seed')}"
     track = el(
         "div", el("i", style=f"width:{100 * (row['rps'] or 0.0) / longest:.2f}%"), whisker, class_="track"
     )
     label = el("span", row["system"], el("b", text))
-    return el("div", label, track, class_=f"bar {sign(number)}", data_tip=said)
+    return el("div", label, track, class_=f"bar {sign(number)}", data_tip=tip)

@@ -1,8 +1,9 @@
-"""Do results hold the bounds that a project set? A line for each that is broken; the unmeasured is.
+"""Checks results against the bounds of a project and reports each violation.
 
-A bound holds a metric, by its path in a run of results.json, to `min` or `max` or both; without `system` or
-`load`, in each of them. The median over the valid seeds counts; with `seeds: worst`, the worst of them.
-`max_goodput_rate` is bounded by `target` instead of by load. Partial results break the gate.
+A bound limits a metric, by its path in a run of results.json, to `min`, `max` or both; without `system` or
+`load` it applies to all of them. The median over the valid seeds counts, with `seeds: worst` the worst
+seed. `max_goodput_rate` is bounded by `target` instead of by load. Partial results and metrics that were
+not measured are violations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,8 @@ _SEEDS = ("median", "worst")
 
 @dataclass(frozen=True)
 class Bound:
+    """One entry of the bounds file."""
+
     metric: str
     min: float | None = None
     max: float | None = None
@@ -31,18 +34,19 @@ class Bound:
     seeds: str = "median"
 
     def complaint(self, spread: aggregates.Spread | None, where: str) -> str | None:
+        """The violation at `where`, or None."""
         if spread is None:
             return f"{where}: {self.metric} was not measured in any valid run"
         low, high = (spread.low, spread.high) if self.seeds == "worst" else (spread.median, spread.median)
         if self.min is not None and low < self.min:
-            return f"{where}: {self.metric} is {low:.4g}; at least {self.min:.4g} is asked for"
+            return f"{where}: {self.metric} is {low:.4g}; at least {self.min:.4g} is required"
         if self.max is not None and high > self.max:
-            return f"{where}: {self.metric} is {high:.4g}; at most {self.max:.4g} is asked for"
+            return f"{where}: {self.metric} is {high:.4g}; at most {self.max:.4g} is required"
         return None
 
 
 def read_bounds(path: Path) -> list[Bound]:
-    """Raises BadInput naming the entry, the rule and the remedy."""
+    """Reads a YAML file of bounds. Raises BadInput naming the entry, the rule and the remedy."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -54,12 +58,12 @@ def read_bounds(path: Path) -> list[Bound]:
             f"{path}: one key `bounds` with a list is needed, as in configs/bench/gate-example.yaml"
         )
     if not content["bounds"]:
-        raise BadInput(f"{path}: bounds=[]: a gate without bounds holds nothing; state at least one")
+        raise BadInput(f"{path}: bounds=[]: a gate without bounds checks nothing; state at least one")
     return [_bound(entry, f"{path}: bounds.{number}") for number, entry in enumerate(content["bounds"])]
 
 
 def broken(results: Results, bounds: list[Bound]) -> Iterator[str]:
-    """One line for each bound and place where it does not hold."""
+    """Yields one line per bound and place that violates it."""
     if results["partial"]:
         yield "the results are partial: the experiment was interrupted; run it to its end"
     for bound in bounds:
@@ -75,7 +79,7 @@ def _broken_rates(results: Results, bound: Bound) -> Iterator[str]:
     if not rows:
         yield f"{bound.metric}: no row for system {bound.system or 'any'}, target {bound.target or 'any'}"
     for row in rows:
-        # A seed that reached the target at no rate has a frontier of nothing, which no minimum forgives.
+        # A seed that reached the target at no rate counts as rate 0.
         values = [0.0 if value is None else value for value in row["per_seed"]] or [row["rps"] or 0.0]
         if line := bound.complaint(
             aggregates.spread(values), f"{row['system']} at {formats.share(row['target'])}"
@@ -102,7 +106,7 @@ def _broken_runs(results: Results, bound: Bound) -> Iterator[str]:
 
 
 def value_at(run: RunFigures, path: str) -> float | None:
-    """The number under a path such as `percentiles.chat.ttft_ms.p99`; its interval is left out."""
+    """The number at a path such as `percentiles.chat.ttft_ms.p99`, without its interval."""
     value: Any = run
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

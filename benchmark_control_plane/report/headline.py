@@ -1,12 +1,13 @@
-"""What is the finding, in one sentence? Our rate against the best baseline's, or else the attainment."""
+"""Writes the finding of an experiment in one sentence, and the key figures shown below it."""
 
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.schema import FrontierRow, Results
 
 
 def headline(results: Results) -> str:
+    """Our rate relative to the best baseline, or the attainment if no rate was searched."""
     if not any(run["valid"] for run in results["runs"]):
-        return "No valid run: this report shows nothing that may be quoted."
+        return "No valid run: this report has no figure that may be quoted."
     return _by_rate(results) or _by_attainment(results)
 
 
@@ -15,48 +16,48 @@ def _by_rate(results: Results) -> str | None:
     target = next(iter(aggregates.targets(results)), None)
     if system is None or target is None:
         return None
-    mine = aggregates.frontier(results, system["name"], target)
+    own = aggregates.frontier(results, system["name"], target)
     best = aggregates.best_baseline(results, target)
     goal = f"{formats.share(target)} attainment"
-    if mine is None or mine["rps"] is None:
-        said = f"{system['name']} keeps {goal} at no rate that was offered"
-        return f"{said}; {best['system']} does at {_rate(results, best)}." if best else f"{said}."
-    said = f"At {goal}, {system['name']} serves {_rate(results, mine)}"
+    if own is None or own["rps"] is None:
+        finding = f"{system['name']} reaches {goal} at no offered rate"
+        return f"{finding}; {best['system']} does at {_rate(results, best)}." if best else f"{finding}."
+    finding = f"At {goal}, {system['name']} serves {_rate(results, own)}"
     if best is None or not best["rps"]:
         return (
-            f"{said}; no baseline keeps it at any rate that was offered."
+            f"{finding}; no baseline reaches it at any offered rate."
             if _has_baseline(results)
-            else f"{said}."
+            else f"{finding}."
         )
-    beside = f"the best baseline ({best['system']}, {_rate(results, best)})"
+    baseline = f"the best baseline ({best['system']}, {_rate(results, best)})"
     if aggregates.is_limit(results, best):
-        return f"{said}, beside {beside}: the loads were too low to tell them apart."
-    return f"{said}: {ratio_text(results, mine, best)} {beside}."
+        return f"{finding}; {baseline} was not saturated: the loads were too low to compare them."
+    return f"{finding}: {ratio_text(results, own, best)} {baseline}."
 
 
 def _rate(results: Results, row: FrontierRow) -> str:
     return formats.reached(row["rps"], is_limit=aggregates.is_limit(results, row))
 
 
-def ratio_text(results: Results, mine: FrontierRow, best: FrontierRow) -> str:
-    """The ratio of the rates, with its range over the seeds where there are several."""
-    ratios = seed_ratios(mine, best)
-    least = "at least " if aggregates.is_limit(results, mine) else ""
-    overall = least + formats.times((mine["rps"] or 0.0) / (best["rps"] or 1.0))
+def ratio_text(results: Results, own: FrontierRow, best: FrontierRow) -> str:
+    """The ratio of the rates, with its range if there are several seeds."""
+    ratios = seed_ratios(own, best)
+    least = "at least " if aggregates.is_limit(results, own) else ""
+    overall = least + formats.times((own["rps"] or 0.0) / (best["rps"] or 1.0))
     if len(ratios) < 2:
         return overall
     low, high = formats.times(min(ratios)), formats.times(max(ratios))
     return f"{overall} ({'the same' if low == high else f'{low} to {high}'} over {len(ratios)} seeds)"
 
 
-def seed_ratios(mine: FrontierRow, best: FrontierRow) -> list[float]:
-    """Of the seeds on which theirs kept the target at some rate; where ours kept it at none, 0."""
-    pairs = zip(mine["per_seed"], best["per_seed"], strict=False)
-    return [(ours or 0.0) / theirs for ours, theirs in pairs if theirs]
+def seed_ratios(own: FrontierRow, best: FrontierRow) -> list[float]:
+    """Ratios on the seeds on which the baseline reached the target; 0 if ours did not."""
+    pairs = zip(own["per_seed"], best["per_seed"], strict=False)
+    return [(ours or 0.0) / baseline for ours, baseline in pairs if baseline]
 
 
 def _by_attainment(results: Results) -> str:
-    """What holds where no frontier was searched: the medians under the highest load with a valid run."""
+    """The medians of all systems under the highest load with a valid run."""
     load = max(run["load"] for run in results["runs"] if run["valid"])
     attained: dict[str, float] = {}
     for system in results["systems"]:
@@ -67,10 +68,10 @@ def _by_attainment(results: Results) -> str:
         return "No attainment was measured."
     ranked = sorted(attained, key=lambda name: (-attained[name], name))
     best = formats.share(attained[ranked[0]])
-    said = f"At {formats.load(load)} load, {ranked[0]} meets {best} of its objectives"
+    finding = f"At {formats.load(load)} load, {ranked[0]} meets {best} of its objectives"
     if len(ranked) == 1:
-        return f"{said}."
-    return f"{said}; next comes {ranked[1]} with {formats.share(attained[ranked[1]])}."
+        return f"{finding}."
+    return f"{finding}; second is {ranked[1]} with {formats.share(attained[ranked[1]])}."
 
 
 def _has_baseline(results: Results) -> bool:
@@ -78,7 +79,7 @@ def _has_baseline(results: Results) -> bool:
 
 
 def cards(results: Results) -> list[tuple[str, str, str]]:
-    """The figures of the headline with what belongs beside them: losses, and the spread of seeds."""
+    """Key figures as (name, value, note): rates, attainment with its spread, and losses."""
     system = aggregates.ours(results)
     if system is None or not aggregates.loads(results):
         return []
@@ -88,24 +89,24 @@ def cards(results: Results) -> list[tuple[str, str, str]]:
 def _rate_cards(results: Results, system: str) -> list[tuple[str, str, str]]:
     cards = []
     for goal in aggregates.targets(results):
-        mine, best = aggregates.frontier(results, system, goal), aggregates.best_baseline(results, goal)
-        if mine and mine["rps"]:
-            beside = "no baseline reached it"
+        own, best = aggregates.frontier(results, system, goal), aggregates.best_baseline(results, goal)
+        if own and own["rps"]:
+            note = "no baseline reached it"
             if best and best["rps"]:
-                beside = f"{ratio_text(results, mine, best)} {best['system']}"
-            least = "\N{GREATER-THAN OR EQUAL TO} " if aggregates.is_limit(results, mine) else ""
+                note = f"{ratio_text(results, own, best)} {best['system']}"
+            least = "\N{GREATER-THAN OR EQUAL TO} " if aggregates.is_limit(results, own) else ""
             cards.append(
                 (
                     f"rate at {formats.share(goal)} attainment",
-                    least + formats.rate(mine["rps"]),
-                    beside,
+                    least + formats.rate(own["rps"]),
+                    note,
                 )
             )
     return cards
 
 
 def _load_cards(results: Results, system: str) -> list[tuple[str, str, str]]:
-    """Under the highest load."""
+    """Key figures under the highest load."""
     load = aggregates.loads(results)[-1]
     runs = aggregates.runs_of(results, system, load)
     under = f"at {formats.load(load)} load"

@@ -1,4 +1,4 @@
-"""Builds HTML: Jinja2 templates for the page, a function of elements for charts. All text is escaped."""
+"""Builds HTML from Jinja2 templates for the page and from single elements for charts; all text is escaped."""
 
 from functools import cache
 from typing import Any
@@ -11,12 +11,13 @@ Attribute = str | float | bool | None
 
 
 def el(name: str, *children: Child, **attributes: Attribute) -> Markup:
-    """`class_` is class, `stroke_width` is stroke-width. None and False leave an attribute or a child out."""
+    """`class_` is class, `stroke_width` is stroke-width; None and False omit an attribute, None a child."""
     shown = "".join(_attribute(key, value) for key, value in attributes.items())
     return Markup(f"<{name}{shown}>{join(*children)}</{name}>")
 
 
 def join(*children: Child) -> Markup:
+    """The children in order, text escaped, None omitted."""
     return Markup("".join(escape(child) for child in children if child is not None))
 
 
@@ -48,5 +49,5 @@ def _attribute(key: str, value: Attribute) -> str:
 
 
 def number(value: float) -> str:
-    """A coordinate, to a tenth of a pixel."""
+    """A coordinate, rounded to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")

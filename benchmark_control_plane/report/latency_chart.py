@@ -1,4 +1,4 @@
-"""How many requests were how fast? Shares of all that were offered: a curve ends where losses begin."""
+"""Draws cumulative latency distributions as shares of all offered requests, so that losses lower a curve."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ _WIDTH, _HEIGHT = 340, 226
 def distribution_charts(
     results: Results, samples: Mapping[Key, PooledSample], load: float, service_class: str
 ) -> list[tuple[str, Markup]]:
-    """(title, chart) for every latency that this class has."""
+    """(title, chart) for each latency that the class has."""
     charts = []
     for metric in LATENCIES:
         curves = {
@@ -61,11 +61,9 @@ def _chart(
     lines = []
     for number, curve in reversed(list(curves.items())):
         corners = [(frame.x(value), frame.y(share)) for value, share in curve]
-        said = (
-            f"{results['systems'][number]['name']}: {formats.share(curve[-1][1])} of offered requests ended"
-        )
+        tip = f"{results['systems'][number]['name']}: {formats.share(curve[-1][1])} of offered requests ended"
         start = (corners[0][0], frame.y(0))
-        path = svg_axes.line([start, *corners, (frame.right, corners[-1][1])], class_="line", data_tip=said)
+        path = svg_axes.line([start, *corners, (frame.right, corners[-1][1])], class_="line", data_tip=tip)
         lines.append(el("g", path, class_=sign(number)))
     return svg_axes.figure(
         "distribution",

@@ -1,7 +1,7 @@
-"""Who held the pool when? What each owner held, stacked; a line where its quota ends.
+"""Draws the memory of each owner over time as stacked areas, with dashed lines for the quotas.
 
-Quotas are stacked like the memory: the area of an owner that kept within its quota, above owners that used
-all of theirs, ends at the line. An owner without a quota counts there with what it held.
+Quotas are stacked like the memory: the area of an owner within its quota, above owners that used all of
+theirs, ends at the line. An owner without a quota counts there with the memory that it held.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,12 +40,12 @@ def memory_chart(memory: Memory, what: str) -> Markup:
     below = [0.0] * len(times)
     for number, owner in enumerate(owners):
         held = memory["by_owner"][owner]
-        said = f"{owner}: at most {formats.figure(max(held))} {unit}"
+        tip = f"{owner}: at most {formats.figure(max(held))} {unit}"
         shape = svg_axes.area(
             _corners(frame, times, stacked[number]),
             _corners(frame, times, below),
             class_="layer",
-            data_tip=said,
+            data_tip=tip,
         )
         layers.append(el("g", shape, class_=f"o{number}"))
         if memory["quota_by_owner"].get(owner) is not None:
@@ -59,7 +59,7 @@ def memory_chart(memory: Memory, what: str) -> Markup:
 
 
 def recorded_memory(results: Results, load: float) -> Iterator[tuple[str, Memory]]:
-    """One seed of each system: the first valid run that recorded its memory."""
+    """(title, memory) of the first valid run of each system that recorded its memory."""
     for system in results["systems"]:
         for run in aggregates.runs_of(results, system["name"], load):
             if run["memory"] and run["memory"]["times_s"] and run["memory"]["by_owner"]:
@@ -68,12 +68,13 @@ def recorded_memory(results: Results, load: float) -> Iterator[tuple[str, Memory
 
 
 def owner_key(memory: Memory) -> dict[str, str]:
+    """Legend: text by CSS class."""
     names = {f"o{number}": owner for number, owner in enumerate(memory["by_owner"])}
-    return {**names, "dashed": "where a quota ends"}
+    return {**names, "dashed": "quota"}
 
 
 def readable(memory: Memory) -> Memory:
-    """Bytes as MiB; other units as they are."""
+    """The same memory with bytes converted to MiB."""
     if memory.get("unit") != "bytes":
         return memory
     return {
@@ -92,7 +93,7 @@ def _mib(values: Sequence[float]) -> list[float]:
 
 
 def _stacked(series: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Each on top of all before it."""
+    """Cumulative sums: each series on top of all before it."""
     total = [0.0] * len(series[0]) if series else []
     stacked = []
     for values in series:

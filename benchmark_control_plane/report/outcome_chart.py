@@ -1,4 +1,4 @@
-"""What became of the requests, and what was decided? Bars of shares that add up to all that were offered."""
+"""Draws outcomes and decisions of the requests as bars of shares of all offered requests."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +11,11 @@ from benchmark_control_plane.report.samples import Key, PooledSample
 from benchmark_control_plane.report.schema import OUTCOMES, Results
 
 Bars = Sequence[tuple[str, Mapping[str, float]]]
-"""(label, amount by part) from above."""
+"""(label, amount by part), from top to bottom."""
 
 
 def outcome_bars(results: Results, samples: Mapping[Key, PooledSample], load: float) -> Bars:
-    """Over all classes and seeds."""
+    """Requests by outcome, over all classes and seeds."""
     bars = []
     for system in results["systems"]:
         total: Counter[str] = Counter()
@@ -28,7 +28,7 @@ def outcome_bars(results: Results, samples: Mapping[Key, PooledSample], load: fl
 
 
 def decision_bars(results: Results, load: float) -> Bars:
-    """Only systems that decide have any."""
+    """Requests by decision; only of systems that report decisions."""
     bars = []
     for system in results["systems"]:
         total: Counter[str] = Counter()
@@ -45,11 +45,12 @@ def share_bars(
 ) -> Iterator[tuple[str, str, Bars, Mapping[str, str]]]:
     """(name, title, bars, name by part) of each chart of shares."""
     outcomes, decisions = outcome_bars(results, samples, load), decision_bars(results, load)
-    yield "outcomes", "What became of the requests", outcomes, formats.OUTCOME_NAMES
-    yield "decisions", "What was decided", decisions, formats.DECISION_NAMES
+    yield "outcomes", "Outcomes of the requests", outcomes, formats.OUTCOME_NAMES
+    yield "decisions", "Decisions of the gate", decisions, formats.DECISION_NAMES
 
 
 def share_key(names: Mapping[str, str]) -> dict[str, str]:
+    """Legend: text by CSS class."""
     return {part_class(part): text for part, text in names.items()}
 
 
@@ -60,5 +61,5 @@ def share_chart(name: str, title: str, bars: Bars, names: Mapping[str, str]) -> 
 
 
 def part_class(part: str) -> str:
-    """What page.css colours."""
+    """CSS class that colours the part (chart.css)."""
     return f"part-{part.lower().replace('_', '-')}"

@@ -1,5 +1,5 @@
 "use strict";
-// One load at a time; systems that can be dimmed; the figure under the pointer.
+// Selects one load, dims systems, and shows the tooltip under the pointer.
 (() => {
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
@@ -32,10 +32,10 @@
 
   const tip = document.getElementById("tip");
   const show = (event) => {
-    const said = event.target.closest("[data-tip]")?.dataset.tip;
-    tip.hidden = !said;
-    if (!said) return;
-    tip.textContent = said;
+    const text = event.target.closest("[data-tip]")?.dataset.tip;
+    tip.hidden = !text;
+    if (!text) return;
+    tip.textContent = text;
     const { width, height } = tip.getBoundingClientRect();
     const room = document.documentElement.clientWidth - width - 8;
     tip.style.left = `${Math.max(8, Math.min(event.clientX + 14, room))}px`;

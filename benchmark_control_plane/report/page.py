@@ -1,7 +1,7 @@
-"""How is a benchmark shown to a person? One HTML page that needs nothing but itself.
+"""Renders results as one self-contained HTML page.
 
-Charts are drawn here, as SVG; the script only chooses a load, dims systems and shows what is under the
-pointer. Without it the page shows everything at once. Colours are in chart.css, sizes in page.css.
+Charts are drawn as SVG; the script only selects a load, dims systems and shows tooltips. Without it the
+page shows all loads. Colours are in chart.css, the layout in page.css, the structure in templates/.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ _CALLED_BY_TEMPLATES = (
 
 
 def render(results: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]) -> str:
-    """Raises BadInput where results or requests are not of the format that schema.py describes."""
+    """The page. Raises BadInput if results or requests do not match schema.py."""
     known = aggregates.ordered(results_of(results))
     samples = pooled(known, requests)
     return render_template(
@@ -46,7 +46,7 @@ def render(results: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]) ->
 
 
 def picture(results: Mapping[str, Any]) -> str:
-    """Attainment against load as an SVG file of its own, light or dark as its reader prefers."""
+    """Attainment against load as a complete SVG file, light or dark by the reader's preference."""
     known = aggregates.ordered(results_of(results))
     style = Markup(f"<style>{_text('chart.css')} svg {{ font-family: system-ui, sans-serif; }}</style>")
     return attainment_chart(known, aggregates.OVERALL, 1040, 400, labels=True, style=style) + "\n"

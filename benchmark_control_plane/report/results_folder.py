@@ -1,4 +1,4 @@
-"""Where do a benchmark's results lie? One folder: results.json, requests.jsonl, and their page."""
+"""Reads and writes a folder of results: results.json, requests.jsonl and report.html."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,13 +15,13 @@ RESULTS, REQUESTS, PAGE = "results.json", "requests.jsonl", "report.html"
 
 
 def read_results(path: Path) -> Results:
-    """`path` is the folder or its results.json."""
+    """Reads a folder or its results.json. Raises BadInput if it is absent or does not match schema.py."""
     file = path / RESULTS if path.is_dir() else path
     return results_of(read_object(str(file)), str(file))
 
 
 def read_requests(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """Nothing where the file is absent. A last line that was cut off, by an interruption, is left out."""
+    """Yields the requests; none without the file. Skips the incomplete last line of an interrupted run."""
     file = folder / REQUESTS
     if not file.exists():
         return
@@ -37,8 +37,11 @@ def read_requests(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def write_page(source: Path) -> Path:
-    """Beside what it shows. Of a file of results alone, such as those that are kept in the repository, it has
-    its name and lacks what only the single requests tell."""
+    """Writes the page next to its results and returns its path.
+
+    For a results file alone, such as a committed one, the page is named after it and lacks the figures that
+    need single requests.
+    """
     folder = source.parent if source.name == RESULTS else source
     is_folder = folder.is_dir()
     target = folder / PAGE if is_folder else source.with_suffix(".html")
@@ -48,7 +51,7 @@ def write_page(source: Path) -> Path:
 
 
 def committed(results: Results) -> str:
-    """Small enough for the repository: nine digits, and the memory only of the runs that a page draws."""
+    """JSON small enough to commit: nine digits, and memory only for the runs that a page draws."""
     loads, drawn, runs = aggregates.common_loads(results), set(), []
     for run in sorted(results["runs"], key=lambda run: run["seed"]):
         cell = (run["system"], run["load"])
@@ -71,7 +74,7 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.9g}")
     if isinstance(value, list):
-        return [_rounded(one) for one in value]
+        return [_rounded(item) for item in value]
     if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
+        return {key: _rounded(item) for key, item in value.items()}
     return value

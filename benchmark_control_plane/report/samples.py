@@ -1,7 +1,7 @@
-"""What do the single requests say? Outcomes and latencies, pooled over the seeds of a system and load.
+"""Pools outcomes and latencies of single requests over the seeds of a system, load and class.
 
-Warm-up requests and runs that are not valid are left out. A request that was lost has no latency and still
-counts among those offered, so that rejecting the slow ones improves no curve.
+Warm-up requests and runs that are not valid are excluded. A lost request has no latency but counts among
+the offered ones, so that rejecting slow requests improves no curve.
 """
 
 from collections import Counter, defaultdict
@@ -22,12 +22,14 @@ Key = tuple[str, float, str]
 
 @dataclass
 class PooledSample:
+    """Requests of one system, load and class; `lost` counts missing latencies of lost requests by metric."""
+
     outcomes: Counter[str] = field(default_factory=Counter)
     latencies: dict[str, list[float]] = field(default_factory=lambda: {metric: [] for metric in LATENCIES})
     lost: Counter[str] = field(default_factory=Counter)
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
-        """(latency, share of the offered requests that were at least as fast), rising."""
+        """Points (latency, share of the offered requests that were at least as fast), ascending."""
         values = sorted(self.latencies[metric])
         offered = len(values) + self.lost[metric]
         ranks = sorted({round(i * (len(values) - 1) / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)})
@@ -35,7 +37,7 @@ class PooledSample:
 
 
 def pooled(results: Results, requests: Iterable[Mapping[str, Any]]) -> dict[Key, PooledSample]:
-    """Raises BadInput for a record that lacks a field, or is of a run that is not in the results."""
+    """Pools `requests`. Raises BadInput if a record lacks a field or names an unknown run."""
     samples: dict[Key, PooledSample] = defaultdict(PooledSample)
     for number, record in enumerate(requests, start=1):
         try:

@@ -1,7 +1,8 @@
-"""What does results.json hold? The types that its writer and its readers share, and a check against them.
+"""Defines the types of results.json, which writer and readers share, and validates content against them.
 
-Shares (attainment, rates, targets) lie in 0..1; `load` is a multiple of the experiment's reference rate.
-A figure with an interval is `[value, low, high]`. What was not measured is null or absent, never zero.
+Shares (attainment, rates, targets) are in 0..1; `load` is a multiple of the experiment's reference rate. A
+figure with an interval is `[value, low, high]`. A value that was not measured is null or absent, never
+zero.
 """
 
 import math
@@ -26,7 +27,7 @@ OUTCOMES = ("MET", "LATE", "REJECTED", "EVICTED", "ABORTED", "FAILED")
 METRICS = ("ttft_ms", "tpot_ms", "tbt_ms", "e2e_ms")
 
 Figure = list[float | None]
-"""`[value, low, high]`; the bounds are null where there was too little for an interval."""
+"""`[value, low, high]`; the bounds are null without enough values for an interval."""
 
 
 class ExperimentInfo(TypedDict):
@@ -72,7 +73,7 @@ class Fairness(TypedDict):
 
 
 class Memory(TypedDict):
-    """Per owner one value for each of `times_s`; a quota that never moved may be one number."""
+    """One value per owner for each of `times_s`; a constant quota may be one number."""
 
     unit: NotRequired[str]
     times_s: list[float]
@@ -109,7 +110,7 @@ class RunFigures(TypedDict):
 
 
 class FrontierRow(TypedDict):
-    """The highest offered rate whose attainment reaches `target`; null where none did."""
+    """The highest offered rate at which attainment reaches `target`; null if none does."""
 
     system: str
     target: float
@@ -118,7 +119,7 @@ class FrontierRow(TypedDict):
 
 
 class Sweep(TypedDict):
-    """What was tried to find the best form of a system, and what each form attained."""
+    """Attainment of each variant that was tried to find the best one of a system."""
 
     system: str
     load: float
@@ -127,7 +128,7 @@ class Sweep(TypedDict):
 
 
 class Results(TypedDict):
-    """`capacity_rps` is the rate that is 100 % load; `unloaded_ms`, medians of requests that were alone."""
+    """Content of results.json; `capacity_rps` is 100 % load, `unloaded_ms` medians of single requests."""
 
     format: int
     experiment: ExperimentInfo
@@ -144,7 +145,7 @@ class Results(TypedDict):
 
 
 def results_of(content: Mapping[str, Any], source: str = "results.json") -> Results:
-    """Raises BadInput naming the path of the first thing that is not as the types say."""
+    """`content` as Results. Raises BadInput naming the path of the first mismatch."""
     if content.get("format") != FORMAT:
         raise BadInput(f"{source}: format={content.get('format')!r}: this version reads format {FORMAT}")
     _check(content, Results, source)
@@ -164,7 +165,7 @@ def _check(value: object, kind: Any, where: str) -> None:
         if value is None and NoneType in get_args(kind):
             return
         options = [option for option in get_args(kind) if option is not NoneType]
-        # The only unions of two kinds are a number or a list of them.
+        # The only union of two types is a number or a list of numbers.
         chosen = next((o for o in options if (get_origin(o) is list) == isinstance(value, list)), options[0])
         _check(value, chosen, where)
     elif origin is NotRequired:

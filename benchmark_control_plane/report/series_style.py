@@ -1,4 +1,4 @@
-"""How is a system told from the others? By colour, by marker and by dash: never by colour alone."""
+"""Assigns each system a colour, a marker and a dash pattern, so that colour is never the only difference."""
 
 from markupsafe import Markup
 
@@ -9,12 +9,12 @@ _SHAPES = ("circle", "square", "triangle", "diamond", "cross", "bar")
 
 
 def sign(number: int) -> str:
-    """Classes of what belongs to a system: its colour, and its number for the script."""
+    """CSS classes of a system: its colour, and its number for the script."""
     return f"s{number % COLOURS} n{number}"
 
 
 def marker(number: int, x: float, y: float, **attributes: str) -> Markup:
-    """Colours and shapes repeat after different counts, so 24 systems stay distinct."""
+    """Marker of a system; colours and shapes repeat at different periods, so 24 systems stay distinct."""
     match _SHAPES[number % len(_SHAPES)]:
         case "circle":
             return el("circle", cx=x, cy=y, r=4.0, **attributes)

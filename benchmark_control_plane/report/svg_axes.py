@@ -1,4 +1,4 @@
-"""How is a number put on a plane? Scales with round ticks, a frame with a grid, and paths through points."""
+"""Draws SVG axes with round ticks, and maps values to pixels on linear and logarithmic scales."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ _LETTER = 6.6
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps `low`..`high` onto `start`..`end` pixels; what lies outside stops at the edge."""
+    """Maps `low`..`high` to `start`..`end` pixels; values outside are clamped."""
 
     low: float
     high: float
@@ -33,7 +33,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class ChartFrame:
-    """The plane of one chart: its size, and where its axes lie in it."""
+    """Size of a chart in pixels and the scales of its axes."""
 
     width: int
     height: int
@@ -66,7 +66,7 @@ def axes(
     y_text: Callable[[float], str],
     x_title: str,
 ) -> Markup:
-    """Horizontal grid lines, tick labels on both sides, and the title of the x axis below."""
+    """Horizontal grid lines, tick labels of both axes, and the title of the x axis."""
     x_ticks = _apart(x_ticks, frame.x, x_text)
     rows = [
         join(
@@ -103,7 +103,7 @@ def axes(
 
 
 def _apart(ticks: Sequence[float], scale: Scale, text: Callable[[float], str]) -> list[float]:
-    """Those whose labels do not touch the one kept before them."""
+    """Ticks with labels that do not overlap the previous one."""
     kept: list[float] = []
     for tick in ticks:
         width = _LETTER * (len(text(tick)) + 1)
@@ -121,13 +121,13 @@ def area(upper: Sequence[Point], lower: Sequence[Point], **attributes: str) -> M
 
 
 def steps(points: Sequence[Point], end_x: float) -> list[Point]:
-    """A curve that holds its height until its next point, and until `end_x` after the last."""
+    """Step curve: each value holds until the next point, the last until `end_x`."""
     xs = [x for x, _ in points[1:]] + [end_x]
     return [corner for (x, y), next_x in zip(points, xs, strict=True) for corner in ((x, y), (next_x, y))]
 
 
 def figure(name: str, frame: ChartFrame, title: str, *content: str | None, class_: str = "") -> Markup:
-    """`title` is what a screen reader says instead of the picture."""
+    """An SVG element; `title` is its text for screen readers."""
     return el(
         "svg",
         el("title", title),
@@ -142,7 +142,7 @@ def figure(name: str, frame: ChartFrame, title: str, *content: str | None, class
 
 
 def spread_labels(wanted: Sequence[float], gap: float, top: float, bottom: float) -> list[float]:
-    """Heights near the wanted ones, at least `gap` apart, in the same order from above."""
+    """Heights close to the wanted ones, at least `gap` apart, in the same order."""
     order = sorted(range(len(wanted)), key=lambda i: (wanted[i], i))
     placed = [0.0] * len(wanted)
     floor = top
@@ -171,8 +171,7 @@ def _round_steps(low: float, high: float, most: int) -> list[float]:
 
 
 def _decades(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten; with 2 and 5 between them where there is room. Where that leaves fewer than three, equal
-    steps: within a decade they are told apart well enough."""
+    """Powers of ten, with 2 and 5 between them if there is room; equal steps if fewer than three remain."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for marks in ((1, 2, 5), (1, 3), (1,)):
         ticks = [m * 10.0**p for p in powers for m in marks if low <= m * 10.0**p <= high]

@@ -1,4 +1,4 @@
-"""Which figures stand beside each other? Every picture has one; goodput never stands without its losses."""
+"""Builds the tables of the page; every table of goodput also shows rejected and evicted shares."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,11 +19,12 @@ _Column = tuple[str, Callable[[RunFigures], float | None], Callable[[float | Non
 def table(
     caption: str, head: Sequence[str], rows: Iterable[Row], *, row_classes: Sequence[str] = ()
 ) -> Markup:
+    """A table; the first cell of each row is its heading."""
     return render_template("table", caption=caption, head=head, rows=list(rows), row_classes=row_classes)
 
 
 def systems_table(results: Results, load: float) -> Markup:
-    """Medians over the seeds, ranges below them; reject and evict rates always."""
+    """Medians over the seeds with their ranges, at one load."""
     names = aggregates.classes(results)
     overall, *by_class = _attainment_columns(names)
     columns = [overall, *_COLUMNS[: len(_ALWAYS)], *by_class, *_COLUMNS[len(_ALWAYS) :]]
@@ -53,7 +54,7 @@ def frontier_table(results: Results) -> Markup:
             )
             cells.append(_two_lines(main, formats.spread(reached.low, reached.high) if reached else None))
         rows.append([named(number, system["name"]), *cells])
-    head = ["system", *(f"{formats.share(goal)} of objectives met" for goal in goals)]
+    head = ["system", *(f"{formats.share(goal)} attainment" for goal in goals)]
     caption = "Highest offered rate at a stated attainment, with its range over the seeds"
     return table(caption, head, rows, row_classes=_kinds(results))
 
@@ -70,8 +71,10 @@ def attainment_table(results: Results, name: str) -> Markup:
 
 
 def percentile_table(results: Results, load: float, service_class: str) -> Markup | None:
-    """Medians over the seeds of each run's percentile, of delivered requests; where there is one seed, with
-    the interval that its own requests give. None where no request was delivered."""
+    """Medians over the seeds of each run's percentiles of delivered requests; None if there are none.
+
+    A single seed is shown with the confidence interval of its own requests.
+    """
     metrics = [m for m in METRICS if any(_figure(run, service_class, m, "p50") for run in results["runs"])]
     if not metrics:
         return None
@@ -116,7 +119,7 @@ def memory_table(memory: Memory, what: str) -> Markup:
 
 
 def runs_table(results: Results) -> Markup:
-    head = ["system", "load", "seed", "offered", "lasted", "sent late p50", "p99", "max", "valid"]
+    head = ["system", "load", "seed", "offered", "duration", "send delay p50", "p99", "max", "valid"]
     rows, states = [], []
     for run in results["runs"]:
         late = run["send_lateness_ms"]
@@ -133,7 +136,7 @@ def runs_table(results: Results) -> Markup:
                 valid,
             ]
         )
-    return table("Every run, and how late its requests were sent", head, rows, row_classes=states)
+    return table("All runs, and the send delay of their requests", head, rows, row_classes=states)
 
 
 def descriptions_table(results: Results) -> Markup:
@@ -141,18 +144,18 @@ def descriptions_table(results: Results) -> Markup:
         [named(number, system["name"]), system["kind"], system["description"]]
         for number, system in enumerate(results["systems"])
     ]
-    return table("Systems", ["system", "kind", "what it is"], rows)
+    return table("Systems", ["system", "kind", "description"], rows)
 
 
 def objectives_table(results: Results) -> Markup:
-    """Each with what the latency is of a request that is alone, where that was measured."""
+    """Objectives by class, with the latency of a single request if that was measured."""
     alone = results.get("unloaded_ms", {})
 
     def cell(name: str, metric: str) -> str:
         bound, unloaded = results["slos"][name].get(metric), alone.get(name, {}).get(metric)
         if unloaded is None:
             return formats.milliseconds(bound)
-        return f"{formats.milliseconds(bound)} (alone {formats.milliseconds(unloaded)})"
+        return f"{formats.milliseconds(bound)} (unloaded {formats.milliseconds(unloaded)})"
 
     rows = [[name, *(cell(name, metric) for metric in _SHORT_OBJECTIVES)] for name in results["slos"]]
     return table("Objectives by class", ["class", *_SHORT_OBJECTIVES.values()], rows)
@@ -163,12 +166,12 @@ def sweeps_table(results: Results) -> Markup:
         [sweep["system"], formats.load(sweep["load"]), name, formats.share(kept), chosen]
         for sweep in results.get("sweeps", [])
         for name, kept in sweep["attainment"].items()
-        for chosen in ("chosen" if name == sweep["chosen"] else "",)
+        for chosen in ("yes" if name == sweep["chosen"] else "",)
     ]
     if not rows:
         return Markup()
-    head = ["system", "load", "form", "attained", "the best runs"]
-    return table("Forms that were tried first, on a seed of their own", head, rows)
+    head = ["system", "load", "variant", "attainment", "chosen"]
+    return table("Variants tried first, on a separate seed", head, rows)
 
 
 def conditions_table(results: Results) -> Markup:
@@ -183,10 +186,11 @@ def conditions_table(results: Results) -> Markup:
         ["Python", environment["python"]],
         *([name, version] for name, version in sorted(environment["versions"].items())),
     ]
-    return table("When, where, with what", ["what", "value"], rows)
+    return table("Environment", ["item", "value"], rows)
 
 
 def named(number: int, system: str) -> Markup:
+    """The name of a system with its colour swatch."""
     return el("span", el("i", class_="swatch", aria_hidden="true"), system, class_=f"name {sign(number)}")
 
 
@@ -252,7 +256,7 @@ def _quota_text(quota: float | list[float] | None) -> str:
 
 
 def _range(low: str, high: str) -> str | None:
-    """The unit once; nothing where both ends read the same."""
+    """Both ends with the unit once; None if they are formatted alike."""
     unit = low.rpartition(" ")[2]
     return (
         None

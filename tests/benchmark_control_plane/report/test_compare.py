@@ -1,4 +1,4 @@
-"""What changed from A to B, over pairs of runs that shared their arrivals."""
+"""Changes from A to B over paired runs."""
 
 import copy
 import math
@@ -14,7 +14,7 @@ def found(comparison: ResultsComparison, system: str, load: float, metric: str) 
     return next(c for c in comparison.changes if (c.place, c.metric) == ((system, load), metric))
 
 
-def test_the_same_results_differ_in_nothing() -> None:
+def test_identical_results_have_no_change() -> None:
     content = experiments.results()
     comparison = compared(content, content)
     assert comparison.worse == () and not any(change.is_clear() for change in comparison.changes)
@@ -22,7 +22,7 @@ def test_the_same_results_differ_in_nothing() -> None:
     assert comparison.text().splitlines()[-1].startswith("0 of ")
 
 
-def test_a_fall_of_attainment_in_every_pair_is_worse() -> None:
+def test_lower_attainment_in_every_pair_is_worse() -> None:
     before = experiments.results(loads=(1.0,))
     after = copy.deepcopy(before)
     for run, fall in zip(
@@ -41,7 +41,7 @@ def test_a_fall_of_attainment_in_every_pair_is_worse() -> None:
     assert compared(after, before).worse == ()
 
 
-def test_falls_and_rises_that_cancel_are_no_verdict() -> None:
+def test_changes_in_both_directions_give_no_verdict() -> None:
     before = experiments.results(loads=(1.0,))
     after = copy.deepcopy(before)
     for run, change in zip(
@@ -70,14 +70,14 @@ def test_only_valid_runs_of_both_are_paired() -> None:
     comparison = compared(before, after)
     assert found(comparison, "plain", 1.0, "goodput_rps").pairs == 2
     assert {load for _, load in (change.place for change in comparison.changes)} == {1.0}
-    # The run that is valid only in the later results, and the later results' valid runs at the second load.
+    # One run is valid in B only, and B has 11 valid runs at the second load.
     assert comparison.unpaired == 1 + 11
-    assert "12 valid runs have no partner" in comparison.text()
+    assert "12 valid runs have no counterpart" in comparison.text()
 
 
-def test_partial_results_say_so() -> None:
-    told = compared(experiments.results(), experiments.results(partial=True)).text()
-    assert "B is partial" in told and "A is partial" not in told
+def test_partial_results_are_marked() -> None:
+    text = compared(experiments.results(), experiments.results(partial=True)).text()
+    assert "B is partial" in text and "A is partial" not in text
 
 
 def test_one_pair_gives_no_interval_and_no_verdict() -> None:
@@ -86,14 +86,14 @@ def test_one_pair_gives_no_interval_and_no_verdict() -> None:
     for run in after["runs"]:
         run["goodput_rps"] /= 2
     comparison = compared(before, after)
-    assert comparison.worse == () and "one pair: none" in comparison.text()
+    assert comparison.worse == () and "none (one pair)" in comparison.text()
 
 
-def test_results_without_a_common_run_are_refused() -> None:
+def test_results_without_a_common_run_raise() -> None:
     with pytest.raises(BadInput, match="share no valid run of the same system, load and seed"):
         compared(experiments.results(seeds=(1, 2)), experiments.results(seeds=(3, 4)))
 
 
-def test_the_interval_is_that_of_student() -> None:
+def test_the_interval_is_students_t() -> None:
     assert t_interval([1.0]) is None
     assert t_interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx((3 - 1.96324, 3 + 1.96324), abs=1e-4)

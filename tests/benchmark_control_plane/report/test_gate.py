@@ -1,4 +1,4 @@
-"""Bounds on results: which are broken, and which files of bounds are refused."""
+"""Bounds on results: violations, and invalid files of bounds."""
 
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,18 @@ def lines(content: Any, **bound: Any) -> list[str]:
     return list(broken(content, [Bound(**bound)]))
 
 
-def test_the_example_can_be_read_and_holds_for_good_results() -> None:
+def test_the_example_is_valid_and_good_results_pass_it() -> None:
     bounds = read_bounds(EXAMPLE)
     assert len(bounds) == 5
     assert list(broken(experiments.results(), bounds)) == []
 
 
-def test_the_median_counts_unless_the_worst_is_asked_for() -> None:
+def test_the_median_counts_unless_the_worst_seed_is_requested() -> None:
     content = with_attainment(0.85, 0.95, 0.97)
-    asked: dict[str, Any] = {"metric": "attainment.overall", "system": "tandem", "min": 0.9}
-    assert lines(content, **asked) == []
-    complaint = "tandem at 100 % load: attainment.overall is 0.85; at least 0.9 is asked for"
-    assert lines(content, **asked, seeds="worst") == [complaint]
+    bound: dict[str, Any] = {"metric": "attainment.overall", "system": "tandem", "min": 0.9}
+    assert lines(content, **bound) == []
+    complaint = "tandem at 100 % load: attainment.overall is 0.85; at least 0.9 is required"
+    assert lines(content, **bound, seeds="worst") == [complaint]
 
 
 def test_bounds_are_inclusive() -> None:
@@ -43,16 +43,16 @@ def test_bounds_are_inclusive() -> None:
     assert len(lines(content, metric="attainment.overall", system="tandem", max=0.899)) == 1
 
 
-def test_without_system_and_load_every_place_is_held() -> None:
+def test_without_system_and_load_a_bound_applies_everywhere() -> None:
     content = experiments.results(loads=(0.5, 1.0))
     assert len(lines(content, metric="goodput_rps", max=0.0)) == len(experiments.SYSTEMS) * 2
     assert len(lines(content, metric="goodput_rps", load=1.0, max=0.0)) == len(experiments.SYSTEMS)
 
 
-def test_what_was_not_measured_breaks_its_bound() -> None:
+def test_an_unmeasured_metric_is_a_violation() -> None:
     content = experiments.results(loads=(1.0,))
-    unknown = "tandem at 100 % load: attainment.nobody was not measured in any valid run"
-    assert lines(content, metric="attainment.nobody", system="tandem", min=0.0) == [unknown]
+    unknown = "tandem at 100 % load: attainment.unknown was not measured in any valid run"
+    assert lines(content, metric="attainment.unknown", system="tandem", min=0.0) == [unknown]
     assert lines(content, metric="goodput_rps", load=3.0, min=0.0) == [
         "goodput_rps: no run of system any at load 300 %"
     ]
@@ -61,14 +61,14 @@ def test_what_was_not_measured_breaks_its_bound() -> None:
     assert len(lines(content, metric="goodput_rps", system="tandem", min=0.0)) == 1
 
 
-def test_partial_results_break_every_gate() -> None:
+def test_partial_results_fail_every_gate() -> None:
     assert "partial" in lines(experiments.results(partial=True), metric="goodput_rps", min=0.0)[0]
 
 
 def test_the_frontier_is_bounded_by_target() -> None:
     content = experiments.results()
     assert lines(content, metric="max_goodput_rate", system="tandem", target=0.9, min=11.0) == []
-    complaint = "static-split at 90 %: max_goodput_rate is 5.6; at least 11 is asked for"
+    complaint = "static-split at 90 %: max_goodput_rate is 5.6; at least 11 is required"
     assert lines(content, metric="max_goodput_rate", system="static-split", target=0.9, min=11.0) == [
         complaint
     ]
@@ -76,7 +76,7 @@ def test_the_frontier_is_bounded_by_target() -> None:
     assert "is 0;" in lines(content, metric="max_goodput_rate", system="static-split", target=0.9, min=1.0)[0]
 
 
-def test_of_a_figure_with_an_interval_the_figure_counts() -> None:
+def test_the_value_of_a_figure_with_an_interval_counts() -> None:
     run = experiments.results(loads=(1.0,))["runs"][0]
     assert value_at(run, "percentiles.interactive.ttft_ms.p50") == 90.0
     assert value_at(run, "valid") is None and value_at(run, "goodput_rps.x") is None
@@ -86,7 +86,7 @@ def test_of_a_figure_with_an_interval_the_figure_counts() -> None:
     ("text", "complaint"),
     [
         ("[]", ": one key `bounds` with a list is needed, as in configs/bench/gate-example.yaml"),
-        ("bounds: []", ": bounds=[]: a gate without bounds holds nothing; state at least one"),
+        ("bounds: []", ": bounds=[]: a gate without bounds checks nothing; state at least one"),
         ("bounds: [{min: 1}]", ": bounds.0.metric: missing; it is required, for example attainment.overall"),
         ("bounds: [{metric: a}]", ": bounds.0: neither min nor max; state at least one"),
         ("bounds: [{metric: a, min: x}]", ": bounds.0.min='x': a finite number is needed"),
@@ -106,18 +106,20 @@ def test_of_a_figure_with_an_interval_the_figure_counts() -> None:
         ),
     ],
 )
-def test_a_mistake_in_the_bounds_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+def test_a_mistake_in_the_bounds_is_reported_with_its_place(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
     file = tmp_path / "bounds.yaml"
     file.write_text(text)
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BadInput) as caught:
         read_bounds(file)
-    assert str(refusal.value) == f"{file}{complaint}"
+    assert str(caught.value) == f"{file}{complaint}"
 
 
 def test_an_absent_or_broken_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file or directory; give the path"):
         read_bounds(tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_text("bounds: [")
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BadInput) as caught:
         read_bounds(tmp_path / "bad.yaml")
-    assert "\n" not in str(refusal.value)
+    assert "\n" not in str(caught.value)

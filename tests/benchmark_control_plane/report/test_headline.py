@@ -1,4 +1,4 @@
-"""The sentence on top of a report says no more than was measured."""
+"""The headline of a report states only what was measured."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from benchmark_control_plane.report.headline import headline
 from tests import experiments
 
 
-def said(content: Any) -> str:
+def text_of(content: Any) -> str:
     return headline(content).replace("\N{MULTIPLICATION SIGN}", "x")
 
 
@@ -21,53 +21,55 @@ def with_rates(tandem: float | None, split: float | None, plain: float | None = 
     return content
 
 
-def test_a_loss_is_told_like_a_win() -> None:
-    assert said(with_rates(4.0, 8.0)) == (
+def test_a_ratio_below_one_is_stated_in_the_same_form() -> None:
+    assert text_of(with_rates(4.0, 8.0)) == (
         "At 90 % attainment, tandem serves 4 req/s: 0.50x (the same over 3 seeds) "
         "the best baseline (static-split, 8 req/s)."
     )
 
 
-def test_the_best_baseline_is_the_one_to_beat() -> None:
-    assert "plain, 7 req/s" in said(with_rates(9.0, 5.0, 7.0))
+def test_the_ratio_is_relative_to_the_best_baseline() -> None:
+    assert "plain, 7 req/s" in text_of(with_rates(9.0, 5.0, 7.0))
 
 
-def test_a_rate_that_no_load_was_high_enough_to_find_is_a_lower_bound() -> None:
-    # The highest load of the experiment is twice eight requests a second.
-    sentence = said(with_rates(16.0, 8.0))
+def test_an_unsaturated_rate_is_a_lower_bound() -> None:
+    # The highest load of the experiment is twice 8 req/s.
+    sentence = text_of(with_rates(16.0, 8.0))
     assert "tandem serves at least 16 req/s: at least 2.00x" in sentence
-    sentence = said(with_rates(16.0, 16.0))
-    assert "the loads were too low to tell them apart" in sentence and "x (" not in sentence
+    sentence = text_of(with_rates(16.0, 16.0))
+    assert "the loads were too low to compare them" in sentence and "x (" not in sentence
 
 
-def test_a_seed_on_which_ours_kept_it_at_no_rate_counts() -> None:
+def test_a_seed_without_a_rate_of_ours_counts_as_zero() -> None:
     content = with_rates(9.0, 6.0)
     content["max_goodput_rate"][0]["per_seed"] = [None, 9.0, 9.0]
-    assert "1.50x (0.00x to 1.50x over 3 seeds)" in said(content)
+    assert "1.50x (0.00x to 1.50x over 3 seeds)" in text_of(content)
 
 
 @pytest.mark.parametrize(
     ("tandem", "split", "sentence"),
     [
-        (None, None, "tandem keeps 90 % attainment at no rate that was offered."),
+        (None, None, "tandem reaches 90 % attainment at no offered rate."),
         (
             None,
             8.0,
-            "tandem keeps 90 % attainment at no rate that was offered; static-split does at 8 req/s.",
+            "tandem reaches 90 % attainment at no offered rate; static-split does at 8 req/s.",
         ),
         (
             9.0,
             None,
-            "At 90 % attainment, tandem serves 9 req/s; no baseline keeps it at any rate that was offered.",
+            "At 90 % attainment, tandem serves 9 req/s; no baseline reaches it at any offered rate.",
         ),
     ],
 )
-def test_a_target_that_is_never_met_is_said(tandem: float | None, split: float | None, sentence: str) -> None:
-    assert said(with_rates(tandem, split)) == sentence
+def test_a_target_that_is_never_reached_is_stated(
+    tandem: float | None, split: float | None, sentence: str
+) -> None:
+    assert text_of(with_rates(tandem, split)) == sentence
 
 
-def test_without_a_search_the_attainment_under_the_highest_load_is_the_finding() -> None:
+def test_without_rates_the_headline_states_attainment_under_the_highest_load() -> None:
     content = experiments.results()
     content["max_goodput_rate"] = []
-    sentence = said(content)
-    assert sentence.startswith("At 200 % load, tandem meets ") and "next comes tandem-no-forecast" in sentence
+    sentence = text_of(content)
+    assert sentence.startswith("At 200 % load, tandem meets ") and "second is tandem-no-forecast" in sentence

@@ -1,4 +1,4 @@
-"""The page that `render` makes: what it says, what it must not leave out, and what cannot break it."""
+"""Content, escaping and error messages of the page that `render` returns."""
 
 import re
 from html.parser import HTMLParser
@@ -12,7 +12,7 @@ from tests import experiments
 
 
 class Outline(HTMLParser):
-    """Text by element, and every address that the page would fetch."""
+    """Texts by element, open elements, charts, and every address that the page would fetch."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ def test_the_headline_states_rate_ratio_and_best_baseline(page: str) -> None:
     )
 
 
-def test_text_of_the_experiment_stays_text(page: str) -> None:
+def test_text_of_the_experiment_is_escaped(page: str) -> None:
     assert "chat &amp; embeddings &lt;burst&gt; together" in page
     assert "&lt;/script&gt; must not end anything" in page
 
 
-def test_a_run_that_is_not_valid_is_named_and_counts_nowhere(page: str) -> None:
+def test_an_invalid_run_is_listed_and_excluded(page: str) -> None:
     alerts = "".join(Outline(page).texts["li"])
     assert alerts == "plain, 200 % load, seed 3: the generator sent 4.1 % of its requests over 50 ms late"
     assert page.count('class="refused"') > 0
@@ -78,12 +78,12 @@ def test_a_run_that_is_not_valid_is_named_and_counts_nowhere(page: str) -> None:
     assert "77.8 %" not in listed
 
 
-def test_partial_results_say_so(page: str) -> None:
+def test_partial_results_are_marked(page: str) -> None:
     assert "Partial." not in page
     assert "Partial." in render(experiments.results(partial=True), [])
 
 
-def test_reject_and_evict_rates_stand_beside_every_goodput(page: str) -> None:
+def test_every_table_of_goodput_shows_rejected_and_evicted(page: str) -> None:
     heads = re.findall(r"<thead>(.*?)</thead>", page)
     with_goodput = [head for head in heads if ">goodput<" in head]
     assert len(with_goodput) == 4
@@ -102,22 +102,22 @@ def test_every_kind_of_chart_is_there(page: str) -> None:
     assert charts.count("outcomes") == charts.count("decisions") == 4
 
 
-def test_an_experiment_that_was_cut_off_before_its_first_run_still_has_a_page() -> None:
+def test_an_experiment_without_runs_has_a_page() -> None:
     content = experiments.results(loads=(), partial=True)
     content["max_goodput_rate"] = []
     page = render(content, [])
-    assert "No valid run: this report shows nothing that may be quoted." in page
+    assert "No valid run: this report has no figure that may be quoted." in page
     assert Outline(page).charts == []
 
 
-def test_one_load_one_seed_and_nothing_measured_beside_is_enough() -> None:
+def test_one_load_and_one_seed_without_optional_figures_suffice() -> None:
     content = experiments.results(loads=(1.0,), seeds=(7,))
     content["max_goodput_rate"] = []
     for run in content["runs"]:
         run["memory"] = run["decisions"] = run["engine"] = None
         run["valid"] = True
     page = render(content, experiments.requests(content))
-    # Without other seeds the run's own interval stands below a percentile.
+    # A single seed shows the interval of its own requests.
     assert "90 ms<small>81 to 101 ms</small>" in page
     assert "At 100 % load, tandem" in "".join(Outline(page).texts["h1"])
     assert "memory" not in Outline(page).charts
@@ -132,10 +132,10 @@ def test_one_load_one_seed_and_nothing_measured_beside_is_enough() -> None:
         ({"systems": []}, "results.json: runs.0.system='static-split': not one of systems: []"),
     ],
 )  # fmt: skip
-def test_results_of_another_shape_are_refused_with_the_place(change: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(BadInput) as refusal:
+def test_invalid_results_raise_with_their_place(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(BadInput) as caught:
         render({**experiments.results(), **change}, [])
-    assert str(refusal.value) == complaint
+    assert str(caught.value) == complaint
 
 
 def test_a_missing_field_is_named() -> None:
@@ -155,15 +155,15 @@ def test_a_missing_field_is_named() -> None:
         ),
     ],
 )
-def test_a_request_that_fits_no_run_is_refused(change: dict[str, Any], complaint: str) -> None:
+def test_a_request_of_no_run_raises(change: dict[str, Any], complaint: str) -> None:
     content = experiments.results(loads=(1.0,))
     first, second, *_ = experiments.requests(content)
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BadInput) as caught:
         render(content, [first, {**second, **change}])
-    assert str(refusal.value) == f"request 2: {complaint}"
+    assert str(caught.value) == f"request 2: {complaint}"
 
 
-def test_a_request_without_a_field_is_refused() -> None:
+def test_a_request_without_a_field_raises() -> None:
     content = experiments.results(loads=(1.0,))
     record = experiments.requests(content)[0]
     del record["warmup"]

@@ -1,4 +1,4 @@
-"""The page as a person meets it: in Chromium, light and dark, on a screen and on a phone.
+"""The page in Chromium: light and dark, at desktop and phone size.
 
 Skipped where there is no Chromium; on Debian and Ubuntu `apt-get install chromium` brings one.
 """
@@ -23,7 +23,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 _FLAGS = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 DESK, PHONE = (1280, 900), (390, 844)
 
-# Everything drawn that is not hidden: its size, and whether it holds a shape with an extent.
+# Every visible chart: its box, and whether it contains a shape with an extent.
 _CHARTS = """() => [...document.querySelectorAll('[data-chart]')]
   .filter((chart) => chart.checkVisibility()).map((chart) => {
     const box = chart.getBoundingClientRect();
@@ -62,7 +62,7 @@ def chromium() -> Iterator[Any]:
     path = os.environ.get("TANDEM_BROWSER") or next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
         pytest.skip("no Chromium on this machine: install one, or name it in TANDEM_BROWSER")
-    # Its own sandbox refuses to start as root, as continuous integration runs.
+    # Chromium's sandbox does not start as root, and continuous integration runs as root.
     flags = [*_FLAGS, "--no-sandbox"] if os.geteuid() == 0 else _FLAGS
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=flags)
@@ -86,7 +86,7 @@ def opened(
     scheme: str = "light",
     has_script: bool = True,
 ) -> tuple[Any, list[str]]:
-    """The page, and what it complained of or fetched besides itself."""
+    """The page, and its console messages, errors and requests for other addresses."""
     width, height = size
     context = chromium.new_context(
         viewport={"width": width, "height": height}, color_scheme=scheme, java_script_enabled=has_script
@@ -101,7 +101,7 @@ def opened(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_every_chart_is_drawn_and_nothing_runs_off_the_side(
+def test_every_chart_is_drawn_within_the_viewport(
     chromium: Any, address: str, size: tuple[int, int], scheme: str
 ) -> None:
     page, noise = opened(chromium, address, size, scheme=scheme)
@@ -128,20 +128,20 @@ def test_every_chart_is_drawn_and_nothing_runs_off_the_side(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_what_is_behind_it(chromium: Any, address: str, scheme: str) -> None:
+def test_text_has_sufficient_contrast(chromium: Any, address: str, scheme: str) -> None:
     page, _ = opened(chromium, address, scheme=scheme)
     contrasts = page.evaluate(_CONTRASTS)
     assert len(contrasts) > 200
     assert [seen for seen in contrasts if seen["ratio"] < 4.5] == []
 
 
-def test_light_and_dark_are_two_pages(chromium: Any, address: str) -> None:
+def test_light_and_dark_schemes_differ(chromium: Any, address: str) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
     light, dark = (opened(chromium, address, scheme=s)[0].evaluate(paper) for s in ("light", "dark"))
     assert (light, dark) == ("rgb(251, 251, 249)", "rgb(15, 20, 26)")
 
 
-def test_a_load_is_chosen_by_its_button(chromium: Any, address: str) -> None:
+def test_a_button_selects_its_load(chromium: Any, address: str) -> None:
     page, noise = opened(chromium, address)
     assert page.locator("[data-panel]:visible").count() == 1
     page.get_by_role("button", name="50 %", exact=True).click()
@@ -150,7 +150,7 @@ def test_a_load_is_chosen_by_its_button(chromium: Any, address: str) -> None:
     assert noise == []
 
 
-def test_a_system_that_is_pressed_dims_the_others(chromium: Any, address: str) -> None:
+def test_a_selected_system_dims_the_others(chromium: Any, address: str) -> None:
     page, _ = opened(chromium, address)
     button = page.get_by_role("button", name="static-split", exact=True)
     button.click()
@@ -160,11 +160,11 @@ def test_a_system_that_is_pressed_dims_the_others(chromium: Any, address: str) -
     assert page.locator("svg .dim").count() == 0
 
 
-def test_the_figure_under_the_pointer_is_shown_within_the_screen(chromium: Any, address: str) -> None:
+def test_the_tooltip_stays_within_the_viewport(chromium: Any, address: str) -> None:
     page, _ = opened(chromium, address, PHONE)
     mark = page.locator("svg:visible .n0 .mark").last
     mark.scroll_into_view_if_needed()
-    # What scrolling does to the page is done by the frame after the next.
+    # Scroll handlers have run after two animation frames.
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     mark.hover(force=True)
     tip = page.locator("#tip")

@@ -1,4 +1,4 @@
-"""Curves are shares of what was offered: losses cost height, and warm-up and invalid runs count nowhere."""
+"""Curves are shares of all offered requests; warm-up requests and invalid runs are excluded."""
 
 from typing import Any
 
@@ -8,31 +8,31 @@ from tests import experiments
 KEY = ("tandem", 1.0, "interactive")
 
 
-def records(content: Any, *fates: tuple[str, float | None]) -> list[dict[str, Any]]:
+def records(content: Any, *ends: tuple[str, float | None]) -> list[dict[str, Any]]:
     """One request of the class for each (outcome, TTFT), in the first run of KEY."""
     index = next(i for i, run in enumerate(content["runs"]) if (run["system"], run["load"]) == KEY[:2])
     model = next(r for r in experiments.requests(content) if r["run"] == index and r["class"] == KEY[2])
     return [
         {**model, "warmup": False, "outcome": outcome, "ttft_ms": ttft, "tpot_ms": None, "e2e_ms": None}
-        for outcome, ttft in fates
+        for outcome, ttft in ends
     ]
 
 
-def test_a_curve_ends_where_the_losses_begin() -> None:
+def test_a_curve_ends_at_the_share_of_lost_requests() -> None:
     content = experiments.results(loads=(1.0,))
-    fates = (("MET", 10.0), ("LATE", 40.0), ("MET", 20.0), ("REJECTED", None), ("FAILED", None))
-    sample = pooled(content, records(content, *fates))[KEY]
+    ends = (("MET", 10.0), ("LATE", 40.0), ("MET", 20.0), ("REJECTED", None), ("FAILED", None))
+    sample = pooled(content, records(content, *ends))[KEY]
     assert sample.curve("ttft_ms") == [(10.0, 0.2), (20.0, 0.4), (40.0, 0.6)]
     assert sample.outcomes == {"MET": 2, "LATE": 1, "REJECTED": 1, "FAILED": 1}
 
 
-def test_an_answer_of_one_token_has_no_pace_and_is_no_loss() -> None:
+def test_an_output_of_one_token_has_no_tpot_and_is_no_loss() -> None:
     content = experiments.results(loads=(1.0,))
     sample = pooled(content, records(content, ("MET", 10.0), ("REJECTED", None)))[KEY]
     assert sample.curve("tpot_ms") == [] and sample.lost["tpot_ms"] == 1
 
 
-def test_many_requests_are_drawn_by_a_bounded_number_of_points() -> None:
+def test_a_curve_has_a_bounded_number_of_points() -> None:
     content = experiments.results(loads=(1.0,))
     sample = pooled(content, records(content, *(("MET", float(i)) for i in range(1, 5001))))[KEY]
     curve = sample.curve("ttft_ms")
@@ -40,11 +40,11 @@ def test_many_requests_are_drawn_by_a_bounded_number_of_points() -> None:
     assert curve == sorted(curve)
 
 
-def test_warm_up_and_runs_that_are_not_valid_are_left_out() -> None:
+def test_warm_up_and_invalid_runs_are_excluded() -> None:
     content = experiments.results(loads=(1.0,))
-    told = records(content, ("MET", 10.0), ("MET", 20.0))
-    told[0]["warmup"] = True
-    assert pooled(content, told)[KEY].outcomes == {"MET": 1}
+    requests = records(content, ("MET", 10.0), ("MET", 20.0))
+    requests[0]["warmup"] = True
+    assert pooled(content, requests)[KEY].outcomes == {"MET": 1}
     for run in content["runs"]:
         run["valid"] = False
-    assert pooled(content, told) == {}
+    assert pooled(content, requests) == {}

@@ -1,4 +1,4 @@
-"""Where the ticks of an axis lie."""
+"""Ticks of logarithmic axes."""
 
 import pytest
 
@@ -15,7 +15,5 @@ from benchmark_control_plane.report.svg_axes import Scale
         (0.5, 4e6, [1, 100, 1e4, 1e6]),
     ],
 )
-def test_an_axis_has_a_few_round_ticks_however_far_it_reaches(
-    low: float, high: float, ticks: list[float]
-) -> None:
+def test_a_log_axis_has_a_few_round_ticks(low: float, high: float, ticks: list[float]) -> None:
     assert Scale(low, high, 0, 100, is_log=True).ticks(6) == pytest.approx(ticks)
