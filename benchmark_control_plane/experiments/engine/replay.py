@@ -133,11 +133,8 @@ def play(
     objectives: TokenObjectives,
     rate: float,
 ) -> ReplayResult:
-    """Runs `offers`, an endless trace, until the window's requests finished, missed or ran out of time.
-
-    Raises RuntimeError if the scheduler does nothing for many steps in a row.
-    """
-    began = perf_counter()
+    """Runs `offers`, an endless trace, through the window. Raises RuntimeError if the scheduler is stuck."""
+    start = perf_counter()
     scheduler = engine.restart(stock=variant.stock, tandem=variant.options, hidden=variant.hidden)
     records: dict[str, _RequestTimes] = {}
     last_at = math.inf
@@ -167,9 +164,7 @@ def play(
         if after == now:
             idle += 1
             if idle > _STUCK_STEPS:
-                raise RuntimeError(
-                    f"{variant.name}: {idle} steps in a row did nothing at {now:.1f} s of virtual time"
-                )
+                raise RuntimeError(f"{variant.name}: {idle} steps in a row did nothing at {now:.1f} s")
             if not produced:
                 # The policy delays all requests; a live engine would call schedule() again at once.
                 engine.jump(engine.now_ns + 1_000_000)
@@ -182,15 +177,13 @@ def play(
                 record.is_finished = True
                 pending.discard(request_id)
         if now > last_at and counts.steps % 64 == 0:
-            pending = {
-                pending_id for pending_id in pending if not records[pending_id].is_lost(after, objectives)
-            }
+            pending = {key for key in pending if not records[key].is_lost(after, objectives)}
     unfinished = scheduler.requests.values()
     preemptions = getattr(scheduler, "preempted", sum(request.num_preemptions for request in unfinished))
     measured = list(records.values())[window.warm_up : window.warm_up + window.requests]
     end = engine.now_ns / _NS
-    took = perf_counter() - began
-    return _result(measured, objectives, rate, end, counts, preemptions, took, engine.setup)
+    seconds = perf_counter() - start
+    return _result(measured, objectives, rate, end, counts, preemptions, seconds, engine.setup)
 
 
 def _send(
@@ -218,7 +211,7 @@ def _result(
     end: float,
     counts: _Counts,
     preemptions: int,
-    took: float,
+    seconds: float,
     setup: Setup,
 ) -> ReplayResult:
     count = len(measured)
@@ -241,7 +234,7 @@ def _result(
         kept_share=earned / (setup.blocks * span),
         steps=counts.steps,
         hook_us=counts.hook_ns / max(1, counts.steps) / 1e3,
-        seconds=took,
+        seconds=seconds,
         virtual_seconds=end,
     )
 
