@@ -17,9 +17,9 @@
 
   const buttons = all("[data-system]");
   const dim = () => {
-    const kept = buttons.filter((button) => button.getAttribute("aria-pressed") === "true");
+    const selected = buttons.filter((button) => button.getAttribute("aria-pressed") === "true");
     for (const button of buttons) {
-      const isDim = kept.length > 0 && !kept.includes(button);
+      const isDim = selected.length > 0 && !selected.includes(button);
       for (const mark of all(`svg .n${button.dataset.system}`)) mark.classList.toggle("dim", isDim);
     }
   };

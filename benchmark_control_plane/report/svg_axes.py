@@ -104,12 +104,12 @@ def axes(
 
 def _apart(ticks: Sequence[float], scale: Scale, text: Callable[[float], str]) -> list[float]:
     """Ticks with labels that do not overlap the previous one."""
-    kept: list[float] = []
+    shown: list[float] = []
     for tick in ticks:
         width = _LETTER * (len(text(tick)) + 1)
-        if not kept or scale(tick) - scale(kept[-1]) >= width:
-            kept.append(tick)
-    return kept
+        if not shown or scale(tick) - scale(shown[-1]) >= width:
+            shown.append(tick)
+    return shown
 
 
 def line(points: Iterable[Point], **attributes: str) -> Markup:

@@ -163,9 +163,9 @@ def objectives_table(results: Results) -> Markup:
 
 def sweeps_table(results: Results) -> Markup:
     rows = [
-        [sweep["system"], formats.load(sweep["load"]), name, formats.share(kept), chosen]
+        [sweep["system"], formats.load(sweep["load"]), name, formats.share(attainment), chosen]
         for sweep in results.get("sweeps", [])
-        for name, kept in sweep["attainment"].items()
+        for name, attainment in sweep["attainment"].items()
         for chosen in ("yes" if name == sweep["chosen"] else "",)
     ]
     if not rows:

@@ -1,0 +1,1 @@
+"""Measurements of an LLM and embedding models on one machine."""

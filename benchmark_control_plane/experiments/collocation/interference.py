@@ -8,8 +8,8 @@ machine, on the faster stack. Tandem's objectives for chat are a third of the P9
 naive pair's first slice, sent with each request. A run is several slices with their own objectives and
 deadline, since the speed of a shared machine varies; the report holds the medians of the runs and the runs,
 because a 99th percentile of a few hundred chats varies. All processes run in one session, as if started
-from one shell, and with raised priority where that is permitted; the client comes first, since it stands
-for other machines.
+from one shell, and with raised priority where that is permitted; the client comes first, since it represents
+other machines.
 
     python -m benchmark_control_plane.experiments.collocation.interference
         [--rates 5 15] [--chat-words 40] [--burst-interval 1.5]

@@ -228,8 +228,8 @@ def full_load(time: BatchTime, capacity: MixCapacity, mix: str, seconds: float) 
     for _ in range(_SEARCH_STEPS):
         middle = (low + high) / 2
         offered = Cell(mix, "poisson", middle).offered(capacity, seconds, _SEARCH_SEED)
-        kept = any(play(_static(time, share), offered).both >= FULL_LOAD_KEEPS for share in SHARES)
-        low, high = (middle, high) if kept else (low, middle)
+        sustained = any(play(_static(time, share), offered).both >= FULL_LOAD_KEEPS for share in SHARES)
+        low, high = (middle, high) if sustained else (low, middle)
     return low
 
 
@@ -262,14 +262,14 @@ def outcome_of(offered: Sequence[Offered], result: SimulationResult) -> MixResul
     for request, record in zip(offered, result.records, strict=True):
         met.setdefault(str(request.service_class), []).append(record.outcome == "met")
     kinds = {
-        kind: [kept for name in names for kept in met.get(name, ())]
+        kind: [is_met for name in names for is_met in met.get(name, ())]
         for kind, names in (("llm", ("interactive", "standard")), ("embedding", ("query", "indexing")))
     }
     use, busy = result.memory, max(result.busy_seconds, 1e-9)
     return MixResult(
         llm=_share(kinds["llm"]),
         embedding=_share(kinds["embedding"]),
-        by_class={name: _share(kept) for name, kept in sorted(met.items())},
+        by_class={name: _share(flags) for name, flags in sorted(met.items())},
         mean_memory=(use.kv_area + use.workspace_area) / busy / POOL_BYTES,
         peak_memory=use.peak / POOL_BYTES,
         overflows=use.overflows,
@@ -278,8 +278,8 @@ def outcome_of(offered: Sequence[Offered], result: SimulationResult) -> MixResul
     )
 
 
-def _share(kept: Sequence[bool]) -> float:
-    return sum(kept) / len(kept) if kept else 1.0
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags) if flags else 1.0
 
 
 def play(policy: Policy, offered: Sequence[Offered]) -> MixResult:

@@ -1,0 +1,1 @@
+"""Measurements of the engine policies on vLLM's scheduler in virtual time."""

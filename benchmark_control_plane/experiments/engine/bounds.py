@@ -43,10 +43,10 @@ def prompt_token(setup: Setup) -> float:
 def fluid_bound(lengths: Sequence[Lengths], setup: Setup, served: float) -> float:
     """Requests per second if only the smallest `served` part by memory-time is served, without idle steps."""
     ordered = sorted(lengths, key=lambda lengths: (lengths[0] + lengths[1] / 2) * lengths[1])
-    kept = ordered[: int(served * len(ordered))]
-    prompts = sum(p for p, _ in kept) / len(ordered)
-    outputs = sum(o for _, o in kept) / len(ordered)
-    step, decodes = full_step(kept, setup)
+    chosen = ordered[: int(served * len(ordered))]
+    prompts = sum(p for p, _ in chosen) / len(ordered)
+    outputs = sum(o for _, o in chosen) / len(ordered)
+    step, decodes = full_step(chosen, setup)
     return 1 / (step * outputs / decodes + prompt_token(setup) * prompts)
 
 
@@ -54,7 +54,7 @@ def with_hindsight(
     setup: Setup, offers: Iterator[Offer], window: ReplayWindow, objectives: TokenObjectives, rate: float
 ) -> ReplayResult:
     """Result of the linear program; requests that it does not serve are rejected on arrival."""
-    began = perf_counter()
+    start_time = perf_counter()
     last = window.warm_up + window.requests
     wanted = list(islice(offers, window.warm_up, last))
     alone, _ = full_step([(offer.prompt, offer.output) for offer in wanted], setup)
@@ -78,7 +78,7 @@ def with_hindsight(
         kept_share=held,
         steps=0,
         hook_us=0.0,
-        seconds=perf_counter() - began,
+        seconds=perf_counter() - start_time,
         virtual_seconds=wanted[-1].at - wanted[0].at,
     )
 

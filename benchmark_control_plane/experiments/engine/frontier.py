@@ -240,8 +240,8 @@ def points_at(runs: Sequence[Mapping[str, Any]], target: float) -> list[Mapping[
 def _held(points: Sequence[Mapping[str, Any]]) -> str:
     if not points or any("held_share" not in point for point in points):
         return ""
-    held, kept = (mean(point[part] for point in points) for part in ("held_share", "kept_share"))
-    return f"{held:.0%} ({kept:.0%})"
+    held, useful = (mean(point[part] for point in points) for part in ("held_share", "kept_share"))
+    return f"{held:.0%} ({useful:.0%})"
 
 
 def _rated(rates: Sequence[float], stock: Sequence[float]) -> str:

@@ -215,20 +215,20 @@ def _result(
     setup: Setup,
 ) -> ReplayResult:
     count = len(measured)
-    kept = [r for r in measured if r.meets_strict(objectives)]
+    met = [r for r in measured if r.meets_strict(objectives)]
     lost = [r for r in measured if not r.meets_strict(objectives)]
     waits = sorted((end if r.first is None else r.first) - r.offer.at for r in lost)
     span = measured[-1].offer.at - measured[0].offer.at
-    earned = sum(r.block_seconds(setup.block_tokens) for r in kept)
+    earned = sum(r.block_seconds(setup.block_tokens) for r in met)
     gaps = [max(r.longest, 0.0 if r.is_finished or r.first is None else end - r.last) for r in measured]
     return ReplayResult(
         rate=rate,
         published=sum(r.meets_published(objectives) for r in measured) / count,
-        strict=len(kept) / count,
+        strict=len(met) / count,
         unfinished=sum(not r.is_finished for r in measured) / count,
         preemptions=preemptions,
         longest_gap=max(gaps),
-        kept_gap=max((r.longest for r in kept), default=0.0),
+        kept_gap=max((r.longest for r in met), default=0.0),
         lost_wait={f"p{level}": _quantile(waits, level / 100) for level in (50, 95, 100)},
         held_share=counts.held / span,
         kept_share=earned / (setup.blocks * span),

@@ -72,10 +72,10 @@ def dataset(name: str, folder: Path, context: int) -> Dataset:
 
 
 def _within(lengths: Sequence[Lengths], context: int) -> list[Lengths]:
-    kept = [(p, o) for p, o in lengths if p >= 1 and o >= 1 and p + o < context]
-    if not kept:
+    fitting = [(p, o) for p, o in lengths if p >= 1 and o >= 1 and p + o < context]
+    if not fitting:
         raise BadInput(f"no request of the data set fits a context of {context} tokens")
-    return kept
+    return fitting
 
 
 def _counts(path: Path) -> list[Lengths]:

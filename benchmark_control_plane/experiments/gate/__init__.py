@@ -1,0 +1,1 @@
+"""Measurements of the gate: overhead, overload, Retry-After and the memory monitor."""

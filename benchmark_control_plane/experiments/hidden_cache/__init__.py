@@ -1,0 +1,1 @@
+"""Measurements of the hidden-state cache: attainment, decode cost and kernels."""

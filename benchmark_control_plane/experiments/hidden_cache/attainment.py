@@ -6,7 +6,7 @@ vLLM's scheduler, stepped on virtual time: OPT-13B on an A100-40GB with 709 bloc
 lognormal noise (sigma 0.5); requests from an empty engine, all counted. Each variant is Tandem's scheduler
 under one ordering: `KV` keeps keys and values only, `M0` may restore hidden states at every step, `M2` may
 absorb them. Their costs are not measured but follow from a roofline of the device (`costs`). Summaries of
-arXiv papers that fit 2,048 tokens stand for LongBench.
+arXiv papers that fit 2,048 tokens replace LongBench.
 """
 
 import argparse

@@ -1,0 +1,1 @@
+"""Measurements of the forecasts of lengths, TTFT and embedding load."""

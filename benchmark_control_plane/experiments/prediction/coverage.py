@@ -49,10 +49,10 @@ def coverage(samples: Sequence[PromptSample], seeds: Sequence[int]) -> dict[str,
     """
     after, lowest, highest, windows = [], [], [], []
     for seed in seeds:
-        kept = within(Random(seed).sample(samples, _STREAM), one_name=False)[_SETTLED:]
-        rolling = np.convolve(kept, np.ones(_SETTLED) / _SETTLED, "valid")
-        after.append(mean(kept))
-        windows += _windows(kept)
+        covered_flags = within(Random(seed).sample(samples, _STREAM), one_name=False)[_SETTLED:]
+        rolling = np.convolve(covered_flags, np.ones(_SETTLED) / _SETTLED, "valid")
+        after.append(mean(covered_flags))
+        windows += _windows(covered_flags)
         lowest.append(float(rolling.min()))
         highest.append(float(rolling.max()))
     return {
@@ -65,9 +65,12 @@ def coverage(samples: Sequence[PromptSample], seeds: Sequence[int]) -> dict[str,
     }
 
 
-def _windows(kept: Sequence[bool]) -> list[float]:
+def _windows(covered_flags: Sequence[bool]) -> list[float]:
     """Coverage of consecutive windows of 500, without overlap."""
-    return [mean(kept[at : at + _SETTLED]) for at in range(0, len(kept) - _SETTLED + 1, _SETTLED)]
+    return [
+        mean(covered_flags[at : at + _SETTLED])
+        for at in range(0, len(covered_flags) - _SETTLED + 1, _SETTLED)
+    ]
 
 
 def _outside(windows: Sequence[float]) -> float:
@@ -100,23 +103,23 @@ def switches(samples: Sequence[PromptSample], seeds: Sequence[int]) -> dict[str,
         for seed in seeds:
             random = Random(seed)
             stream = random.choices(before, k=_BEFORE) + random.choices(after, k=_AFTER)
-            kept = within(stream, one_name=True)
-            first.append(mean(kept[_BEFORE : _BEFORE + _SETTLED]))
-            then.append(mean(kept[_BEFORE + _SETTLED :]))
-            windows += _windows(kept[_BEFORE + _SETTLED :])
+            covered_flags = within(stream, one_name=True)
+            first.append(mean(covered_flags[_BEFORE : _BEFORE + _SETTLED]))
+            then.append(mean(covered_flags[_BEFORE + _SETTLED :]))
+            windows += _windows(covered_flags[_BEFORE + _SETTLED :])
         found[name] = {"first_500": first, "after_500": then, "windows_outside": _outside(windows)}
     return found
 
 
-def conditional(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> dict[str, dict[str, float]]:
+def conditional(known: Sequence[PromptSample], tested: Sequence[PromptSample]) -> dict[str, dict[str, float]]:
     """Pinball loss of the remaining length after shares of the true length.
 
     `minus_so_far` is that of the first forecast minus the tokens generated so far.
     """
-    made = forecasts(learned_predictor(known), asked)
+    first_forecasts = forecasts(learned_predictor(known), tested)
     found: dict[str, dict[str, float]] = {}
     for share in (0.0, 0.25, 0.5, 0.75):
-        rows = [(f, int(share * s.tokens), s.tokens) for f, s in zip(made, asked, strict=True)]
+        rows = [(f, int(share * s.tokens), s.tokens) for f, s in zip(first_forecasts, tested, strict=True)]
         left = np.array([float(total - done) for _, done, total in rows])
         sharpened = np.array([_quantiles(f.remaining(after=done) if done else f) for f, done, _ in rows])
         plain = np.array([np.maximum(1.0, _quantiles(f) - done) for f, done, _ in rows])

@@ -45,12 +45,12 @@ def cross_forecasts(known: Sequence[PromptSample]) -> list[tuple[PromptSample, F
     found: list[tuple[PromptSample, Forecasts]] = []
     for fold in range(FOLDS):
         learning = [s for s in known if s.fold(FOLDS) != fold]
-        asked = [s for s in known if s.fold(FOLDS) == fold]
+        tested = [s for s in known if s.fold(FOLDS) == fold]
         history = HistoryQuantiles()
         teach(history, learning)
-        by_model = forecasts(learned_predictor(learning), asked)
-        by_history = forecasts(history, asked)
-        for sample, model, recent in zip(asked, by_model, by_history, strict=True):
+        by_model = forecasts(learned_predictor(learning), tested)
+        by_history = forecasts(history, tested)
+        for sample, model, recent in zip(tested, by_model, by_history, strict=True):
             wrong = (
                 sample.tokens * _ERROR_FACTOR
                 if random.random() < 0.5
@@ -119,11 +119,11 @@ def table(runs: Sequence[Run]) -> str:
         by_rate.setdefault(run["rate"], []).append(run["rate"] * run["strict"])
     lines = []
     for source, by_rate in cells.items():
-        kept = [
+        values = [
             f"{rate:g}/s: {mean(g):.2f} ± {stdev(g) if len(g) > 1 else 0:.2f}"
             for rate, g in sorted(by_rate.items())
         ]
-        lines.append(f"{source:24} " + "  ".join(kept))
+        lines.append(f"{source:24} " + "  ".join(values))
     return "\n".join(lines)
 
 

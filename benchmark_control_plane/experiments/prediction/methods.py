@@ -24,31 +24,31 @@ _FOLDS = 5
 
 
 class Method(Protocol):
-    """Learns from `known` and returns quantiles for `asked`, shape [samples, LEVELS]."""
+    """Learns from `known` and returns quantiles for `tested`, shape [samples, LEVELS]."""
 
-    def __call__(self, known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats: ...
+    def __call__(self, known: Sequence[PromptSample], tested: Sequence[PromptSample]) -> Floats: ...
 
 
-def constant(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats:
+def constant(known: Sequence[PromptSample], tested: Sequence[PromptSample]) -> Floats:
     """The quantiles of all known outputs, for every request."""
-    return np.tile(np.quantile(_tokens(known), LEVELS), (len(asked), 1))
+    return np.tile(np.quantile(_tokens(known), LEVELS), (len(tested), 1))
 
 
-def history(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats:
+def history(known: Sequence[PromptSample], tested: Sequence[PromptSample]) -> Floats:
     """Quantiles of recent outputs, as served: each output is observed after its forecast."""
     predictor = HistoryQuantiles()
     teach(predictor, known)
-    return quantiles_of(predictor, asked)
+    return quantiles_of(predictor, tested)
 
 
-def learned(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats:
-    """The learned predictor without prompt vectors, not retrained on `asked`."""
-    return quantiles_of(learned_predictor(without_vectors(known)), without_vectors(asked))
+def learned(known: Sequence[PromptSample], tested: Sequence[PromptSample]) -> Floats:
+    """The learned predictor without prompt vectors, not retrained on `tested`."""
+    return quantiles_of(learned_predictor(without_vectors(known)), without_vectors(tested))
 
 
-def encoded(known: Sequence[PromptSample], asked: Sequence[PromptSample]) -> Floats:
+def encoded(known: Sequence[PromptSample], tested: Sequence[PromptSample]) -> Floats:
     """The learned predictor with prompt vectors."""
-    return quantiles_of(learned_predictor(known), asked)
+    return quantiles_of(learned_predictor(known), tested)
 
 
 def learned_predictor(known: Sequence[PromptSample]) -> LearnedLengths:
@@ -61,7 +61,7 @@ def learned_predictor(known: Sequence[PromptSample]) -> LearnedLengths:
     return predictor
 
 
-def ridge(known: Sequence[PromptSample], asked: Sequence[PromptSample], *, logarithm: bool) -> Floats:
+def ridge(known: Sequence[PromptSample], tested: Sequence[PromptSample], *, logarithm: bool) -> Floats:
     """Ridge regression on TF-IDF words and the model's name, with quantiles of cross-validated residuals."""
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -79,7 +79,9 @@ def ridge(known: Sequence[PromptSample], asked: Sequence[PromptSample], *, logar
     groups = [sample.fold(1 << 31) for sample in known]
     held_out = cross_val_predict(Ridge(1.0), learning, target, cv=GroupKFold(_FOLDS), groups=groups)
     predicted = (
-        Ridge(1.0).fit(learning, target).predict(rows(asked, vectorizer.transform([s.prompt for s in asked])))
+        Ridge(1.0)
+        .fit(learning, target)
+        .predict(rows(tested, vectorizer.transform([s.prompt for s in tested])))
     )
     found: Floats = predicted[:, None] + np.quantile(target - held_out, LEVELS)
     return np.exp(found) if logarithm else np.maximum(found, 1.0)
@@ -103,15 +105,15 @@ def teach(predictor: LengthPredictor, known: Sequence[PromptSample]) -> None:
         predictor.observe(request, sample.tokens)
 
 
-def quantiles_of(predictor: LengthPredictor, asked: Sequence[PromptSample]) -> Floats:
+def quantiles_of(predictor: LengthPredictor, tested: Sequence[PromptSample]) -> Floats:
     """Quantiles of `forecasts`, shape [samples, LEVELS]."""
-    return np.array([at_levels(forecast) for forecast in forecasts(predictor, asked)])
+    return np.array([at_levels(forecast) for forecast in forecasts(predictor, tested)])
 
 
-def forecasts(predictor: LengthPredictor, asked: Sequence[PromptSample]) -> list[LengthForecast]:
+def forecasts(predictor: LengthPredictor, tested: Sequence[PromptSample]) -> list[LengthForecast]:
     """Forecasts each sample, then lets the predictor observe its output."""
     found = []
-    for sample in asked:
+    for sample in tested:
         request = sample.request()
         found.append(predictor.forecast(request))
         predictor.observe(request, sample.tokens)

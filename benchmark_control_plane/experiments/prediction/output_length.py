@@ -35,22 +35,25 @@ MIXED = "mixed"
 
 def cross_validate(known: Sequence[PromptSample], folds: int) -> dict[str, Any]:
     """Cross-validated scores of each method; every sample is tested once."""
-    made: dict[str, list[Floats]] = {name: [] for name in METHODS}
-    asked: list[PromptSample] = []
+    quantiles_by_method: dict[str, list[Floats]] = {name: [] for name in METHODS}
+    all_tested: list[PromptSample] = []
     for fold in range(folds):
         learning = [s for s in known if s.fold(FOLDS) != fold]
         tested = [s for s in known if s.fold(FOLDS) == fold]
-        asked += tested
+        all_tested += tested
         for name, method in METHODS.items():
-            made[name].append(method(learning, tested))
-    tokens = np.array([float(s.tokens) for s in asked])
-    return {name: _scores(np.concatenate(parts), tokens, asked) for name, parts in made.items()}
+            quantiles_by_method[name].append(method(learning, tested))
+    tokens = np.array([float(s.tokens) for s in all_tested])
+    return {
+        name: _scores(np.concatenate(parts), tokens, all_tested)
+        for name, parts in quantiles_by_method.items()
+    }
 
 
-def _scores(quantiles: Floats, tokens: Floats, asked: Sequence[PromptSample]) -> dict[str, Any]:
+def _scores(quantiles: Floats, tokens: Floats, all_tested: Sequence[PromptSample]) -> dict[str, Any]:
     losses = pinball_losses(quantiles, tokens)
     by_source: dict[str, list[int]] = {}
-    for at, sample in enumerate(asked):
+    for at, sample in enumerate(all_tested):
         by_source.setdefault(sample.source, []).append(at)
     return {
         "mae": float(np.abs(quantiles[:, MEDIAN] - tokens).mean()),
@@ -135,15 +138,15 @@ def draw(results: dict[str, Any], goodput: Mapping[str, Any], path: Path) -> Non
 
 def _draw_goodput(axes: Any, runs: Sequence[Mapping[str, Any]]) -> None:
     """Requests per second that met their SLO, mean over the seeds, by source of the forecasts."""
-    kept: dict[str, dict[str, list[float]]] = {}
+    goodputs: dict[str, dict[str, list[float]]] = {}
     for run in runs:
-        by_place = kept.setdefault(run["told"], {})
+        by_place = goodputs.setdefault(run["told"], {})
         by_place.setdefault(f"{run['on']}, {run['rate']:g}/s", []).append(run["rate"] * run["strict"])
-    places = sorted({place for by_place in kept.values() for place in by_place})
-    for at, (source, by_place) in enumerate(kept.items()):
+    places = sorted({place for by_place in goodputs.values() for place in by_place})
+    for at, (source, by_place) in enumerate(goodputs.items()):
         own = [place for place in places if place in by_place]
-        shifted = [places.index(place) + 0.8 * (at / len(kept) - 0.5) for place in own]
-        axes.bar(shifted, [fmean(by_place[place]) for place in own], 0.8 / len(kept), label=source)
+        shifted = [places.index(place) + 0.8 * (at / len(goodputs) - 0.5) for place in own]
+        axes.bar(shifted, [fmean(by_place[place]) for place in own], 0.8 / len(goodputs), label=source)
     axes.set_xticks(range(len(places)), places, fontsize=7)
     axes.set(ylabel="goodput, requests per second", title="goodput")
     axes.margins(y=0.25)
