@@ -9,6 +9,7 @@ from benchmark_control_plane.report.series_style import sign
 
 
 def frontier_chart(results: Results, target: float) -> Markup:
+    """HTML bars of all systems at one target."""
     rows = [row for row in results["max_goodput_rate"] if row["target"] == target]
     longest = max([rate for row in rows for rate in (row["rps"], *row["per_seed"]) if rate], default=1.0)
     bars = [

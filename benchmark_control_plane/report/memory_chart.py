@@ -16,6 +16,7 @@ _WIDTH, _HEIGHT = 440, 250
 
 
 def memory_chart(memory: Memory, what: str) -> Markup:
+    """SVG chart of the memory of one run; `what` names the run."""
     unit = memory.get("unit", "blocks")
     times = memory["times_s"]
     owners = list(memory["by_owner"])

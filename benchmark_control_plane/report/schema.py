@@ -31,12 +31,16 @@ Figure = list[float | None]
 
 
 class ExperimentInfo(TypedDict):
+    """Name, question and YAML text of the experiment."""
+
     name: str
     question: str
     yaml: str
 
 
 class Environment(TypedDict):
+    """Machine and software that an experiment ran on."""
+
     python: str
     platform: str
     cpu: str
@@ -55,12 +59,16 @@ class SystemInfo(TypedDict):
 
 
 class Lateness(TypedDict):
+    """Milliseconds between the scheduled and the actual send time."""
+
     p50: float | None
     p99: float | None
     max: float | None
 
 
 class LossRates(TypedDict):
+    """Shares of the offered requests that were lost, by cause."""
+
     reject: float
     evict: float
     abort: float
@@ -68,6 +76,8 @@ class LossRates(TypedDict):
 
 
 class Fairness(TypedDict):
+    """Jain's index of attainment over tenants or classes, and the gap from highest to lowest priority."""
+
     jain: float | None
     priority_gap: float | None
 
@@ -82,6 +92,8 @@ class Memory(TypedDict):
 
 
 class EngineCounters(TypedDict):
+    """Counters of the engine; overflow and cache hits are shares."""
+
     preemptions: float | None
     recompute_tokens: float | None
     overflow: float | None

@@ -40,6 +40,7 @@ def systems_table(results: Results, load: float) -> Markup:
 
 
 def frontier_table(results: Results) -> Markup:
+    """Highest rate of each system at each target."""
     goals = aggregates.targets(results)
     rows = []
     for number, system in enumerate(results["systems"]):
@@ -60,6 +61,7 @@ def frontier_table(results: Results) -> Markup:
 
 
 def attainment_table(results: Results, name: str) -> Markup:
+    """Attainment of a class by system and load."""
     loads = aggregates.loads(results)
     rows = []
     for number, system in enumerate(results["systems"]):
@@ -96,6 +98,7 @@ def percentile_table(results: Results, load: float, service_class: str) -> Marku
 
 
 def shares_table(caption: str, bars: Bars, names: Mapping[str, str]) -> Markup:
+    """The figures of a chart of shares."""
     rows = []
     for label, parts in bars:
         total = sum(parts.values())
@@ -105,6 +108,7 @@ def shares_table(caption: str, bars: Bars, names: Mapping[str, str]) -> Markup:
 
 
 def memory_table(memory: Memory, what: str) -> Markup:
+    """Maximum and mean memory of each owner, and its quota."""
     unit = memory.get("unit", "blocks")
     rows = [
         [
@@ -119,6 +123,7 @@ def memory_table(memory: Memory, what: str) -> Markup:
 
 
 def runs_table(results: Results) -> Markup:
+    """All runs with their send delays, and why a run is not valid."""
     head = ["system", "load", "seed", "offered", "duration", "send delay p50", "p99", "max", "valid"]
     rows, states = [], []
     for run in results["runs"]:
@@ -140,6 +145,7 @@ def runs_table(results: Results) -> Markup:
 
 
 def descriptions_table(results: Results) -> Markup:
+    """Kind and description of each system."""
     rows = [
         [named(number, system["name"]), system["kind"], system["description"]]
         for number, system in enumerate(results["systems"])
@@ -162,6 +168,7 @@ def objectives_table(results: Results) -> Markup:
 
 
 def sweeps_table(results: Results) -> Markup:
+    """Variants that were tried to choose the best of each system; empty if there were none."""
     rows = [
         [sweep["system"], formats.load(sweep["load"]), name, formats.share(attainment), chosen]
         for sweep in results.get("sweeps", [])
@@ -175,6 +182,7 @@ def sweeps_table(results: Results) -> Markup:
 
 
 def conditions_table(results: Results) -> Markup:
+    """Start, reference rate, seeds, commit, machine and versions."""
     environment = results["environment"]
     rows = [
         ["started", results["started"]],

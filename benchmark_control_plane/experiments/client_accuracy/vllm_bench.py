@@ -64,8 +64,7 @@ class ClientLoad:
 
 @dataclass(slots=True)
 class _Judge:
-    """Our client. Prompts are sent as text (`written`), as `vllm bench serve` does, so that both include
-    the server's tokenization."""
+    """Our client, which sends prompts as text like `vllm bench serve`, so that both include tokenization."""
 
     server: Server
     model: str

@@ -102,6 +102,7 @@ def model_from(options: argparse.Namespace) -> EmbeddingModel:
 
 
 def encoder_of(model: EmbeddingModel) -> Any:
+    """The model in sentence-transformers, on the same device and in the same type."""
     from sentence_transformers import SentenceTransformer
 
     kwargs = {} if model.dtype is None else {"dtype": model.dtype}
@@ -189,6 +190,7 @@ def _vectors(found: Vectors | list[bytes]) -> Vectors:
 
 
 def tandem_config(model: EmbeddingModel, memory: str) -> dict[str, Any]:
+    """Configuration of a Tandem server with this embedding model alone."""
     return {
         "models": {"embeddings": [stated(model)]},
         "pool": {"memory": memory},
@@ -197,6 +199,7 @@ def tandem_config(model: EmbeddingModel, memory: str) -> dict[str, Any]:
 
 
 def infinity(program: Path, model: EmbeddingModel) -> Server:
+    """The command of the `infinity_emb` server at the path `program`."""
     port = free_port()
     command = [
         str(program), "v2", "--model-id", resolve(model.model), "--served-model-name", model.model,

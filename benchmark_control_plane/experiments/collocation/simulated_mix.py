@@ -78,6 +78,7 @@ _PROFILE = "profiles/bge_m3_h100_composed.csv"
 
 
 def batch_time(folder: Path) -> BatchTime:
+    """Step times of the simulated device, from the profile in the data folder."""
     table = embedding_table(read_grid(folder / _PROFILE, "seq_len", "batch", "batch_ms"))
 
     @lru_cache(maxsize=65_536)
@@ -92,6 +93,7 @@ def batch_time(folder: Path) -> BatchTime:
 
 
 def chats(rng: np.random.Generator, times: Sequence[float]) -> list[Offered]:
+    """A chat or retrieval prompt at each arrival time."""
     found: list[Offered] = []
     for at in times:
         is_rag = rng.random() < 0.5
@@ -103,6 +105,7 @@ def chats(rng: np.random.Generator, times: Sequence[float]) -> list[Offered]:
 
 
 def embeds(rng: np.random.Generator, times: Sequence[float]) -> list[Offered]:
+    """A query or an indexing call at each arrival time."""
     found: list[Offered] = []
     for at in times:
         if rng.random() < 0.6:
@@ -154,6 +157,7 @@ class Cell:
     load: float
 
     def offered(self, capacity: MixCapacity, seconds: float, seed: int) -> list[Offered]:
+        """The requests of this cell; equal for equal seeds."""
         share = MIXES[self.mix]
         key = [seed, list(MIXES).index(self.mix), PATTERNS.index(self.pattern), round(10 * self.load)]
         rng = np.random.default_rng(key)
@@ -165,6 +169,7 @@ class Cell:
 
 
 def machine(time: BatchTime, kv_bytes: int) -> Machine:
+    """The simulated device, with `kv_bytes` of the pool for the KV cache."""
     return Machine(
         time,
         geometry=GEOMETRY,
@@ -258,6 +263,7 @@ class MixResult:
 
 
 def outcome_of(offered: Sequence[Offered], result: SimulationResult) -> MixResult:
+    """Attainment and memory of one simulation."""
     met: dict[str, list[bool]] = {}
     for request, record in zip(offered, result.records, strict=True):
         met.setdefault(str(request.service_class), []).append(record.outcome == "met")
@@ -283,6 +289,7 @@ def _share(flags: Sequence[bool]) -> float:
 
 
 def play(policy: Policy, offered: Sequence[Offered]) -> MixResult:
+    """Simulates one policy."""
     result = simulate(offered, policy.device, {"classes": CLASSES, **policy.sections})
     return outcome_of(offered, result)
 
@@ -290,6 +297,7 @@ def play(policy: Policy, offered: Sequence[Offered]) -> MixResult:
 def study(
     folder: Path, cells: Sequence[Cell], seconds: float, seeds: Sequence[int], workers: int
 ) -> dict[str, Any]:
+    """Simulates all cells under all policies, in parallel, and summarises them."""
     capacity = capacity_of(batch_time(folder))
     mixes = list(dict.fromkeys(cell.mix for cell in cells))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:

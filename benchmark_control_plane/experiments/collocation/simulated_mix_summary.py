@@ -58,6 +58,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draws attainment over the mixes, one panel per pattern and load."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -269,6 +269,7 @@ def _stock(
 
 
 def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path: Path) -> None:
+    """Draws attainment against rate in both metrics, one line per policy."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -54,6 +54,7 @@ class _RequestTimes:
     is_finished: bool = False
 
     def seen(self, now: float, tokens: int, limit: float) -> None:
+        """Counts tokens that arrived at `now`, and the gap before them."""
         if self.first is None:
             self.first = now
         else:
@@ -64,13 +65,16 @@ class _RequestTimes:
         self.tokens += tokens
 
     def is_in_time(self, objectives: TokenObjectives) -> bool:
+        """Whether it finished and its first token met the TTFT objective."""
         return self.is_finished and self.first is not None and self.first - self.offer.at <= objectives.ttft
 
     def meets_published(self, objectives: TokenObjectives) -> bool:
+        """The published metric."""
         allowed = math.floor(0.01 * max(0, self.tokens - 1))
         return self.is_in_time(objectives) and self.over <= allowed
 
     def meets_strict(self, objectives: TokenObjectives) -> bool:
+        """The strict metric."""
         return self.is_in_time(objectives) and self.over == 0
 
     def block_seconds(self, block_tokens: int) -> float:
@@ -120,6 +124,7 @@ class _Counts:
     held: float = 0.0
 
     def stepped(self, scheduler: Any, seconds: float) -> None:
+        """Counts one step of the scheduler."""
         self.steps += 1
         self.hook_ns += getattr(scheduler, "hook_ns", 0)
         self.held += scheduler.kv_cache_manager.usage * seconds

@@ -140,6 +140,7 @@ def score(forecaster: Forecaster, series: Floats) -> Score:
 
 
 def methods(series: Floats) -> Iterator[tuple[str, Forecaster]]:
+    """All compared forecasters of a series, by name."""
     for name, length in zip(_BASELINES, (1, 10, 60), strict=True):
         yield name, WithErrors(_moving_mean(series, length))
     smoothed, deviation = _exponential_smoothing(series)
@@ -181,6 +182,7 @@ def series_of(folder: Path, trace: EmbeddingTrace) -> dict[str, Floats]:
 
 
 def study(folder: Path) -> list[dict[str, Any]]:
+    """Scores all methods on both series of every trace."""
     rows: list[dict[str, Any]] = []
     for name, trace in TRACES.items():
         for kind, series in series_of(folder, trace).items():
@@ -207,6 +209,7 @@ def study(folder: Path) -> list[dict[str, Any]]:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draws pinball losses relative to the best baseline, one panel per level."""
     from matplotlib import pyplot
 
     names = list(rows[0]["scores"])

@@ -83,6 +83,7 @@ Run = dict[str, Any]
 
 
 def run_on_engine(known: Known, setup: Setup, window: ReplayWindow, rate: float, seed: int) -> Iterator[Run]:
+    """Replays vLLM's FCFS, and Tandem's policy with each source of forecasts."""
     engine = _stepped(setup)
     for policy, source in (("stock-fcfs", "none"), *(("tandem", source) for source in known[0][1])):
         outcome = play(
@@ -99,6 +100,7 @@ def _stepped(setup: Setup) -> SteppedEngine:
 
 def run_at_gate(known: Known, setup: Setup, window: ReplayWindow, rate: float, seed: int) -> Iterator[Run]:
     # Requests after the window keep the load constant until it ends.
+    """Simulates the gate with each source of forecasts."""
     count = window.warm_up + window.requests + window.warm_up
     for source in known[0][1]:
         offered = list(islice(offers(known, source, rate, seed), count))

@@ -57,6 +57,7 @@ class ForecastPairs:
 
 
 async def measure(loads: Sequence[float], requests: int, seed: int) -> dict[str, Any]:
+    """The saturation rate, then the errors at parts of it, with known and with forecast lengths."""
     service = assemble(parse(_CONFIG))
     await service.start()
     try:

@@ -117,7 +117,7 @@ def readme_block(folder: Path) -> str:
             question, result = next(quote(read_object(str(file))))
             rows.append((question, result, file, heading.lower().replace(" ", "-")))
     lines = (
-        f"| {question} | {result} | {_link(file, _FROM_README)}, [page](docs/results.md#{anchor}) |"
+        f"| {question} | {result} | {_link(file, _FROM_README)}, [details](docs/results.md#{anchor}) |"
         for question, result, file, anchor in rows
     )
     return "\n".join(("| measured | result | source |", "|---|---|---|", *lines, ""))
