@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from benchmark_control_plane.experiments.results_page.quotes import system_text
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.headline import headline
 from benchmark_control_plane.report.schema import Results
@@ -41,7 +42,8 @@ def rates(results: Results) -> str:
         is_limit = row is not None and aggregates.is_limit(ordered, row)
         rate = formats.reached(row["rps"] if row else None, is_limit=is_limit)
         runs = aggregates.runs_of(ordered, system["name"], load)
-        cells.append(f"{system['name']} {rate} ({_median(aggregates.attained(runs, aggregates.OVERALL))})")
+        met = _median(aggregates.attained(runs, aggregates.OVERALL))
+        cells.append(f"{system_text(system['name'])}: {rate} ({met})")
     seeds = formats.several(len(aggregates.seeds(ordered)), "seed")
     partial = "; **partial**" if ordered["partial"] else ""
     head = f"rate at {formats.share(goal)} attainment (attainment at {formats.load(load)} load)"
@@ -52,7 +54,11 @@ def _rates_table(results: Results, systems: Sequence[str], load: float) -> list[
     goals = aggregates.targets(results)
     rates = [f"req/s at {formats.share(goal)}" for goal in goals]
     rows = (
-        [name, *(_rate_cell(results, name, goal) for goal in goals), *_met_cells(results, name, load)]
+        [
+            system_text(name),
+            *(_rate_cell(results, name, goal) for goal in goals),
+            *_met_cells(results, name, load),
+        ]
         for name in systems
     )
     return _table(["system", *rates, *_met_head(results, load)], rows)
@@ -67,7 +73,10 @@ def _shared_table(results: Results, few: Sequence[str]) -> list[str]:
     seeds = [{run["seed"] for run in aggregates.runs_of(results, name, load)} for name in few]
     shared = set.intersection(*filter(None, seeds))
     same: Results = {**results, "runs": [run for run in results["runs"] if run["seed"] in shared]}
-    rows = ([system["name"], *_met_cells(same, system["name"], load)] for system in results["systems"])
+    rows = (
+        [system_text(system["name"]), *_met_cells(same, system["name"], load)]
+        for system in results["systems"]
+    )
     seeds_text = ", ".join(map(str, sorted(shared)))
     intro = f"All systems under one load, on the seeds that are valid for all ({seeds_text}):"
     return [intro, "", *_table(["system", *_met_head(results, load)], rows)]

@@ -109,7 +109,7 @@ def test_an_unknown_experiment_is_quoted_by_its_rates(tmp_path: Path) -> None:
     met = formats.share(sorted(run["attainment"]["overall"] for run in runs)[1])
     page = write_pages.results_page(tmp_path)
     assert "rate at 90 % attainment (attainment at 200 % load), 3 seeds:<br>" in page
-    assert f"<br>tandem 11.8 req/s ({met})<br>static-split 5.6 req/s (" in page
+    assert f"<br>tandem: 11.8 req/s ({met})<br>static-split: 5.6 req/s (" in page
     assert "## Other experiments" in page
 
 
