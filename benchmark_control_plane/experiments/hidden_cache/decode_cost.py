@@ -42,7 +42,7 @@ SHAPES = {
 
 def measure(name: str) -> dict[str, Any]:
     """Report for one model of SHAPES on this machine's device."""
-    # Imported here, so that --help works without torch.
+    # Imported here, so that SHAPES and MOVED can be imported without torch.
     import torch
     from hybridcache.calibration import CalibrationSetup, copy_bandwidth
     from hybridcache.calibration import measure as measure_forms
