@@ -14,7 +14,7 @@ _LATEST = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Forecasted:
+class StatedForecast:
     """What was said of one answer: tokens at rising levels, of which 0.5 and LEVEL are two."""
 
     levels: tuple[float, ...]
@@ -33,7 +33,7 @@ class _Outcome:
     log_ratio: float
 
 
-def _outcome(said: Forecasted, tokens: int) -> _Outcome:
+def _outcome(said: StatedForecast, tokens: int) -> _Outcome:
     median = said.at(0.5)
     losses = [
         max(lv * (tokens - q), (lv - 1) * (tokens - q))
@@ -58,25 +58,25 @@ class Calibration:
 
     window: int = 512
     forget_after: int = 4_096
-    _open: dict[str, Forecasted] = field(default_factory=dict)
+    _pending: dict[str, StatedForecast] = field(default_factory=dict)
     _recent: dict[str, deque[_Outcome]] = field(default_factory=dict)
 
     def stated(self, request_id: str, levels: tuple[float, ...], tokens: tuple[float, ...]) -> None:
         """The first forecast of a request is the one that it is judged by."""
-        if request_id in self._open:
+        if request_id in self._pending:
             return
-        self._open[request_id] = Forecasted(levels, tokens)
-        if len(self._open) > self.forget_after:
-            del self._open[next(iter(self._open))]
+        self._pending[request_id] = StatedForecast(levels, tokens)
+        if len(self._pending) > self.forget_after:
+            del self._pending[next(iter(self._pending))]
 
     def happened(self, request_id: str, class_name: str, tokens: int) -> None:
-        if (said := self._open.pop(request_id, None)) is not None:
+        if (said := self._pending.pop(request_id, None)) is not None:
             recent = self._recent.setdefault(class_name, deque(maxlen=self.window))
             recent.append(_outcome(said, tokens))
 
     def withdrawn(self, request_id: str) -> None:
         """Nothing will happen."""
-        self._open.pop(request_id, None)
+        self._pending.pop(request_id, None)
 
     def coverage(self) -> dict[str, float]:
         """By class: share of answers no longer than the 0.9 quantile forecast for them."""

@@ -43,11 +43,11 @@ class Head:
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time. `has_begun` once there is something of its answer."""
+    """One exchange at a time. `has_response_bytes` once there is something of its answer."""
 
     def __init__(self) -> None:
         self.is_usable = True
-        self.has_begun = False
+        self.has_response_bytes = False
         self._transport: asyncio.Transport | None = None
         self._parser: Any = None
         self._headers: dict[str, str] = {}
@@ -74,7 +74,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self.has_begun = True
+        self.has_response_bytes = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -92,7 +92,7 @@ class _Connection(asyncio.Protocol):
         """Raises ConnectionLost."""
         assert self._transport is not None
         self._parser, self._headers, self._on_body = httptools.HttpResponseParser(self), {}, on_body
-        self.has_begun = False
+        self.has_response_bytes = False
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         finished = False
@@ -117,23 +117,23 @@ class Connections:
     def __init__(self, address: Address, limit: int) -> None:
         self._address = address
         self._free: list[_Connection] = []
-        self._places = asyncio.Semaphore(limit)
+        self._slots = asyncio.Semaphore(limit)
 
     async def exchange(
         self, request: bytes, on_body: OnBody, *, on_send: Callable[[], None] | None = None
     ) -> Head:
         """`on_send` is called when the request is first written. Raises OSError."""
-        async with self._places:
-            kept = self._kept()
-            connection = kept or await self._opened()
+        async with self._slots:
+            kept = self._reusable()
+            connection = kept or await self._open()
             if on_send is not None:
                 on_send()
             try:
                 head = await connection.exchange(request, on_body)
             except IncompleteResponse:
-                if kept is None or kept.has_begun:
+                if kept is None or kept.has_response_bytes:
                     raise
-                connection = await self._opened()
+                connection = await self._open()
                 head = await connection.exchange(request, on_body)
             if connection.is_usable:
                 self._free.append(connection)
@@ -158,13 +158,13 @@ class Connections:
             raise RuntimeError(f"{path}: {head.status}: {whole[:500].decode(errors='replace')}")
         return whole
 
-    def _kept(self) -> _Connection | None:
+    def _reusable(self) -> _Connection | None:
         while self._free:
             if (kept := self._free.pop()).is_usable:
                 return kept
         return None
 
-    async def _opened(self) -> _Connection:
+    async def _open(self) -> _Connection:
         loop = asyncio.get_running_loop()
         _, made = await loop.create_connection(_Connection, self._address.host, self._address.port)
         return made

@@ -37,7 +37,7 @@ def attainment(records: Sequence[RequestRecord]) -> float | None:
     return fmean(r.outcome is Outcome.MET for r in records) if records else None
 
 
-def by(
+def group_by(
     records: Iterable[RequestRecord], key: Callable[[RequestRecord], str]
 ) -> dict[str, list[RequestRecord]]:
     groups: dict[str, list[RequestRecord]] = {}
@@ -48,21 +48,21 @@ def by(
 
 def attainments(records: Sequence[RequestRecord]) -> dict[str, float | None]:
     """Of all together as `overall`, and of each class."""
-    classes = by(records, lambda r: r.planned.service_class)
+    classes = group_by(records, lambda r: r.planned.service_class)
     return {"overall": attainment(records)} | {name: attainment(group) for name, group in classes.items()}
 
 
 def percentiles(records: Sequence[RequestRecord], seed: int) -> dict[str, dict[str, dict[str, list[float]]]]:
     """By class and metric, each [value, low, high]; of requests that were answered."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for name, group in by(records, lambda r: r.planned.service_class).items():
+    for name, group in group_by(records, lambda r: r.planned.service_class).items():
         metrics = {
             "ttft_ms": [_known(r.ttft_ms) for r in group],
             "tpot_ms": [_known(r.tpot_ms) for r in group],
             "tbt_ms": [gaps_ms(r) for r in group],
             "e2e_ms": [_known(r.e2e_ms) for r in group],
         }
-        found[name] = {m: _with_intervals(each, seed) for m, each in metrics.items() if any(each)}
+        found[name] = {m: _bootstrap_intervals(each, seed) for m, each in metrics.items() if any(each)}
     return found
 
 
@@ -74,7 +74,7 @@ def gaps_ms(record: RequestRecord) -> list[float]:
     return [1e3 * (after - at) for at, after in zip(record.tokens, record.tokens[1:], strict=False)]
 
 
-def _with_intervals(each: Sequence[Sequence[float]], seed: int) -> dict[str, list[float]]:
+def _bootstrap_intervals(each: Sequence[Sequence[float]], seed: int) -> dict[str, list[float]]:
     """`each` holds the values of a request; of some there may be none, of all there are some."""
     answered = [of_one for of_one in each if of_one]
     counts = [len(of_one) for of_one in answered]
@@ -110,11 +110,11 @@ def jain(values: Sequence[float]) -> float | None:
 def fairness(records: Sequence[RequestRecord], priorities: Mapping[str, int]) -> dict[str, float | None]:
     """Jain's index over the attainment of tenants, of classes where all are one tenant's; the gap is the
     highest priority's attainment less the lowest's."""
-    groups = by(records, lambda r: r.planned.tenant)
+    groups = group_by(records, lambda r: r.planned.tenant)
     if len(groups) < 2:
-        groups = by(records, lambda r: r.planned.service_class)
+        groups = group_by(records, lambda r: r.planned.service_class)
     shares = [attainment(group) or 0.0 for group in groups.values()]
-    levels = by(records, lambda r: f"{priorities.get(r.planned.service_class, 0):03}")
+    levels = group_by(records, lambda r: f"{priorities.get(r.planned.service_class, 0):03}")
     kept = [attainment(group) or 0.0 for group in levels.values()]
     return {"jain": jain(shares), "priority_gap": kept[-1] - kept[0] if len(kept) > 1 else None}
 

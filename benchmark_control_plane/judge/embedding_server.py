@@ -34,9 +34,9 @@ from controlplane.core.request import Request as Asked
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.bootstrap import embedder_of
 
-_CALLER_LEFT = 499
+_CLIENT_CLOSED_REQUEST = 499
 
-_ANYBODY = ServiceClass("any", Slo(), priority=0, sheddable=False)
+_ANY_CLASS = ServiceClass("any", Slo(), priority=0, sheddable=False)
 
 
 def application(embedder: WorkerEmbedder) -> Starlette:
@@ -57,15 +57,15 @@ def application(embedder: WorkerEmbedder) -> Starlette:
         inputs = given if isinstance(given[0], list) else await embedder.tokenize(given)
         tokens = sum(map(len, inputs))
         asked = Asked(
-            id="", kind=Kind.EMBED, model=embedder.model, tenant="", service_class=_ANYBODY,
-            slo=_ANYBODY.slo, arrival=Instant(0), prompt_tokens=tokens, max_output_tokens=0,
+            id="", kind=Kind.EMBED, model=embedder.model, tenant="", service_class=_ANY_CLASS,
+            slo=_ANY_CLASS.slo, arrival=Instant(0), prompt_tokens=tokens, max_output_tokens=0,
         )  # fmt: skip
         try:
-            vectors = await _unless_left(request, embedder.embed(asked, inputs, deadline=None))
+            vectors = await _unless_disconnected(request, embedder.embed(asked, inputs, deadline=None))
         except Refused as error:
             return _json({"error": {"message": str(error), "type": "invalid_request_error"}}, status=400)
         if vectors is None:
-            return Response(status_code=_CALLER_LEFT)
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
         rows = [
             {"object": "embedding", "index": i, "embedding": b64encode(row.tobytes()).decode()}
             for i, row in enumerate(vectors)
@@ -77,7 +77,7 @@ def application(embedder: WorkerEmbedder) -> Starlette:
     return Starlette(routes=routes, lifespan=lifespan)
 
 
-async def _unless_left(request: Request, work: Coroutine[Any, Any, Vectors]) -> Vectors | None:
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Vectors]) -> Vectors | None:
     """None if the caller leaves first; with the body read, nothing else can come."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
     try:

@@ -84,14 +84,14 @@ class Experiment:
 def read_experiment(path: Path, data: Path) -> Experiment:
     """Raises BadInput with one line for each mistake in the file."""
     try:
-        content, text = _extended(path)
+        content, text = _read_extended(path)
         plan = parse_as(ExperimentPlan, content, source=str(path))
     except ConfigError as error:
         raise BadInput(str(error)) from error
     return Experiment(plan, text, data)
 
 
-def _extended(path: Path) -> tuple[object, str]:
+def _read_extended(path: Path) -> tuple[object, str]:
     """A file that `extends` another, beside it, states what differs; lists it states replace the other's,
     where a system's name alone stands for the other's system, and a stream with a kind is all its own. With
     the text of both."""
@@ -104,14 +104,14 @@ def _extended(path: Path) -> tuple[object, str]:
     if not isinstance(base, dict) or "extends" in base:
         raise ConfigError(f"{path}: extends: the other file is an experiment that extends none")
     if isinstance(systems := content.get("systems"), list):
-        content["systems"] = [_looked_up(base, system, path) for system in systems]
+        content["systems"] = [_resolve_system(base, system, path) for system in systems]
     if isinstance(streams := content.get("streams"), dict):
         own = {name for name, stream in streams.items() if isinstance(stream, dict) and "kind" in stream}
         base["streams"] = {name: s for name, s in base.get("streams", {}).items() if name not in own}
-    return merged(base, content), f"{text}\n# --- {below.name}\n\n{below.read_text(encoding='utf-8')}"
+    return merge(base, content), f"{text}\n# --- {below.name}\n\n{below.read_text(encoding='utf-8')}"
 
 
-def _looked_up(base: Mapping[str, Any], system: object, path: Path) -> object:
+def _resolve_system(base: Mapping[str, Any], system: object, path: Path) -> object:
     if not isinstance(system, str):
         return system
     known = {one["name"]: one for one in base.get("systems", ()) if isinstance(one, dict) and "name" in one}
@@ -127,7 +127,9 @@ def quick(plan: ExperimentPlan) -> ExperimentPlan:
     """The same question in about a minute: one seed, the outermost loads, short windows, the first tandem
     and the first baseline, no variants."""
     kept = [next((s for s in plan.systems if s.kind == kind), None) for kind in ("tandem", "baseline")]
-    systems = [single(system) for system in kept if system is not None] or [single(plan.systems[0])]
+    systems = [first_variant(system) for system in kept if system is not None] or [
+        first_variant(plan.systems[0])
+    ]
     loads = tuple(dict.fromkeys((plan.loads[0], plan.loads[-1])))[:_QUICK_LOADS]
     window = replace(plan.window, measured_s=min(plan.window.measured_s, _QUICK_MEASURED_S))
     names = [system.name for system in systems]
@@ -142,7 +144,7 @@ def quick(plan: ExperimentPlan) -> ExperimentPlan:
     )
 
 
-def single(system: SystemSection) -> SystemSection:
+def first_variant(system: SystemSection) -> SystemSection:
     if system.variants:
         return replace(
             system, split=next(iter(system.variants.values())), variants={}, loads=None, seeds=None
@@ -164,13 +166,13 @@ def classes_section(plan: ExperimentPlan, objectives: Mapping[str, Mapping[str, 
     }
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` wins; mappings in both are merged likewise."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
-            result[key] = merged(below, value)
+            result[key] = merge(below, value)
         else:
             result[key] = value
     return result
@@ -218,7 +220,7 @@ def _system_problems(plan: ExperimentPlan, system: SystemSection) -> Iterator[st
         any_objective = {name: {"ttft_ms": _ANY_OBJECTIVE_MS} for name in plan.classes}
         content = {"models": {"chat": {"model": "any"}}, "classes": classes_section(plan, any_objective)}
         try:
-            config = parse(merged(content, sections), source=f"system {system.name!r}")
+            config = parse(merge(content, sections), source=f"system {system.name!r}")
         except ConfigError as error:
             yield str(error)
             return

@@ -32,11 +32,11 @@ TOTALS = {
 
 
 @dataclass(slots=True)
-class Watch:
+class MemorySampler:
     times: list[float] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
 
-    async def follow(self, read: Read, clock: Callable[[], float], origin: float, every: float) -> None:
+    async def poll(self, read: Read, clock: Callable[[], float], origin: float, every: float) -> None:
         """Until cancelled. A server that does not answer just then leaves a gap."""
         while True:
             try:
@@ -91,19 +91,19 @@ def _held(sample: Sample, owner: str) -> float:
     return sample.get(f"used:{owner}", sample.get(f"held:{owner}", 0.0))
 
 
-def from_metrics(address: Address, pool: Connections, kv_bytes: int | None) -> Read:
+def metrics_reader(address: Address, pool: Connections, kv_bytes: int | None) -> Read:
     """`kv_bytes` is the size of a KV cache whose use is stated as a share."""
     request = request_bytes(address, "GET", "/metrics")
 
     async def read() -> Sample:
         parts: list[bytes] = []
         head = await pool.exchange(request, parts.append, on_send=lambda: None)
-        return sampled(b"".join(parts), kv_bytes) if head.status == 200 else {}
+        return parse_metrics(b"".join(parts), kv_bytes) if head.status == 200 else {}
 
     return read
 
 
-def sampled(text: bytes, kv_bytes: int | None) -> Sample:
+def parse_metrics(text: bytes, kv_bytes: int | None) -> Sample:
     """Of a page of Prometheus text."""
     sample: dict[str, float] = {}
     for name, labels, value in _LINE.findall(text):

@@ -75,7 +75,7 @@ class RequestRecord:
         }  # fmt: skip
 
 
-def judged(
+def judge_response(
     planned: PlannedRequest, scheduled: float, answer: PartialResponse, origin: float, objective: SloTargets
 ) -> RequestRecord:
     """`scheduled` and the answer's times are on the runner's clock; the window starts at `origin`."""
@@ -107,7 +107,7 @@ def judged(
     )  # fmt: skip
 
 
-def cut_off(
+def judge_unfinished(
     planned: PlannedRequest,
     scheduled: float,
     answer: PartialResponse,
@@ -118,7 +118,7 @@ def cut_off(
     """Given up at `now`: late if its promise was broken by then, else the client left too early to tell."""
     answer.loss = Outcome.LATE if _is_broken(planned, scheduled, answer, now, objective) else Outcome.ABORTED
     answer.error = _CUT_OFF
-    return judged(planned, scheduled, answer, origin, objective)
+    return judge_response(planned, scheduled, answer, origin, objective)
 
 
 def _is_broken(
@@ -144,7 +144,7 @@ def loss_of(status: int, code: str | None, dropped: str | None) -> Outcome:
     return Outcome.FAILED
 
 
-def objectives_of(classes: Mapping[str, Mapping[str, float]]) -> dict[str, SloTargets]:
+def slo_targets(classes: Mapping[str, Mapping[str, float]]) -> dict[str, SloTargets]:
     return {name: SloTargets(**stated) for name, stated in classes.items()}
 
 
@@ -157,5 +157,5 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
-def counted(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+def without_warmup(records: Iterable[RequestRecord]) -> list[RequestRecord]:
     return [record for record in records if not record.planned.is_warmup]

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmark_control_plane.common.arguments import BadInput, stated_data
-from benchmark_control_plane.judge.experiment import Experiment, quick, read_experiment, single
+from benchmark_control_plane.judge.experiment import Experiment, first_variant, quick, read_experiment
 from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.frontier_search import highest_load
 from benchmark_control_plane.judge.progress import ProgressDisplay
@@ -66,7 +66,7 @@ class _ExperimentRun:
                 return entry["attainment"]["overall"] or 0.0
         return None
 
-    def chosen(self, system: SystemSection) -> SystemSection:
+    def select_variant(self, system: SystemSection) -> SystemSection:
         """With the best of its variants; seeds of their own, so that luck is not carried over."""
         if not system.variants:
             return system
@@ -75,7 +75,7 @@ class _ExperimentRun:
             one = replace(system, split=split, variants={})
             with staged(self.bench.experiment.plan, one, self.bench.objectives, self.folder) as stage:
                 attained = self._attained(
-                    stage, one, _SWEEP_LOAD, max(self.seeds) + 1, f"{system.name}: {name}", _forget
+                    stage, one, _SWEEP_LOAD, max(self.seeds) + 1, f"{system.name}: {name}", _discard
                 )
                 if attained is not None:
                     kept[name] = attained
@@ -85,7 +85,7 @@ class _ExperimentRun:
         )
         return replace(system, split=system.variants[best], variants={})
 
-    def together(self, systems: Sequence[SystemSection]) -> None:
+    def run_group(self, systems: Sequence[SystemSection]) -> None:
         plan = self.bench.experiment.plan
         with ExitStack() as stack:
             stages = {
@@ -123,24 +123,24 @@ class _ExperimentRun:
                 load = highest_load(dict(measured), target, steps=frontier.steps, attainment_at=attainment_at)
                 per_seed.append(None if load is None else load * self.bench.capacity)
             self.results.add_frontier(
-                {"system": system.name, "target": target, "rps": middle(per_seed), "per_seed": per_seed}
+                {"system": system.name, "target": target, "rps": median_rate(per_seed), "per_seed": per_seed}
             )
 
 
-def middle(per_seed: Sequence[float | None]) -> float | None:
+def median_rate(per_seed: Sequence[float | None]) -> float | None:
     """The median; a seed that kept the target at no rate is the lowest, and None where it is the middle."""
     rising = sorted(rate or 0.0 for rate in per_seed)
     return median(rising) if rising[(len(rising) - 1) // 2] else None
 
 
-def _forget(entry: Mapping[str, Any], records: Iterable[RequestRecord]) -> None:
+def _discard(entry: Mapping[str, Any], records: Iterable[RequestRecord]) -> None:
     """What only chooses among variants is no result."""
 
 
 def run(experiment: Experiment, results: ResultsWriter, folder: Path, progress: ProgressDisplay) -> None:
     """Raises BadInput, RuntimeError for a server that does not come up, KeyboardInterrupt."""
     plan = experiment.plan
-    reference = single(plan.reference_system)
+    reference = first_variant(plan.reference_system)
     with staged(plan, reference, {}, folder) as stage:
         progress.say(f"unloaded latencies on {reference.name}")
         alone = unloaded(experiment, stage, reference)
@@ -150,9 +150,9 @@ def run(experiment: Experiment, results: ResultsWriter, folder: Path, progress: 
     results.measure(alone, objectives, capacity)
     progress.say(f"100 % load is {capacity:.2f} requests a second")
     course = _ExperimentRun(Bench(experiment, objectives, capacity), results, folder, progress)
-    systems = [course.chosen(system) for system in plan.systems]
+    systems = [course.select_variant(system) for system in plan.systems]
     for first in range(0, len(systems), plan.together):
-        course.together(systems[first : first + plan.together])
+        course.run_group(systems[first : first + plan.together])
     results.finish()
 
 

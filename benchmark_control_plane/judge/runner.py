@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from benchmark_control_plane.judge.records import PartialResponse, RequestRecord, SloTargets, cut_off, judged
+from benchmark_control_plane.judge.records import (
+    PartialResponse,
+    RequestRecord,
+    SloTargets,
+    judge_response,
+    judge_unfinished,
+)
 from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.core.decision import Outcome
 
@@ -31,7 +37,7 @@ class Target(Protocol):
 
 
 @dataclass(slots=True)
-class Played:
+class RunResult:
     """`lateness` in seconds, of every request that was due, sent or not."""
 
     records: list[RequestRecord] = field(default_factory=list)
@@ -39,51 +45,55 @@ class Played:
 
 
 @dataclass(slots=True)
-class _Course:
+class _Run:
     target: Target
     objectives: Mapping[str, SloTargets]
     clock: Clock
     origin: float
     on_end: Callable[[], None]
-    follow: Mapping[str, Sequence[PlannedRequest]]
+    followers: Mapping[str, Sequence[PlannedRequest]]
     open: dict[str, tuple[PlannedRequest, float, PartialResponse]] = field(default_factory=dict)
-    played: Played = field(default_factory=Played)
+    result: RunResult = field(default_factory=RunResult)
 
-    async def ask(self, planned: PlannedRequest, scheduled: float) -> None:
+    async def send_and_record(self, planned: PlannedRequest, scheduled: float) -> None:
         answer = PartialResponse()
         self.open[planned.id] = (planned, scheduled, answer)
         await self.target.send(planned, answer)
         self.close(planned, scheduled, answer)
-        for next_one in self.follow.get(planned.id, ()):
+        for next_one in self.followers.get(planned.id, ()):
             if answer.loss in _LOST_BEFORE:
                 lost = PartialResponse(loss=answer.loss, error=f"{planned.id} was not answered")
                 self.close(next_one, self.clock(), lost)
             else:
-                await self.ask(next_one, self.clock())
+                await self.send_and_record(next_one, self.clock())
 
     def close(self, planned: PlannedRequest, scheduled: float, answer: PartialResponse) -> None:
         self.open.pop(planned.id, None)
-        self.keep(judged(planned, scheduled, answer, self.origin, self.objective(planned)))
+        self.add_record(judge_response(planned, scheduled, answer, self.origin, self.objective(planned)))
         if answer.sent is not None:
-            self.played.lateness.append(max(0.0, answer.sent - scheduled))
+            self.result.lateness.append(max(0.0, answer.sent - scheduled))
 
-    def keep(self, record: RequestRecord) -> None:
-        self.played.records.append(record)
+    def add_record(self, record: RequestRecord) -> None:
+        self.result.records.append(record)
         self.on_end()
 
     def objective(self, planned: PlannedRequest) -> SloTargets:
         return self.objectives.get(planned.service_class, _NO_OBJECTIVE)
 
-    def give_up(self) -> None:
+    def cut_off_open(self) -> None:
         now = self.clock()
         for planned, scheduled, answer in list(self.open.values()):
             # One that never found a connection is later than any that did.
             sent = now if answer.sent is None else answer.sent
-            self.played.lateness.append(max(0.0, sent - scheduled))
-            self.keep(cut_off(planned, scheduled, answer, self.origin, now, self.objective(planned)))
-            for next_one in self.follow.get(planned.id, ()):
+            self.result.lateness.append(max(0.0, sent - scheduled))
+            self.add_record(
+                judge_unfinished(planned, scheduled, answer, self.origin, now, self.objective(planned))
+            )
+            for next_one in self.followers.get(planned.id, ()):
                 never = PartialResponse()
-                self.keep(cut_off(next_one, now, never, self.origin, now, self.objective(next_one)))
+                self.add_record(
+                    judge_unfinished(next_one, now, never, self.origin, now, self.objective(next_one))
+                )
         self.open.clear()
 
 
@@ -96,15 +106,15 @@ async def play(
     drain: float,
     clock: Clock = time.perf_counter,
     tick: Tick = lambda answered, planned: None,
-) -> Played:
+) -> RunResult:
     """Records in the order in which the requests ended."""
     follow: dict[str, list[PlannedRequest]] = {}
     for one in plan:
         if one.after is not None:
             follow.setdefault(one.after, []).append(one)
-    course = _Course(
+    course = _Run(
         target, objectives, clock, clock() + warmup,
-        on_end=lambda: tick(len(course.played.records), len(plan)), follow=follow,
+        on_end=lambda: tick(len(course.result.records), len(plan)), followers=follow,
     )  # fmt: skip
     tasks: set[asyncio.Task[None]] = set()
     try:
@@ -114,10 +124,10 @@ async def play(
             due = course.origin + one.at
             if (wait := due - clock()) > 0:
                 await asyncio.sleep(wait)
-            tasks.add(asyncio.create_task(course.ask(one, due)))
+            tasks.add(asyncio.create_task(course.send_and_record(one, due)))
         if tasks:
             await asyncio.wait(tasks, timeout=drain)
-        course.give_up()
+        course.cut_off_open()
     finally:
         left = [task for task in tasks if not task.done()]
         for task in left:
@@ -126,27 +136,27 @@ async def play(
     for task in tasks:
         if not task.cancelled():
             task.result()
-    return course.played
+    return course.result
 
 
-async def in_turn(
+async def closed_loop(
     target: Target,
     plan: Sequence[PlannedRequest],
     *,
     clients: int,
     seconds: float,
     clock: Clock = time.perf_counter,
-) -> Played:
+) -> RunResult:
     """Closed loop: `clients` take the requests one after the other, none new after `seconds`."""
     start = clock()
-    course = _Course(target, {}, clock, start, lambda: None, {})
+    course = _Run(target, {}, clock, start, lambda: None, {})
     waiting: Iterator[PlannedRequest] = iter(plan)
 
     async def client() -> None:
         for one in waiting:
             if clock() - start > seconds:
                 return
-            await course.ask(one, clock())
+            await course.send_and_record(one, clock())
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    return course.played
+    return course.result

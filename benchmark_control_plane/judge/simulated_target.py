@@ -121,7 +121,7 @@ async def simulated_target(
     def length(request: Request) -> int:
         return output_tokens[request.id.rpartition("-")[0]]
 
-    machine = _machine(device)
+    machine = _machine_of(device)
     if machine.pool_bytes is not None and "quota" in sections:
         quota = config_of(sections).quota
         if not quota.moves:
@@ -131,7 +131,7 @@ async def simulated_target(
         yield SimulatedTarget(service, generator, embedder, output_tokens, has_gate=has_gate)
 
 
-def _machine(device: SimulatedDeviceSection) -> Machine:
+def _machine_of(device: SimulatedDeviceSection) -> Machine:
     step = in_turn(llm_only(affine(*device.step)), embedding_line(*device.embedding))
     elements = device.kv_bytes_per_token // _BYTES_PER_ELEMENT
     return Machine(

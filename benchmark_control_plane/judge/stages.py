@@ -21,11 +21,11 @@ import uvloop
 from benchmark_control_plane.common.arguments import BadInput
 from benchmark_control_plane.common.http_client import connections
 from benchmark_control_plane.judge import analysis
-from benchmark_control_plane.judge.experiment import Experiment, ExperimentPlan, classes_section, merged
+from benchmark_control_plane.judge.experiment import Experiment, ExperimentPlan, classes_section, merge
 from benchmark_control_plane.judge.experiment_schema import SystemSection
-from benchmark_control_plane.judge.memory import Read, Watch, from_metrics
-from benchmark_control_plane.judge.records import RequestRecord, counted, objectives_of
-from benchmark_control_plane.judge.runner import Clock, Played, Target, Tick, in_turn, play
+from benchmark_control_plane.judge.memory import MemorySampler, Read, metrics_reader
+from benchmark_control_plane.judge.records import RequestRecord, slo_targets, without_warmup
+from benchmark_control_plane.judge.runner import Clock, RunResult, Target, Tick, closed_loop, play
 from benchmark_control_plane.judge.simulated_target import simulated_target
 from benchmark_control_plane.judge.systems import Objectives, Up, up
 from benchmark_control_plane.judge.workload import PlannedRequest, planned
@@ -36,15 +36,15 @@ from controlplane.core.request import Kind
 Result = TypeVar("Result")
 Act = Callable[[Target, Clock, Read | None], Coroutine[Any, Any, Result]]
 
-_AHEAD = 10
+_NICENESS_LEAD = 10
 """Steps of niceness by which the client comes before the servers."""
 _PROBE_SECONDS = 120.0
 _SAMPLE_SECONDS = 0.5
-_ALONE = 12
+_UNLOADED_REQUESTS = 12
 """Requests of each class that are asked alone, for the unloaded latencies."""
 _SATURATING_RPS = (500.0, 4_000.0)
 """Of what is drawn for a saturation probe: more where all were answered before it ended."""
-_FILLING = 0.25
+_RAMP_UP_SHARE = 0.25
 """Of a saturation probe: until as many run as will."""
 _UNDECIDED_SHARE = 0.01
 
@@ -65,7 +65,7 @@ class LiveStage:
     shares_machine = True
 
     def act(self, act: "Act[Result]") -> Result:
-        with _first_in_line(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with _client_priority(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(self._acted(act))
 
     async def _acted(self, act: "Act[Result]") -> Result:
@@ -73,12 +73,12 @@ class LiveStage:
             if self.up.metrics is None:
                 return await act(target, time.perf_counter, None)
             async with connections(self.up.metrics, 1) as pool:
-                read = from_metrics(self.up.metrics, pool, self.up.kv_bytes)
+                read = metrics_reader(self.up.metrics, pool, self.up.kv_bytes)
                 return await act(target, time.perf_counter, read)
 
 
 @contextmanager
-def _first_in_line() -> Iterator[None]:
+def _client_priority() -> Iterator[None]:
     """The client takes little of the servers' cores but must have it at once: else what it measures is its
     own waiting. Where raising one's priority is not allowed, the lateness of sending tells."""
     # Nor may a collection of garbage hold up what is due.
@@ -86,7 +86,7 @@ def _first_in_line() -> Iterator[None]:
     gc.freeze()
     before = os.getpriority(os.PRIO_PROCESS, 0)
     with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, before - _AHEAD)
+        os.setpriority(os.PRIO_PROCESS, 0, before - _NICENESS_LEAD)
     try:
         yield
     finally:
@@ -109,7 +109,7 @@ class SimulatedStage:
 
     async def _acted(self, act: "Act[Result]") -> Result:
         classes = {"classes": classes_section(self.plan, self.objectives)}
-        sections = merged(classes, self.system.simulated or {})
+        sections = merge(classes, self.system.simulated or {})
         sections.pop("models", None)
         device = self.plan.device_of(self.system)
         async with simulated_target(device, sections, has_gate=not self.system.ungated) as target:
@@ -146,14 +146,14 @@ class Bench:
         """One entry of results.json's runs, and the records behind it. Raises BadInput if nobody answers."""
         plan = self.experiment.plan
         requests = self.requests(system, load * self.capacity, seed)
-        watch = Watch()
+        watch = MemorySampler()
 
-        async def act(target: Target, clock: Clock, read: Read | None) -> Played:
+        async def act(target: Target, clock: Clock, read: Read | None) -> RunResult:
             await probe(target, requests, clock, system.name)
-            return await _watched(self, target, requests, clock, read, watch, seed, tick)
+            return await _run_with_sampler(self, target, requests, clock, read, watch, seed, tick)
 
         played = stage.act(act)
-        records = counted(played.records)
+        records = without_warmup(played.records)
         late = analysis.lateness(played.lateness)
         why = _why_invalid(records, late, plan.window.lateness_limit_ms)
         priorities = {name: promise.priority for name, promise in plan.classes.items()}
@@ -195,16 +195,16 @@ def requests_of(
     )  # fmt: skip
 
 
-async def _watched(
+async def _run_with_sampler(
     bench: Bench,
     target: Target,
     requests: Sequence[PlannedRequest],
     clock: Clock,
     read: Read | None,
-    watch: Watch,
+    watch: MemorySampler,
     seed: int,
     tick: Tick,
-) -> Played:
+) -> RunResult:
     window = bench.experiment.plan.window
     prepare = getattr(target, "prepare", None)
     if prepare is not None:
@@ -212,10 +212,10 @@ async def _watched(
     following = None
     if read is not None:
         origin = clock() + window.warmup_s
-        following = asyncio.create_task(watch.follow(read, clock, origin, _SAMPLE_SECONDS))
+        following = asyncio.create_task(watch.poll(read, clock, origin, _SAMPLE_SECONDS))
     try:
         return await play(
-            target, requests, objectives_of(bench.objectives),
+            target, requests, slo_targets(bench.objectives),
             warmup=window.warmup_s, drain=window.drain_s, clock=clock, tick=tick,
         )  # fmt: skip
     finally:
@@ -232,12 +232,15 @@ async def probe(target: Target, requests: Sequence[PlannedRequest], clock: Clock
         for one in kinds.values()
     ]
     try:
-        played = await asyncio.wait_for(
-            in_turn(target, asked, clients=len(asked), seconds=_PROBE_SECONDS, clock=clock), _PROBE_SECONDS
-        ) if asked else Played()  # fmt: skip
+        result = RunResult()
+        if asked:
+            requests_sent = closed_loop(
+                target, asked, clients=len(asked), seconds=_PROBE_SECONDS, clock=clock
+            )
+            result = await asyncio.wait_for(requests_sent, _PROBE_SECONDS)
     except TimeoutError:
         raise BadInput(f"system {name!r}: no answer within {_PROBE_SECONDS:g} s; is it overloaded?") from None
-    for record in played.records:
+    for record in result.records:
         if record.outcome is Outcome.FAILED:
             kind = record.planned.kind
             raise BadInput(f"system {name!r} does not answer a request to {kind}: {record.error}")
@@ -265,16 +268,16 @@ def unloaded(experiment: Experiment, stage: Stage, system: SystemSection) -> dic
     chosen = [
         one
         for name in experiment.plan.classes
-        for one in [r for r in drawn if r.service_class == name][: _ALONE + 1]
+        for one in [r for r in drawn if r.service_class == name][: _UNLOADED_REQUESTS + 1]
     ]
 
-    async def act(target: Target, clock: Clock, read: Read | None) -> Played:
+    async def act(target: Target, clock: Clock, read: Read | None) -> RunResult:
         await probe(target, drawn, clock, system.name)
-        return await in_turn(target, chosen, clients=1, seconds=float("inf"), clock=clock)
+        return await closed_loop(target, chosen, clients=1, seconds=float("inf"), clock=clock)
 
     records = stage.act(act).records
     found: dict[str, dict[str, float]] = {}
-    for name, group in analysis.by(records, lambda r: r.planned.service_class).items():
+    for name, group in analysis.group_by(records, lambda r: r.planned.service_class).items():
         # The first of its kind warms up.
         latencies = {m: [getattr(r, m) for r in group[1:]] for m in ("ttft_ms", "tpot_ms", "e2e_ms")}
         found[name] = {
@@ -317,7 +320,7 @@ def saturation(experiment: Experiment, stage: Stage, system: SystemSection) -> f
             f"system {system.name!r} was done with {len(played.records)} requests before the probe's "
             f"{experiment.plan.capacity.probe_s:g} s were over; state capacity.rps, or lower capacity.clients"
         )
-    start, end = _FILLING * experiment.plan.capacity.probe_s, experiment.plan.capacity.probe_s
+    start, end = _RAMP_UP_SHARE * experiment.plan.capacity.probe_s, experiment.plan.capacity.probe_s
     whole = [r for r in played.records if r.outcome is Outcome.MET]
     answered = [r for r in whole if r.last is not None and start <= r.last < end]
     if not answered:
@@ -327,14 +330,14 @@ def saturation(experiment: Experiment, stage: Stage, system: SystemSection) -> f
 
 def _saturated(
     experiment: Experiment, stage: Stage, system: SystemSection, rate: float
-) -> tuple[Played, bool]:
+) -> tuple[RunResult, bool]:
     """With whether there was always somebody left to ask."""
     capacity = experiment.plan.capacity
     drawn = requests_of(experiment, system, rate, seed=1, measured=capacity.probe_s)
 
-    async def act(target: Target, clock: Clock, read: Read | None) -> Played:
+    async def act(target: Target, clock: Clock, read: Read | None) -> RunResult:
         await probe(target, drawn, clock, system.name)
-        return await in_turn(
+        return await closed_loop(
             target, drawn, clients=capacity.clients, seconds=capacity.probe_s, clock=clock
         )  # fmt: skip
 

@@ -22,7 +22,7 @@ from benchmark_control_plane.common.servers import (
     tandem_server,
     vllm_server,
 )
-from benchmark_control_plane.judge.experiment import ExperimentPlan, classes_section, merged
+from benchmark_control_plane.judge.experiment import ExperimentPlan, classes_section, merge
 from benchmark_control_plane.judge.experiment_schema import Endpoint, Live, Pinned, Split, SystemSection
 from benchmark_control_plane.judge.http_target import Dialect, HttpTarget, http_target
 
@@ -95,7 +95,7 @@ def tandem_config(
             tenant: {"api_keys_sha256": [hashlib.sha256(key.encode()).hexdigest()]}
             for tenant, key in keys.items()
         }
-    return merged(base, system.tandem or {})
+    return merge(base, system.tandem or {})
 
 
 def _split(stack: ExitStack, plan: ExperimentPlan, live: Live, split: Split, log: Path) -> Up:

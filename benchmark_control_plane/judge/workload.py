@@ -68,12 +68,12 @@ def planned(
     found = [
         one
         for name, stream in streams.items()
-        for one in _drawn(name, stream, rate * stream.share / whole, seed, warmup, measured, data)
+        for one in _draw_stream(name, stream, rate * stream.share / whole, seed, warmup, measured, data)
     ]
     return sorted(found, key=lambda one: (one.at, one.id))
 
 
-def _drawn(
+def _draw_stream(
     name: str, stream: StreamSection, rate: float, seed: int, warmup: float, measured: float, data: Path
 ) -> Iterator[PlannedRequest]:
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -87,11 +87,11 @@ def _rows(
 ) -> Iterator[TracedRequest]:
     """Times in seconds from the start of the warm-up."""
     if stream.trace is not None and stream.arrivals is None:
-        return _replayed(stream.trace, rng, rate, duration, data)
+        return _replay(stream.trace, rng, rate, duration, data)
     # Lengths come from a generator of their own: at a higher rate more are drawn, not others.
     lengths = np.random.default_rng(rng.integers(2**63))
     at = _times(stream.arrivals or Arrivals(), rng, rate, duration)
-    return (_one(stream, time, lengths, data) for time in at)
+    return (_draw_row(stream, time, lengths, data) for time in at)
 
 
 def _times(arrivals: Arrivals, rng: np.random.Generator, rate: float, duration: float) -> list[float]:
@@ -103,17 +103,17 @@ def _times(arrivals: Arrivals, rng: np.random.Generator, rate: float, duration: 
     return times(rng, rate, duration, variation=arrivals.cv, shape=shape)
 
 
-def _one(stream: StreamSection, at: float, rng: np.random.Generator, data: Path) -> TracedRequest:
+def _draw_row(stream: StreamSection, at: float, rng: np.random.Generator, data: Path) -> TracedRequest:
     if stream.trace is not None:
         rows = read_trace(*_source(stream.trace, data))
         row = rows[int(rng.integers(len(rows)))]
-        return _cut(stream.trace, TracedRequest(at, row.prompt, row.output, row.query))
+        return _scale(stream.trace, TracedRequest(at, row.prompt, row.output, row.query))
     prompt, output = draw(stream.prompt_tokens, rng), draw(stream.output_tokens, rng)
     query = None if stream.query_tokens is None else draw(stream.query_tokens, rng)
     return TracedRequest(at, prompt, output, query)
 
 
-def _replayed(
+def _replay(
     trace: TraceSection, rng: np.random.Generator, rate: float, duration: float, data: Path
 ) -> Iterator[TracedRequest]:
     """From a random row on, round and round, the whole trace's mean rate scaled to `rate`."""
@@ -129,10 +129,10 @@ def _replayed(
         at = (row.at + turns * span - rows[start].at) * scale
         if at >= duration:
             return
-        yield _cut(trace, TracedRequest(at, row.prompt, row.output, row.query))
+        yield _scale(trace, TracedRequest(at, row.prompt, row.output, row.query))
 
 
-def _cut(trace: TraceSection, row: TracedRequest) -> TracedRequest:
+def _scale(trace: TraceSection, row: TracedRequest) -> TracedRequest:
     prompt = min(trace.prompt_cap, max(1, round(row.prompt * trace.prompt_scale)))
     output = min(trace.output_cap, max(1, round(row.output * trace.output_scale)))
     return TracedRequest(row.at, prompt, output, row.query)

@@ -32,7 +32,7 @@ _NANO = 1e-9
 _SYSTEMS = ((1, 0.5, None), (1, 0.8, None), (1, 0.7, 50), (2, 0.8, 50), (4, 0.75, 100))
 """(servers, load, steps per service or None for M/D/1). Slots free up between steps only, so whoever finds
 one free waits half a step: the more steps, the nearer to the continuous model."""
-_PATIENT = {"admission": {"max_waiting": 10_000_000, "max_wait_ms": 86_400_000}}
+_UNLIMITED_WAIT = {"admission": {"max_waiting": 10_000_000, "max_wait_ms": 86_400_000}}
 
 
 def mmc_wait(servers: int, load: float) -> float:
@@ -83,7 +83,7 @@ class QueueingComparison:
         return self.estimate / self.formula - 1
 
 
-def compared(
+def compare(
     servers: int, load: float, customers: int, *, seed: int, steps_per_service: int | None = None
 ) -> QueueingComparison:
     """M/D/1 without `steps_per_service` (an answer is one step); else M/M/c with exponential services
@@ -119,7 +119,7 @@ def _simulated(at: Sequence[float], tokens: Sequence[int], step: float, servers:
         for time, count in zip(at, tokens, strict=True)
     ]
     machine = Machine(llm_only(affine(step, 0, 0, 0)), max_running=servers)
-    return simulate(offered, machine, _PATIENT, sample_every=0.2)
+    return simulate(offered, machine, _UNLIMITED_WAIT, sample_every=0.2)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     for servers, load, steps in _SYSTEMS:
         customers = options.customers if steps is None else options.customers // 4
-        one = compared(servers, load, customers, seed=options.seed, steps_per_service=steps)
+        one = compare(servers, load, customers, seed=options.seed, steps_per_service=steps)
         rows.append(
             {"model": one.model, "load": load, "customers": customers, "formula": one.formula,
              "estimate": one.estimate, "error": one.error, "simulated": one.simulated, "sample": one.sample,

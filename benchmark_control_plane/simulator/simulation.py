@@ -223,7 +223,7 @@ def _note_memory(use: MemoryUse, pool: int, kv: int, workspace: int, duration: f
     use.overflows += kv + workspace > pool
 
 
-class _LoopTicks:
+class _LoopTimers:
     """On the loop's own clock, which may be virtual."""
 
     def __init__(self) -> None:
@@ -268,7 +268,7 @@ async def started(
         else max(embedder.workspace_bytes, pool - generator.kv_bytes),
         device_memory=None if pool is None else lambda: ElasticMemory(pool, generator.kv_bytes),
         clock=LoopClock(),
-        ticks=_LoopTicks(),
+        ticks=_LoopTimers(),
         lengths=lengths,
     )
     await service.start()

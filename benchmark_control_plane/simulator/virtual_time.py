@@ -42,7 +42,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         selector = _JumpingSelector()
         selector.on_idle = self._jump
         super().__init__(selector)
-        self._stand_at(start)
+        self._set_time(start)
 
     def time(self) -> float:
         return self._now
@@ -57,20 +57,20 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def _jump(self, timeout: float | None) -> None:
         if timeout is None:
-            pending = sorted(_described(task) for task in asyncio.all_tasks(self))
+            pending = sorted(_describe(task) for task in asyncio.all_tasks(self))
             raise StuckLoop(
                 f"at {self._now:g} s nothing is ready and no timer is set, but {len(pending)} tasks wait: "
                 + "; ".join(pending)
             )
-        self._stand_at(self._now + timeout)
+        self._set_time(self._now + timeout)
 
-    def _stand_at(self, now: float) -> None:
+    def _set_time(self, now: float) -> None:
         self._now = now
         # asyncio runs timers due before now plus this; below a float's own step that would be none.
         self._clock_resolution = max(_RESOLUTION_SECONDS, 2 * math.ulp(now))
 
 
-def _described(task: "asyncio.Task[Any]") -> str:
+def _describe(task: "asyncio.Task[Any]") -> str:
     stack = task.get_stack(limit=1)
     where = f"{stack[0].f_code.co_filename}:{stack[0].f_lineno}" if stack else "its end"
     return f"{task.get_name()} at {where}"

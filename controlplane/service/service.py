@@ -181,7 +181,7 @@ class Service:
             self._embedders,
             config.service_classes(),
             config.default_class(),
-            keeps_gists=isinstance(self._lengths, LearnedLengths),
+            keeps_features=isinstance(self._lengths, LearnedLengths),
             seen_vectors=PromptVectorCache(config.predictors.encoder) if config.predictors.encoder else None,
         )
         if pool is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from controlplane.core.clock import Duration, Instant, after, between, to_seconds
 from predictors.load.series import LEVELS, SeriesForecaster
 
-_MOST_IDLE = 16
+_MAX_IDLE_WINDOWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class EmbeddingLoad:
         if self._until is None:
             self._until = after(now, self.window)
         missed = between(self._until, now) // self.window + 1
-        for _ in range(min(missed, _MOST_IDLE)):
+        for _ in range(min(missed, _MAX_IDLE_WINDOWS)):
             self.arrivals.observe(self._count)
             self.tokens.observe(self._sum)
             self._count = self._sum = 0

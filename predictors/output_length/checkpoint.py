@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from predictors.output_length.examples import ROW, WIDTH, Table
-from predictors.output_length.model import LEVELS, LengthModel, of_arrays
+from predictors.output_length.model import LEVELS, LengthModel, model_from_arrays
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def read(path: Path) -> Checkpoint:
         model = {n.removeprefix("model."): a for n, a in arrays.items() if n.startswith("model.")}
         standing = json.loads(arrays["standing"].tobytes())
         _check(table, standing)
-        return Checkpoint(table, of_arrays(model) if model else None, standing)
+        return Checkpoint(table, model_from_arrays(model) if model else None, standing)
     except FileNotFoundError:
         raise
     except _BROKEN as error:

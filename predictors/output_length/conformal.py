@@ -16,16 +16,16 @@ from controlplane.core.memory import Floats
 from predictors.output_length.model import LEVELS, MEDIAN, UPPER
 
 _LEVELS = np.array(LEVELS)
-_CALM_STEP, _STEP, _FIRST_STEP, _SETTLES = 0.04, 0.08, 0.4, 20.0
-_HASTE = np.where(LEVELS[UPPER] > _LEVELS, 1.0, 2.0)
-_CALM = 0.06
-_LEAST_SPREAD = 0.1
-_FURTHEST = 12.0
-_MEMORY = 50
+_SMALL_STEP, _STEP, _FIRST_STEP, _STEP_DECAY = 0.04, 0.08, 0.4, 20.0
+_STEP_FACTORS = np.where(LEVELS[UPPER] > _LEVELS, 1.0, 2.0)
+_CALM_MARGIN = 0.06
+_MIN_SPREAD = 0.1
+_MAX_OFFSET = 12.0
+_COVERAGE_WINDOW = 50
 _OUT_BELOW, _BACK_ABOVE = 0.78, 0.86
 _WIDEN = 2.0
 # Of a normal law, between the levels 0.1 and 0.9.
-_SPREADS = 2.563
+_NORMAL_DEVIATIONS = 2.563
 
 
 @dataclass(slots=True)
@@ -46,18 +46,18 @@ class Conformal:
         self.seen += 1
         # An answer cut at the limit says nothing of levels beyond it.
         below = (log_tokens <= adjusted + 1e-9) | (adjusted >= top)
-        is_calm = abs(self.covered - LEVELS[UPPER]) < _CALM
+        is_calm = abs(self.covered - LEVELS[UPPER]) < _CALM_MARGIN
         step = np.maximum(
-            _HASTE * (_CALM_STEP if is_calm else _STEP), _FIRST_STEP / (1 + self.seen / _SETTLES)
+            _STEP_FACTORS * (_SMALL_STEP if is_calm else _STEP), _FIRST_STEP / (1 + self.seen / _STEP_DECAY)
         )
         move = step * (_LEVELS - below)
         if self.is_out:
             outward = (move > 0) == (LEVELS[MEDIAN] <= _LEVELS)
             move = np.where(outward, _WIDEN * move, move)
-        self.offsets = np.clip(self.offsets + move, -_FURTHEST, _FURTHEST)
-        self.covered += (float(below[UPPER]) - self.covered) / _MEMORY
+        self.offsets = np.clip(self.offsets + move, -_MAX_OFFSET, _MAX_OFFSET)
+        self.covered += (float(below[UPPER]) - self.covered) / _COVERAGE_WINDOW
         self.is_out = self.covered < (_BACK_ABOVE if self.is_out else _OUT_BELOW)
 
 
 def _spread(log_quantiles: Floats) -> float:
-    return max(_LEAST_SPREAD, float(log_quantiles[UPPER] - log_quantiles[0]) / _SPREADS)
+    return max(_MIN_SPREAD, float(log_quantiles[UPPER] - log_quantiles[0]) / _NORMAL_DEVIATIONS)

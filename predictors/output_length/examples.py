@@ -31,7 +31,7 @@ Vectors = npt.NDArray[np.float16]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FeatureRow:
     """One request as a predictor sees it. `group` is alike for alike prompts."""
 
     numbers: Floats
@@ -43,10 +43,10 @@ class Asked:
         return Rows(self.numbers[None], self.words[None], self.vector[None])
 
 
-def asked(request: Request, recent_mean: float, recent_spread: float) -> Asked:
+def feature_row(request: Request, recent_mean: float, recent_spread: float) -> FeatureRow:
     """The last two are of the log tokens of recent answers of the request's class and model."""
-    gist = request.features
-    said = (_NO_NUMBERS, ()) if gist is None else (gist.numbers, gist.words)
+    features = request.features
+    said = (_NO_NUMBERS, ()) if features is None else (features.numbers, features.words)
     numbers = np.array(
         (*said[0], log1p(request.prompt_tokens), log1p(request.max_output_tokens), recent_mean, recent_spread)
     )
@@ -56,8 +56,8 @@ def asked(request: Request, recent_mean: float, recent_spread: float) -> Asked:
     own = np.array((*said[1], *caller), np.uint16)
     words[: len(own)] = own
     words[WIDTH // 2 : WIDTH // 2 + len(own)] = (own.astype(np.uint32) * _MIX ^ model) % BUCKETS
-    vector = _NO_VECTOR if gist is None else np.frombuffer(gist.vector, np.float16)
-    return Asked(numbers, words, crc32(own[: len(said[1])].tobytes()) & 0x7FFFFFFF, vector)
+    vector = _NO_VECTOR if features is None else np.frombuffer(features.vector, np.float16)
+    return FeatureRow(numbers, words, crc32(own[: len(said[1])].tobytes()) & 0x7FFFFFFF, vector)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class Rows:
         return Rows(self.numbers[chosen], self.words[chosen], self.vectors[chosen])
 
 
-def models_of(words: Words) -> npt.NDArray[np.uint16]:
-    """The bucket of each row's model: the last of its own words, see `asked`."""
+def model_buckets(words: Words) -> npt.NDArray[np.uint16]:
+    """The bucket of each row's model: the last of its own words, see `feature_row`."""
     own = words[:, : WIDTH // 2]
     found: npt.NDArray[np.uint16] = own[np.arange(len(own)), np.maximum(1, np.count_nonzero(own, 1)) - 1]
     return found
@@ -108,7 +108,7 @@ class Examples:
     def __len__(self) -> int:
         return min(self.seen, self.most)
 
-    def add(self, row: Asked, log_tokens: float) -> None:
+    def add(self, row: FeatureRow, log_tokens: float) -> None:
         at = self.seen % self.most
         self._numbers[at] = row.numbers
         self._words[at] = row.words
@@ -137,5 +137,5 @@ class Examples:
     def extend(self, table: Table) -> None:
         for at in range(max(0, len(table) - self.most), len(table)):
             vector = table.vectors[at] if table.vectors[at].any() else _NO_VECTOR
-            row = Asked(table.numbers[at], table.words[at], int(table.groups[at]), vector)
+            row = FeatureRow(table.numbers[at], table.words[at], int(table.groups[at]), vector)
             self.add(row, float(table.log_tokens[at]))

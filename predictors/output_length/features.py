@@ -51,7 +51,7 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def gist_of(prompt: str, *, system: str = "", before: str = "", turns: int = 1) -> PromptFeatures:
+def prompt_features(prompt: str, *, system: str = "", before: str = "", turns: int = 1) -> PromptFeatures:
     """`prompt` is the last user turn, `before` what was said earlier without the system prompt."""
     page = prompt if len(prompt) <= _HEAD + _TAIL else f"{prompt[:_HEAD]} {prompt[-_TAIL:]}"
     page = page.lower()
@@ -77,11 +77,11 @@ def gist_of(prompt: str, *, system: str = "", before: str = "", turns: int = 1) 
     return PromptFeatures(numbers, tuple(sorted({bucket(word) for word in _terms(words)})[:MOST_WORDS]))
 
 
-def gist_of_chat(messages: Sequence[Mapping[str, Any]]) -> PromptFeatures:
+def chat_features(messages: Sequence[Mapping[str, Any]]) -> PromptFeatures:
     """Of OpenAI's message objects; parts that are not text are passed over."""
     said = [(str(message.get("role", "")), _text(message.get("content"))) for message in messages]
     asked = next((at for at in reversed(range(len(said))) if said[at][0] == "user"), len(said) - 1)
-    return gist_of(
+    return prompt_features(
         said[asked][1] if said else "",
         system=" ".join(text for role, text in said if role in ("system", "developer")),
         before=" ".join(t for role, t in said[: max(0, asked)] if role not in ("system", "developer")),

@@ -28,7 +28,7 @@ _REFRESH = 8
 _MOST_KEPT = 256
 
 
-def _anything(max_tokens: int) -> LengthForecast:
+def _uniform_up_to(max_tokens: int) -> LengthForecast:
     return LengthForecast((0.0, 1.0), (float(min(1, max_tokens)), float(max_tokens)))
 
 
@@ -114,7 +114,7 @@ class HistoryQuantiles:
             return MaxTokens().forecast(request)
         history = self._history(request)
         if history is None:
-            found = _anything(request.max_output_tokens)
+            found = _uniform_up_to(request.max_output_tokens)
             median, upper = found.quantile(0.5), found.quantile(LEVEL)
         else:
             found = history.forecast(request.max_output_tokens)

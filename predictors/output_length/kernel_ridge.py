@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.core.memory import Floats
-from predictors.output_length.examples import Rows, models_of
+from predictors.output_length.examples import Rows, model_buckets
 from predictors.output_length.ridge import Ridge, standard
 
 _AXES = 192
@@ -48,7 +48,7 @@ class KernelRidge:
         return len(self.center)
 
 
-def fit_likeness(
+def fit_kernel_ridge(
     ridge: Ridge, rows: Rows, target: Floats, fold: npt.NDArray[np.int64], folds: int
 ) -> tuple[KernelRidge, Floats]:
     """What was learned of all rows, and the guess for each row of what was learned without its fold."""
@@ -70,7 +70,7 @@ def fit_likeness(
 def _points(center: Singles, directions: Singles, ridge: Ridge, rows: Rows) -> Singles:
     numbers = _NUMBER * standard(rows.numbers, ridge.center, ridge.scale)
     text = _TEXT * ((rows.vectors.astype(np.float32) - center) @ directions)
-    return np.hstack([text, numbers, _MODEL * _signs(models_of(rows.words))]).astype(np.float32)
+    return np.hstack([text, numbers, _MODEL * _signs(model_buckets(rows.words))]).astype(np.float32)
 
 
 def _signs(models: npt.NDArray[np.uint16]) -> Floats:

@@ -19,7 +19,7 @@ from controlplane.core.request import Request
 from predictors.calibration import Calibration
 from predictors.output_length.checkpoint import Checkpoint
 from predictors.output_length.conformal import Conformal
-from predictors.output_length.examples import Asked, Examples, asked
+from predictors.output_length.examples import Examples, FeatureRow, feature_row
 from predictors.output_length.features import NUMBERS
 from predictors.output_length.history import HistoryQuantiles
 from predictors.output_length.model import LEVELS, LengthModel, prior
@@ -61,7 +61,7 @@ class _Recent:
 
 
 @dataclass(slots=True)
-class _ByClass:
+class _ClassState:
     """How each of the two ways does for one class."""
 
     conformal: list[Conformal] = field(default_factory=lambda: [Conformal(), Conformal()])
@@ -73,8 +73,8 @@ class _ByClass:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stated:
-    row: Asked
+class _PendingForecast:
+    row: FeatureRow
     by: tuple[Floats | None, Floats | None]
     generation: int
 
@@ -89,8 +89,8 @@ class LearnedLengths:
         self._generation = 0
         self._history = HistoryQuantiles(enough=_ENOUGH_HISTORY)
         self._recent: dict[tuple[str, str], _Recent] = {}
-        self._classes: dict[str, _ByClass] = {}
-        self._open: OrderedDict[str, _Stated] = OrderedDict()
+        self._classes: dict[str, _ClassState] = {}
+        self._pending: OrderedDict[str, _PendingForecast] = OrderedDict()
 
     @property
     def model(self) -> LengthModel | None:
@@ -100,20 +100,20 @@ class LearnedLengths:
         if request.runs_to_limit:
             return self._history.forecast(request)
         recent = self._recent.get((request.service_class.name, request.model)) or _Recent()
-        row = asked(request, recent.mean, recent.spread)
+        row = feature_row(request, recent.mean, recent.spread)
         if request.features is None and self._model is not None:
             # Nothing is known of the prompt but its tokens: it is taken to be like all others.
             row.numbers[: len(NUMBERS)] = self._model.ridge.center[: len(NUMBERS)]
-        judged = self._classes.get(request.service_class.name) or _ByClass()
+        judged = self._classes.get(request.service_class.name) or _ClassState()
         by_model = None
         if self._model is not None:
             by_model = judged.conformal[_MODEL].adjusted(self._model.predict(row))
         if (known := self._history.log_quantiles(request, LEVELS)) is not None:
             known = judged.conformal[_HISTORY].adjusted(known)
         # A request is judged by what was first said of it.
-        self._open.setdefault(request.id, _Stated(row, (by_model, known), self._generation))
-        if len(self._open) > _OPEN_FORECASTS:
-            self._open.popitem(last=False)
+        self._pending.setdefault(request.id, _PendingForecast(row, (by_model, known), self._generation))
+        if len(self._pending) > _OPEN_FORECASTS:
+            self._pending.popitem(last=False)
         prefers_history = by_model is None or judged.best() == _HISTORY
         chosen = known if known is not None and prefers_history else by_model
         if chosen is None:
@@ -130,7 +130,7 @@ class LearnedLengths:
         self._history.observe(request, output_tokens)
         log_tokens = log(max(1, output_tokens))
         self._recent.setdefault((name, request.model), _Recent()).add(log_tokens)
-        stated = self._open.pop(request.id, None)
+        stated = self._pending.pop(request.id, None)
         if stated is None:
             return
         self.examples.add(stated.row, log_tokens)
@@ -139,10 +139,10 @@ class LearnedLengths:
     def withdraw(self, request: Request) -> None:
         self._history.withdraw(request)
         self.calibration.withdrawn(request.id)
-        self._open.pop(request.id, None)
+        self._pending.pop(request.id, None)
 
-    def _judge(self, name: str, stated: _Stated, log_tokens: float, top: float) -> None:
-        judged = self._classes.setdefault(name, _ByClass())
+    def _judge(self, name: str, stated: _PendingForecast, log_tokens: float, top: float) -> None:
+        judged = self._classes.setdefault(name, _ClassState())
         by_model, by_history = stated.by
         # What a former model said teaches nothing about this one.
         if by_model is not None and stated.generation == self._generation:
@@ -185,7 +185,7 @@ class LearnedLengths:
         for class_name, model, *recent in standing.get("recent", ()):
             self._recent[class_name, model] = _Recent(*recent)
         for name, way, seen, covered, offsets in standing.get("conformal", ()):
-            judged = self._classes.setdefault(name, _ByClass())
+            judged = self._classes.setdefault(name, _ClassState())
             judged.conformal[way] = Conformal(np.array(offsets), seen, covered)
 
     def out_of_coverage(self) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from controlplane.core.clock import Instant
 from controlplane.core.request import Kind, PromptFeatures, Request
 from controlplane.core.slo import ServiceClass, Slo
 from predictors.calibration import Calibration
-from predictors.output_length.features import gist_of, gist_of_chat
+from predictors.output_length.features import chat_features, prompt_features
 from predictors.output_length.learned import LearnedLengths
 from predictors.output_length.model import ENOUGH, fit
 
@@ -59,7 +59,7 @@ def _logged(said: Mapping[str, Any], number: int) -> Logged:
     prompt, tokens = said["prompt"], int(said["output_tokens"])
     if tokens < 0:
         raise ValueError(f"output_tokens={tokens}")
-    gist: PromptFeatures = gist_of(prompt) if isinstance(prompt, str) else gist_of_chat(prompt)
+    features: PromptFeatures = prompt_features(prompt) if isinstance(prompt, str) else chat_features(prompt)
     guess = len(prompt if isinstance(prompt, str) else json.dumps(prompt)) // _CHARACTERS_A_TOKEN
     request = Request(
         id=f"line-{number}",
@@ -71,7 +71,7 @@ def _logged(said: Mapping[str, Any], number: int) -> Logged:
         arrival=Instant(0),
         prompt_tokens=int(said.get("prompt_tokens", guess)),
         max_output_tokens=int(said.get("max_tokens", max(_LONGEST, tokens))),
-        features=gist,
+        features=features,
     )
     return Logged(request, tokens)
 

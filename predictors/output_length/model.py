@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.core.memory import Floats
-from predictors.output_length.examples import ROW, Asked, Table
+from predictors.output_length.examples import ROW, FeatureRow, Table
 from predictors.output_length.features import BUCKETS
-from predictors.output_length.kernel_ridge import KernelRidge, fit_likeness
+from predictors.output_length.kernel_ridge import KernelRidge, fit_kernel_ridge
 from predictors.output_length.ridge import Ridge, fit_ridge
 from predictors.output_length.trees import Trees, fit_trees
 
@@ -34,29 +34,29 @@ _FOLDS = 5
 @dataclass(frozen=True, slots=True)
 class LengthModel:
     """`offsets` [levels] is how answers lie around the middle of the guesses; `trees` say how that varies.
-    Without `likeness` the ridge's guess is the only one."""
+    Without `kernel_ridge` the ridge's guess is the only one."""
 
     ridge: Ridge
     offsets: Floats
     trees: Trees | None
-    likeness: KernelRidge | None = None
+    kernel_ridge: KernelRidge | None = None
 
-    def predict(self, row: Asked) -> Floats:
+    def predict(self, row: FeatureRow) -> Floats:
         """Log tokens at LEVELS; they may still cross."""
         guesses = [float(self.ridge.predict(row.numbers, row.words))]
-        if self.likeness is not None:
-            is_known = row.vector.size == self.likeness.dimensions
-            alike = self.likeness.predict(self.ridge, row.as_rows())[0] if is_known else guesses[0]
+        if self.kernel_ridge is not None:
+            is_known = row.vector.size == self.kernel_ridge.dimensions
+            alike = self.kernel_ridge.predict(self.ridge, row.as_rows())[0] if is_known else guesses[0]
             guesses.append(float(alike))
         middle = sum(guesses) / len(guesses)
         found = middle + self.offsets
         if self.trees is None:
             return found
-        return found + self.trees.predict(_told(row.numbers[None], middle, guesses)[0])
+        return found + self.trees.predict(_tree_features(row.numbers[None], middle, guesses)[0])
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Everything, by name, for `of_arrays`."""
-        parts: dict[str, Any] = {"ridge": self.ridge, "trees": self.trees, "likeness": self.likeness}
+        """Everything, by name, for `model_from_arrays`."""
+        parts: dict[str, Any] = {"ridge": self.ridge, "trees": self.trees, "likeness": self.kernel_ridge}
         found = {
             f"{name}.{field.name}": np.asarray(getattr(part, field.name))
             for name, part in parts.items()
@@ -66,7 +66,7 @@ class LengthModel:
         return {**found, "offsets": self.offsets}
 
 
-def of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> LengthModel:
+def model_from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> LengthModel:
     """Raises KeyError or ValueError if they are no model of these features and levels."""
     parts: dict[str, Any] = {f.name: arrays[f"ridge.{f.name}"] for f in fields(Ridge)}
     ridge = Ridge(**{**parts, "base": float(parts["base"])})
@@ -102,16 +102,18 @@ def fit(table: Table) -> LengthModel:
     known = np.flatnonzero(table.vectors.any(1))
     if len(known) >= ENOUGH:
         alike = guess.copy()
-        likeness, alike[known] = fit_likeness(ridge, table.only(known), target[known], fold[known], _FOLDS)
+        likeness, alike[known] = fit_kernel_ridge(
+            ridge, table.only(known), target[known], fold[known], _FOLDS
+        )
         guesses.append(alike)
     middle = np.mean(guesses, 0)
     offsets = np.quantile(target - middle, LEVELS)
-    rows = _told(numbers, middle, guesses)
+    rows = _tree_features(numbers, middle, guesses)
     trees = fit_trees(rows, target, middle[:, None] + offsets, np.array(LEVELS))
     return LengthModel(ridge, offsets, trees, likeness)
 
 
-def _told(numbers: Floats, middle: Floats | float, guesses: Sequence[Floats | float]) -> Floats:
+def _tree_features(numbers: Floats, middle: Floats | float, guesses: Sequence[Floats | float]) -> Floats:
     """What the trees see; the middle of one guess is that guess."""
     seen = guesses if len(guesses) == 1 else [*guesses, middle]
     found: Floats = np.hstack([numbers, *(np.reshape(one, (len(numbers), 1)) for one in seen)])

@@ -19,7 +19,7 @@ Words = npt.NDArray[np.uint16]
 # Numbers are few and each is in every row, so noise in them costs more.
 _WORD_PENALTY, _NUMBER_PENALTY = 1.0, 60.0
 _STEPS = 40
-_FURTHEST = 3.0
+_MAX_STANDARDISED = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Ridge:
 
 def standard(numbers: Floats, center: Floats, scale: Floats) -> Floats:
     """Clipped: what was rare in training must not rule a forecast."""
-    found: Floats = np.clip((numbers - center) / scale, -_FURTHEST, _FURTHEST)
+    found: Floats = np.clip((numbers - center) / scale, -_MAX_STANDARDISED, _MAX_STANDARDISED)
     return found
 
 

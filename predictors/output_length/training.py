@@ -17,7 +17,7 @@ from predictors.output_length.checkpoint import Checkpoint, read, save
 from predictors.output_length.model import LengthModel, fit
 
 _NICENESS = 19
-_LONGEST_SECONDS = 900.0
+_TIMEOUT_SECONDS = 900.0
 
 
 async def trained_elsewhere(kept: Checkpoint) -> LengthModel:
@@ -32,7 +32,7 @@ async def trained_elsewhere(kept: Checkpoint) -> LengthModel:
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         try:
-            async with asyncio.timeout(_LONGEST_SECONDS):
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
                 _, said = await process.communicate()
         finally:
             # A server that stops does not wait until it has learned.

@@ -12,16 +12,16 @@ from math import sqrt
 from controlplane.core.view import HiddenStateCost
 from predictors.timing.online_least_squares import OnlineLeastSquares, dot
 
-_FORGETS = 0.999
+_DECAY = 0.999
 # In these units all costs are of the order of a step.
 _UNITS = (1.0, 1e4, 1e2, 1e4, 1e2, 1.0)
 # How much a step's time is taken to scatter, in seconds.
-_SCATTER = 0.003
+_TYPICAL_ERROR_SECONDS = 0.003
 # How wrong the start may be, in seconds: one deviation. Of keys and values nothing was measured.
-_DOUBTS = [1 / deviation**2 for deviation in (1.0, 1.0, 1.0, 0.03, 0.01, 0.01)]
+_PRIOR_PRECISIONS = [1 / deviation**2 for deviation in (1.0, 1.0, 1.0, 0.03, 0.01, 0.01)]
 # The edge, in usual errors. These follow within some twenty steps, so that a lasting change is learned.
-_EDGE = 4.0
-_FOLLOWING = 0.05
+_HUBER_THRESHOLD = 4.0
+_ERROR_RATE = 0.05
 
 
 class HiddenStateCostModel:
@@ -30,8 +30,8 @@ class HiddenStateCostModel:
     def __init__(self, price: HiddenStateCost) -> None:
         costs = (0.0, 0.0, 0.0, price.token, price.request, price.step)
         scaled = [cost * unit for cost, unit in zip(costs, _UNITS, strict=True)]
-        self._fit = OnlineLeastSquares(scaled, forgets=_FORGETS)
-        self._usual = _SCATTER
+        self._fit = OnlineLeastSquares(scaled, decay=_DECAY)
+        self._usual = _TYPICAL_ERROR_SECONDS
 
     @property
     def price(self) -> HiddenStateCost:
@@ -44,8 +44,10 @@ class HiddenStateCostModel:
         """A step that only decoded; `tokens` and `requests` count those on hidden states too."""
         counts = (1, tokens, requests, hidden_tokens, hidden_requests, hidden_requests > 0)
         load = [count / unit for count, unit in zip(counts, _UNITS, strict=True)]
-        edge = _EDGE * sqrt(self._usual**2 + self._fit.unsure(load, _DOUBTS))
+        edge = _HUBER_THRESHOLD * sqrt(
+            self._usual**2 + self._fit.prediction_variance(load, _PRIOR_PRECISIONS)
+        )
         error = abs(seconds - dot(load, self._fit.costs))
-        weight = min(1.0, edge / max(error, 1e-12)) / _SCATTER**2
-        self._usual += _FOLLOWING * (min(error, edge) - self._usual)
-        self._fit.observe(load, seconds, weight=weight, doubts=_DOUBTS)
+        weight = min(1.0, edge / max(error, 1e-12)) / _TYPICAL_ERROR_SECONDS**2
+        self._usual += _ERROR_RATE * (min(error, edge) - self._usual)
+        self._fit.observe(load, seconds, weight=weight, doubts=_PRIOR_PRECISIONS)

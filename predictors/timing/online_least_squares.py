@@ -22,19 +22,19 @@ def dot(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 class OnlineLeastSquares:
-    """`forgets` is what still counts of it after one more observation. Beliefs stay at or above `least`.
+    """`decay` is what still counts of it after one more observation. Beliefs stay at or above `least`.
     `doubts` are their precisions: one over the square of a deviation."""
 
-    def __init__(self, costs: Sequence[float], *, forgets: float, least: float = 0.0) -> None:
+    def __init__(self, costs: Sequence[float], *, decay: float, least: float = 0.0) -> None:
         self.costs: Row = list(costs)
-        self.believed: Row = [max(one, least) for one in costs]
-        self._forgets = forgets
+        self.beliefs: Row = [max(one, least) for one in costs]
+        self._forgets = decay
         self._least = least
         # The normal equations of what was seen.
         self._rows: list[Row] = [[0.0] * len(costs) for _ in costs]
         self._totals: Row = [0.0] * len(costs)
 
-    def unsure(self, load: Row, doubts: Row) -> float:
+    def prediction_variance(self, load: Row, doubts: Row) -> float:
         """How far the total of this load may lie from the truth, squared."""
         found = 0.0
         for at, part in enumerate(load):
@@ -43,17 +43,17 @@ class OnlineLeastSquares:
 
     def observe(self, load: Row, total: float, *, weight: float, doubts: Row) -> None:
         """`weight` is a precision too: of this total."""
-        forgets = self._forgets
+        decay = self._forgets
         for at, part in enumerate(load):
             counted, row = weight * part, self._rows[at]
             for to, other in enumerate(load):
-                row[to] = forgets * row[to] + counted * other
-            self._totals[at] = forgets * self._totals[at] + counted * total
+                row[to] = decay * row[to] + counted * other
+            self._totals[at] = decay * self._totals[at] + counted * total
         self._solve(doubts)
         for at, doubt in enumerate(doubts):
             told = weight * load[at] ** 2 / (self._rows[at][at] + doubt)
-            moved = self.believed[at] + told * (self.costs[at] - self.believed[at])
-            self.believed[at] = max(moved, self._least)
+            moved = self.beliefs[at] + told * (self.costs[at] - self.beliefs[at])
+            self.beliefs[at] = max(moved, self._least)
 
     def keep(self, share: float) -> None:
         """Of what was seen, no more than this counts from now on."""
@@ -66,5 +66,5 @@ class OnlineLeastSquares:
         for _ in range(_SWEEPS):
             for at, row in enumerate(self._rows):
                 others = dot(row, costs) - row[at] * costs[at]
-                wanted = self._totals[at] + doubts[at] * self.believed[at] - others
+                wanted = self._totals[at] + doubts[at] * self.beliefs[at] - others
                 costs[at] = max(0.0, wanted / (row[at] + doubts[at]))

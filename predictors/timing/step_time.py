@@ -22,22 +22,22 @@ from controlplane.core.request import Owner
 from controlplane.core.view import Pace
 from predictors.timing.online_least_squares import OnlineLeastSquares, Row, dot
 
-_CLIP = 4.0
-_FORGETS = 0.998
+_CLIP_FACTOR = 4.0
+_DECAY = 0.998
 # Natural sizes of the four terms, so that all coefficients are of a like size.
 _UNITS = (1.0, 16.0, 8_192.0, 256.0)
 # What is known beforehand may be wrong by so many times itself: one deviation.
-_UNSURE = 2.0
+_PRIOR_DEVIATION = 2.0
 # Errors beyond this many usual ones count as if they were there (Huber).
-_EDGE = 1.5
-_USUAL = 64
-_ENOUGH = 16
-_LATEST = 8
+_HUBER_THRESHOLD = 1.5
+_ERROR_WINDOW = 64
+_MIN_STEPS = 16
+_RECENT_STEPS = 8
 _SHIFT, _SHIFTS = 0.15, 2.0
 # The part that still counts of what was seen before everything changed.
-_KEEPS = 0.005
-_LEAST_ERROR = 0.02
-_LEAST_COEFFICIENT = 1e-4
+_KEPT_AFTER_SHIFT = 0.005
+_MIN_TYPICAL_ERROR = 0.02
+_MIN_COEFFICIENT = 1e-4
 # How many steps the usual stretch, and the shortest one, look back over.
 _STRETCH_STEPS = 64
 # Full batches of passages: what a token costs while there is much to do.
@@ -57,21 +57,21 @@ class StepWork(NamedTuple):
 
 
 # Where neither device nor model is known.
-_ANY = StepCost(step=0.01, decode=1e-4, cell=1e-7, prompt_token=1e-4)
+_DEFAULT_PRIOR = StepCost(step=0.01, decode=1e-4, cell=1e-7, prompt_token=1e-4)
 
 
 class StepTime:
     """Coefficients of one engine, in seconds. Nothing is predicted below a tenth of the fixed cost."""
 
     def __init__(self, prior: StepCost | None = None) -> None:
-        known = prior or _ANY
+        known = prior or _DEFAULT_PRIOR
         seconds = (known.step, known.decode, known.cell, known.prompt_token)
         self._fit = OnlineLeastSquares(
             [s * unit for s, unit in zip(seconds, _UNITS, strict=True)],
-            forgets=_FORGETS,
-            least=_LEAST_COEFFICIENT,
+            decay=_DECAY,
+            least=_MIN_COEFFICIENT,
         )
-        self._errors: deque[float] = deque(maxlen=_USUAL)
+        self._errors: deque[float] = deque(maxlen=_ERROR_WINDOW)
         self._usual = 0.2
         self.seen = 0
 
@@ -83,7 +83,7 @@ class StepTime:
 
     def quantile(self, work: StepWork, level: float) -> float:
         """By the relative errors of the last steps."""
-        if len(self._errors) < _ENOUGH:
+        if len(self._errors) < _MIN_STEPS:
             return self.predict(work)
         return self.predict(work) * (1 + float(np.quantile(self._errors, level)))
 
@@ -97,25 +97,25 @@ class StepTime:
         predicted = self._predicted(terms)
         self.seen += 1
         self._errors.append(took / predicted - 1)
-        if self.seen % _LATEST == 0:
-            self._look_back()
+        if self.seen % _RECENT_STEPS == 0:
+            self._detect_shift()
         missed = _clipped(took / predicted, 1.0) - 1
         terms = [term / predicted for term in terms]
-        doubts = [1 / (_UNSURE * one) ** 2 for one in self._fit.believed]
-        edge = _EDGE * sqrt(self._usual**2 + self._fit.unsure(terms, doubts))
+        doubts = [1 / (_PRIOR_DEVIATION * one) ** 2 for one in self._fit.beliefs]
+        edge = _HUBER_THRESHOLD * sqrt(self._usual**2 + self._fit.prediction_variance(terms, doubts))
         weight = min(1.0, edge / max(abs(missed), 1e-12)) / self._usual**2
         self._fit.observe(terms, 1 + missed, weight=weight, doubts=doubts)
 
-    def _look_back(self) -> None:
+    def _detect_shift(self) -> None:
         """If the latest steps all went another way than was thought, little of what was learned holds."""
         errors = list(self._errors)
         middle = median(errors)
-        latest = median(errors[-_LATEST:])
+        latest = median(errors[-_RECENT_STEPS:])
         if abs(latest) > _SHIFT + _SHIFTS * self._usual:
-            self._fit.keep(_KEEPS)
+            self._fit.keep(_KEPT_AFTER_SHIFT)
             self._errors.clear()
         else:
-            self._usual = max(_LEAST_ERROR, 1.4826 * median(abs(error - middle) for error in errors))
+            self._usual = max(_MIN_TYPICAL_ERROR, 1.4826 * median(abs(error - middle) for error in errors))
 
 
 class StepReports:
@@ -123,7 +123,7 @@ class StepReports:
 
     def __init__(self, prior: StepCost | None = None) -> None:
         self.steps = StepTime(prior)
-        self._is_told = prior is not None
+        self._has_prior = prior is not None
         self._decode_work = StepWork(0, 0, 0)
         self._stretch = 1.0
         self._steps = self._all_seconds = self._lost_seconds = self._lost_squares = 0.0
@@ -131,7 +131,7 @@ class StepReports:
 
     @property
     def reports_steps(self) -> bool:
-        return self.steps.seen >= _ENOUGH
+        return self.steps.seen >= _MIN_STEPS
 
     @property
     def own_step(self) -> Duration | None:
@@ -169,14 +169,14 @@ class StepReports:
         lost = work.prefill_tokens * self.steps.per_prompt_token
         if not is_alone and ceded is not None:
             lost += max(0.0, (busy - ceded) / 1e9 - self.steps.predict(work))
-        self._lose(min(busy / 1e9, lost), busy / 1e9)
+        self._record_loss(min(busy / 1e9, lost), busy / 1e9)
         self._stretch += (_clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
 
-    def _lose(self, lost: float, took: float) -> None:
-        self._steps = _FORGETS * self._steps + 1
-        self._all_seconds = _FORGETS * self._all_seconds + took
-        self._lost_seconds = _FORGETS * self._lost_seconds + lost
-        self._lost_squares = _FORGETS * self._lost_squares + lost**2
+    def _record_loss(self, lost: float, took: float) -> None:
+        self._steps = _DECAY * self._steps + 1
+        self._all_seconds = _DECAY * self._all_seconds + took
+        self._lost_seconds = _DECAY * self._lost_seconds + lost
+        self._lost_squares = _DECAY * self._lost_squares + lost**2
 
     @property
     def lost_share(self) -> float:
@@ -192,9 +192,9 @@ class StepReports:
         mean = self._lost_seconds / self._steps
         return sqrt(max(0.0, self._lost_squares / self._steps - mean**2))
 
-    def _thought(self) -> Pace | None:
+    def _estimate(self) -> Pace | None:
         """By the steps reported; before there are enough of them, by what was told of the engine."""
-        if not (self.reports_steps or self._is_told):
+        if not (self.reports_steps or self._has_prior):
             return None
         step, token = self._decoding(), self.steps.per_prompt_token
         return Pace(_duration(step * self._stretch), _duration(token * self._stretch))
@@ -219,7 +219,7 @@ class ObservedPace(StepReports):
     def pace(self) -> Pace | None:
         """None while nothing is known. What was never observed, nor told, is taken to cost nothing."""
         if self.reports_steps or (self._gaps == 0 and self._prefills == 0):
-            return self._thought()
+            return self._estimate()
         return Pace(Duration(round(self._step)), Duration(round(self._per_token)))
 
     def pace_of(self, model: str) -> Pace | None:
@@ -266,7 +266,7 @@ class ReportedPace(StepReports):
 
     def __init__(self, prior: StepCost | None = None) -> None:
         super().__init__(prior)
-        self.pace = self._thought()
+        self.pace = self._estimate()
 
     def pace_of(self, model: str) -> Pace | None:
         return self.pace
@@ -299,4 +299,4 @@ def _duration(seconds: float) -> Duration:
 def _clipped(value: float, present: float) -> float:
     if present <= 0.0:
         return value
-    return min(max(value, present / _CLIP), present * _CLIP)
+    return min(max(value, present / _CLIP_FACTOR), present * _CLIP_FACTOR)

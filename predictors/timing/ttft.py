@@ -18,12 +18,12 @@ from controlplane.core.clock import Duration, scaled
 from controlplane.core.view import Pace
 
 _WINDOW = 96
-_ENOUGH = 10
+_MIN_RATIOS = 10
 _STEP = 0.06
-_FURTHEST = 2.0
+_MAX_OFFSET = 2.0
 _UPPER = 0.9
-_AT_ONCE = Duration(0)
-_SHORTEST = 1_000.0
+_NO_DELAY = Duration(0)
+_MIN_NANOSECONDS = 1_000.0
 """Nanoseconds: estimates and truths below it are taken as it."""
 
 
@@ -34,7 +34,7 @@ class Ahead:
 
     prompt_tokens: int
     steps_until_slot: float = 0.0
-    turn: Duration = _AT_ONCE
+    turn: Duration = _NO_DELAY
 
     def work(self, pace: Pace) -> Duration:
         reading = pace.step + scaled(pace.per_prompt_token, self.prompt_tokens)
@@ -70,7 +70,7 @@ class _Ratios:
     offset: float = 0.0
 
     def at(self, level: float) -> float:
-        return float(np.quantile(self.seen, level)) if len(self.seen) >= _ENOUGH else 0.0
+        return float(np.quantile(self.seen, level)) if len(self.seen) >= _MIN_RATIOS else 0.0
 
     def upper(self) -> float:
         return self.at(_UPPER) + self.offset
@@ -81,7 +81,7 @@ class TtftModel:
         self._ratios = {False: _Ratios(), True: _Ratios()}
 
     def predict(self, ahead: Ahead, pace: Pace) -> TtftForecast:
-        work, ratios = max(_SHORTEST, ahead.work(pace)), self._ratios[ahead.waits]
+        work, ratios = max(_MIN_NANOSECONDS, ahead.work(pace)), self._ratios[ahead.waits]
         return TtftForecast(_duration(work * exp(ratios.at(0.5))), _duration(work * exp(ratios.upper())))
 
     def observe(self, ahead: Ahead, pace: Pace, said: TtftForecast, took: Duration) -> None:
@@ -89,8 +89,8 @@ class TtftModel:
         ratios = self._ratios[ahead.waits]
         was_covered = took <= said.upper
         moved = ratios.offset + _STEP * (_UPPER - was_covered)
-        ratios.offset = min(max(moved, -_FURTHEST), _FURTHEST)
-        ratios.seen.append(log(max(_SHORTEST, took) / max(_SHORTEST, ahead.work(pace))))
+        ratios.offset = min(max(moved, -_MAX_OFFSET), _MAX_OFFSET)
+        ratios.seen.append(log(max(_MIN_NANOSECONDS, took) / max(_MIN_NANOSECONDS, ahead.work(pace))))
 
 
 def _duration(nanoseconds: float) -> Duration:

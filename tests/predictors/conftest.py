@@ -7,7 +7,7 @@ import pytest
 from controlplane.core.clock import Instant
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from predictors.output_length.features import gist_of
+from predictors.output_length.features import prompt_features
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def a_request():
             arrival=Instant(0),
             prompt_tokens=10 if prompt is None else len(prompt) // 4,
             max_output_tokens=max_tokens,
-            features=None if prompt is None else gist_of(prompt),
+            features=None if prompt is None else prompt_features(prompt),
         )
 
     return build

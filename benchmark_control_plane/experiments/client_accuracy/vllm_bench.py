@@ -39,7 +39,7 @@ from benchmark_control_plane.judge.experiment_schema import Endpoint, LengthsSec
 from benchmark_control_plane.judge.http_target import Dialect, HttpTarget
 from benchmark_control_plane.judge.memory import Read
 from benchmark_control_plane.judge.records import RequestRecord
-from benchmark_control_plane.judge.runner import Clock, Played, Target, play
+from benchmark_control_plane.judge.runner import Clock, RunResult, Target, play
 from benchmark_control_plane.judge.stages import LiveStage
 from benchmark_control_plane.judge.systems import Up, up
 from benchmark_control_plane.judge.workload import planned
@@ -89,7 +89,7 @@ class _Judge:
         )  # fmt: skip
         drawn = [replace(request, at=at) for request, at in zip(drawn, moments, strict=False)]
 
-        async def act(target: Target, clock: Clock, read: Read | None) -> Played:
+        async def act(target: Target, clock: Clock, read: Read | None) -> RunResult:
             assert isinstance(target, HttpTarget)
             target.prepare(drawn, seed)
             return await play(target, drawn, {}, warmup=0.0, drain=60.0, clock=clock)

@@ -12,7 +12,7 @@ from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSam
 from benchmark_control_plane.experiments.prediction.prompt_vectors import with_vectors
 from controlplane.service.prediction.length_training import LengthTraining
 from predictors.output_length.checkpoint import Checkpoint
-from predictors.output_length.features import gist_of
+from predictors.output_length.features import prompt_features
 from predictors.output_length.learned import LearnedLengths
 from predictors.output_length.training import trained_elsewhere
 
@@ -38,7 +38,7 @@ def _forecast_cost(lengths: LearnedLengths, samples: Sequence[PromptSample]) -> 
     features, forecasts = [], []
     for sample in samples:
         start = perf_counter()
-        gist_of(sample.prompt)
+        prompt_features(sample.prompt)
         extracted = perf_counter()
         request = sample.request()
         prepared = perf_counter()

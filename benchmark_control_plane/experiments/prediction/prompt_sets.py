@@ -18,7 +18,7 @@ from zlib import crc32
 from controlplane.core.clock import Instant
 from controlplane.core.request import Kind, PromptFeatures, Request
 from controlplane.core.slo import ServiceClass, Slo
-from predictors.output_length.features import gist_of
+from predictors.output_length.features import prompt_features
 
 ARENA_MODELS = ("gpt-3.5-turbo-0125", "gpt-4-0314", "gpt-4-0613")
 UNNAMED = "reference"
@@ -67,7 +67,7 @@ def tokens_of(text: str) -> int:
 def samples(folder: Path) -> list[PromptSample]:
     """Reads `prompts` in the folder of public data. Raises FileNotFoundError if a set is absent."""
     return [
-        PromptSample(source, model, prompt, tokens_of(prompt), tokens_of(answer), gist_of(prompt))
+        PromptSample(source, model, prompt, tokens_of(prompt), tokens_of(answer), prompt_features(prompt))
         for source, model, prompt, answer in _prompts_and_outputs(folder / "prompts")
     ]
 

@@ -18,7 +18,7 @@ import numpy as np
 from benchmark_control_plane.common.arguments import add_data, data_folder, exit_status
 from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample, samples
 from predictors.output_length import model
-from predictors.output_length.examples import Examples, asked
+from predictors.output_length.examples import Examples, feature_row
 from predictors.output_length.features import NUMBERS
 from predictors.output_length.model import LEVELS
 from predictors.output_length.ridge import fit_ridge
@@ -49,7 +49,7 @@ def prior_of(known: Sequence[PromptSample]) -> dict[str, object]:
     chosen = [s for group in by_source.values() for s in random.sample(group, min(_EACH, len(group)))]
     examples = Examples(len(chosen))
     for sample in chosen:
-        examples.add(asked(sample.request(), 0.0, 0.0), float(np.log(sample.tokens)))
+        examples.add(feature_row(sample.request(), 0.0, 0.0), float(np.log(sample.tokens)))
     table = examples.table()
     # `max_tokens` and the history features are constant here, so their slopes are zero.
     words = np.zeros_like(table.words)

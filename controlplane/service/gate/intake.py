@@ -24,7 +24,7 @@ from controlplane.service.jobs import (
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.ticket import Ticket
-from predictors.output_length.features import asked_text, gist_of, gist_of_chat
+from predictors.output_length.features import asked_text, chat_features, prompt_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,17 @@ class Intake:
         classes: Mapping[str, ServiceClass],
         default_class: str,
         *,
-        keeps_gists: bool = False,
+        keeps_features: bool = False,
         seen_vectors: PromptVectorCache | None = None,
     ) -> None:
-        """`keeps_gists`: requests carry what the length predictor reads of a prompt, and the vector of its
+        """`keeps_features`: requests carry what the length predictor reads of a prompt, and the vector of its
         last turn if it is among those seen."""
         self._clock = clock
         self._generators = generators
         self._embedders = embedders
         self._classes = classes
         self._default_class = default_class
-        self._keeps_gists = keeps_gists
+        self._keeps_features = keeps_features
         self._seen_vectors = seen_vectors
         self._serial = count(1)
 
@@ -75,10 +75,10 @@ class Intake:
         arrival = self._clock.now()
         generator = self._generator(model)
         token_ids = await generator.render_chat(prompt)
-        gist = gist_of_chat(prompt.messages) if self._keeps_gists else None
-        if gist is not None and self._seen_vectors is not None:
-            gist = self._seen_vectors.beside(gist, asked_text(prompt.messages))
-        draft = _RequestFields(request_id, caller, hints, arrival, gist)
+        features = chat_features(prompt.messages) if self._keeps_features else None
+        if features is not None and self._seen_vectors is not None:
+            features = self._seen_vectors.beside(features, asked_text(prompt.messages))
+        draft = _RequestFields(request_id, caller, hints, arrival, features)
         return self._generate(draft, generator, token_ids, max_tokens, sampling, prompt)
 
     async def completion(
@@ -97,10 +97,10 @@ class Intake:
         arrival = self._clock.now()
         generator = self._generator(model)
         token_ids = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
-        gist = gist_of(prompt) if self._keeps_gists and isinstance(prompt, str) else None
-        if gist is not None and self._seen_vectors is not None and isinstance(prompt, str):
-            gist = self._seen_vectors.beside(gist, prompt)
-        draft = _RequestFields(request_id, caller, hints, arrival, gist)
+        features = prompt_features(prompt) if self._keeps_features and isinstance(prompt, str) else None
+        if features is not None and self._seen_vectors is not None and isinstance(prompt, str):
+            features = self._seen_vectors.beside(features, prompt)
+        draft = _RequestFields(request_id, caller, hints, arrival, features)
         return self._generate(draft, generator, token_ids, max_tokens, sampling, None, unstated=unstated)
 
     async def embeddings(

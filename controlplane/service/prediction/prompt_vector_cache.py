@@ -33,14 +33,14 @@ class PromptVectorCache:
         while len(self._kept) > _MOST:
             self._kept.popitem(last=False)
 
-    def beside(self, gist: PromptFeatures, text: str) -> PromptFeatures:
-        """The gist with the vector of its text, if that was embedded."""
+    def beside(self, features: PromptFeatures, text: str) -> PromptFeatures:
+        """The features with the vector of its text, if that was embedded."""
         digest = _digest(text)
         vector = self._kept.get(digest)
         if vector is None:
-            return gist
+            return features
         self._kept.move_to_end(digest)
-        return replace(gist, vector=vector)
+        return replace(features, vector=vector)
 
 
 def _digest(text: str) -> bytes:

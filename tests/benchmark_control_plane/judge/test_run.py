@@ -12,8 +12,8 @@ import yaml
 from benchmark_control_plane.common.arguments import BadInput
 from benchmark_control_plane.experiments.client_accuracy.scripted_server import ServerDelays, listening
 from benchmark_control_plane.judge.experiment import read_experiment
-from benchmark_control_plane.judge.memory import Watch, sampled
-from benchmark_control_plane.judge.run import middle, run_experiment
+from benchmark_control_plane.judge.memory import MemorySampler, parse_metrics
+from benchmark_control_plane.judge.run import median_rate, run_experiment
 from benchmark_control_plane.judge.stages import objectives_from
 from controlplane.cli import main
 
@@ -196,7 +196,7 @@ def test_a_server_that_goes_away_leaves_what_was_measured_and_its_page(server, t
     ],
 )
 def test_a_seed_that_kept_the_target_at_no_rate_is_the_lowest(per_seed, rate):
-    assert middle(per_seed) == rate
+    assert median_rate(per_seed) == rate
 
 
 def test_seeds_that_are_asked_for_replace_those_of_every_system(tmp_path):
@@ -263,18 +263,18 @@ vllm:num_preemptions_total{engine="0",model_name="m"} 2.0
 
 
 def test_memory_is_read_from_either_servers_page():
-    tandem = sampled(PAGE.partition(b"vllm")[0], None)
+    tandem = parse_metrics(PAGE.partition(b"vllm")[0], None)
     assert tandem["held:llm"] == 5e6 and tandem["used:llm"] == 9e6 and tandem["preemptions"] == 3
     assert tandem["recompute_tokens"] == 500
     assert (tandem["queries"], tandem["hits"]) == (100, 30)
-    vllm = sampled(PAGE[PAGE.index(b"vllm") :], 1_000)
+    vllm = parse_metrics(PAGE[PAGE.index(b"vllm") :], 1_000)
     assert vllm == {"used:llm": 250.0, "quota:llm": 1_000.0, "preemptions": 2.0}
 
 
 def test_a_watch_sums_up_what_it_saw():
-    first = sampled(PAGE.partition(b"vllm")[0], None)
+    first = parse_metrics(PAGE.partition(b"vllm")[0], None)
     later = {**first, "used:llm": 1e6, "preemptions": 7.0, "queries": 300.0, "hits": 80.0}
-    watch = Watch([0.0, 0.5], [first, later])
+    watch = MemorySampler([0.0, 0.5], [first, later])
     assert watch.memory()["by_owner"]["llm"] == [9e6, 1e6]
     assert watch.engine() == {"preemptions": 4, "recompute_tokens": 0, "overflow": 0.5, "cache_hit": 0.25}
-    assert Watch().memory() is None and Watch().engine() is None
+    assert MemorySampler().memory() is None and MemorySampler().engine() is None

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from benchmark_control_plane.judge.records import SloTargets
-from benchmark_control_plane.judge.runner import in_turn, play
+from benchmark_control_plane.judge.runner import closed_loop, play
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.decision import Outcome
@@ -139,7 +139,7 @@ def test_closed_loop_keeps_so_many_asking():
     async def go():
         loop = asyncio.get_running_loop()
         plan = [chat(n, 0.0) for n in range(100)]
-        return await in_turn(Scripted(), plan, clients=4, seconds=3.0, clock=loop.time)
+        return await closed_loop(Scripted(), plan, clients=4, seconds=3.0, clock=loop.time)
 
     # Half a second each, four at a time; the last are begun just at the end.
     assert len(run(go()).records) in (24, 28)

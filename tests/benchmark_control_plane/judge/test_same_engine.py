@@ -38,7 +38,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from backends import tiny
 from backends.vllm.arguments import engine_args, scheduled
 from backends.vllm.engine import CONTEXT
-from benchmark_control_plane.judge.experiment import read_experiment, single
+from benchmark_control_plane.judge.experiment import read_experiment, first_variant
 from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
 from benchmark_control_plane.common.servers import vllm_server
 from controlplane.config import parse
@@ -62,7 +62,7 @@ config = parse(tandem_config(plan, plan.live, plan.systems[0], {"interactive": {
 ours = scheduled(stated(config.models.chat.engine), config.engine_options())
 tandem = engine_args(model, "name", ours).create_engine_config(CONTEXT)
 
-theirs = stated(vllm_arguments(plan.live, single(plan.systems[1]).split))
+theirs = stated(vllm_arguments(plan.live, first_variant(plan.systems[1]).split))
 flags = list(vllm_server(model, "name", theirs).command)
 flags = flags[flags.index("--disable-uvicorn-access-log") + 1 :]
 parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())

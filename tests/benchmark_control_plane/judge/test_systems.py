@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark_control_plane.judge.experiment import read_experiment, single
+from benchmark_control_plane.judge.experiment import first_variant, read_experiment
 from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
 from controlplane.config import parse
 from controlplane.service.memory.memory_plan import ModelFacts, memory_plan
@@ -35,7 +35,7 @@ def test_every_system_of_the_gpu_has_the_same_cache_and_two_fit_a_card_of_80_gb(
     live, shares = on_a_gpu.live, []
     for system in on_a_gpu.systems:
         if system.tandem is None:
-            given = vllm_arguments(live, single(system).split)
+            given = vllm_arguments(live, first_variant(system).split)
         else:
             config = parse(tandem_config(on_a_gpu, live, system, {"interactive": {"ttft_ms": 100}}, {}))
             plan = memory_plan(config, FACTS.__getitem__, lambda: pytest.fail("it is stated"))
@@ -49,7 +49,7 @@ def test_every_system_of_the_gpu_has_the_same_cache_and_two_fit_a_card_of_80_gb(
 
 
 def test_a_baseline_gets_the_cache_it_is_stated(on_a_gpu):
-    split = single(on_a_gpu.systems[1]).split
+    split = first_variant(on_a_gpu.systems[1]).split
     live = on_a_gpu.live
     assert vllm_arguments(live, split)["kv_cache_memory_bytes"] == 4 * GIB
     for more, bytes_ in (({"kv_cache": "6GiB"}, 6 * GIB), ({"flags": {"kv_cache_memory_bytes": None}}, None)):

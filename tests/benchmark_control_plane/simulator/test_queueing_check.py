@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark_control_plane.simulator.queueing_check import compared, exact_waits, md1_wait, mmc_wait
+from benchmark_control_plane.simulator.queueing_check import compare, exact_waits, md1_wait, mmc_wait
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "queueing.json").read_text())["waits"]
 
@@ -33,7 +33,7 @@ def test_the_simulator_waits_as_long_as_theory_says(row):
     is_md1 = row["model"] == "M/D/1"
     # Whoever finds a slot free waits half a step for it: the shorter the wait, the finer the steps.
     steps = None if is_md1 else 100 if row["servers"] > 2 else 50
-    one = compared(row["servers"], row["load"], 700 if is_md1 else 250, seed=3, steps_per_service=steps)
+    one = compare(row["servers"], row["load"], 700 if is_md1 else 250, seed=3, steps_per_service=steps)
     assert abs(one.error) < 0.02
     if is_md1:
         assert one.simulated == pytest.approx(one.sample, rel=1e-6)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from predictors.load.series import LEVELS, SeriesForecaster, found_period
+from predictors.load.series import LEVELS, SeriesForecaster, find_period
 
 SECONDS = np.arange(1_500)
 PERIOD = 37
@@ -57,11 +57,11 @@ def test_the_stated_share_stays_within(load):
 def test_a_period_is_found_and_used():
     rng = np.random.default_rng(0)
     # Noise may move the peak by one.
-    assert found_period(periodic(rng)[:512]) == pytest.approx(PERIOD, abs=1)
-    assert found_period(poisson(rng)[:512]) is None
-    assert found_period(np.zeros(512)) is None
+    assert find_period(periodic(rng)[:512]) == pytest.approx(PERIOD, abs=1)
+    assert find_period(poisson(rng)[:512]) is None
+    assert find_period(np.zeros(512)) is None
     # Slow drift repeats nothing.
-    assert found_period(np.cumsum(rng.normal(size=512))) is None
+    assert find_period(np.cumsum(rng.normal(size=512))) is None
 
 
 def test_little_seen_says_nothing_and_silence_says_zero():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from predictors.output_length.checkpoint import Checkpoint, read, read_or_set_aside, require_place, save
-from predictors.output_length.examples import Asked
+from predictors.output_length.examples import FeatureRow
 from predictors.output_length.learned import LearnedLengths
 from predictors.output_length.training import trained_elsewhere
 
@@ -35,7 +35,7 @@ async def test_another_process_learns_a_model_that_survives_the_file(tmp_path, l
     kept = read_or_set_aside(path)
     assert kept is not None and kept.model is not None
     table = learned.examples.table()
-    row = Asked(table.numbers[3], table.words[3], 0)
+    row = FeatureRow(table.numbers[3], table.words[3], 0)
     before = model.predict(row)
     assert kept.model.predict(row) == pytest.approx(before)
     assert before[5] != pytest.approx(learned.model.predict(row)[5])

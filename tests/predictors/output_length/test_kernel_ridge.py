@@ -27,10 +27,10 @@ def asked(a_request):
     def build(rng, topic, *, with_vector=True):
         request = a_request(prompt="tell me", max_tokens=8_000)
         vector = vector_of(rng, topic).astype(np.float16).tobytes() if with_vector else b""
-        gist = replace(
+        features = replace(
             request.features, vector=vector, words=(*request.features.words, int(rng.integers(1, 30_000)))
         )
-        return replace(request, features=gist)
+        return replace(request, features=features)
 
     return build
 
@@ -51,7 +51,7 @@ def test_a_vector_tells_the_topic_and_its_absence_costs_no_more_than_before(aske
 
     save(tmp_path / "kept.npz", Checkpoint(lengths.examples.table(), lengths.model, lengths.standing()))
     kept = read(tmp_path / "kept.npz").model
-    row = lengths._open[next(reversed(lengths._open))].row
+    row = lengths._pending[next(reversed(lengths._pending))].row
     assert kept is not None and kept.predict(row)[MEDIAN] == pytest.approx(lengths.model.predict(row)[MEDIAN])
 
 

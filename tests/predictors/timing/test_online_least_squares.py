@@ -19,7 +19,7 @@ def observe(fit, random, truth, *, steps, third=True, noise=0.05):
 
 
 def a_fit(**options):
-    return OnlineLeastSquares([1.0, 1.0, 1.0], forgets=0.998, **options)
+    return OnlineLeastSquares([1.0, 1.0, 1.0], decay=0.998, **options)
 
 
 def test_costs_are_found_and_a_change_is_followed():
@@ -36,7 +36,7 @@ def test_what_is_not_heard_of_stays_and_grows_no_less_certain():
     observe(fit, random, TRUTH, steps=1_000)
     observe(fit, random, TRUTH, steps=8_000, third=False)
     assert fit.costs[2] == pytest.approx(TRUTH[2], abs=0.05)
-    assert fit.unsure([0.0, 0.0, 1.0], DOUBTS) <= 1 / DOUBTS[2]
+    assert fit.prediction_variance([0.0, 0.0, 1.0], DOUBTS) <= 1 / DOUBTS[2]
 
 
 @given(
@@ -50,7 +50,7 @@ def test_no_cost_is_below_nothing_and_no_belief_below_its_least(observations, le
     fit = a_fit(least=least)
     for load, total, weight in observations:
         fit.observe(load, total, weight=weight, doubts=DOUBTS)
-        assert min(fit.costs) >= 0.0 and min(fit.believed) >= least
+        assert min(fit.costs) >= 0.0 and min(fit.beliefs) >= least
         assert max(fit.costs) < 1e9
 
 

@@ -103,7 +103,7 @@ async def test_forecasts_are_given_the_whole_vector_of_a_prompt_whatever_dimensi
         [short] = await vectors(stage, dimensions=4)
         message = {"role": "user", "content": "hi"}
         await stage.http.post("/v1/chat/completions", json={"model": CHAT_MODEL, "messages": [message]})
-        gist = stage.generator.runs[0].request.features
+        features = stage.generator.runs[0].request.features
         await vectors(stage, input="hi!", truncate_prompt_tokens=1)
         message = {"role": "user", "content": "hi!"}
         await stage.http.post("/v1/chat/completions", json={"model": CHAT_MODEL, "messages": [message]})
@@ -111,8 +111,8 @@ async def test_forecasts_are_given_the_whole_vector_of_a_prompt_whatever_dimensi
     assert len(short) == 4
     assert of_the_cut is not None
     assert of_the_cut.vector == b"", "the vector of its first letter is not its own"
-    assert gist is not None
-    assert np.frombuffer(gist.vector, np.float16).tolist() == np.float16(whole).tolist()
+    assert features is not None
+    assert np.frombuffer(features.vector, np.float16).tolist() == np.float16(whole).tolist()
 
 
 async def test_the_most_inputs_come_back_in_order(stage: Stage):

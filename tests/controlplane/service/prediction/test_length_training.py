@@ -13,7 +13,7 @@ from controlplane.core.clock import Instant
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.prediction.length_training import LengthTraining, require_place
-from predictors.output_length.features import gist_of
+from predictors.output_length.features import prompt_features
 from predictors.output_length.learned import LearnedLengths
 
 
@@ -24,7 +24,7 @@ def serve(lengths, count, seed=0, factor=1):
         chat = ServiceClass("chat", Slo(), priority=0, sheddable=False)
         request = Request(
             f"{seed}-{number}", Kind.GENERATE, "llm", "t", chat, Slo(), Instant(0), 10, 4_096,
-            features=gist_of(f"{kind} topic {number % 20}"),
+            features=prompt_features(f"{kind} topic {number % 20}"),
         )  # fmt: skip
         lengths.forecast(request)
         lengths.observe(request, round(factor * tokens * random.lognormvariate(0, 0.2)))
