@@ -10,9 +10,10 @@ from pathlib import Path
 from benchmark_control_plane.common.arguments import BadInput
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "measure against objectives, and compare"
     bench = commands.add_parser("bench", help=text, description=text)
+    bench.set_defaults(run=run)
     actions = bench.add_subparsers(dest="action", required=True)
     _add_run(actions)
     for name, text, act, paths in _ACTIONS:

@@ -11,21 +11,26 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from benchmark_control_plane import cli as bench
 from controlplane import __version__
 from controlplane.config import Config, ConfigError, load
+
+_COMMANDS = "tandem.commands"
+"""Entry-point group of further commands. Each entry is a function that adds a parser to the sub-parsers it is
+given and sets that parser's default `run`: a function from the parsed options to the exit status."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 the service failed, 2 the command or its configuration is wrong."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if options.command == "bench":
-        return bench.run(options)
+    if "run" in options:
+        status: int = options.run(options)
+        return status
     if options.command == "predictor":
         return _predictor(options)
     try:
@@ -49,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
         if name == "serve":
             command.add_argument("--host", help="instead of server.host")
             command.add_argument("--port", type=_port, help="instead of server.port; 0 for any free one")
-    bench.add_to(commands)
+    for command_entry in entry_points(group=_COMMANDS):
+        command_entry.load()(commands)
     _add_predictor(commands.add_parser("predictor", help="learn answer lengths from logs, or judge them"))
     return parser
 

@@ -1,13 +1,25 @@
 """`tandem bench`: files in, a page or lines out, and the exit status."""
 
+import argparse
 import json
+import tomllib
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controlplane.cli import main
+from benchmark_control_plane.cli import add_command
+from controlplane.cli import main as tandem
 from tests import experiments
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser()
+    add_command(parser.add_subparsers())
+    options = parser.parse_args(arguments)
+    return options.run(options)
 
 
 @pytest.fixture
@@ -21,6 +33,19 @@ def written(folder: Path, content: Any) -> Path:
     records = (json.dumps(record) + "\n" for record in experiments.requests(content))
     (folder / "requests.jsonl").write_text("".join(records))
     return folder
+
+
+def test_tandem_finds_the_command_through_its_entry_point(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    declared = tomllib.loads(Path("pyproject.toml").read_text())["project"]["entry-points"]
+    entries = {
+        group: [EntryPoint(name, value, group) for name, value in values.items()]
+        for group, values in declared.items()
+    }
+    monkeypatch.setattr("controlplane.cli.entry_points", lambda *, group: entries[group])
+    assert tandem(["bench", "report", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder / 'report.html'}\n"
 
 
 def test_report_writes_the_page_beside_the_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
