@@ -1,1 +1,1 @@
-"""What will come: lengths, loads and times, with their uncertainty."""
+"""Online predictors of output lengths, embedding load and service times, with their uncertainty."""

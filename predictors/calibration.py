@@ -1,7 +1,7 @@
-"""How good were the forecasts lately? Coverage, error, bias, pinball loss and drift, class by class.
+"""Scores quantile forecasts per service class: coverage, error, bias, pinball loss and drift.
 
-Rule: each forecast is judged as it stood when it was made, against what then happened, over the last
-`window` outcomes of each class. Drift compares the last eighth of them with all of them.
+The first forecast of a request is compared with its outcome, over the last `window` outcomes of each class.
+Drift compares the most recent eighth of them with all of them.
 """
 
 from collections import deque
@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from math import log
 
 LEVEL = 0.9
-_LATEST = 8
+"""Quantile level of which the coverage is reported."""
+_DRIFT_PARTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StatedForecast:
-    """What was said of one answer: tokens at rising levels, of which 0.5 and LEVEL are two."""
+    """Quantiles forecast for one request: values at ascending levels, which include 0.5 and LEVEL."""
 
     levels: tuple[float, ...]
     tokens: tuple[float, ...]
 
     def at(self, level: float) -> float:
+        """Quantile at `level`, which must be one of `levels`."""
         return self.tokens[self.levels.index(level)]
 
 
@@ -33,14 +35,14 @@ class _Outcome:
     log_ratio: float
 
 
-def _outcome(said: StatedForecast, tokens: int) -> _Outcome:
-    median = said.at(0.5)
+def _outcome(forecast: StatedForecast, tokens: int) -> _Outcome:
+    median = forecast.at(0.5)
     losses = [
         max(lv * (tokens - q), (lv - 1) * (tokens - q))
-        for lv, q in zip(said.levels, said.tokens, strict=True)
+        for lv, q in zip(forecast.levels, forecast.tokens, strict=True)
     ]
     return _Outcome(
-        covered=float(tokens <= said.at(LEVEL)),
+        covered=float(tokens <= forecast.at(LEVEL)),
         error=abs(tokens - median),
         bias=median - tokens,
         pinball=sum(losses) / len(losses),
@@ -54,7 +56,11 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Calibration:
-    """`forget_after` bounds the forecasts kept of requests that nobody says have ended."""
+    """Rolling scores of the forecasts of one predictor.
+
+    The scores are stated in the unit of the forecasts: tokens for output lengths, nanoseconds for times. At
+    most `forget_after` forecasts without an outcome are kept; the oldest is dropped first.
+    """
 
     window: int = 512
     forget_after: int = 4_096
@@ -62,7 +68,7 @@ class Calibration:
     _recent: dict[str, deque[_Outcome]] = field(default_factory=dict)
 
     def stated(self, request_id: str, levels: tuple[float, ...], tokens: tuple[float, ...]) -> None:
-        """The first forecast of a request is the one that it is judged by."""
+        """Records the forecast of a request; later forecasts of the same request are ignored."""
         if request_id in self._pending:
             return
         self._pending[request_id] = StatedForecast(levels, tokens)
@@ -70,35 +76,38 @@ class Calibration:
             del self._pending[next(iter(self._pending))]
 
     def happened(self, request_id: str, class_name: str, tokens: int) -> None:
-        if (said := self._pending.pop(request_id, None)) is not None:
+        """Scores the forecast of a request against its outcome; does nothing if there is no forecast."""
+        if (forecast := self._pending.pop(request_id, None)) is not None:
             recent = self._recent.setdefault(class_name, deque(maxlen=self.window))
-            recent.append(_outcome(said, tokens))
+            recent.append(_outcome(forecast, tokens))
 
     def withdrawn(self, request_id: str) -> None:
-        """Nothing will happen."""
+        """Drops the forecast of a request that will have no outcome."""
         self._pending.pop(request_id, None)
 
     def coverage(self) -> dict[str, float]:
-        """By class: share of answers no longer than the 0.9 quantile forecast for them."""
+        """Per class: share of outcomes at or below their forecast 0.9 quantile."""
         return self._means(lambda outcome: outcome.covered)
 
     def mean_absolute_error(self) -> dict[str, float]:
-        """By class, in tokens, of the median."""
+        """Per class: mean absolute error of the forecast median."""
         return self._means(lambda outcome: outcome.error)
 
     def bias(self) -> dict[str, float]:
-        """By class, in tokens: how much longer the median was than the answers, on average."""
+        """Per class: mean of forecast median minus outcome; positive if the forecasts are too high."""
         return self._means(lambda outcome: outcome.bias)
 
     def pinball(self) -> dict[str, float]:
-        """By class, in tokens: mean over the levels stated."""
+        """Per class: pinball loss, averaged over the levels of a forecast and over the outcomes."""
         return self._means(lambda outcome: outcome.pinball)
 
     def drift(self) -> dict[str, float]:
-        """By class: by what factor, as a logarithm, the latest answers outgrow their forecasts more than
-        all in the window did; 0 while nothing changes."""
+        """Per class: change of the mean log ratio of outcome to forecast median, recent part against window.
+
+        0 while nothing changes; positive if outcomes now exceed their forecasts more than before.
+        """
         return {
-            name: _mean([o.log_ratio for o in list(recent)[-max(1, len(recent) // _LATEST) :]])
+            name: _mean([o.log_ratio for o in list(recent)[-max(1, len(recent) // _DRIFT_PARTS) :]])
             - _mean([o.log_ratio for o in recent])
             for name, recent in self._recent.items()
         }

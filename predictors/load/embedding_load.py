@@ -1,8 +1,8 @@
-"""How much embedding work will arrive in the next window? Requests and tokens, as quantiles.
+"""Forecasts the embedding requests and tokens that arrive in the next window, as quantiles.
 
-Rule: arrivals are counted in windows of equal length; the counts and the token sums are two series, each
-forecast by `series`. An idle time longer than a few windows counts as those few: what was
-learned of the load says little after it.
+Arrivals are counted in windows of equal length. The counts and the token sums are two series, each forecast
+by `series`. An idle time longer than `_MAX_IDLE_WINDOWS` windows counts as that many, because the load seen
+before it says little about the load after it.
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ _MAX_IDLE_WINDOWS = 16
 
 @dataclass(frozen=True, slots=True)
 class LoadForecast:
-    """Of one whole window; both at LEVELS."""
+    """Quantiles of the requests and tokens of one window, both at LEVELS."""
 
     arrivals: tuple[float, ...]
     tokens: tuple[float, ...]
 
     def tokens_within(self, level: float) -> float:
-        """Not exceeded with at least this probability; `level` is at most the highest of LEVELS."""
+        """Tokens not exceeded with probability `level` or more; `level` <= max(LEVELS)."""
         return next(tokens for at, tokens in zip(LEVELS, self.tokens, strict=True) if at >= level)
 
 
 class EmbeddingLoad:
-    """`arrived` for each request; `next_window` whenever it matters."""
+    """Counts embedding arrivals in windows and forecasts the next one."""
 
     def __init__(self, window: Duration) -> None:
         self.window = window
@@ -37,21 +37,24 @@ class EmbeddingLoad:
         self._sum = 0
 
     def arrived(self, now: Instant, tokens: int) -> None:
+        """Counts one request of `tokens` tokens."""
         self._close_until(now)
         self._count += 1
         self._sum += tokens
 
     def next_window(self, now: Instant) -> LoadForecast | None:
-        """None while too little was seen."""
+        """Forecast of the window after the current one; None until enough windows have passed."""
         self._close_until(now)
         if self.arrivals.quantiles is None or self.tokens.quantiles is None:
             return None
         return LoadForecast(self.arrivals.quantiles, self.tokens.quantiles)
 
     def tokens_per_second(self) -> float:
+        """Mean token rate over the last few hundred windows."""
         return self.tokens.mean / to_seconds(self.window)
 
     def _close_until(self, now: Instant) -> None:
+        """Closes every window that ended by `now`."""
         if self._until is None:
             self._until = after(now, self.window)
         missed = between(self._until, now) // self.window + 1

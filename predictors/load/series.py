@@ -1,10 +1,11 @@
-"""What is the next value of a load's series, and how sure is that? Quantiles, without assuming a law.
+"""Forecasts quantiles of the next value of a load series by a weighted mixture of simple experts.
 
-Rule: a few simple experts each name a value: the last one, means over longer and longer memories, the
-one a period ago. To each are added its own past errors, those it made at a like level before the others,
-so that a silent source stays silent and a burst is expected to last as long as bursts do. At each level the
-experts are weighted by the pinball loss that they had lately, and the level asked of them is moved until
-what happens keeps the one that was promised (adaptive conformal inference: Gibbs and Candes, 2021).
+Each expert gives a point forecast: the last value, exponential means with four half-lives, or the value one
+period ago. Its quantiles are the point plus quantiles of its own past errors, where errors made at a similar
+load weigh more; so an idle source is forecast to stay idle, and a burst to last as long as earlier bursts. At
+each level the experts are weighted by their recent pinball loss. The level requested from them is adjusted
+until the observed coverage equals the nominal level (adaptive conformal inference: Gibbs and Candes, 2021).
+No distribution is assumed.
 """
 
 from collections.abc import Sequence
@@ -18,12 +19,12 @@ LEVELS = (0.5, 0.9, 0.99)
 _HALF_LIVES = (2.0, 8.0, 32.0, 128.0)
 _WINDOW = 512
 _MIN_VALUES = 20
-# How alike two levels are, in logarithms of value over mean; errors made elsewhere count this little.
+# Kernel width in logarithms of value over mean, and the least weight of an error made at another load.
 _SIMILARITY_WIDTH, _MIN_WEIGHT = 0.5, 0.01
 _LOSS_MEMORY = 200
-# Weights fall by this power of e for each tenth of the best expert's loss that another loses more.
+# An expert's weight falls by e^_SHARPNESS for each tenth by which its loss exceeds the best expert's.
 _SHARPNESS = 3.0
-# Steps of the asked level; tails move slowly, since an exceedance there says a lot.
+# Step of the requested level at each of LEVELS; small in the tail, where one exceedance weighs much.
 _LEVEL_STEPS = np.array((0.005, 0.0036, 0.001))
 _LEVEL_MIN, _LEVEL_MAX = 0.02, 0.999
 _PERIOD_EVERY, _SHORTEST_PERIOD, _PERIODS_SEEN = 64, 4, 3
@@ -33,7 +34,7 @@ _LEVELS = np.array(LEVELS)
 
 
 class SeriesForecaster:
-    """Learns with `observe`, one value of at least 0 each time; about 0.2 ms each."""
+    """Online quantile forecaster of a series of values >= 0; one `observe` takes about 0.2 ms."""
 
     def __init__(self) -> None:
         experts = len(_HALF_LIVES) + 2
@@ -50,25 +51,26 @@ class SeriesForecaster:
         self._covered = _LEVELS.copy()
         self.period: int | None = None
         self.quantiles: tuple[float, ...] | None = None
-        """Of the next value at LEVELS, whole numbers; None while too little was seen."""
+        """Quantiles of the next value at LEVELS, rounded; None until 20 values were observed."""
 
     @property
     def mean(self) -> float:
-        """Over the last few hundred values."""
+        """Exponential mean over the last few hundred values."""
         return self._mean
 
     @property
     def dispersion(self) -> float:
-        """Variance over mean of the values kept: 1 for Poisson counts, more where they come in bursts."""
+        """Variance over mean of the values kept: 1 for Poisson counts, above 1 for bursts."""
         kept = self._values[: min(self._count, _WINDOW)]
         return float(kept.var() / kept.mean()) if kept.any() else 1.0
 
     @property
     def coverage(self) -> tuple[float, ...]:
-        """Share of the last few hundred values that were within each quantile."""
+        """Share of the last few hundred values at or below each forecast quantile."""
         return tuple(float(share) for share in self._covered)
 
     def observe(self, value: float) -> None:
+        """Scores the current forecast with `value`, learns from it and makes the next forecast."""
         if self._count:
             self._update_weights(value)
             slot = (self._count - 1) % _WINDOW
@@ -87,11 +89,11 @@ class SeriesForecaster:
         short = value - self._by_expert
         losses = np.where(short >= 0, _LEVELS * short, (_LEVELS - 1) * short)
         self._losses += (losses - self._losses) / _LOSS_MEMORY
-        said = np.array(self.quantiles)
-        # A value that is exactly the quantile (both 0, most often) speaks neither for nor against it.
-        self._levels += np.where(value == said, 0.0, _LEVEL_STEPS * (_LEVELS - (value < said)))
+        stated = np.array(self.quantiles)
+        # A value equal to the quantile (most often both are 0) is neither a hit nor a miss.
+        self._levels += np.where(value == stated, 0.0, _LEVEL_STEPS * (_LEVELS - (value < stated)))
         self._levels = np.clip(self._levels, _LEVEL_MIN, _LEVEL_MAX)
-        self._covered += ((value <= said) - self._covered) / _LOSS_MEMORY
+        self._covered += ((value <= stated) - self._covered) / _LOSS_MEMORY
 
     def _learn(self, value: float) -> None:
         self._values[self._count % _WINDOW] = value
@@ -104,11 +106,12 @@ class SeriesForecaster:
         self._mean += max(1.0 / _WINDOW, fastest) * (value - self._mean)
 
     def _recent(self, count: int) -> Floats:
-        """The last `count` values, oldest first."""
+        """Last `count` values, oldest first."""
         found: Floats = self._values[np.arange(self._count - count, self._count) % _WINDOW]
         return found
 
     def _seasonal_point(self) -> float:
+        """Mean of the values one, two and three periods ago; the slowest mean if there is no period."""
         if self.period is None:
             return float(self._points[-2])
         seen = min(self._count, _WINDOW) // self.period
@@ -116,7 +119,7 @@ class SeriesForecaster:
         return float(self._values[ago % _WINDOW].mean())
 
     def _expert_quantiles(self) -> Floats:
-        """[expert, level]"""
+        """Quantiles of each expert at the requested levels, shape [expert, level]."""
         kept = min(self._count - 1, _WINDOW)
         unit = self._mean or 1.0
         distance = np.log1p(self._points_seen[:kept] / unit) - np.log1p(self._points / unit)
@@ -126,7 +129,8 @@ class SeriesForecaster:
         order = np.argsort(self._errors[:kept], axis=0)
         errors = np.take_along_axis(self._errors[:kept], order, axis=0)
         share = np.cumsum(np.take_along_axis(weights, order, axis=0), axis=0)
-        # One more error than were seen: the largest of n bounds the next with probability n / (n + 1).
+        # Of n + 1 exchangeable errors, the largest of the first n bounds the last with probability n / (n +
+        # 1).
         share /= share[-1] * (1 + 1 / kept)
         found = [
             errors[np.minimum(np.searchsorted(share[:, k], self._levels), kept - 1), k]
@@ -136,16 +140,20 @@ class SeriesForecaster:
         return quantiles
 
     def _weights(self) -> Floats:
+        """Weights of the experts at each level, shape [expert, level]; each column sums to 1."""
         best = self._losses.min(axis=0)
-        behind = (self._losses - best) / (0.1 * best + 1e-12)
-        weights: Floats = np.exp(-_SHARPNESS * behind)
+        excess_loss = (self._losses - best) / (0.1 * best + 1e-12)
+        weights: Floats = np.exp(-_SHARPNESS * excess_loss)
         weights /= weights.sum(axis=0)
         return weights
 
 
 def find_period(values: Sequence[float] | Floats) -> int | None:
-    """The lag at which the series repeats itself best, if it does: a peak of the autocorrelation after a
-    dip, of which at least three fit into the values."""
+    """Period of the series in values, or None.
+
+    The period is the lag of a peak of the autocorrelation that follows a dip; `values` must span at least
+    three periods.
+    """
     centred = np.asarray(values) - np.mean(values)
     size = len(centred)
     longest = size // _PERIODS_SEEN
@@ -153,7 +161,7 @@ def find_period(values: Sequence[float] | Floats) -> int | None:
         return None
     spectrum = np.abs(np.fft.rfft(centred, 2 * size)) ** 2
     products = np.fft.irfft(spectrum)[: longest + 1]
-    # Fewer pairs are summed at longer lags.
+    # At longer lags fewer pairs are summed, so the sum is scaled to the full size.
     correlation = products / products[0] * size / (size - np.arange(longest + 1))
     lags = np.arange(_SHORTEST_PERIOD, longest)
     at = correlation[lags]
@@ -163,5 +171,5 @@ def find_period(values: Sequence[float] | Floats) -> int | None:
     if not len(peaks):
         return None
     best = correlation[peaks].max()
-    # A multiple of the period repeats as well; the first that is nearly the best is the period itself.
+    # Multiples of the period peak too; the period is the first lag whose peak is nearly the highest.
     return int(peaks[np.argmax(correlation[peaks] > 0.9 * best)])

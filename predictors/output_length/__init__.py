@@ -1,0 +1,1 @@
+"""Predictors of how many tokens a request will generate."""

@@ -1,7 +1,8 @@
-"""What survives a restart? Model, examples and calibration, in one versioned file.
+"""Saves and restores the length predictor: model, examples and calibration in one versioned file.
 
-Rule: a file is written beside its place and then takes it, so it is whole or absent. One that cannot be
-read, or is of another version, is set aside under another name and said so: starting cold is no error.
+A file is written under a temporary name and renamed into place, so it is complete or absent. A file that
+cannot be read or has another version is renamed to `*.corrupt` with a warning, and the predictor starts from
+its prior.
 """
 
 import json
@@ -25,10 +26,10 @@ log = logging.getLogger(__name__)
 
 VERSION = 2
 
-# A service that ends saves, though a thread that has just learned may still be at it.
+# At shutdown the service saves while a training thread may still be saving.
 _saving = Lock()
 
-# What numpy and zipfile raise for files of which some bytes are others than were written.
+# What numpy and zipfile raise for a file with corrupted bytes.
 _BROKEN = (
     LookupError, ValueError, TypeError, AttributeError, EOFError, OSError, RuntimeError, struct.error,
     zlib.error, zipfile.BadZipFile,
@@ -37,7 +38,7 @@ _BROKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`standing` is what `LearnedLengths.standing` gave."""
+    """Content of a file; `standing` is the result of `LearnedLengths.standing`."""
 
     table: Table
     model: LengthModel | None = None
@@ -45,9 +46,9 @@ class Checkpoint:
 
 
 def require_place(path: Path) -> None:
-    """Raises OSError where nothing could be kept."""
+    """Raises OSError if no checkpoint can be written at `path`."""
     if path.exists() and not path.is_file():
-        # A device would be replaced by what is kept.
+        # Renaming onto a device would replace it.
         raise OSError(EINVAL, "not a regular file", str(path))
     partial = _partial(path)
     partial.open("wb").close()
@@ -55,7 +56,7 @@ def require_place(path: Path) -> None:
 
 
 def save(path: Path, kept: Checkpoint) -> None:
-    """Raises OSError; then nothing is left of it, and what was there before stays."""
+    """Writes the file; on OSError the previous file stays and nothing else is left."""
     arrays: dict[str, Any] = {f"table.{f.name}": getattr(kept.table, f.name) for f in fields(Table)}
     if kept.model is not None:
         arrays |= {f"model.{name}": array for name, array in kept.model.arrays().items()}
@@ -76,7 +77,7 @@ def _partial(path: Path) -> Path:
 
 
 def read(path: Path) -> Checkpoint:
-    """Raises OSError if it is not there, ValueError if it is not what `save` wrote."""
+    """Reads a file that `save` wrote; raises OSError if it is absent, ValueError if it is anything else."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -90,23 +91,23 @@ def read(path: Path) -> Checkpoint:
     except FileNotFoundError:
         raise
     except _BROKEN as error:
-        raise ValueError(f"{path}: no saved predictor: {error}") from error
+        raise ValueError(f"{path}: not a saved length predictor: {error}") from error
 
 
 def _check(table: Table, standing: Mapping[str, Any] | None) -> None:
-    """Raises ValueError if they are of other features or levels than these."""
+    """Raises ValueError if the table or the state has other features or levels than this version."""
     counts = [len(getattr(table, f.name)) for f in fields(Table)]
     levels = {len(offsets) for *_, offsets in (standing or {}).get("conformal", ())}
     columns = table.numbers.shape[1], table.words.shape[1]
     if len(set(counts)) > 1 or columns != (len(ROW), WIDTH) or not levels <= {len(LEVELS)}:
         raise ValueError(
-            f"rows {counts} of {columns} numbers and words, levels {sorted(levels)}; this version has "
+            f"row counts {counts}, columns {columns}, {sorted(levels)} levels; this version has "
             f"{(len(ROW), WIDTH)} and {len(LEVELS)}"
         )
 
 
 def read_or_set_aside(path: Path) -> Checkpoint | None:
-    """None if there is nothing to go on with."""
+    """The checkpoint at `path`; None if there is none, or if it is unreadable and was renamed."""
     try:
         return read(path)
     except FileNotFoundError:
@@ -114,5 +115,5 @@ def read_or_set_aside(path: Path) -> Checkpoint | None:
     except ValueError as error:
         aside = path.with_name(f"{path.name}.corrupt")
         path.replace(aside)
-        log.warning("%s; it was set aside as %s and length forecasts start from their priors", error, aside)
+        log.warning("%s; the file was renamed to %s, and length forecasts start from the prior", error, aside)
         return None

@@ -1,11 +1,11 @@
-"""Do the stated quantiles hold? Each level is moved by what happens, so that it holds whatever drifts.
+"""Keeps quantile forecasts calibrated under drift, by adaptive conformal inference.
 
-Rule (adaptive conformal inference, Gibbs and Candès 2021, on quantiles as in Angelopoulos et al. 2023):
-an answer above a level moves it up by `step * level`, one below moves it down by `step * (1 - level)`.
-Over any long stretch the share below a level then is that level, whatever the forecasts were. Moves are in
-units of each forecast's own spread, and small while the levels hold: a move that nothing asked for is noise.
-Levels that reservations rest on move twice as far: the sooner their coverage is back the better, and what
-noise that adds is far out, where it costs little. While many answers fall outside, outward moves are larger.
+An output above a quantile moves the quantile up by `step * level`; one below moves it down by `step * (1 -
+level)`. Over a long run the share of outputs below the quantile then converges to its level, whatever the
+forecasts are (Gibbs and Candès 2021; on quantiles as in Angelopoulos et al. 2023). Offsets are in units of
+each forecast's own spread. Steps are small while the coverage is right, to limit noise. Levels from 0.9 up,
+which reservations use, move twice as far: their coverage recovers sooner, and the noise is in the tail, where
+it costs little. While too many outputs exceed the 0.9 quantile, moves away from the median are doubled.
 """
 
 from dataclasses import dataclass, field
@@ -24,13 +24,20 @@ _MAX_OFFSET = 12.0
 _COVERAGE_WINDOW = 50
 _OUT_BELOW, _BACK_ABOVE = 0.78, 0.86
 _WIDEN = 2.0
-# Of a normal law, between the levels 0.1 and 0.9.
+# Standard deviations between the 0.1 and 0.9 quantiles of a normal distribution.
 _NORMAL_DEVIATIONS = 2.563
 
 
 @dataclass(slots=True)
 class Conformal:
-    """`is_out`: lately too many answers were longer than their 0.9 quantile."""
+    """Conformal offsets of all levels, for one class and one forecaster.
+
+    Attributes:
+        offsets: [levels], added in units of the spread of each forecast.
+        seen: number of outcomes.
+        covered: recent share of outputs within their 0.9 quantile.
+        is_out: whether too many outputs recently exceeded their 0.9 quantile.
+    """
 
     offsets: Floats = field(default_factory=lambda: np.zeros(len(LEVELS)))
     seen: int = 0
@@ -38,13 +45,20 @@ class Conformal:
     is_out: bool = False
 
     def adjusted(self, log_quantiles: Floats) -> Floats:
+        """Quantiles [levels] moved by the offsets and made non-decreasing."""
         moved = log_quantiles + self.offsets * _spread(log_quantiles)
         return np.maximum.accumulate(moved)
 
     def observe(self, adjusted: Floats, log_tokens: float, top: float) -> None:
-        """`adjusted` as it was stated; `top` is the request's own limit, which no answer passes."""
+        """Moves the offsets after an output of `log_tokens`.
+
+        Args:
+            adjusted: the forecast as it was stated, [levels].
+            log_tokens: logarithm of the output length.
+            top: logarithm of the request's token limit.
+        """
         self.seen += 1
-        # An answer cut at the limit says nothing of levels beyond it.
+        # An output truncated at the limit carries no information on quantiles beyond it.
         below = (log_tokens <= adjusted + 1e-9) | (adjusted >= top)
         is_calm = abs(self.covered - LEVELS[UPPER]) < _CALM_MARGIN
         step = np.maximum(

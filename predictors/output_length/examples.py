@@ -1,7 +1,7 @@
-"""What was asked lately, and how long were the answers? A bounded memory of finished requests, as arrays.
+"""Ring buffer of finished requests, as arrays, from which the length model is trained.
 
-Rule: the oldest example makes room for the newest. A row is numbers, hashed words, and a vector where an
-embedding model had made one: no text, no ids. Vectors of another dimension than the last are forgotten.
+A row holds numeric features, hashed words and, if an embedding model computed one, the vector of the prompt;
+neither text nor token ids are kept. If the vector dimension changes, all earlier vectors are dropped.
 """
 
 from dataclasses import dataclass, field, fields
@@ -23,7 +23,7 @@ ROW = (*NUMBERS, *CONTEXT)
 _CALLER_WORDS = 3
 WIDTH = 2 * (MOST_WORDS + _CALLER_WORDS)
 _NO_NUMBERS = (0.0,) * len(NUMBERS)
-# A word may mean another length for another model: each word counts once for all and once for the model.
+# Each word is hashed twice, alone and combined with the model, because it may predict another length there.
 _MIX = 40_503
 _NO_VECTOR = np.zeros(0, np.float16)
 
@@ -32,7 +32,7 @@ Vectors = npt.NDArray[np.float16]
 
 @dataclass(frozen=True, slots=True)
 class FeatureRow:
-    """One request as a predictor sees it. `group` is alike for alike prompts."""
+    """Features of one request; prompts with equal words have equal `group`."""
 
     numbers: Floats
     words: npt.NDArray[np.uint16]
@@ -40,40 +40,52 @@ class FeatureRow:
     vector: Vectors = field(default_factory=lambda: _NO_VECTOR)
 
     def as_rows(self) -> "Rows":
+        """A batch of one row."""
         return Rows(self.numbers[None], self.words[None], self.vector[None])
 
 
 def feature_row(request: Request, recent_mean: float, recent_spread: float) -> FeatureRow:
-    """The last two are of the log tokens of recent answers of the request's class and model."""
+    """Features of a request.
+
+    `recent_mean` and `recent_spread` are the mean and deviation of the log output lengths recently seen for
+    the class and model of the request.
+    """
     features = request.features
-    said = (_NO_NUMBERS, ()) if features is None else (features.numbers, features.words)
+    known = (_NO_NUMBERS, ()) if features is None else (features.numbers, features.words)
     numbers = np.array(
-        (*said[0], log1p(request.prompt_tokens), log1p(request.max_output_tokens), recent_mean, recent_spread)
+        (
+            *known[0],
+            log1p(request.prompt_tokens),
+            log1p(request.max_output_tokens),
+            recent_mean,
+            recent_spread,
+        )
     )
     model = bucket(f"model={request.model}")
     caller = (bucket(f"class={request.service_class.name}"), bucket(f"tenant={request.tenant}"), model)
     words = np.zeros(WIDTH, np.uint16)
-    own = np.array((*said[1], *caller), np.uint16)
+    own = np.array((*known[1], *caller), np.uint16)
     words[: len(own)] = own
     words[WIDTH // 2 : WIDTH // 2 + len(own)] = (own.astype(np.uint32) * _MIX ^ model) % BUCKETS
     vector = _NO_VECTOR if features is None else np.frombuffer(features.vector, np.float16)
-    return FeatureRow(numbers, words, crc32(own[: len(said[1])].tobytes()) & 0x7FFFFFFF, vector)
+    return FeatureRow(numbers, words, crc32(own[: len(known[1])].tobytes()) & 0x7FFFFFFF, vector)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What was asked: numbers [n, len(ROW)], words [n, WIDTH], vectors [n, dimensions], zero if unknown."""
+    """Features of n requests: numbers [n, len(ROW)], words [n, WIDTH], vectors [n, dimensions] or zero."""
 
     numbers: Floats
     words: Words
     vectors: Vectors
 
     def only(self, chosen: npt.NDArray[Any]) -> "Rows":
+        """The rows with these indices, or those where a boolean mask is true."""
         return Rows(self.numbers[chosen], self.words[chosen], self.vectors[chosen])
 
 
 def model_buckets(words: Words) -> npt.NDArray[np.uint16]:
-    """The bucket of each row's model: the last of its own words, see `feature_row`."""
+    """Hash bucket of each row's model, the last of the row's own words in `feature_row`."""
     own = words[:, : WIDTH // 2]
     found: npt.NDArray[np.uint16] = own[np.arange(len(own)), np.maximum(1, np.count_nonzero(own, 1)) - 1]
     return found
@@ -81,7 +93,7 @@ def model_buckets(words: Words) -> npt.NDArray[np.uint16]:
 
 @dataclass(frozen=True, slots=True)
 class Table(Rows):
-    """Rows to learn from: groups [n], log tokens [n]."""
+    """Training rows: features, groups [n] and log output tokens [n]."""
 
     groups: npt.NDArray[np.int64]
     log_tokens: Floats
@@ -90,11 +102,12 @@ class Table(Rows):
         return len(self.log_tokens)
 
     def head(self, count: int) -> "Table":
+        """First `count` rows."""
         return Table(*(getattr(self, f.name)[:count] for f in fields(Table)))
 
 
 class Examples:
-    """`seen` counts all that were ever added."""
+    """Ring buffer of at most `most` rows; `seen` counts all rows ever added."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -109,6 +122,7 @@ class Examples:
         return min(self.seen, self.most)
 
     def add(self, row: FeatureRow, log_tokens: float) -> None:
+        """Appends a finished request; overwrites the oldest row when full."""
         at = self.seen % self.most
         self._numbers[at] = row.numbers
         self._words[at] = row.words
@@ -123,7 +137,7 @@ class Examples:
         self.seen += 1
 
     def table(self) -> Table:
-        """A copy, oldest first."""
+        """Copy of all rows, oldest first."""
         size = len(self)
         order = (np.arange(size) + (self.seen - size)) % self.most
         return Table(
@@ -135,6 +149,7 @@ class Examples:
         )
 
     def extend(self, table: Table) -> None:
+        """Appends the rows of a table, at most as many as fit."""
         for at in range(max(0, len(table) - self.most), len(table)):
             vector = table.vectors[at] if table.vectors[at].any() else _NO_VECTOR
             row = FeatureRow(table.numbers[at], table.words[at], int(table.groups[at]), vector)

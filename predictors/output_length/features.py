@@ -1,8 +1,7 @@
-"""What is kept of a prompt for forecasts? A few numbers and hashed words, never the text.
+"""Extracts the features of a prompt that predict the output length: numbers and hashed words, never the text.
 
-Rule: counts are over the whole prompt, words and cues over its beginning and end, where tasks are
-stated; so a long prompt costs no more than a page. The last user turn counts most: words of what came
-before it are not kept.
+Lengths are counted over the whole prompt; words and cues come from its first and last characters, where tasks
+are usually stated, so the cost is bounded. In a chat only the words of the last user turn are kept.
 """
 
 import re
@@ -27,7 +26,7 @@ _TOKENS_EACH = {
     "step": 35, "page": 600, "token": 1, "character": 0.25,
 }  # fmt: skip
 
-# A cue is the share of a page that says what kind of answer is wanted.
+# A cue is a pattern that indicates what kind of output is requested.
 CUES: Mapping[str, str] = {
     "code": r"```|\bdef |\bclass |\bimport |#include|\bfunction\b|\bcode\b|\bprogram\b|\bscript\b|\bsql\b",
     "write": r"\b(?:write|create|generate|compose|draft|develop|design|implement)\b",
@@ -52,7 +51,14 @@ NUMBERS = (
 
 
 def prompt_features(prompt: str, *, system: str = "", before: str = "", turns: int = 1) -> PromptFeatures:
-    """`prompt` is the last user turn, `before` what was said earlier without the system prompt."""
+    """Features of a prompt.
+
+    Args:
+        prompt: last user turn, or the whole prompt of a completion.
+        system: system prompt.
+        before: earlier turns, without the system prompt.
+        turns: number of messages.
+    """
     page = prompt if len(prompt) <= _HEAD + _TAIL else f"{prompt[:_HEAD]} {prompt[-_TAIL:]}"
     page = page.lower()
     words = _WORD.findall(page)
@@ -78,30 +84,35 @@ def prompt_features(prompt: str, *, system: str = "", before: str = "", turns: i
 
 
 def chat_features(messages: Sequence[Mapping[str, Any]]) -> PromptFeatures:
-    """Of OpenAI's message objects; parts that are not text are passed over."""
-    said = [(str(message.get("role", "")), _text(message.get("content"))) for message in messages]
-    asked = next((at for at in reversed(range(len(said))) if said[at][0] == "user"), len(said) - 1)
+    """Features of a list of OpenAI chat messages; parts that are not text are ignored."""
+    role_texts = [(str(message.get("role", "")), _text(message.get("content"))) for message in messages]
+    last_user = next(
+        (at for at in reversed(range(len(role_texts))) if role_texts[at][0] == "user"),
+        len(role_texts) - 1,
+    )
     return prompt_features(
-        said[asked][1] if said else "",
-        system=" ".join(text for role, text in said if role in ("system", "developer")),
-        before=" ".join(t for role, t in said[: max(0, asked)] if role not in ("system", "developer")),
-        turns=len(said),
+        role_texts[last_user][1] if role_texts else "",
+        system=" ".join(text for role, text in role_texts if role in ("system", "developer")),
+        before=" ".join(
+            t for role, t in role_texts[: max(0, last_user)] if role not in ("system", "developer")
+        ),
+        turns=len(role_texts),
     )
 
 
 def asked_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The last user turn of OpenAI's message objects."""
-    said = [message.get("content") for message in messages if message.get("role") == "user"]
-    return _text(said[-1]) if said else ""
+    """Text of the last user turn in a list of OpenAI chat messages."""
+    contents = [message.get("content") for message in messages if message.get("role") == "user"]
+    return _text(contents[-1]) if contents else ""
 
 
 def bucket(term: str) -> int:
-    """The same in every process, unlike `hash`."""
+    """Hash bucket of a term, equal in every process (unlike `hash`)."""
     return crc32(term.encode("utf-8", "replace")) % BUCKETS
 
 
 def _terms(words: Sequence[str]) -> Iterator[str]:
-    """Where the prompt starts says most of its task, so its first words count apart too."""
+    """Words, the first 60 bigrams, and the first three words marked, since a prompt starts with its task."""
     yield from words
     for at in range(min(len(words) - 1, 60)):
         yield f"{words[at]} {words[at + 1]}"

@@ -1,9 +1,9 @@
-"""How long will the answer be? As long as the last ones of its class and model were.
+"""Forecasts the output length from the empirical quantiles of recent outputs of the same class and model.
 
-Rule: quantiles of the last `window` answers of the (class, model); with fewer than `enough` of them,
-those of the model over all classes; with fewer of these too, anything from one token to `max_tokens` is
-equally likely. No forecast exceeds the request's `max_output_tokens`. An answer that nothing can end before
-is as long as that, and teaches nothing.
+With fewer than `enough` outputs of the (class, model) pair, the outputs of the model over all classes are
+used; with fewer of these too, the forecast is uniform from 1 to `max_tokens`. No forecast exceeds the
+request's `max_output_tokens`. A request that cannot stop early is forecast at its limit and is not learned
+from.
 """
 
 from bisect import bisect_left, insort
@@ -21,9 +21,9 @@ from predictors.calibration import LEVEL, Calibration
 _INNER_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 _LEVELS = (0.0, *_INNER_LEVELS, 1.0)
 _MEDIAN, _UPPER = _LEVELS.index(0.5), _LEVELS.index(LEVEL)
-# The longest answer thought possible: a window of a few hundred says little about its own last percent.
+# Upper end of the forecast over the 0.99 quantile: a few hundred outputs say little about their last percent.
 _TAIL_FACTOR = 2.0
-# Forecasts are made again after this many answers: a few among hundreds move no quantile far.
+# Outputs between two recomputations of the quantiles; a few among hundreds change them little.
 _REFRESH = 8
 _MOST_KEPT = 256
 
@@ -33,22 +33,23 @@ def _uniform_up_to(max_tokens: int) -> LengthForecast:
 
 
 class MaxTokens:
-    """Expects every answer to run to its `max_tokens`: what an engine without a predictor reserves."""
+    """Length predictor that always forecasts the token limit, as an engine without a predictor reserves."""
 
     def forecast(self, request: Request) -> LengthForecast:
+        """All mass at the request's token limit."""
         tokens = float(request.max_output_tokens)
         return LengthForecast((0.0, 1.0), (tokens, tokens))
 
     def observe(self, request: Request, output_tokens: int) -> None:
-        """Nothing to learn."""
+        """Does nothing: there is nothing to learn."""
 
     def withdraw(self, request: Request) -> None:
-        """Nothing was kept."""
+        """Does nothing: no forecast is kept."""
 
 
 @dataclass(slots=True)
 class _History:
-    """The last answers, in order of time and of length."""
+    """Recent output lengths of one class and model, ordered by time and by length."""
 
     window: int
     by_time: deque[int] = field(default_factory=deque)
@@ -65,7 +66,7 @@ class _History:
             del self.by_length[bisect_left(self.by_length, self.by_time.popleft())]
 
     def forecast(self, max_tokens: int) -> LengthForecast:
-        """One object for all that ask alike, so that its mean and deviation are computed once."""
+        """Forecast for a limit, cached so that its mean and deviation are computed once."""
         self._refresh()
         found = self.made.get(max_tokens)
         if found is None:
@@ -92,7 +93,7 @@ class _History:
 
 
 def _quantile(ordered: Sequence[int], level: float) -> float:
-    """Between order statistics, at level * (n + 1): unbiased for the next draw, whatever its law."""
+    """Interpolated order statistic at level * (n + 1), unbiased for the next draw of any distribution."""
     place = min(max(level * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -100,7 +101,12 @@ def _quantile(ordered: Sequence[int], level: float) -> float:
 
 
 class HistoryQuantiles:
-    """A `LengthPredictor`; `calibration` tells how well it did."""
+    """Length predictor by empirical quantiles; `calibration` scores its forecasts.
+
+    Args:
+        window: outputs kept per class and model.
+        enough: outputs needed before their quantiles are used.
+    """
 
     def __init__(self, *, window: int = 512, enough: int = 20) -> None:
         self.calibration = Calibration(window)
@@ -110,6 +116,7 @@ class HistoryQuantiles:
         self._by_model: dict[str, _History] = {}
 
     def forecast(self, request: Request) -> LengthForecast:
+        """Empirical quantiles, clipped at the request's token limit."""
         if request.runs_to_limit:
             return MaxTokens().forecast(request)
         history = self._history(request)
@@ -123,11 +130,12 @@ class HistoryQuantiles:
         return found
 
     def log_quantiles(self, request: Request, levels: Sequence[float]) -> Floats | None:
-        """Of the logarithm of tokens, whatever the request's limit; None without enough history."""
+        """Quantiles of log tokens at `levels`, not clipped at the limit; None without enough history."""
         history = self._history(request)
         return None if history is None else history.log_quantiles(levels)
 
     def observe(self, request: Request, output_tokens: int) -> None:
+        """Learns the output length of a finished request."""
         if request.runs_to_limit:
             return
         name = request.service_class.name
@@ -138,6 +146,7 @@ class HistoryQuantiles:
         by_model.add(output_tokens)
 
     def withdraw(self, request: Request) -> None:
+        """Drops the forecast of a request that did not finish."""
         self.calibration.withdrawn(request.id)
 
     def _history(self, request: Request) -> _History | None:

@@ -1,10 +1,9 @@
-"""How long were the answers to prompts like this one? Ridge regression with a Gaussian kernel.
+"""Predicts log output tokens from prompt embeddings by ridge regression with a Gaussian kernel.
 
-Rule: a request is a point: the vector that an embedding model made of its prompt, along the directions in
-which prompts differ most; its numbers, which count little each; its model. Its guess is a weighted sum
-over all requests learned from, each counting by how near it is. The weights are found by conjugate
-gradients, of all rows and of all but each fold at once: so the guess for a row comes as it would have
-been without the row and those like it.
+A request is a point of three parts: the embedding of its prompt on the leading principal axes, the numeric
+features with a small weight, and a code of its model. The prediction is a weighted sum over the training
+points, weighted by the kernel. The weights are solved by conjugate gradients for all rows and, at the same
+time, for all rows outside each fold, which gives cross-validated predictions of the training rows.
 """
 
 from dataclasses import dataclass
@@ -29,7 +28,15 @@ Singles = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class KernelRidge:
-    """`directions` [dimensions, axes] are of vectors around `center`; `points` [rows, axes of a point]."""
+    """A fitted model.
+
+    Attributes:
+        center: mean of the training vectors, [dimensions].
+        directions: principal axes, [dimensions, axes].
+        points: training points, [rows, axes of a point].
+        weights: dual coefficients, [rows].
+        base: mean of the targets.
+    """
 
     center: Singles
     directions: Singles
@@ -38,20 +45,32 @@ class KernelRidge:
     base: float
 
     def predict(self, ridge: Ridge, rows: Rows) -> Floats:
-        """Log tokens of each row, all with vectors; `ridge` knows the numbers' usual size."""
+        """Log tokens of each row; every row must have a vector. `ridge` standardises the numbers."""
         points = _points(self.center, self.directions, ridge, rows)
         found: Floats = self.base + (_closeness(points, self.points) @ self.weights).astype(float)
         return found
 
     @property
     def dimensions(self) -> int:
+        """Dimensions of the vectors."""
         return len(self.center)
 
 
 def fit_kernel_ridge(
     ridge: Ridge, rows: Rows, target: Floats, fold: npt.NDArray[np.int64], folds: int
 ) -> tuple[KernelRidge, Floats]:
-    """What was learned of all rows, and the guess for each row of what was learned without its fold."""
+    """Fits the model on all rows, and predicts each row from the rows outside its fold.
+
+    Args:
+        ridge: standardises the numbers.
+        rows: training rows, all with vectors.
+        target: log tokens, [rows].
+        fold: fold of each row, [rows].
+        folds: number of folds.
+
+    Returns:
+        The model, and the cross-validated predictions [rows].
+    """
     vectors = rows.vectors.astype(np.float32)
     center = vectors.mean(0)
     _, axes = np.linalg.eigh((vectors - center).T @ (vectors - center))
@@ -74,24 +93,24 @@ def _points(center: Singles, directions: Singles, ridge: Ridge, rows: Rows) -> S
 
 
 def _signs(models: npt.NDArray[np.uint16]) -> Floats:
-    """As far apart for any two models as their hashes differ, about 1."""
+    """Code of +-1 bits of each model's hash; two models are about 1 apart."""
     scattered = (models.astype(np.uint64) * _SCATTER) >> np.uint64(8)
     bits = (scattered[:, None] >> _MODEL_BITS) & np.uint64(1)
     found: Floats = (2.0 * bits - 1.0) / np.sqrt(2 * len(_MODEL_BITS))
     return found
 
 
-def _closeness(ones: Singles, others: Singles) -> Singles:
-    """[ones, others], from 0 to 1."""
-    apart = np.square(others).sum(1) - 2 * (ones @ others.T)
-    apart += np.square(ones).sum(1)[:, None]
+def _closeness(rows: Singles, others: Singles) -> Singles:
+    """Gaussian kernel matrix [rows, others], entries from 0 to 1."""
+    apart = np.square(others).sum(1) - 2 * (rows @ others.T)
+    apart += np.square(rows).sum(1)[:, None]
     apart *= -_NARROWNESS
     found: Singles = np.exp(np.minimum(apart, 0.0, out=apart), out=apart)
     return found
 
 
 def _solved(near: Singles, used: npt.NDArray[np.bool_], wanted: Singles) -> Singles:
-    """A column of weights for each column of `used`, which says what rows it may learn from."""
+    """Conjugate gradients for one system per column; `used` masks the rows that a column may use."""
     found = np.zeros_like(wanted)
     residual = wanted.copy()
     direction = wanted.copy()

@@ -1,9 +1,9 @@
-"""How long will the answer be? By what the prompt says, or by recent history, whichever proves better.
+"""Forecasts output lengths by a learned model or by recent history, whichever has the lower loss.
 
-Rule: two forecasts are made of each request: by the model (first one learned from public prompts, later
-one learned from the requests that finished here) and by the last answers of its class and model. Both are
-kept calibrated, class by class; the one whose pinball loss was lower lately is given out. So the worst
-that a useless model can do is to be passed over.
+Two forecasts are made of each request: by the model (the shipped prior first, later a model trained on
+requests that finished here) and by the empirical quantiles of its class and model. Both are conformally
+calibrated per class. The forecast with the lower recent pinball loss is returned, so a poor model is simply
+not used.
 """
 
 from collections import OrderedDict
@@ -27,23 +27,24 @@ from predictors.output_length.model import LEVELS, LengthModel, prior
 _ALL_LEVELS = (0.0, *LEVELS, 1.0)
 _LEVELS = np.array(LEVELS)
 _MODEL, _HISTORY = 0, 1
-# Nothing is known of the last percent; the span of what is known goes on that much further.
+# The distribution is extended beyond its outer quantiles by these shares of the distance from the median.
 _TAIL_SHARE = 0.35
 _HEAD_SHARE = 0.5
-# e^16 tokens: more than any context holds.
+# Upper bound of log tokens: e^16 exceeds any context length.
 _LONGEST = 16.0
 _OPEN_FORECASTS = 4_096
 _LOSS_MEMORY = 128
 _MEAN_MEMORY = 64
-# Forecasts by history need this many answers of their class and model, or of their model.
+# Outputs of a class and model, or of a model, that a forecast by history needs.
 _ENOUGH_HISTORY = 20
-# A learned model's levels are those of prompts that it had not seen, so they start out right.
+# Initial outcome count of a new model's calibration, so that it moves in small steps: a trained model's
+# quantiles come from cross-validation and are nearly calibrated from the start.
 _SETTLED = 300
 
 
 @dataclass(slots=True)
 class _Recent:
-    """Mean and spread of log tokens of the last answers of one class and model."""
+    """Exponential mean and deviation of the log output tokens of one class and model."""
 
     seen: int = 0
     mean: float = 5.0
@@ -62,14 +63,14 @@ class _Recent:
 
 @dataclass(slots=True)
 class _ClassState:
-    """How each of the two ways does for one class."""
+    """Calibration and recent loss of both forecasters for one class, indexed by _MODEL and _HISTORY."""
 
     conformal: list[Conformal] = field(default_factory=lambda: [Conformal(), Conformal()])
     loss: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    judged: int = 0
+    outcomes: int = 0
 
     def best(self) -> int:
-        return _HISTORY if self.judged and self.loss[_HISTORY] < self.loss[_MODEL] else _MODEL
+        return _HISTORY if self.outcomes and self.loss[_HISTORY] < self.loss[_MODEL] else _MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,14 @@ class _PendingForecast:
 
 
 class LearnedLengths:
-    """A `LengthPredictor`. `examples` is what the next model may learn from; `swap` puts it in force."""
+    """Length predictor that learns from finished requests.
+
+    Training runs elsewhere: it reads `examples`, and `swap` installs the result.
+
+    Args:
+        remember: finished requests kept as training examples.
+        use_prior: whether to start from the shipped model, or from history alone.
+    """
 
     def __init__(self, *, remember: int = 8_192, use_prior: bool = True) -> None:
         self.calibration = Calibration()
@@ -94,27 +102,29 @@ class LearnedLengths:
 
     @property
     def model(self) -> LengthModel | None:
+        """The installed model; None before the first `swap` without a prior."""
         return self._model
 
     def forecast(self, request: Request) -> LengthForecast:
+        """Calibrated forecast by the better forecaster, clipped at the request's token limit."""
         if request.runs_to_limit:
             return self._history.forecast(request)
         recent = self._recent.get((request.service_class.name, request.model)) or _Recent()
         row = feature_row(request, recent.mean, recent.spread)
         if request.features is None and self._model is not None:
-            # Nothing is known of the prompt but its tokens: it is taken to be like all others.
+            # Only the prompt's token count is known: the other features take their training means.
             row.numbers[: len(NUMBERS)] = self._model.ridge.center[: len(NUMBERS)]
-        judged = self._classes.get(request.service_class.name) or _ClassState()
+        state = self._classes.get(request.service_class.name) or _ClassState()
         by_model = None
         if self._model is not None:
-            by_model = judged.conformal[_MODEL].adjusted(self._model.predict(row))
+            by_model = state.conformal[_MODEL].adjusted(self._model.predict(row))
         if (known := self._history.log_quantiles(request, LEVELS)) is not None:
-            known = judged.conformal[_HISTORY].adjusted(known)
-        # A request is judged by what was first said of it.
+            known = state.conformal[_HISTORY].adjusted(known)
+        # Only the first forecast of a request is scored.
         self._pending.setdefault(request.id, _PendingForecast(row, (by_model, known), self._generation))
         if len(self._pending) > _OPEN_FORECASTS:
             self._pending.popitem(last=False)
-        prefers_history = by_model is None or judged.best() == _HISTORY
+        prefers_history = by_model is None or state.best() == _HISTORY
         chosen = known if known is not None and prefers_history else by_model
         if chosen is None:
             return self._history.forecast(request)
@@ -123,6 +133,7 @@ class LearnedLengths:
         return found
 
     def observe(self, request: Request, output_tokens: int) -> None:
+        """Learns the output length of a finished request and scores both forecasts of it."""
         if request.runs_to_limit:
             return
         name = request.service_class.name
@@ -137,47 +148,47 @@ class LearnedLengths:
         self._judge(name, stated, log_tokens, log(max(1, request.max_output_tokens)))
 
     def withdraw(self, request: Request) -> None:
+        """Drops the forecasts of a request that did not finish."""
         self._history.withdraw(request)
         self.calibration.withdrawn(request.id)
         self._pending.pop(request.id, None)
 
     def _judge(self, name: str, stated: _PendingForecast, log_tokens: float, top: float) -> None:
-        judged = self._classes.setdefault(name, _ClassState())
+        state = self._classes.setdefault(name, _ClassState())
         by_model, by_history = stated.by
-        # What a former model said teaches nothing about this one.
+        # A forecast by a previous model does not calibrate this one.
         if by_model is not None and stated.generation == self._generation:
-            judged.conformal[_MODEL].observe(by_model, log_tokens, top)
+            state.conformal[_MODEL].observe(by_model, log_tokens, top)
         if by_history is not None:
-            judged.conformal[_HISTORY].observe(by_history, log_tokens, top)
+            state.conformal[_HISTORY].observe(by_history, log_tokens, top)
         if by_model is not None and by_history is not None:
-            judged.judged += 1
-            rate = max(1 / judged.judged, 1 / _LOSS_MEMORY)
-            for way, said in ((_MODEL, by_model), (_HISTORY, by_history)):
-                loss = pinball(np.exp(np.minimum(said, top)), exp(log_tokens))
-                judged.loss[way] += rate * (loss - judged.loss[way])
+            state.outcomes += 1
+            rate = max(1 / state.outcomes, 1 / _LOSS_MEMORY)
+            for way, quantiles in ((_MODEL, by_model), (_HISTORY, by_history)):
+                loss = pinball(np.exp(np.minimum(quantiles, top)), exp(log_tokens))
+                state.loss[way] += rate * (loss - state.loss[way])
 
     def swap(self, model: LengthModel) -> None:
-        """The new model's forecasts are calibrated afresh and judged anew; those of the old still count as
-        history of what was said."""
+        """Installs a trained model and resets its calibration and loss in every class."""
         self._model = model
         self._generation += 1
-        for judged in self._classes.values():
-            judged.conformal[_MODEL] = Conformal(seen=_SETTLED)
-            judged.judged = 0
+        for state in self._classes.values():
+            state.conformal[_MODEL] = Conformal(seen=_SETTLED)
+            state.outcomes = 0
 
     def standing(self) -> dict[str, Any]:
-        """All but model and examples that an answer teaches, as JSON."""
+        """Learned state apart from model and examples, as JSON values, for `Checkpoint.standing`."""
         return {
             "recent": [[*key, r.seen, r.mean, r.square] for key, r in self._recent.items()],
             "conformal": [
                 [name, way, c.seen, c.covered, c.offsets.tolist()]
-                for name, judged in self._classes.items()
-                for way, c in enumerate(judged.conformal)
+                for name, state in self._classes.items()
+                for way, c in enumerate(state.conformal)
             ],
         }
 
     def restore(self, kept: Checkpoint) -> None:
-        """Takes up where an earlier life ended."""
+        """Restores examples, model and state from a checkpoint."""
         self.examples.extend(kept.table)
         if kept.model is not None:
             self.swap(kept.model)
@@ -185,22 +196,22 @@ class LearnedLengths:
         for class_name, model, *recent in standing.get("recent", ()):
             self._recent[class_name, model] = _Recent(*recent)
         for name, way, seen, covered, offsets in standing.get("conformal", ()):
-            judged = self._classes.setdefault(name, _ClassState())
-            judged.conformal[way] = Conformal(np.array(offsets), seen, covered)
+            state = self._classes.setdefault(name, _ClassState())
+            state.conformal[way] = Conformal(np.array(offsets), seen, covered)
 
     def out_of_coverage(self) -> dict[str, bool]:
-        """By class: whether too many answers lately passed the 0.9 quantile, so that forecasts widen."""
-        return {name: judged.conformal[judged.best()].is_out for name, judged in self._classes.items()}
+        """Per class: whether too many outputs recently exceeded the 0.9 quantile, so that forecasts widen."""
+        return {name: state.conformal[state.best()].is_out for name, state in self._classes.items()}
 
 
 def pinball(quantiles: Floats, tokens: float) -> float:
-    """Mean over LEVELS, in the unit of the quantiles."""
+    """Pinball loss of quantiles [levels], averaged over LEVELS, in their unit."""
     missed = tokens - quantiles
     return float(np.maximum(_LEVELS * missed, (_LEVELS - 1) * missed).mean())
 
 
 def _forecast(log_quantiles: Floats, max_tokens: int) -> LengthForecast:
-    """In tokens, from 1 to the request's own limit; the ends reach beyond the outermost levels."""
+    """Forecast in tokens, from 1 to `max_tokens`, extended beyond the outermost levels."""
     lowest = log_quantiles[0] - _HEAD_SHARE * (log_quantiles[4] - log_quantiles[0])
     longest = log_quantiles[-1] + _TAIL_SHARE * (log_quantiles[-1] - log_quantiles[4])
     tokens = np.exp(np.clip(np.concatenate(([lowest], log_quantiles, [longest])), 0.0, _LONGEST))

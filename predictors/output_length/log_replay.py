@@ -1,8 +1,8 @@
-"""What would the predictor have said of an operator's own traffic? Logs replayed in the order of their lines.
+"""Replays an operator's request log through the length predictor, to train it or to score its forecasts.
 
-A line is JSON with `prompt` (text, or OpenAI's messages), `output_tokens` and `model`; `class`, `tenant`,
-`prompt_tokens` and `max_tokens` are optional. Each request is forecast before its answer is shown, and
-models are learned on the way as the service would.
+A line of the log is a JSON object with `prompt` (text or OpenAI chat messages), `output_tokens` and `model`;
+`class`, `tenant`, `prompt_tokens` and `max_tokens` are optional. Each request is forecast before its output
+length is learned, and models are trained on the way, as in the service.
 """
 
 import json
@@ -25,14 +25,19 @@ _GROWTH = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Logged:
+    """One request of the log and its output length."""
+
     request: Request
     output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of the last answers of each class: share within the 0.9 quantile; pinball loss, absolute error and bias
-    in tokens; drift as `Calibration` says."""
+    """Scores of the last outputs of each class.
+
+    Coverage is the share within the 0.9 quantile; pinball loss, absolute error and bias are in tokens; drift
+    is as in `Calibration.drift`.
+    """
 
     answers: int
     coverage: Mapping[str, float]
@@ -43,7 +48,7 @@ class Report:
 
 
 def logged(lines: Iterable[str]) -> Iterator[Logged]:
-    """Raises ValueError naming the line and what is wrong with it."""
+    """Parses the lines of a log; raises ValueError with the line number and the fault."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
@@ -55,8 +60,8 @@ def logged(lines: Iterable[str]) -> Iterator[Logged]:
                 ) from error
 
 
-def _logged(said: Mapping[str, Any], number: int) -> Logged:
-    prompt, tokens = said["prompt"], int(said["output_tokens"])
+def _logged(entry: Mapping[str, Any], number: int) -> Logged:
+    prompt, tokens = entry["prompt"], int(entry["output_tokens"])
     if tokens < 0:
         raise ValueError(f"output_tokens={tokens}")
     features: PromptFeatures = prompt_features(prompt) if isinstance(prompt, str) else chat_features(prompt)
@@ -64,35 +69,36 @@ def _logged(said: Mapping[str, Any], number: int) -> Logged:
     request = Request(
         id=f"line-{number}",
         kind=Kind.GENERATE,
-        model=str(said["model"]),
-        tenant=str(said.get("tenant", "")),
-        service_class=ServiceClass(str(said.get("class", "standard")), Slo(), priority=0, sheddable=False),
+        model=str(entry["model"]),
+        tenant=str(entry.get("tenant", "")),
+        service_class=ServiceClass(str(entry.get("class", "standard")), Slo(), priority=0, sheddable=False),
         slo=Slo(),
         arrival=Instant(0),
-        prompt_tokens=int(said.get("prompt_tokens", guess)),
-        max_output_tokens=int(said.get("max_tokens", max(_LONGEST, tokens))),
+        prompt_tokens=int(entry.get("prompt_tokens", guess)),
+        max_output_tokens=int(entry.get("max_tokens", max(_LONGEST, tokens))),
         features=features,
     )
     return Logged(request, tokens)
 
 
 def replayed(requests: Iterable[Logged], lengths: LearnedLengths) -> int:
-    """Forecasts and learns; the number of answers. Raises ValueError if there is none."""
+    """Forecasts and learns each request in order; returns their number, raises ValueError if it is 0."""
     due = ENOUGH
     count = 0
-    for one in requests:
-        lengths.forecast(one.request)
-        lengths.observe(one.request, one.output_tokens)
+    for entry in requests:
+        lengths.forecast(entry.request)
+        lengths.observe(entry.request, entry.output_tokens)
         count += 1
         if lengths.examples.seen >= due:
             lengths.swap(fit(lengths.examples.table()))
             due = round(_GROWTH * due)
     if not count:
-        raise ValueError("no request in it; give a log of at least one line")
+        raise ValueError("the log holds no request; give a log of at least one line")
     return count
 
 
 def report(calibration: Calibration, answers: int) -> Report:
+    """Collects the scores of a replay of `answers` requests."""
     return Report(
         answers,
         coverage=calibration.coverage(),
@@ -104,10 +110,10 @@ def report(calibration: Calibration, answers: int) -> Report:
 
 
 def learned_from(requests: Iterable[Logged], *, remember: int) -> LearnedLengths:
-    """Learns from all at once. Raises ValueError for too few."""
+    """Trains a predictor on all requests at once; raises ValueError if there are too few."""
     lengths = LearnedLengths(remember=remember)
-    for one in requests:
-        lengths.forecast(one.request)
-        lengths.observe(one.request, one.output_tokens)
+    for entry in requests:
+        lengths.forecast(entry.request)
+        lengths.observe(entry.request, entry.output_tokens)
     lengths.swap(fit(lengths.examples.table()))
     return lengths

@@ -1,9 +1,8 @@
-"""What does a prompt say of its answer's length? A ridge for the middle, trees for the whole distribution.
+"""Quantile regression of the output length on prompt features: ridge for location, trees for quantiles.
 
-Rule: everything is learned on the logarithm of tokens. Where vectors of prompts are known, the answers to
-prompts like it give a second guess, and the middle is between the two. The guesses that train the trees
-come from models that had not seen the row, nor any like it; so the spread that the trees learn is the
-spread of new prompts.
+All targets are log tokens. If prompt vectors are known, kernel ridge gives a second estimate, and the
+location is the mean of both. The estimates that train the trees are cross-validated over groups of equal
+prompts, so the trees learn the spread of unseen prompts.
 """
 
 import json
@@ -26,15 +25,21 @@ from predictors.output_length.trees import Trees, fit_trees
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 MEDIAN, UPPER = LEVELS.index(0.5), LEVELS.index(0.9)
 ENOUGH = 200
-"""Fewer examples teach less than the history of lengths alone."""
+"""Least number of examples; with fewer, the history of output lengths forecasts better."""
 
 _FOLDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class LengthModel:
-    """`offsets` [levels] is how answers lie around the middle of the guesses; `trees` say how that varies.
-    Without `kernel_ridge` the ridge's guess is the only one."""
+    """A fitted length model.
+
+    Attributes:
+        ridge: estimate from words and numbers.
+        offsets: quantiles of the residuals at LEVELS, [levels].
+        trees: how the quantiles vary with the features; None for constant offsets.
+        kernel_ridge: second estimate from prompt vectors; None if too few were known.
+    """
 
     ridge: Ridge
     offsets: Floats
@@ -42,7 +47,7 @@ class LengthModel:
     kernel_ridge: KernelRidge | None = None
 
     def predict(self, row: FeatureRow) -> Floats:
-        """Log tokens at LEVELS; they may still cross."""
+        """Quantiles of log tokens at LEVELS, [levels]; they may cross."""
         guesses = [float(self.ridge.predict(row.numbers, row.words))]
         if self.kernel_ridge is not None:
             is_known = row.vector.size == self.kernel_ridge.dimensions
@@ -55,7 +60,7 @@ class LengthModel:
         return found + self.trees.predict(_tree_features(row.numbers[None], middle, guesses)[0])
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Everything, by name, for `model_from_arrays`."""
+        """All parameters by name, for `model_from_arrays`."""
         parts: dict[str, Any] = {"ridge": self.ridge, "trees": self.trees, "likeness": self.kernel_ridge}
         found = {
             f"{name}.{field.name}": np.asarray(getattr(part, field.name))
@@ -67,17 +72,17 @@ class LengthModel:
 
 
 def model_from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> LengthModel:
-    """Raises KeyError or ValueError if they are no model of these features and levels."""
+    """Inverse of `LengthModel.arrays`; raises KeyError or ValueError for other features or levels."""
     parts: dict[str, Any] = {f.name: arrays[f"ridge.{f.name}"] for f in fields(Ridge)}
     ridge = Ridge(**{**parts, "base": float(parts["base"])})
     trees = None
     if "trees.leaves" in arrays:
         trees = Trees(**{f.name: arrays[f"trees.{f.name}"] for f in fields(Trees)})
-    likeness = None
+    kernel_ridge = None
     if "likeness.points" in arrays:
         parts = {f.name: arrays[f"likeness.{f.name}"] for f in fields(KernelRidge)}
-        likeness = KernelRidge(**{**parts, "base": float(parts["base"])})
-    model = LengthModel(ridge, arrays["offsets"], trees, likeness)
+        kernel_ridge = KernelRidge(**{**parts, "base": float(parts["base"])})
+    model = LengthModel(ridge, arrays["offsets"], trees, kernel_ridge)
     if ridge.slopes.shape != (len(ROW),) or model.offsets.shape != (len(LEVELS),):
         raise ValueError(
             f"a model of {ridge.slopes.shape} numbers and {model.offsets.shape} levels; this version has "
@@ -87,9 +92,9 @@ def model_from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> LengthModel:
 
 
 def fit(table: Table) -> LengthModel:
-    """Raises ValueError for fewer than ENOUGH rows."""
+    """Trains a model; raises ValueError for fewer than ENOUGH rows."""
     if len(table) < ENOUGH:
-        raise ValueError(f"{len(table)} examples: at least {ENOUGH} are needed; collect more")
+        raise ValueError(f"{len(table)} examples; training needs at least {ENOUGH}; collect more")
     numbers, words, target = table.numbers, table.words, table.log_tokens
     fold = table.groups % _FOLDS
     guess = np.full(len(table), target.mean())
@@ -98,11 +103,11 @@ def fit(table: Table) -> LengthModel:
         if out.any() and rest.sum() > 1:
             guess[out] = fit_ridge(numbers[rest], words[rest], target[rest]).predict(numbers[out], words[out])
     ridge = fit_ridge(numbers, words, target)
-    guesses, likeness = [guess], None
+    guesses, kernel_ridge = [guess], None
     known = np.flatnonzero(table.vectors.any(1))
     if len(known) >= ENOUGH:
         alike = guess.copy()
-        likeness, alike[known] = fit_kernel_ridge(
+        kernel_ridge, alike[known] = fit_kernel_ridge(
             ridge, table.only(known), target[known], fold[known], _FOLDS
         )
         guesses.append(alike)
@@ -110,19 +115,19 @@ def fit(table: Table) -> LengthModel:
     offsets = np.quantile(target - middle, LEVELS)
     rows = _tree_features(numbers, middle, guesses)
     trees = fit_trees(rows, target, middle[:, None] + offsets, np.array(LEVELS))
-    return LengthModel(ridge, offsets, trees, likeness)
+    return LengthModel(ridge, offsets, trees, kernel_ridge)
 
 
 def _tree_features(numbers: Floats, middle: Floats | float, guesses: Sequence[Floats | float]) -> Floats:
-    """What the trees see; the middle of one guess is that guess."""
+    """Inputs of the trees: numbers, estimates and, if there are several, their mean."""
     seen = guesses if len(guesses) == 1 else [*guesses, middle]
-    found: Floats = np.hstack([numbers, *(np.reshape(one, (len(numbers), 1)) for one in seen)])
+    found: Floats = np.hstack([numbers, *(np.reshape(guess, (len(numbers), 1)) for guess in seen)])
     return found
 
 
 @cache
 def prior() -> LengthModel:
-    """Learned from public prompts: numbers and cues, no words."""
+    """The shipped model, trained on public prompts; it uses numbers and cues but no words."""
     shipped = json.loads(files("predictors.output_length").joinpath("prior.json").read_text(encoding="utf-8"))
     slopes = np.array([float(shipped["slopes"].get(name, 0.0)) for name in ROW])
     center = np.array([float(shipped["center"].get(name, 0.0)) for name in ROW])

@@ -1,7 +1,7 @@
-"""Which words make answers long? Ridge regression of log tokens on hashed words and numbers.
+"""Ridge regression of log output tokens on hashed words and numeric features.
 
-Rule: rows of words weigh by rarity and have length one; numbers are standardised. The normal equations
-are solved by conjugate gradients, which needs no matrix but the rows themselves.
+Words are weighted by inverse document frequency and each row is scaled to unit length; numbers are
+standardised. The normal equations are solved by conjugate gradients, which needs only products with the rows.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from controlplane.core.memory import Floats
 from predictors.output_length.features import BUCKETS
 
 Words = npt.NDArray[np.uint16]
-"""[rows, width] of buckets; unused places hold 0, and bucket 0 weighs nothing."""
+"""Hash buckets, [rows, width]; unused places hold 0, and bucket 0 has weight 0."""
 
-# Numbers are few and each is in every row, so noise in them costs more.
+# Numbers are few and present in every row, so noise in their coefficients costs more.
 _WORD_PENALTY, _NUMBER_PENALTY = 1.0, 60.0
 _STEPS = 40
 _MAX_STANDARDISED = 3.0
@@ -24,6 +24,17 @@ _MAX_STANDARDISED = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Ridge:
+    """A fitted model.
+
+    Attributes:
+        rarity: inverse document frequency of each bucket, [BUCKETS].
+        weights: coefficient of each bucket, [BUCKETS].
+        center: means of the numbers.
+        scale: deviations of the numbers.
+        slopes: coefficients of the standardised numbers.
+        base: mean of the targets.
+    """
+
     rarity: npt.NDArray[np.float32]
     weights: npt.NDArray[np.float32]
     center: Floats
@@ -32,24 +43,25 @@ class Ridge:
     base: float
 
     def predict(self, numbers: Floats, words: Words) -> Floats:
-        """Log tokens of each row."""
+        """Log tokens of each row; a single row gives a scalar."""
         rarity = self.rarity[words]
         length = np.sqrt(np.square(rarity).sum(-1))
-        said = (rarity * self.weights[words]).sum(-1) / np.maximum(length, 1e-9)
-        found: Floats = self.base + said + standard(numbers, self.center, self.scale) @ self.slopes
+        word_part = (rarity * self.weights[words]).sum(-1) / np.maximum(length, 1e-9)
+        found: Floats = self.base + word_part + standard(numbers, self.center, self.scale) @ self.slopes
         return found
 
 
 def standard(numbers: Floats, center: Floats, scale: Floats) -> Floats:
-    """Clipped: what was rare in training must not rule a forecast."""
+    """Standardised numbers, clipped so that values that were rare in training cannot dominate."""
     found: Floats = np.clip((numbers - center) / scale, -_MAX_STANDARDISED, _MAX_STANDARDISED)
     return found
 
 
 def fit_ridge(numbers: Floats, words: Words, target: Floats) -> Ridge:
+    """Fits numbers [rows, features] and words [rows, width] to log tokens [rows]."""
     count = np.bincount(words.ravel(), minlength=BUCKETS).astype(float)
     count[0] = 0.0
-    # A word seen once cannot be told from noise.
+    # A word seen once cannot be distinguished from noise.
     rarity = np.where(count > 1, np.log((1 + len(words)) / (1 + count)) + 1, 0.0).astype(np.float32)
     center, scale = numbers.mean(0), numbers.std(0)
     scale = np.where(scale > 1e-9, scale, 1.0)
@@ -78,7 +90,7 @@ def _solved(
     target: Floats,
     width: int,
 ) -> tuple[Floats, Floats]:
-    """Conjugate gradients on the normal equations."""
+    """Coefficients of words and numbers, by conjugate gradients on the normal equations."""
     found = np.zeros(BUCKETS + width)
     penalty = np.repeat((_WORD_PENALTY, _NUMBER_PENALTY), (BUCKETS, width))
     residual = np.concatenate(backward(target))

@@ -1,8 +1,8 @@
-"""How is a model learned without delaying anyone? In a process of its own, with the lowest claim to a core.
+"""Trains the length model in a child process at the lowest CPU priority, so that requests are not delayed.
 
     python -m predictors.output_length.training SOURCE TARGET
 
-reads the examples in SOURCE (see `keeping`), and writes them with the model learned from them to TARGET.
+reads the examples in the checkpoint SOURCE and writes the trained model to the checkpoint TARGET.
 """
 
 import asyncio
@@ -20,11 +20,18 @@ _NICENESS = 19
 _TIMEOUT_SECONDS = 900.0
 
 
-async def trained_elsewhere(kept: Checkpoint) -> LengthModel:
-    """Raises RuntimeError with what the process said, TimeoutError. Cancelling it ends the process."""
+async def trained_elsewhere(checkpoint: Checkpoint) -> LengthModel:
+    """Trains a model on the examples of a checkpoint in a child process.
+
+    Cancelling the call kills the process.
+
+    Raises:
+        RuntimeError: the process failed; the message holds its stderr.
+        TimeoutError: training took more than 15 minutes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "examples.npz"), Path(folder, "model.npz")
-        await asyncio.to_thread(save, source, replace(kept, model=None))
+        await asyncio.to_thread(save, source, replace(checkpoint, model=None))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "predictors.output_length.training", str(source), str(target)),
             stdout=DEVNULL,
@@ -33,23 +40,24 @@ async def trained_elsewhere(kept: Checkpoint) -> LengthModel:
         )
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
-                _, said = await process.communicate()
+                _, errors = await process.communicate()
         finally:
-            # A server that stops does not wait until it has learned.
+            # On shutdown the training is abandoned.
             if process.returncode is None:
                 process.kill()
                 await process.wait()
         if process.returncode:
-            raise RuntimeError(f"the training process failed: {said.decode(errors='replace')[-2_000:]}")
+            raise RuntimeError(f"the training process failed: {errors.decode(errors='replace')[-2_000:]}")
         model = (await asyncio.to_thread(read, target)).model
     assert model is not None
     return model
 
 
 def main(source: str, target: str) -> None:
+    """Entry point of the child process."""
     os.nice(_NICENESS)
-    kept = read(Path(source))
-    save(Path(target), Checkpoint(kept.table.head(0), fit(kept.table)))
+    checkpoint = read(Path(source))
+    save(Path(target), Checkpoint(checkpoint.table.head(0), fit(checkpoint.table)))
 
 
 if __name__ == "__main__":

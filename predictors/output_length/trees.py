@@ -1,8 +1,8 @@
-"""How do all quantiles move with the features? Boosted oblivious trees, one vector of quantiles a leaf.
+"""Gradient-boosted oblivious trees that shift all quantiles of a distribution, one vector of shifts per leaf.
 
-Rule: every level of a tree asks one question of all rows, so a tree is `depth` comparisons and a table.
-Trees look in turn for what moves all quantiles together and for what spreads them; each leaf then
-takes a step towards the quantiles of its residuals.
+All nodes of one depth share a split, so a tree is `depth` comparisons and a table of 2^depth leaves. Two of
+three trees are grown on the gradient common to all quantiles, the third on the gradient of their spread. Each
+leaf then moves towards the quantiles of its residuals.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ _ROWS_A_TREE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """`features` and `thresholds` are [trees, depth], `leaves` [trees, 2^depth, levels]."""
+    """A fitted ensemble: `features` and `thresholds` [trees, depth], `leaves` [trees, 2^depth, levels]."""
 
     features: npt.NDArray[np.int16]
     thresholds: npt.NDArray[np.float32]
     leaves: npt.NDArray[np.float32]
 
     def predict(self, row: Floats) -> Floats:
-        """What to add to each level, for one row of features."""
+        """Shift of each quantile for one row of features, [levels]."""
         bits = row[self.features] > self.thresholds
         leaf = bits @ (1 << np.arange(bits.shape[1]))
         found: Floats = self.leaves[np.arange(len(leaf)), leaf].sum(0, dtype=float)
@@ -44,7 +44,18 @@ def fit_trees(
     rate: float = 0.1,
     seed: int = 0,
 ) -> Trees:
-    """`start` [rows, levels] is what the trees add to."""
+    """Boosts trees from initial quantiles.
+
+    Args:
+        rows: features, [rows, features].
+        target: observed values, [rows].
+        start: initial quantiles, [rows, levels].
+        levels: quantile levels, [levels].
+        trees: number of trees.
+        depth: splits per tree.
+        rate: learning rate.
+        seed: seed of the row and feature sampling.
+    """
     rng = np.random.default_rng(seed)
     edges = [np.unique(np.quantile(column, np.linspace(0, 1, _BINS + 1)[1:-1])) for column in rows.T]
     cuts = np.array([len(e) for e in edges])
@@ -81,7 +92,7 @@ def _best_cut(
     leaves: int,
     rng: np.random.Generator,
 ) -> tuple[int, int]:
-    """(feature, last bin on the left) that splits all leaves best, of a random half of those that vary."""
+    """Best split (feature, last bin on the left) of all leaves, from a random half of the features."""
     varying = np.flatnonzero(cuts)
     best, found = -1.0, (int(varying[0]), 0)
     for feature in rng.permutation(varying)[: (len(varying) + 1) // 2]:
@@ -98,7 +109,7 @@ def _best_cut(
 
 
 def _quantiles(residuals: Floats, levels: Floats) -> Floats:
-    """Of each column its own level."""
+    """Empirical quantile of each column of residuals [rows, levels] at its own level."""
     ordered = np.sort(residuals, axis=0)
     place = np.clip(np.rint(levels * (len(ordered) + 1) - 1), 0, len(ordered) - 1).astype(int)
     found: Floats = ordered[place, np.arange(len(levels))]

@@ -1,0 +1,1 @@
+"""Predictors of step times, time to first token and the cost of hidden states."""

@@ -1,10 +1,10 @@
-"""What do hidden states add to a step, beside keys and values? Fitted as steps go by.
+"""Learns the additional step time of requests whose cache holds hidden states instead of keys and values.
 
-Rule: `least_squares` of a decode step's time on what it decodes (in all: 1, tokens held, requests; of those
-on hidden states: tokens, requests, 1 if any), starting from what was measured at start-up. An error far
-outside the usual ones counts no more than one at their edge, so that a stall moves little. What is asked are
-the last three, which stand while nobody keeps hidden states. None is below zero: a form that costs less than
-nothing need not be paid for.
+The time of a decode step is regressed by `online_least_squares` on six terms: 1, tokens held and requests of
+the whole batch; tokens, requests and an indicator of the part on hidden states. The fit starts from a
+measurement at start-up. Errors beyond the Huber threshold are down-weighted, so a stall has little effect.
+The last three coefficients are the cost; they keep their values while no request uses hidden states, and are
+never negative.
 """
 
 from math import sqrt
@@ -13,41 +13,43 @@ from controlplane.core.view import HiddenStateCost
 from predictors.timing.online_least_squares import OnlineLeastSquares, dot
 
 _DECAY = 0.999
-# In these units all costs are of the order of a step.
+# Scales of the six terms that make all coefficients of the order of a step time.
 _UNITS = (1.0, 1e4, 1e2, 1e4, 1e2, 1.0)
-# How much a step's time is taken to scatter, in seconds.
+# Initial scatter of a step time, in seconds.
 _TYPICAL_ERROR_SECONDS = 0.003
-# How wrong the start may be, in seconds: one deviation. Of keys and values nothing was measured.
+# From prior deviations in seconds; wide for the first three terms, of which nothing was measured.
 _PRIOR_PRECISIONS = [1 / deviation**2 for deviation in (1.0, 1.0, 1.0, 0.03, 0.01, 0.01)]
-# The edge, in usual errors. These follow within some twenty steps, so that a lasting change is learned.
+# Threshold in typical errors. The typical error follows within about twenty steps, so a lasting change is
+# learned.
 _HUBER_THRESHOLD = 4.0
 _ERROR_RATE = 0.05
 
 
 class HiddenStateCostModel:
-    """`price` was measured before the first step."""
+    """Online estimate of the hidden-state cost; `price` is the measurement at start-up."""
 
     def __init__(self, price: HiddenStateCost) -> None:
         costs = (0.0, 0.0, 0.0, price.token, price.request, price.step)
         scaled = [cost * unit for cost, unit in zip(costs, _UNITS, strict=True)]
         self._fit = OnlineLeastSquares(scaled, decay=_DECAY)
-        self._usual = _TYPICAL_ERROR_SECONDS
+        self._typical_error = _TYPICAL_ERROR_SECONDS
 
     @property
     def price(self) -> HiddenStateCost:
+        """Current estimate, in seconds per token, per request and per step."""
         costs = [cost / unit for cost, unit in zip(self._fit.costs, _UNITS, strict=True)]
         return HiddenStateCost(*costs[3:])
 
     def observe(
         self, *, tokens: int, requests: int, hidden_tokens: int, hidden_requests: int, seconds: float
     ) -> None:
-        """A step that only decoded; `tokens` and `requests` count those on hidden states too."""
+        """Learns from a decode-only step; `tokens` and `requests` include those on hidden states."""
         counts = (1, tokens, requests, hidden_tokens, hidden_requests, hidden_requests > 0)
         load = [count / unit for count, unit in zip(counts, _UNITS, strict=True)]
         edge = _HUBER_THRESHOLD * sqrt(
-            self._usual**2 + self._fit.prediction_variance(load, _PRIOR_PRECISIONS)
+            self._typical_error**2 + self._fit.prediction_variance(load, _PRIOR_PRECISIONS)
         )
         error = abs(seconds - dot(load, self._fit.costs))
         weight = min(1.0, edge / max(error, 1e-12)) / _TYPICAL_ERROR_SECONDS**2
-        self._usual += _ERROR_RATE * (min(error, edge) - self._usual)
-        self._fit.observe(load, seconds, weight=weight, doubts=_PRIOR_PRECISIONS)
+        self._typical_error += _ERROR_RATE * (min(error, edge) - self._typical_error)
+        self._fit.observe(load, seconds, weight=weight, precisions=_PRIOR_PRECISIONS)

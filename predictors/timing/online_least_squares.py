@@ -1,70 +1,80 @@
-"""What does each part of a load cost, where only totals are seen? Least squares that forget.
+"""Non-negative recursive least squares with exponential forgetting and a prior per coefficient.
 
-Rule: no part costs less than nothing. What was seen fades, so that a lasting change is followed; what is
-believed of a part does not. It moves towards what is found by as much as the last total told of this part. So
-a part of which nothing is heard stays what it was last thought to be, however long that lasts, and never
-becomes so uncertain that one total could make anything of it.
+The model is `total = sum(load[i] * costs[i])` with costs >= 0; only totals are observed. Observations decay,
+so the fit follows a lasting change. The prior means (`beliefs`) do not decay: each moves towards the fitted
+cost by the share of the information that the last observation gave on that cost. A coefficient that no recent
+load exercised therefore keeps its last value, and its variance stays bounded, so a single observation cannot
+move it arbitrarily.
 """
 
 from collections.abc import Sequence
 from operator import mul
 
-# Plain floats: once between two steps of an engine, numpy takes four times as long for so few numbers.
+# Plain floats: for so few numbers, once per engine step, numpy takes four times as long.
 Row = list[float]
 
-# Each observation begins from the last solution, so few passes over the coefficients are enough.
+# Each solve starts from the previous solution, so few coordinate-descent sweeps are enough.
 _SWEEPS = 2
 
 
 def dot(a: Sequence[float], b: Sequence[float]) -> float:
+    """Inner product of two sequences of equal length."""
     found: float = sum(map(mul, a, b))
     return found
 
 
 class OnlineLeastSquares:
-    """`decay` is what still counts of it after one more observation. Beliefs stay at or above `least`.
-    `doubts` are their precisions: one over the square of a deviation."""
+    """Online fit of the costs of the parts of a load.
+
+    Args:
+        costs: initial costs and prior means.
+        decay: factor on the weight of earlier observations at each new one, 0 < decay <= 1.
+        least: lower bound of the prior means.
+    """
 
     def __init__(self, costs: Sequence[float], *, decay: float, least: float = 0.0) -> None:
         self.costs: Row = list(costs)
-        self.beliefs: Row = [max(one, least) for one in costs]
+        self.beliefs: Row = [max(cost, least) for cost in costs]
         self._forgets = decay
         self._least = least
-        # The normal equations of what was seen.
+        # Normal equations of the observations: matrix and right-hand side.
         self._rows: list[Row] = [[0.0] * len(costs) for _ in costs]
         self._totals: Row = [0.0] * len(costs)
 
-    def prediction_variance(self, load: Row, doubts: Row) -> float:
-        """How far the total of this load may lie from the truth, squared."""
+    def prediction_variance(self, load: Row, precisions: Row) -> float:
+        """Approximate variance of the predicted total of `load`; off-diagonal terms are ignored.
+
+        `precisions` are those of the prior means: 1 / deviation^2 for each.
+        """
         found = 0.0
         for at, part in enumerate(load):
-            found += part * part / (self._rows[at][at] + doubts[at])
+            found += part * part / (self._rows[at][at] + precisions[at])
         return found
 
-    def observe(self, load: Row, total: float, *, weight: float, doubts: Row) -> None:
-        """`weight` is a precision too: of this total."""
+    def observe(self, load: Row, total: float, *, weight: float, precisions: Row) -> None:
+        """Updates the fit with the observed `total` of `load`; `weight` is the precision of `total`."""
         decay = self._forgets
         for at, part in enumerate(load):
             counted, row = weight * part, self._rows[at]
             for to, other in enumerate(load):
                 row[to] = decay * row[to] + counted * other
             self._totals[at] = decay * self._totals[at] + counted * total
-        self._solve(doubts)
-        for at, doubt in enumerate(doubts):
-            told = weight * load[at] ** 2 / (self._rows[at][at] + doubt)
-            moved = self.beliefs[at] + told * (self.costs[at] - self.beliefs[at])
+        self._solve(precisions)
+        for at, precision in enumerate(precisions):
+            share = weight * load[at] ** 2 / (self._rows[at][at] + precision)
+            moved = self.beliefs[at] + share * (self.costs[at] - self.beliefs[at])
             self.beliefs[at] = max(moved, self._least)
 
     def keep(self, share: float) -> None:
-        """Of what was seen, no more than this counts from now on."""
-        self._rows = [[share * one for one in row] for row in self._rows]
-        self._totals = [share * one for one in self._totals]
+        """Scales the weight of all earlier observations by `share`, after a change of the system."""
+        self._rows = [[share * value for value in row] for row in self._rows]
+        self._totals = [share * total for total in self._totals]
 
-    def _solve(self, doubts: Row) -> None:
-        """Towards the least squares, one cost after the other."""
+    def _solve(self, precisions: Row) -> None:
+        """Coordinate descent on the penalised normal equations, each cost clipped at 0."""
         costs = self.costs
         for _ in range(_SWEEPS):
             for at, row in enumerate(self._rows):
                 others = dot(row, costs) - row[at] * costs[at]
-                wanted = self._totals[at] + doubts[at] * self.beliefs[at] - others
-                costs[at] = max(0.0, wanted / (row[at] + doubts[at]))
+                wanted = self._totals[at] + precisions[at] * self.beliefs[at] - others
+                costs[at] = max(0.0, wanted / (row[at] + precisions[at]))

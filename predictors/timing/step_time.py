@@ -1,11 +1,11 @@
-"""How fast does an owner work now? The time of one engine step, learned online from what steps report.
+"""Learns the time of an engine step online, and from it the current step rate of each engine.
 
-Rule (`t = c0 + c1 decodes + c2 cells + c3 prompt tokens`): `least_squares` on relative errors, starting from
-what is known beforehand of device and model; an error far outside the usual ones counts no more than one at
-their edge, so that a stall moves little.
-Steps beside which embeddings were computed teach nothing of the engine; they tell how much longer a step
-then is. An engine that reports no steps is timed by its tokens: exponentially weighted means of the gap
-between two tokens and of the time a prompt token takes, clipped to a factor of four around the present one.
+The model is `t = c0 + c1 decodes + c2 KV cells + c3 prompt tokens`, fitted by `online_least_squares` on
+relative errors from a prior for the device and model. Errors beyond the Huber threshold are down-weighted, so
+a stall has little effect. Steps that overlap embedding work do not train the model; they measure by what
+factor such a step is longer. An engine that reports no steps is timed from outside: exponential means of the
+gap between two tokens and of the prefill time per prompt token, each observation clipped to within a factor
+of four of the mean.
 """
 
 from collections import deque
@@ -24,44 +24,50 @@ from predictors.timing.online_least_squares import OnlineLeastSquares, Row, dot
 
 _CLIP_FACTOR = 4.0
 _DECAY = 0.998
-# Natural sizes of the four terms, so that all coefficients are of a like size.
+# Scales of the four terms that make all coefficients of similar size.
 _UNITS = (1.0, 16.0, 8_192.0, 256.0)
-# What is known beforehand may be wrong by so many times itself: one deviation.
+# Deviation of the prior, relative to its value.
 _PRIOR_DEVIATION = 2.0
-# Errors beyond this many usual ones count as if they were there (Huber).
+# In typical errors (Huber 1964).
 _HUBER_THRESHOLD = 1.5
 _ERROR_WINDOW = 64
 _MIN_STEPS = 16
 _RECENT_STEPS = 8
 _SHIFT, _SHIFTS = 0.15, 2.0
-# The part that still counts of what was seen before everything changed.
+# Weight of earlier observations that remains after a detected shift.
 _KEPT_AFTER_SHIFT = 0.005
 _MIN_TYPICAL_ERROR = 0.02
 _MIN_COEFFICIENT = 1e-4
-# How many steps the usual stretch, and the shortest one, look back over.
+# Window of the mean stretch and of the shortest step, in steps.
 _STRETCH_STEPS = 64
-# Full batches of passages: what a token costs while there is much to do.
+# A full embedding batch, which gives the time per token under load: texts, and tokens of each.
 _PASSAGES, _PASSAGE_TOKENS = 32, 512
 
 
 class StepWork(NamedTuple):
-    """What one engine step did: prompt tokens read, sequences that got a token, KV cells that they read."""
+    """Work of one engine step: prompt tokens prefilled, sequences decoded, KV cells read by them."""
 
     prefill_tokens: int
     decodes: int
     cells: int
 
     def terms(self) -> Row:
-        one, decodes, cells, prefill = _UNITS
-        return [1.0 / one, self.decodes / decodes, self.cells / cells, self.prefill_tokens / prefill]
+        """Scaled regressors of the step-time model."""
+        step, decodes, cells, prefill = _UNITS
+        return [1.0 / step, self.decodes / decodes, self.cells / cells, self.prefill_tokens / prefill]
 
 
-# Where neither device nor model is known.
+# Used if neither device nor model is known; seconds.
 _DEFAULT_PRIOR = StepCost(step=0.01, decode=1e-4, cell=1e-7, prompt_token=1e-4)
 
 
 class StepTime:
-    """Coefficients of one engine, in seconds. Nothing is predicted below a tenth of the fixed cost."""
+    """Online model of the step time of one engine, in seconds.
+
+    A prediction is never below a tenth of the fixed cost per step. If the median error of the last 8 steps
+    leaves the usual range, earlier observations are almost entirely discarded, because device or model has
+    changed.
+    """
 
     def __init__(self, prior: StepCost | None = None) -> None:
         known = prior or _DEFAULT_PRIOR
@@ -72,54 +78,60 @@ class StepTime:
             least=_MIN_COEFFICIENT,
         )
         self._errors: deque[float] = deque(maxlen=_ERROR_WINDOW)
-        self._usual = 0.2
+        self._typical_error = 0.2
         self.seen = 0
 
     def predict(self, work: StepWork) -> float:
+        """Expected seconds of a step with this work."""
         return self._predicted(work.terms())
 
     def _predicted(self, terms: Row) -> float:
         return max(dot(terms, self._fit.costs), 0.1 * self._fit.costs[0], 1e-6)
 
     def quantile(self, work: StepWork, level: float) -> float:
-        """By the relative errors of the last steps."""
+        """Quantile of the seconds of a step, from the relative errors of the last 64 steps."""
         if len(self._errors) < _MIN_STEPS:
             return self.predict(work)
         return self.predict(work) * (1 + float(np.quantile(self._errors, level)))
 
     @property
     def per_prompt_token(self) -> float:
+        """Seconds per prompt token."""
         return self._fit.costs[3] / _UNITS[3]
 
     def observe(self, work: StepWork, took: float) -> None:
-        """`took` in seconds."""
+        """Learns from a step that took `took` seconds."""
         terms = work.terms()
         predicted = self._predicted(terms)
         self.seen += 1
         self._errors.append(took / predicted - 1)
         if self.seen % _RECENT_STEPS == 0:
             self._detect_shift()
-        missed = _clipped(took / predicted, 1.0) - 1
+        error = _clipped(took / predicted, 1.0) - 1
         terms = [term / predicted for term in terms]
-        doubts = [1 / (_PRIOR_DEVIATION * one) ** 2 for one in self._fit.beliefs]
-        edge = _HUBER_THRESHOLD * sqrt(self._usual**2 + self._fit.prediction_variance(terms, doubts))
-        weight = min(1.0, edge / max(abs(missed), 1e-12)) / self._usual**2
-        self._fit.observe(terms, 1 + missed, weight=weight, doubts=doubts)
+        precisions = [1 / (_PRIOR_DEVIATION * belief) ** 2 for belief in self._fit.beliefs]
+        threshold = _HUBER_THRESHOLD * sqrt(
+            self._typical_error**2 + self._fit.prediction_variance(terms, precisions)
+        )
+        weight = min(1.0, threshold / max(abs(error), 1e-12)) / self._typical_error**2
+        self._fit.observe(terms, 1 + error, weight=weight, precisions=precisions)
 
     def _detect_shift(self) -> None:
-        """If the latest steps all went another way than was thought, little of what was learned holds."""
+        """Discards most of the fit after a lasting change; otherwise updates the typical error."""
         errors = list(self._errors)
         middle = median(errors)
         latest = median(errors[-_RECENT_STEPS:])
-        if abs(latest) > _SHIFT + _SHIFTS * self._usual:
+        if abs(latest) > _SHIFT + _SHIFTS * self._typical_error:
             self._fit.keep(_KEPT_AFTER_SHIFT)
             self._errors.clear()
         else:
-            self._usual = max(_MIN_TYPICAL_ERROR, 1.4826 * median(abs(error - middle) for error in errors))
+            self._typical_error = max(
+                _MIN_TYPICAL_ERROR, 1.4826 * median(abs(error - middle) for error in errors)
+            )
 
 
 class StepReports:
-    """What an engine's reports of its steps tell, seen from the gate."""
+    """Step rate and lost time of an engine, estimated at the gate from the engine's step reports."""
 
     def __init__(self, prior: StepCost | None = None) -> None:
         self.steps = StepTime(prior)
@@ -131,20 +143,26 @@ class StepReports:
 
     @property
     def reports_steps(self) -> bool:
+        """Whether enough steps were reported to use their model."""
         return self.steps.seen >= _MIN_STEPS
 
     @property
     def own_step(self) -> Duration | None:
-        """The next step without prompts, and with nothing embedded beside it; no longer than the shortest of
-        the last ones was as a whole. None until enough steps were reported."""
+        """Predicted time of the next decode-only step without concurrent embedding work.
+
+        At most the shortest of the last 64 steps. None until enough steps were reported.
+        """
         if not self.reports_steps:
             return None
-        # Thought too long it would hold embeddings to next to nothing, so that they never stop, and no step
-        # without them would ever correct it.
+        # An overestimate would shrink the embedding share to almost nothing; embeddings would then never
+        # finish, and no step without them would ever correct the estimate.
         return min(_duration(self._decoding()), *self._wholes)
 
     def foretold_gap(self, level: float) -> Duration | None:
-        """Between two tokens of an answer, beside what is embedded; None until enough steps were reported."""
+        """Quantile of the gap between two tokens of a request, concurrent embedding work included.
+
+        None until enough steps were reported.
+        """
         if not self.reports_steps:
             return None
         return _duration(self.steps.quantile(self._decode_work, level) * self._stretch)
@@ -158,8 +176,15 @@ class StepReports:
         is_alone: bool = True,
         ceded: Duration | None = None,
     ) -> None:
-        """A whole step as the engine reports it, of which it `waited` on purpose; not `is_alone` if
-        embeddings were computed meanwhile, which were to make it no more than `ceded` longer."""
+        """Learns from one step reported by the engine.
+
+        Args:
+            work: what the step computed.
+            took: duration of the step.
+            waited: part of `took` in which the engine paced itself on purpose.
+            is_alone: whether no embedding work ran at the same time.
+            ceded: time by which concurrent embedding work was allowed to extend the step.
+        """
         busy = Duration(max(0, took - waited))
         self._decode_work = StepWork(0, work.decodes, work.cells)
         self._wholes.append(busy)
@@ -180,20 +205,19 @@ class StepReports:
 
     @property
     def lost_share(self) -> float:
-        """Of the time of the last steps, what went to reading prompts, and to embeddings beyond what was
-        ceded to them; less than all."""
+        """Share of recent step time spent on prefill, and on embedding work beyond the time ceded to it."""
         return self._lost_seconds / self._all_seconds if self._all_seconds else 0.0
 
     @property
     def lost_deviation(self) -> float:
-        """Of that, in seconds a step."""
+        """Standard deviation of the lost time per step, in seconds."""
         if not self._steps:
             return 0.0
         mean = self._lost_seconds / self._steps
         return sqrt(max(0.0, self._lost_squares / self._steps - mean**2))
 
     def _estimate(self) -> Pace | None:
-        """By the steps reported; before there are enough of them, by what was told of the engine."""
+        """Step rate by the step-time model; None without reports and without a prior."""
         if not (self.reports_steps or self._has_prior):
             return None
         step, token = self._decoding(), self.steps.per_prompt_token
@@ -204,7 +228,12 @@ class StepReports:
 
 
 class ObservedPace(StepReports):
-    """`memory` is how many observations the token timing looks back over."""
+    """Step rate of an engine timed by its tokens, or by its step reports once there are any.
+
+    Args:
+        memory: number of observations in the exponential means.
+        prior: cost of a step, if known.
+    """
 
     def __init__(self, *, memory: int = 64, prior: StepCost | None = None) -> None:
         super().__init__(prior)
@@ -217,23 +246,24 @@ class ObservedPace(StepReports):
 
     @property
     def pace(self) -> Pace | None:
-        """None while nothing is known. What was never observed, nor told, is taken to cost nothing."""
+        """Current step rate; None while nothing is known. A part that was never observed counts as zero."""
         if self.reports_steps or (self._gaps == 0 and self._prefills == 0):
             return self._estimate()
         return Pace(Duration(round(self._step)), Duration(round(self._per_token)))
 
     def pace_of(self, model: str) -> Pace | None:
+        """Same as `pace`: one engine serves one model."""
         return self.pace
 
     def observe_step(self, took: Duration) -> None:
-        """The time between two tokens of one answer."""
+        """Learns from the gap between two tokens of one request."""
         self._gaps += 1
-        # A plain mean at first, so that the first observation does not weigh for long.
+        # An arithmetic mean at first, so that the first observation does not dominate.
         rate = max(self._rate, 1.0 / self._gaps)
         self._step += rate * (_clipped(took, self._step) - self._step)
 
     def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
-        """The time from start to first token, or to the vectors of that many tokens."""
+        """Learns from the time to the first token, or to the embedding, of `prompt_tokens` tokens."""
         if prompt_tokens <= 0:
             return
         self._prefills += 1
@@ -245,44 +275,52 @@ class ObservedPace(StepReports):
 
 
 class ModelPaces(ObservedPace):
-    """Of embedding models, each computed by a process of its own; `pace` is that of all their work."""
+    """Step rates of embedding models, one worker process each; `pace` is the rate over all of them."""
 
     def __init__(self, models: Iterable[str]) -> None:
         super().__init__()
         self._of = {model: ObservedPace() for model in models}
 
     def pace_of(self, model: str) -> Pace | None:
+        """Step rate of one model."""
         return self._of[model].pace
 
     def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
+        """Learns from an embedding call of `model`."""
         super().observe_prefill(prompt_tokens, took)
         if model is not None:
             self._of[model].observe_prefill(prompt_tokens, took)
 
 
 class ReportedPace(StepReports):
-    """For an engine that measures itself: seen from outside, a request's start is not known. `pace` is what
-    it last said; before, what was told of it."""
+    """Step rate of an engine that reports its own; before the first report, the prior.
+
+    Timing from outside is impossible there, because the gate does not see when a request starts.
+    """
 
     def __init__(self, prior: StepCost | None = None) -> None:
         super().__init__(prior)
         self.pace = self._estimate()
 
     def pace_of(self, model: str) -> Pace | None:
+        """Same as `pace`: one engine serves one model."""
         return self.pace
 
     def observe_step(self, took: Duration) -> None:
-        pass
+        """Does nothing: the engine reports its steps."""
 
     def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
-        pass
+        """Does nothing: the engine reports its steps."""
 
 
 def paces(
     step_cost: StepCost | None, embedders: Iterable[Embedder] = ()
 ) -> dict[Owner, ObservedPace | ReportedPace]:
-    """Of those whose work is seen from outside. `step_cost` is the LLM's; what the embedding models measured
-    when they started counts as one passage seen: they were alone, and beside an LLM a token takes longer."""
+    """Step-rate estimators of the LLM and the embedding models, both timed from outside.
+
+    `step_cost` is the prior of the LLM. The start-up profile of an embedding model counts as one observation
+    only, because it was measured on an idle device, and a token takes longer while an LLM runs.
+    """
     models = list(embedders)
     embedding = ModelPaces([embedder.model for embedder in models])
     for embedder in models:

@@ -1,9 +1,10 @@
-"""When will the first token come? What is ahead in the engine at the present pace, times how wrong that was.
+"""Forecasts the time to first token: the work ahead in the engine, scaled by recent estimation errors.
 
-Rule: the estimate is the work before the first token: prompts that are not read yet, the own one last,
-and the steps until a slot is free. It is stated times quantiles of the last ratios of truth to estimate,
-apart for those that find a slot and those that wait for one; the 0.9 quantile is moved by what happens
-(see `conformal`), so that it holds.
+The estimate is the work before the first token: the steps until a batch slot is free, the prompts queued
+ahead and the request's own prompt. The forecast multiplies it by quantiles of the recent ratios of actual to
+estimated time, kept separately for requests that find a free slot and for requests that wait. The 0.9
+quantile is also moved by adaptive conformal inference, as in `conformal`, so that its coverage holds under
+drift.
 """
 
 from collections import deque
@@ -24,29 +25,42 @@ _MAX_OFFSET = 2.0
 _UPPER = 0.9
 _NO_DELAY = Duration(0)
 _MIN_NANOSECONDS = 1_000.0
-"""Nanoseconds: estimates and truths below it are taken as it."""
+"""Lower bound of estimated and actual times before their ratio is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What an engine does before a request's first token: it reads prompts, and before that the request may
-    wait for a slot, or for its turn where the engine says how long."""
+    """Work of an engine before the first token of a request.
+
+    Attributes:
+        prompt_tokens: prompt tokens to prefill, the request's own included.
+        steps_until_slot: engine steps until a batch slot is free.
+        turn: queueing delay, where the engine reports one.
+    """
 
     prompt_tokens: int
     steps_until_slot: float = 0.0
     turn: Duration = _NO_DELAY
 
     def work(self, pace: Pace) -> Duration:
+        """Time of this work at the step rate `pace`."""
         reading = pace.step + scaled(pace.per_prompt_token, self.prompt_tokens)
         return Duration(self.turn + reading + scaled(pace.step, self.steps_until_slot))
 
     @property
     def waits(self) -> bool:
+        """Whether the request must wait before its prefill starts."""
         return self.steps_until_slot > 0.0 or self.turn > 0
 
 
 def steps_until_slot(running: Iterable[float], waiting: Iterable[float], slots: int) -> float:
-    """Until one comes free behind those that wait, in their order; each is told by its steps to go."""
+    """Engine steps until a slot is free for a request behind the waiting queue (first come, first served).
+
+    Args:
+        running: remaining steps of each running request.
+        waiting: remaining steps of each waiting request, in queue order.
+        slots: batch slots of the engine.
+    """
     ends = sorted(running)[-slots:]
     ends = [0.0] * (slots - len(ends)) + ends
     for steps in waiting:
@@ -56,7 +70,7 @@ def steps_until_slot(running: Iterable[float], waiting: Iterable[float], slots: 
 
 @dataclass(frozen=True, slots=True)
 class TtftForecast:
-    """From now on; as likely sooner as later than `median`."""
+    """Median and 0.9 quantile of the time from now to the first token."""
 
     median: Duration
     upper: Duration
@@ -64,7 +78,7 @@ class TtftForecast:
 
 @dataclass(slots=True)
 class _Ratios:
-    """Logarithms of truth over estimate."""
+    """Recent logarithms of actual over estimated time."""
 
     seen: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     offset: float = 0.0
@@ -77,17 +91,20 @@ class _Ratios:
 
 
 class TtftModel:
+    """Online TTFT forecaster of one engine."""
+
     def __init__(self) -> None:
         self._ratios = {False: _Ratios(), True: _Ratios()}
 
     def predict(self, ahead: Ahead, pace: Pace) -> TtftForecast:
+        """Forecast for a request with `ahead` before it."""
         work, ratios = max(_MIN_NANOSECONDS, ahead.work(pace)), self._ratios[ahead.waits]
         return TtftForecast(_duration(work * exp(ratios.at(0.5))), _duration(work * exp(ratios.upper())))
 
-    def observe(self, ahead: Ahead, pace: Pace, said: TtftForecast, took: Duration) -> None:
-        """`pace` and `said` as they were when the request was sent to the engine."""
+    def observe(self, ahead: Ahead, pace: Pace, stated: TtftForecast, took: Duration) -> None:
+        """Learns from a first token after `took`; `pace` and `stated` are those at dispatch."""
         ratios = self._ratios[ahead.waits]
-        was_covered = took <= said.upper
+        was_covered = took <= stated.upper
         moved = ratios.offset + _STEP * (_UPPER - was_covered)
         ratios.offset = min(max(moved, -_MAX_OFFSET), _MAX_OFFSET)
         ratios.seen.append(log(max(_MIN_NANOSECONDS, took) / max(_MIN_NANOSECONDS, ahead.work(pace))))

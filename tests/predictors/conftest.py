@@ -1,4 +1,4 @@
-"""Requests for predictors."""
+"""Fixtures that make requests for the predictors."""
 
 from itertools import count
 
@@ -33,7 +33,7 @@ def a_request():
 
 @pytest.fixture
 def traffic(a_request):
-    """Requests whose first word says how long the answer is: (request, tokens)."""
+    """Pairs (request, output tokens); the first word of the prompt determines the length."""
     kinds = {"list": 40, "explain": 200, "essay": 900}
 
     def build(random, count, *, factor=1.0, **said):

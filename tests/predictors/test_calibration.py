@@ -1,4 +1,4 @@
-"""Forecasts are judged as they were made."""
+"""Tests of forecast scores per class."""
 
 from math import log
 
@@ -30,7 +30,7 @@ def test_pinball_loss_by_hand():
     assert calibration.pinball() == {"chat": pytest.approx((0.5 * 3 + 0.1 * 5) / 2)}
 
 
-def test_drift_is_how_much_more_the_latest_answers_outgrow_their_forecasts():
+def test_drift_compares_recent_outcomes_with_the_window():
     calibration = Calibration()
     for number in range(16):
         state(calibration, f"r{number}", 10.0, 20.0)
@@ -38,7 +38,7 @@ def test_drift_is_how_much_more_the_latest_answers_outgrow_their_forecasts():
     assert calibration.drift() == {"chat": pytest.approx(log(4) * (1 - 2 / 16))}
 
 
-def test_only_the_last_outcomes_count():
+def test_only_the_window_counts():
     calibration = Calibration(window=2)
     for number, tokens in enumerate((100, 1, 1)):
         state(calibration, f"r{number}", 1.0, 10.0)
@@ -47,7 +47,7 @@ def test_only_the_last_outcomes_count():
     assert calibration.mean_absolute_error() == {"chat": pytest.approx(0.0)}
 
 
-def test_a_request_is_judged_by_its_first_forecast():
+def test_first_forecast_of_a_request_is_scored():
     calibration = Calibration()
     state(calibration, "r", 5.0, 9.0)
     state(calibration, "r", 50.0, 90.0)
@@ -55,7 +55,7 @@ def test_a_request_is_judged_by_its_first_forecast():
     assert calibration.coverage() == {"chat": 0.0}
 
 
-def test_forecasts_that_never_come_true_are_forgotten():
+def test_forecasts_without_outcome_are_dropped():
     calibration = Calibration(forget_after=2)
     for number in range(3):
         state(calibration, f"r{number}", 1.0, 1.0)

@@ -12,7 +12,7 @@ def test_windows_count_requests_and_tokens():
     assert load.tokens_per_second() == 150
 
 
-def test_the_open_window_is_not_counted_yet():
+def test_current_window_is_not_counted():
     load = EmbeddingLoad(seconds(1))
     for second in range(40):
         load.arrived(Instant(seconds(second)), 10)
@@ -21,17 +21,17 @@ def test_the_open_window_is_not_counted_yet():
     assert load.next_window(Instant(seconds(40.1))).tokens[-1] > 1_000
 
 
-def test_silence_is_learned_and_a_long_one_is_cheap():
+def test_idle_time_is_learned_at_bounded_cost():
     load = EmbeddingLoad(seconds(1))
     for second in range(30):
         load.arrived(Instant(seconds(second)), 100)
     seen = load.arrivals.mean
-    # A week at one window a second would take minutes if each were counted.
+    # One week at one window per second would take minutes if each window were counted.
     assert load.next_window(Instant(seconds(7 * 86_400))) is not None
     assert load.arrivals.mean < seen
     assert load.next_window(Instant(seconds(7 * 86_400 + 0.5))) is not None
 
 
-def test_a_level_asks_for_the_next_higher_quantile():
+def test_level_rounds_up_to_the_next_quantile():
     forecast = LoadForecast((1.0, 2.0, 3.0), (10.0, 20.0, 30.0))
     assert [forecast.tokens_within(level) for level in (0.5, 0.8, 0.9, 0.95)] == [10, 20, 20, 30]

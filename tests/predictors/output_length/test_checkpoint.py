@@ -1,4 +1,4 @@
-"""What was learned survives; what cannot be read is set aside."""
+"""Tests of saving, restoring and training checkpoints of the length predictor."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ def learned(traffic):
     return lengths
 
 
-async def test_another_process_learns_a_model_that_survives_the_file(tmp_path, learned):
+async def test_model_trained_in_a_subprocess_survives_save_and_read(tmp_path, learned):
     model = await trained_elsewhere(Checkpoint(learned.examples.table()))
     path = tmp_path / "lengths.npz"
     save(path, Checkpoint(learned.examples.table(), model, learned.standing()))
@@ -43,7 +43,7 @@ async def test_another_process_learns_a_model_that_survives_the_file(tmp_path, l
     assert path.stat().st_size < 5_000_000
 
 
-def test_two_that_save_at_once_do_not_write_into_one_file(tmp_path, monkeypatch, learned):
+def test_concurrent_saves_are_serialised(tmp_path, monkeypatch, learned):
     begun, may_go, writing, together = threading.Event(), threading.Event(), [], []
     really = np.savez_compressed
 
@@ -61,7 +61,7 @@ def test_two_that_save_at_once_do_not_write_into_one_file(tmp_path, monkeypatch,
         first = both.submit(save, path, kept)
         assert begun.wait(30)
         second = both.submit(save, path, kept)
-        # As long as the first may take, the second has not begun.
+        # While the first save runs, the second does not start.
         assert not wait([second], 0.2).done
         may_go.set()
         first.result(), second.result()
@@ -69,7 +69,7 @@ def test_two_that_save_at_once_do_not_write_into_one_file(tmp_path, monkeypatch,
     assert len(read(path).table) == 250
 
 
-async def test_giving_up_on_a_training_ends_its_process(tmp_path, monkeypatch, learned):
+async def test_cancelling_training_kills_its_process(tmp_path, monkeypatch, learned):
     pipe, program = tmp_path / "pipe", tmp_path / "python"
     os.mkfifo(pipe)
     program.write_text(f"#!/bin/sh\necho $$ > {pipe}\nexec sleep 600\n")
@@ -84,17 +84,17 @@ async def test_giving_up_on_a_training_ends_its_process(tmp_path, monkeypatch, l
         os.kill(number, 0)
 
 
-async def test_too_few_examples_are_the_failure_that_the_process_reports(learned):
-    with pytest.raises(RuntimeError, match="at least 200 are needed"):
+async def test_training_reports_too_few_examples(learned):
+    with pytest.raises(RuntimeError, match="at least 200"):
         await trained_elsewhere(Checkpoint(learned.examples.table().head(10)))
 
 
-def test_no_file_is_a_cold_start(tmp_path):
+def test_missing_file_gives_no_checkpoint(tmp_path):
     assert read_or_set_aside(tmp_path / "none.npz") is None
 
 
 @pytest.mark.parametrize("how", ["cut", "garbage", "version"])
-def test_a_file_that_cannot_be_read_is_set_aside(tmp_path, caplog, learned, how):
+def test_unreadable_file_is_renamed(tmp_path, caplog, learned, how):
     path = tmp_path / "lengths.npz"
     save(path, Checkpoint(learned.examples.table(), None, learned.standing()))
     if how == "version":
@@ -106,13 +106,13 @@ def test_a_file_that_cannot_be_read_is_set_aside(tmp_path, caplog, learned, how)
         assert read_or_set_aside(path) is None
     assert not path.exists()
     assert path.with_name("lengths.npz.corrupt").exists()
-    assert "set aside" in caplog.text
+    assert "renamed to" in caplog.text
     with pytest.raises(FileNotFoundError):
         read(path)
 
 
 @pytest.mark.parametrize("part", ["numbers", "words", "log_tokens", "conformal"])
-def test_what_another_version_knew_of_prompts_or_levels_is_no_saved_predictor(tmp_path, learned, part):
+def test_other_features_or_levels_are_rejected(tmp_path, learned, part):
     path, table, standing = tmp_path / "lengths.npz", learned.examples.table(), learned.standing()
     if part == "conformal":
         standing = {"conformal": [["chat", 0, 1, 0.9, [0.0, 0.0]]]}
@@ -121,11 +121,11 @@ def test_what_another_version_knew_of_prompts_or_levels_is_no_saved_predictor(tm
     else:
         table = replace(table, **{part: getattr(table, part)[:, :-1]})
     save(path, Checkpoint(table, None, standing))
-    with pytest.raises(ValueError, match="no saved predictor"):
+    with pytest.raises(ValueError, match="not a saved length predictor"):
         read(path)
 
 
-def test_whichever_byte_is_wrong_the_file_is_no_saved_predictor(tmp_path, learned):
+def test_corrupted_bytes_raise_value_error(tmp_path, learned):
     path = tmp_path / "lengths.npz"
     save(path, Checkpoint(learned.examples.table(), None, learned.standing()))
     whole, random, failed = path.read_bytes(), Random(1), 0
@@ -137,13 +137,13 @@ def test_whichever_byte_is_wrong_the_file_is_no_saved_predictor(tmp_path, learne
         try:
             read(path)
         except ValueError as error:
-            assert "no saved predictor" in str(error)
+            assert "not a saved length predictor" in str(error)
             failed += 1
-    # Some bytes, as of times, say nothing.
+    # Some bytes, such as time stamps, have no effect.
     assert failed > 100
 
 
-def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path, learned):
+def test_full_disk_keeps_the_previous_file(tmp_path, learned):
     path = tmp_path / "lengths.npz"
     save(path, Checkpoint(learned.examples.table()))
     before = path.read_bytes()
@@ -158,7 +158,7 @@ def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path, learned):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_whether_it_can_be_kept_is_known_beforehand(tmp_path):
+def test_require_place_checks_the_path(tmp_path):
     require_place(tmp_path / "lengths.npz")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(FileNotFoundError):

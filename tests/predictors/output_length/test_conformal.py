@@ -1,4 +1,4 @@
-"""Stated levels hold over any long stretch, whatever the forecasts were worth."""
+"""Tests of adaptive conformal calibration: coverage holds for any forecasts."""
 
 import numpy as np
 import pytest
@@ -19,14 +19,14 @@ def covered(conformal, answers):
     return below / len(answers)
 
 
-def test_forecasts_that_were_never_right_come_to_cover():
+def test_wrong_forecasts_reach_nominal_coverage():
     rng = np.random.default_rng(0)
     conformal = Conformal()
     covered(conformal, rng.normal(6.0, 1.0, 1_000))
     assert covered(conformal, rng.normal(6.0, 1.0, 1_000)) == pytest.approx(np.array(LEVELS), abs=0.03)
 
 
-def test_after_a_jump_it_widens_says_so_and_comes_back():
+def test_shift_sets_is_out_until_coverage_recovers():
     rng = np.random.default_rng(1)
     conformal = Conformal()
     covered(conformal, rng.normal(4.0, 0.5, 1_000))
@@ -39,7 +39,7 @@ def test_after_a_jump_it_widens_says_so_and_comes_back():
     assert covered(conformal, rng.normal(6.0, 0.5, 500))[UPPER] == pytest.approx(0.9, abs=0.02)
 
 
-def test_answers_cut_at_the_limit_do_not_push_levels_beyond_it():
+def test_truncated_outputs_do_not_move_levels_beyond_the_limit():
     conformal = Conformal()
     for _ in range(500):
         conformal.observe(conformal.adjusted(WRONG), 3.5, 3.5)

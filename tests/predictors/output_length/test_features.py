@@ -1,4 +1,4 @@
-"""A features says what matters for the length, and nothing that gives the prompt away."""
+"""Tests of prompt features: they predict the length and do not contain the prompt."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ def number(features, name):
     return features.numbers[NUMBERS.index(name)]
 
 
-def test_asked_lengths_and_cues():
+def test_requested_lengths_and_cues():
     features = prompt_features("Write a detailed 300-word essay about bees. Why do they dance?")
     assert (number(features, "is_asked"), number(features, "long"), number(features, "story")) == (1, 1, 1)
     assert number(features, "ends_with_question") == 1
@@ -20,7 +20,7 @@ def test_asked_lengths_and_cues():
     assert number(prompt_features("What is DNA?"), "is_asked") == 0
 
 
-def test_the_last_user_turn_is_the_prompt():
+def test_last_user_turn_is_the_prompt():
     chat = [
         {"role": "system", "content": "You are brief."},
         {"role": "user", "content": "essay"},
@@ -33,12 +33,12 @@ def test_the_last_user_turn_is_the_prompt():
     assert number(features, "log_system") > 2 and number(features, "log_before") > 1
 
 
-def test_words_are_the_same_in_every_process():
+def test_word_buckets_are_equal_in_every_process():
     assert prompt_features("count words").words == (7820, 8629, 12964, 17506, 31579)
 
 
 @given(st.text(max_size=5_000))
-def test_any_text_has_a_bounded_gist(text):
+def test_features_are_bounded_for_any_text(text):
     features = prompt_features(text)
     assert len(features.numbers) == len(NUMBERS)
     assert len(features.words) <= MOST_WORDS

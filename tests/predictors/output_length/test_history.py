@@ -1,4 +1,4 @@
-"""Forecasts follow the history of class and model, and never pass max_tokens."""
+"""Tests of forecasts from the history of a class and model, limited by max_tokens."""
 
 from collections import Counter
 from random import Random
@@ -15,17 +15,17 @@ def teach(predictor, a_request, lengths, **kind):
         predictor.observe(a_request(**kind), length)
 
 
-def test_without_history_every_length_up_to_max_tokens_is_as_likely(a_request):
+def test_without_history_the_forecast_is_uniform(a_request):
     forecast = HistoryQuantiles().forecast(a_request(max_tokens=401))
     assert [forecast.quantile(level) for level in (0, 0.5, 1)] == [1, 201, 401]
 
 
-def test_max_tokens_expects_every_answer_to_be_as_long_as_it_may(a_request):
+def test_max_tokens_forecasts_the_limit(a_request):
     forecast = MaxTokens().forecast(a_request(max_tokens=400))
     assert (forecast.mean, forecast.deviation) == (400, 0)
 
 
-def test_quantiles_of_the_own_class(a_request):
+def test_quantiles_of_the_class(a_request):
     predictor = HistoryQuantiles()
     teach(predictor, a_request, range(1, 100), class_name="chat")
     teach(predictor, a_request, [900] * 99, class_name="batch")
@@ -35,7 +35,7 @@ def test_quantiles_of_the_own_class(a_request):
     )
 
 
-def test_a_new_class_borrows_the_history_of_its_model(a_request):
+def test_new_class_uses_the_history_of_its_model(a_request):
     predictor = HistoryQuantiles(enough=20)
     teach(predictor, a_request, [70] * 19, class_name="chat")
     assert predictor.forecast(a_request(class_name="new")).quantile(0.5) == pytest.approx(500.5)
@@ -44,7 +44,7 @@ def test_a_new_class_borrows_the_history_of_its_model(a_request):
     assert predictor.forecast(a_request(class_name="new", model="other")).quantile(0.5) > 400
 
 
-def test_the_window_forgets(a_request):
+def test_window_drops_old_outputs(a_request):
     predictor = HistoryQuantiles(window=50)
     teach(predictor, a_request, [500] * 50)
     teach(predictor, a_request, [5] * 50)
@@ -58,9 +58,7 @@ def test_the_window_forgets(a_request):
     st.integers(1, 100),
     st.integers(1, 30),
 )
-def test_no_forecast_passes_max_tokens_or_breaks_its_own_order(
-    a_request, lengths, max_tokens, window, enough
-):
+def test_forecast_is_monotone_and_within_max_tokens(a_request, lengths, max_tokens, window, enough):
     predictor = HistoryQuantiles(window=window, enough=enough)
     teach(predictor, a_request, lengths)
     forecast = predictor.forecast(a_request(max_tokens=max_tokens))
@@ -72,8 +70,8 @@ def test_no_forecast_passes_max_tokens_or_breaks_its_own_order(
         assert min(recent[-1], max_tokens) <= forecast.tokens[-1]
 
 
-def test_stated_coverage_is_kept_on_lengths_of_a_real_shape(a_request):
-    """Log-normal with a median of 45 tokens, as in ALGORITHMS section 2; 3 sd of 2,000 draws is 0.02."""
+def test_coverage_on_lognormal_lengths(a_request):
+    """Log-normal lengths with a median of 45 tokens; 3 standard deviations of 2,000 draws are 0.02."""
     random = Random(3)
     predictor = HistoryQuantiles()
     within: Counter[float] = Counter()

@@ -1,4 +1,4 @@
-"""Vectors tell what words cannot; what was learned without a row does not know it."""
+"""Tests of kernel ridge on prompt vectors and of its cross-validated predictions."""
 
 from dataclasses import replace
 from random import Random
@@ -22,7 +22,7 @@ def vector_of(rng, topic):
 
 @pytest.fixture
 def asked(a_request):
-    """The prompt says nothing; its vector tells the topic, of five, and so how long the answer is."""
+    """A request with an uninformative prompt; its vector gives one of five topics, hence the length."""
 
     def build(rng, topic, *, with_vector=True):
         request = a_request(prompt="tell me", max_tokens=8_000)
@@ -35,7 +35,7 @@ def asked(a_request):
     return build
 
 
-def test_a_vector_tells_the_topic_and_its_absence_costs_no_more_than_before(asked, tmp_path):
+def test_vectors_improve_forecasts_and_are_optional(asked, tmp_path):
     rng, random = np.random.default_rng(0), Random(0)
     lengths = LearnedLengths(use_prior=False)
     for _ in range(400):
@@ -55,7 +55,7 @@ def test_a_vector_tells_the_topic_and_its_absence_costs_no_more_than_before(aske
     assert kept is not None and kept.predict(row)[MEDIAN] == pytest.approx(lengths.model.predict(row)[MEDIAN])
 
 
-def test_each_column_solves_its_own_rows():
+def test_each_column_uses_only_its_own_rows():
     rng = np.random.default_rng(1)
     points = rng.normal(size=(40, 3))
     near = np.exp(-((points[:, None] - points) ** 2).sum(2)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The model is used where it is better than history, and coverage is kept through both."""
+"""Tests of the learned predictor: choice between model and history, and coverage of both."""
 
 from dataclasses import replace
 from random import Random
@@ -11,7 +11,7 @@ from predictors.output_length.model import fit
 
 
 def serve(lengths, requests):
-    """Share of answers within the stated 0.9 quantile."""
+    """Share of outputs within their forecast 0.9 quantile."""
     within = []
     for request, tokens in requests:
         within.append(tokens <= lengths.forecast(request).quantile(0.9))
@@ -19,18 +19,18 @@ def serve(lengths, requests):
     return sum(within) / len(within)
 
 
-def test_cold_it_expects_neither_one_token_nor_all(a_request):
+def test_cold_start_forecast_is_moderate(a_request):
     forecast = LearnedLengths().forecast(a_request(prompt="Tell me about bees.", max_tokens=100_000))
     assert 30 < forecast.quantile(0.5) < 1_000
     assert forecast.quantile(1.0) < 20_000
 
 
-def test_no_forecast_passes_the_limit(a_request):
+def test_forecast_is_within_the_limit(a_request):
     forecast = LearnedLengths().forecast(a_request(prompt="Write a book.", max_tokens=7))
     assert (forecast.tokens[0] >= 1, forecast.tokens[-1]) == (True, 7)
 
 
-def test_a_model_that_knows_prompts_beats_history_and_covers(traffic, a_request):
+def test_informative_model_beats_history_with_coverage(traffic, a_request):
     random, lengths = Random(0), LearnedLengths()
     serve(lengths, traffic(random, 500))
     lengths.swap(fit(lengths.examples.table()))
@@ -45,8 +45,8 @@ def test_a_model_that_knows_prompts_beats_history_and_covers(traffic, a_request)
     }
 
 
-def test_a_model_that_has_become_wrong_gives_way_to_history(traffic, a_request):
-    """Answers stop depending on what the model had learned."""
+def test_outdated_model_is_replaced_by_history(traffic, a_request):
+    """Output lengths stop depending on the features of the model."""
     random, lengths = Random(1), LearnedLengths()
     serve(lengths, traffic(random, 400))
     lengths.swap(fit(lengths.examples.table()))
@@ -58,7 +58,7 @@ def test_a_model_that_has_become_wrong_gives_way_to_history(traffic, a_request):
     assert [f.quantile(0.5) for f in found] == [pytest.approx(100, abs=8)] * 2
 
 
-def test_after_a_switch_of_model_coverage_is_back_within_500(traffic):
+def test_coverage_recovers_within_500_after_a_swap(traffic):
     random, lengths = Random(2), LearnedLengths()
     serve(lengths, traffic(random, 500))
     lengths.swap(fit(lengths.examples.table()))
@@ -67,7 +67,7 @@ def test_after_a_switch_of_model_coverage_is_back_within_500(traffic):
     assert serve(lengths, traffic(random, 500, factor=3.0)) == pytest.approx(0.9, abs=0.025)
 
 
-def test_a_restart_goes_on_where_it_ended(traffic, a_request):
+def test_restore_continues_the_saved_state(traffic, a_request):
     random, lengths = Random(3), LearnedLengths(remember=300)
     serve(lengths, traffic(random, 400))
     lengths.swap(fit(lengths.examples.table()))
@@ -81,7 +81,7 @@ def test_a_restart_goes_on_where_it_ended(traffic, a_request):
     assert len(again.examples) == 300
 
 
-def test_an_answer_that_nothing_can_end_is_as_long_as_allowed_and_teaches_nothing(traffic, a_request):
+def test_request_that_cannot_stop_early_is_forecast_at_its_limit(traffic, a_request):
     lengths = LearnedLengths()
     serve(lengths, traffic(Random(4), 50))
     forced = replace(a_request(prompt="list topic 1", max_tokens=700), runs_to_limit=True)
@@ -91,7 +91,7 @@ def test_an_answer_that_nothing_can_end_is_as_long_as_allowed_and_teaches_nothin
     assert lengths.examples.seen == seen
 
 
-def test_requests_that_end_without_an_answer_push_out_nobody_who_still_runs(a_request):
+def test_withdrawn_requests_do_not_displace_running_ones(a_request):
     lengths = LearnedLengths(use_prior=False)
     long = a_request()
     lengths.forecast(long)

@@ -1,4 +1,4 @@
-"""An operator's own logs teach and judge the predictor, by the command `tandem predictor`."""
+"""Tests of `tandem predictor`: training and scoring on an operator's log."""
 
 import json
 from random import Random
@@ -23,7 +23,7 @@ def log(tmp_path):
     return path
 
 
-def test_train_writes_what_the_service_takes_up(tmp_path, log, capsys):
+def test_train_writes_a_checkpoint(tmp_path, log, capsys):
     file = tmp_path / "lengths.npz"
     assert main(["predictor", "train", str(log), "--to", str(file)]) == 0
     kept = read(file)
@@ -31,7 +31,7 @@ def test_train_writes_what_the_service_takes_up(tmp_path, log, capsys):
     assert "400" in capsys.readouterr().out
 
 
-def test_eval_says_how_it_would_have_done(log, capsys):
+def test_eval_prints_scores(log, capsys):
     assert main(["predictor", "eval", str(log)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["answers"] == 400
@@ -40,18 +40,18 @@ def test_eval_says_how_it_would_have_done(log, capsys):
     assert abs(found["drift"]["chat"]) < 1
 
 
-def test_an_empty_log_and_too_short_a_memory_are_refused(tmp_path, log, capsys):
+def test_empty_log_and_too_small_remember_are_rejected(tmp_path, log, capsys):
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     assert main(["predictor", "eval", str(empty)]) == 2
-    assert "no request in it" in capsys.readouterr().err
+    assert "the log holds no request" in capsys.readouterr().err
     for remember in ("0", "999999999999"):
         assert main(["predictor", "eval", str(log), "--remember", remember]) == 2
         assert f"--remember={remember}: from 200" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "line 1"),
         ('{"prompt": "x", "model": "m"}', "output_tokens"),
@@ -60,14 +60,14 @@ def test_an_empty_log_and_too_short_a_memory_are_refused(tmp_path, log, capsys):
         ("[]", "line 1"),
     ],
 )
-def test_a_line_that_is_none_is_named(tmp_path, capsys, line, said):
+def test_malformed_line_is_named(tmp_path, capsys, line, message):
     path = tmp_path / "bad.jsonl"
     path.write_text(line + "\n", encoding="utf-8")
     assert main(["predictor", "eval", str(path)]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_too_short_a_log_says_how_many_are_needed(tmp_path, log, capsys):
+def test_short_log_names_the_required_count(tmp_path, log, capsys):
     short = tmp_path / "short.jsonl"
     short.write_text("".join(log.read_text(encoding="utf-8").splitlines(keepends=True)[:50]))
     assert main(["predictor", "train", str(short), "--to", str(tmp_path / "x.npz")]) == 2

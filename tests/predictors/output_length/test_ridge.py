@@ -4,7 +4,7 @@ import pytest
 from predictors.output_length.ridge import fit_ridge
 
 
-def test_the_solution_is_that_of_the_normal_equations():
+def test_solution_satisfies_the_normal_equations():
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=(300, 3))
     words = rng.integers(0, 40, size=(300, 6)).astype(np.uint16)
@@ -26,7 +26,7 @@ def test_the_solution_is_that_of_the_normal_equations():
     assert ridge.predict(numbers[5], words[5]) == pytest.approx(ridge.predict(numbers, words)[5])
 
 
-def test_a_word_never_seen_and_numbers_far_off_change_little():
+def test_unseen_words_and_outlying_numbers_have_little_effect():
     rng = np.random.default_rng(1)
     numbers, words = rng.normal(size=(200, 2)), rng.integers(1, 20, size=(200, 4)).astype(np.uint16)
     ridge = fit_ridge(numbers, words, numbers[:, 0])

@@ -6,7 +6,7 @@ from predictors.output_length.trees import fit_trees
 LEVELS = np.array([0.1, 0.5, 0.9])
 
 
-def test_middle_and_spread_follow_their_features():
+def test_location_and_spread_follow_their_features():
     """y = x0 + (1 + 3 x1) * noise, noise standard normal: quantiles are known."""
     rng = np.random.default_rng(0)
     rows = np.column_stack([rng.integers(0, 2, 4_000), rng.integers(0, 2, 4_000), rng.normal(size=4_000)])
@@ -19,14 +19,14 @@ def test_middle_and_spread_follow_their_features():
         assert found == pytest.approx(wanted, abs=0.25 * (1 + 3 * x1))
 
 
-def test_a_feature_that_never_varies_is_no_question():
+def test_constant_feature_is_never_split():
     rows, target = np.ones((100, 1)), np.arange(100.0)
     start = np.tile(np.quantile(target, LEVELS), (100, 1))
     assert np.abs(fit_trees(rows, target, start, LEVELS, trees=10).predict(np.ones(1))).max() < 2.0
 
 
-def test_features_of_few_values_are_cut_between_them():
-    """A cut beyond the last value would be none."""
+def test_splits_lie_between_the_values_of_a_feature():
+    """A split beyond the last value would separate nothing."""
     rng = np.random.default_rng(3)
     rows = np.column_stack([rng.integers(0, n, 500) for n in (2, 3, 4)]).astype(float)
     rows[:480, 1] = 0.0

@@ -33,25 +33,25 @@ def _observed(cost, truth, *, steps=2_000, share=None, slowness=1.0):
 )
 def test_steps_correct_a_wrong_measurement(truth):
     found = _observed(HiddenStateCostModel(MEASURED), truth)
-    # Of a step with 50 requests of 200 tokens.
+    # Cost in a step with 50 requests of 200 tokens.
     added, true = (price.step + 50 * (price.request + 200 * price.token) for price in (found, truth))
     assert added == pytest.approx(true, abs=6e-4)
     assert found.step == pytest.approx(truth.step, abs=6e-4)
 
 
-def test_the_measurement_stands_while_nobody_keeps_hidden_states():
+def test_measurement_is_kept_without_hidden_state_requests():
     found = _observed(HiddenStateCostModel(MEASURED), HiddenStateCost(0.0), share=0.0)
     for name in ("token", "request", "step"):
         assert getattr(found, name) == pytest.approx(getattr(MEASURED, name), rel=1e-3)
 
 
-def test_what_saves_time_costs_nothing():
+def test_negative_cost_is_clipped_to_zero():
     found = _observed(HiddenStateCostModel(MEASURED), HiddenStateCost(-5e-7))
     assert found.token == 0.0
     assert min(found.request, found.step) >= 0.0
 
 
-def test_a_stall_moves_little():
+def test_stall_has_little_effect():
     cost = HiddenStateCostModel(MEASURED)
     before = _observed(cost, HiddenStateCost(0.0, 5e-5, 3e-3))
     cost.observe(tokens=10_000, requests=50, hidden_tokens=10_000, hidden_requests=50, seconds=5.0)
@@ -62,15 +62,15 @@ def test_a_stall_moves_little():
     assert sum(moved) < 1e-3
 
 
-def test_a_lasting_change_is_still_learned():
+def test_lasting_change_is_learned():
     cost = HiddenStateCostModel(MEASURED)
     _observed(cost, HiddenStateCost(0.0, 0.0, 3e-3))
     found = _observed(cost, HiddenStateCost(0.0, 0.0, 3e-2))
     assert found.step == pytest.approx(3e-2, rel=0.3)
 
 
-def test_after_a_long_time_without_hidden_states_a_few_steps_with_them_overturn_nothing():
-    """What is not heard of grows no more uncertain, and all others' steps are still followed meanwhile."""
+def test_few_steps_after_a_long_pause_change_little():
+    """The variance of an unobserved cost stays bounded, while the other costs are still tracked."""
     truth = HiddenStateCost(0.0, 5e-5, 3e-3)
     cost = HiddenStateCostModel(MEASURED)
     learned = _observed(cost, truth)

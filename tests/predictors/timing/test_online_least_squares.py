@@ -1,4 +1,4 @@
-"""Costs are found, changes followed, and what is not heard of stays."""
+"""Tests of online least squares: convergence, tracking of changes, and unobserved coefficients."""
 
 from random import Random
 
@@ -15,14 +15,14 @@ DOUBTS = [1.0, 1.0, 1.0]
 def observe(fit, random, truth, *, steps, third=True, noise=0.05):
     for _ in range(steps):
         load = [1.0, random.random(), random.random() if third else 0.0]
-        fit.observe(load, dot(load, truth) + random.gauss(0, noise), weight=1 / 0.05**2, doubts=DOUBTS)
+        fit.observe(load, dot(load, truth) + random.gauss(0, noise), weight=1 / 0.05**2, precisions=DOUBTS)
 
 
 def a_fit(**options):
     return OnlineLeastSquares([1.0, 1.0, 1.0], decay=0.998, **options)
 
 
-def test_costs_are_found_and_a_change_is_followed():
+def test_costs_converge_and_follow_a_change():
     random, fit = Random(0), a_fit()
     observe(fit, random, TRUTH, steps=1_000)
     assert fit.costs == pytest.approx(TRUTH, abs=0.05)
@@ -30,8 +30,8 @@ def test_costs_are_found_and_a_change_is_followed():
     assert fit.costs == pytest.approx([1.0, 1.5, 0.0], abs=0.05)
 
 
-def test_what_is_not_heard_of_stays_and_grows_no_less_certain():
-    """Forgetting alone would leave it to the noise of whatever comes first."""
+def test_unobserved_cost_keeps_its_value_and_variance():
+    """With forgetting alone, the first noisy observation would determine the coefficient."""
     random, fit = Random(1), a_fit()
     observe(fit, random, TRUTH, steps=1_000)
     observe(fit, random, TRUTH, steps=8_000, third=False)
@@ -46,15 +46,15 @@ def test_what_is_not_heard_of_stays_and_grows_no_less_certain():
     ),
     st.sampled_from([0.0, 0.25]),
 )
-def test_no_cost_is_below_nothing_and_no_belief_below_its_least(observations, least):
+def test_costs_and_beliefs_respect_their_bounds(observations, least):
     fit = a_fit(least=least)
     for load, total, weight in observations:
-        fit.observe(load, total, weight=weight, doubts=DOUBTS)
+        fit.observe(load, total, weight=weight, precisions=DOUBTS)
         assert min(fit.costs) >= 0.0 and min(fit.beliefs) >= least
         assert max(fit.costs) < 1e9
 
 
-def test_what_is_kept_of_what_was_seen_is_outweighed_so_much_sooner():
+def test_keep_speeds_up_learning():
     random, fit, slow = Random(2), a_fit(), a_fit()
     for one in (fit, slow):
         observe(one, random, TRUTH, steps=1_000)

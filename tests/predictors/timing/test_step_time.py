@@ -1,4 +1,4 @@
-"""The pace follows lasting change and shrugs off single stalls."""
+"""Tests of step-time and step-rate estimates: they follow lasting changes and resist single stalls."""
 
 from random import Random
 
@@ -14,11 +14,11 @@ from controlplane.core.view import Pace
 from predictors.timing.step_time import ObservedPace, ReportedPace, StepTime, StepWork, paces
 
 
-def test_nothing_observed_is_no_pace():
+def test_no_pace_before_any_observation():
     assert ObservedPace().pace is None
 
 
-def test_what_was_told_is_the_pace_until_something_was_observed():
+def test_prior_is_used_until_something_is_observed():
     told = StepCost(step=0.02, decode=1e-4, cell=1e-7, prompt_token=1e-4)
     expected = Pace(step=milliseconds(20), per_prompt_token=Duration(100_000))
     assert (ObservedPace(prior=told).pace, ReportedPace(told).pace) == (expected, expected)
@@ -41,13 +41,13 @@ def test_steady_work_is_learned_exactly():
     assert pace.pace == Pace(step=milliseconds(20), per_prompt_token=milliseconds(1))
 
 
-def test_prompts_alone_make_a_pace():
+def test_prefills_alone_give_a_pace():
     pace = ObservedPace()
     pace.observe_prefill(50, milliseconds(100))
     assert pace.pace == Pace(step=Duration(0), per_prompt_token=milliseconds(2))
 
 
-def test_one_stall_moves_little():
+def test_single_stall_has_little_effect():
     pace = ObservedPace(memory=64)
     for _ in range(100):
         pace.observe_step(milliseconds(20))
@@ -81,7 +81,7 @@ def test_long_prompts_outweigh_short_ones():
         st.tuples(st.booleans(), st.integers(0, 10_000), st.integers(0, 10**11)), min_size=1, max_size=60
     )
 )
-def test_the_estimate_stays_within_what_was_seen(observations):
+def test_estimate_stays_within_the_observed_range(observations):
     pace = ObservedPace()
     steps, rates = [], []
     for is_step, tokens, took in observations:
@@ -126,13 +126,13 @@ def serve(steps, random, truth, count=400, noise=0.05, stalls=0.0):
 
 
 def worst_error(steps, random, truth):
-    """Relative, over the middle of what is served: the ninth decile."""
+    """Ninth decile of the relative error over typical work."""
     errors = sorted(abs(steps.predict(w) / seconds_of(w, truth) - 1) for w in works(random, 200))
     return errors[180]
 
 
 @pytest.mark.parametrize("factor", [0.02, 1.0, 50.0])
-def test_a_prior_that_is_wrong_by_fifty_is_outweighed(factor):
+def test_prior_wrong_by_a_factor_of_fifty_is_corrected(factor):
     random = Random(0)
     prior = StepCost(TRUE.step * factor, TRUE.decode * factor, TRUE.cell * factor, TRUE.prompt_token * factor)
     steps = StepTime(prior)
@@ -141,7 +141,7 @@ def test_a_prior_that_is_wrong_by_fifty_is_outweighed(factor):
     assert steps.per_prompt_token == pytest.approx(TRUE.prompt_token, rel=0.1)
 
 
-def test_stalls_move_little():
+def test_stalls_have_little_effect():
     random, steps = Random(1), StepTime()
     serve(steps, random, TRUE, stalls=0.03)
     assert worst_error(steps, random, TRUE) < 0.15
@@ -155,7 +155,7 @@ def test_a_lasting_change_is_followed():
     assert worst_error(steps, random, slower) < 0.1
 
 
-def test_quantiles_cover():
+def test_quantiles_have_their_coverage():
     random, steps = Random(3), StepTime()
     serve(steps, random, TRUE, noise=0.2)
     within = [
@@ -165,7 +165,7 @@ def test_quantiles_cover():
     assert sum(within) / 500 == pytest.approx(0.9, abs=0.06)
 
 
-def test_one_kind_of_step_alone_keeps_it_sane():
+def test_single_kind_of_step_gives_sane_costs():
     steps = StepTime()
     for _ in range(20_000):
         steps.observe(StepWork(0, 8, 1_000), 0.03)
@@ -173,7 +173,7 @@ def test_one_kind_of_step_alone_keeps_it_sane():
     assert 0.01 < steps.predict(StepWork(500, 8, 1_000)) < 1.0
 
 
-def test_reported_steps_make_the_pace_of_the_present_load():
+def test_reported_steps_give_the_pace_of_the_current_load():
     pace = ObservedPace()
     pace.observe_step(milliseconds(900))
     random = Random(4)
@@ -185,18 +185,18 @@ def test_reported_steps_make_the_pace_of_the_present_load():
     assert pace.pace.per_prompt_token == pytest.approx(milliseconds(0.15), rel=0.1)
 
 
-def test_the_next_token_is_foretold_with_quantiles():
+def test_token_gap_has_quantiles():
     pace, random = ObservedPace(), Random(5)
     assert pace.foretold_gap(0.5) is None
     for _ in range(200):
         pace.observe_work(StepWork(0, 8, 1_000), seconds(0.02 * random.lognormvariate(0, 0.2)))
     middle, upper = pace.foretold_gap(0.5), pace.foretold_gap(0.9)
     assert middle == pytest.approx(milliseconds(20), rel=0.1)
-    # e^(0.2 * 1.28), the ninth decile of that law.
+    # e^(0.2 * 1.28) is the ninth decile of the noise.
     assert upper == pytest.approx(milliseconds(25.8), rel=0.12)
 
 
-def test_steps_that_are_never_alone_bound_what_was_thought_too_long():
+def test_shared_steps_bound_an_overestimated_step():
     pace = ObservedPace()
     for _ in range(30):
         pace.observe_work(StepWork(0, 8, 1_000), milliseconds(40))
@@ -207,7 +207,7 @@ def test_steps_that_are_never_alone_bound_what_was_thought_too_long():
     assert pace.own_step == milliseconds(15)
 
 
-def test_what_is_embedded_beside_a_step_is_not_the_engines_own():
+def test_concurrent_embedding_is_not_learned_as_step_time():
     pace = ObservedPace()
     for _ in range(400):
         pace.observe_work(StepWork(0, 8, 1_000), milliseconds(10))
@@ -218,7 +218,7 @@ def test_what_is_embedded_beside_a_step_is_not_the_engines_own():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_machine_that_stalls_and_slows_down_makes_no_nonsense_of_any_part(seed):
+def test_stalls_and_slowdown_keep_all_costs_plausible(seed):
     random, steps = Random(seed), StepTime(TRUE)
     for _ in range(60):
         slowness, stalls = random.choice([1.0, 1.0, 1.3, 2.5]), random.choice([0.0, 0.01, 0.05])
@@ -233,14 +233,14 @@ def test_a_machine_that_stalls_and_slows_down_makes_no_nonsense_of_any_part(seed
         assert steps.per_prompt_token / TRUE.prompt_token < 20
 
 
-def test_embedding_models_are_paced_as_measured_until_their_passes_tell():
+def test_embedding_models_start_from_their_profile():
     models = [ScriptedEmbedder(token_seconds=cost, max_input_tokens=100) for cost in (1e-4, 3e-4)]
     pace = paces(None, models)[Owner.EMBEDDING]
     assert pace.pace.per_prompt_token == pytest.approx(seconds(2e-4), rel=1e-3)
-    # A short first pass, mostly its start, says little of what a token costs.
+    # A short first batch is mostly fixed cost and says little about the cost per token.
     pace.observe_prefill(8, milliseconds(8))
     assert pace.pace.per_prompt_token == pytest.approx(seconds(2e-4), rel=0.2)
-    # A full one says nearly all: they were measured without an LLM beside them.
+    # A full batch dominates: the start-up profile was measured without an LLM on the device.
     pace.observe_prefill(3_200, milliseconds(1_280))
     assert pace.pace.per_prompt_token == pytest.approx(seconds(4e-4), rel=0.1)
     for _ in range(8):
@@ -250,8 +250,10 @@ def test_embedding_models_are_paced_as_measured_until_their_passes_tell():
 
 
 def paces_after(*steps: tuple[int, float, float | None]) -> ObservedPace:
-    """Steps of 10 ms and 0.1 ms a prompt token: (tokens read, ms it took, ms ceded to embeddings, None for
-    none beside it), again and again."""
+    """Lost share and deviation after 200 repetitions of steps that cost 10 ms plus 0.1 ms per prompt token.
+
+    Each step is (prompt tokens, ms taken, ms ceded to embeddings or None if no embedding work ran).
+    """
     paces = ObservedPace(prior=StepCost(step=0.01, decode=0.0, cell=0.0, prompt_token=1e-4))
     for prefill, took, ceded in 200 * steps:
         paces.observe_work(
@@ -263,14 +265,14 @@ def paces_after(*steps: tuple[int, float, float | None]) -> ObservedPace:
     return paces
 
 
-def test_the_share_of_prompts_in_all_time_is_followed():
+def test_lost_share_follows_prefill_time():
     assert ObservedPace().lost_share == ObservedPace().lost_deviation == 0.0
     paces = paces_after((0, 10, None), (100, 20, None))
     assert paces.lost_share == pytest.approx(10 / 30, rel=0.05)
     assert paces.lost_deviation == pytest.approx(0.005, rel=0.05)
 
 
-def test_what_an_engine_waited_on_purpose_is_no_part_of_its_step():
+def test_intentional_wait_is_not_step_time():
     paces = ObservedPace(prior=StepCost(step=0.01, decode=0.0, cell=0.0, prompt_token=1e-4))
     for _ in range(200):
         paces.observe_work(StepWork(0, 1, 0), milliseconds(10))
@@ -279,11 +281,11 @@ def test_what_an_engine_waited_on_purpose_is_no_part_of_its_step():
         )
     assert paces.own_step == pytest.approx(milliseconds(10), rel=0.01)
     assert paces.lost_share == pytest.approx(2 / 22, rel=0.05)
-    # Who reads the answer waits for it all the same.
+    # The client waits for this time all the same.
     assert paces.foretold_gap(0.5) == pytest.approx(milliseconds(20), rel=0.1)
 
 
-def test_embeddings_cost_decoding_what_they_take_beyond_what_was_ceded():
+def test_lost_share_counts_embedding_time_beyond_the_ceded():
     assert paces_after((0, 10, None), (0, 14, 4)).lost_share == pytest.approx(0.0, abs=0.002)
     assert paces_after((0, 10, None), (0, 14, 1)).lost_share == pytest.approx(3 / 24, rel=0.05)
     both = paces_after((0, 10, None), (100, 24, 1))

@@ -1,4 +1,4 @@
-"""First tokens are foretold with the ratio learned, and the stated quantile holds."""
+"""Tests of TTFT forecasts: learned ratio and coverage of the upper quantile."""
 
 from random import Random
 
@@ -25,18 +25,18 @@ def serve(time, random, ratio, count, *, waits=0.0):
     return sum(within[half:]) / half, sum(errors[half:]) / half
 
 
-def test_work_is_what_is_read_before_and_the_steps_until_a_slot():
+def test_work_is_prefill_plus_steps_until_a_slot():
     assert Ahead(100).work(PACE) == milliseconds(20)
     assert Ahead(100, 3.0).work(PACE) == milliseconds(50)
 
 
-def test_a_constant_error_is_learned_and_coverage_kept():
+def test_constant_error_is_learned_with_coverage():
     covered, error = serve(TtftModel(), Random(0), 2.5, 600)
     assert covered == pytest.approx(0.9, abs=0.035)
     assert error < 0.2
 
 
-def test_those_that_wait_for_a_slot_are_judged_apart():
+def test_waiting_requests_have_their_own_ratios():
     time, random = TtftModel(), Random(1)
     serve(time, random, 1.0, 200)
     serve(time, random, 4.0, 200, waits=1.0)
@@ -44,13 +44,13 @@ def test_those_that_wait_for_a_slot_are_judged_apart():
     assert time.predict(Ahead(0, 9.0), PACE).median == pytest.approx(milliseconds(400), rel=0.15)
 
 
-def test_coverage_comes_back_after_a_change():
+def test_coverage_recovers_after_a_change():
     time, random = TtftModel(), Random(2)
     serve(time, random, 1.0, 300)
     assert serve(time, random, 3.0, 600)[0] == pytest.approx(0.9, abs=0.04)
 
 
-def test_a_slot_comes_free_when_those_in_turn_have_had_theirs():
+def test_steps_until_slot_counts_the_waiting_queue():
     assert steps_until_slot([5.0], [], 2) == 0.0
     assert steps_until_slot([5.0, 9.0], [], 2) == 5.0
     assert steps_until_slot([5.0, 9.0], [3.0], 2) == 8.0
