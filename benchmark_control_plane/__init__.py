@@ -1,1 +1,1 @@
-"""Experiments that prove or refute what Tandem claims."""
+"""Load tests, comparison reports and research experiments for Tandem and other serving systems."""

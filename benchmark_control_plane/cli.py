@@ -1,6 +1,6 @@
-"""The commands `tandem bench ...`: run an experiment, show results, compare two, hold one to bounds.
+"""The commands `tandem bench run | report | compare | gate`.
 
-Nothing is imported before it is needed: `tandem serve` carries this module too.
+All other modules are imported on use, because `tandem serve` loads this module too.
 """
 
 import argparse
@@ -11,7 +11,8 @@ from benchmark_control_plane.common.arguments import BadInput
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "measure against objectives, and compare"
+    """Adds `bench` and its actions to the sub-parsers of `tandem`."""
+    text = "run load experiments and compare their results"
     bench = commands.add_parser("bench", help=text, description=text)
     bench.set_defaults(run=run)
     actions = bench.add_subparsers(dest="action", required=True)
@@ -24,18 +25,18 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "run an experiment: results.json, requests.jsonl and report.html"
+    text = "run an experiment and write results.json, requests.jsonl and report.html"
     action = actions.add_parser("run", help=text, description=text)
     action.set_defaults(act=_run)
     action.add_argument("experiment", type=Path, help="YAML file, for example configs/bench/load.yaml")
-    action.add_argument("--out", type=Path, required=True, help="folder for what is found")
-    action.add_argument("--seeds", type=int, nargs="+", help="instead of the experiment's")
-    action.add_argument("--quick", action="store_true", help="two loads, one seed, two systems")
-    action.add_argument("--data", type=Path, help="folder of public data; default TANDEM_DATA")
+    action.add_argument("--out", type=Path, required=True, help="output folder")
+    action.add_argument("--seeds", type=int, nargs="+", help="replaces the seeds of the experiment")
+    action.add_argument("--quick", action="store_true", help="run only two loads, one seed and two systems")
+    action.add_argument("--data", type=Path, help="folder of public data sets; default: TANDEM_DATA")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0 done, 1 something got worse or broke a bound, 2 the input is wrong."""
+    """Runs the action; returns 0 if done, 1 for a regression or broken bound, 2 for invalid input."""
     try:
         status: int = options.act(options)
     except (BadInput, OSError) as error:
@@ -86,20 +87,20 @@ def _gate(options: argparse.Namespace) -> int:
 _ACTIONS = (
     (
         "report",
-        "write the page of results beside them",
+        "write the HTML report next to the results",
         _report,
-        {"results": "folder that `run --out` wrote, or one file of results"},
+        {"results": "folder written by `run --out`, or a results file"},
     ),
     (
         "compare",
-        "say what changed from A to B, paired by system, load and seed; 1 if B is worse",
+        "compare B with A, paired by system, load and seed; exit status 1 if B is worse",
         _compare,
-        {"a": "folder or results.json", "b": "the same, of the later run"},
+        {"a": "folder or results.json", "b": "folder or results.json of the later run"},
     ),
     (
         "gate",
-        "hold results to bounds: one line for each that is broken, and 1",
+        "check results against bounds; print each broken bound, exit status 1 if there is one",
         _gate,
-        {"report": "folder or results.json", "bounds": "YAML file, as configs/bench/gate-example.yaml"},
+        {"report": "folder or results.json", "bounds": "YAML file such as configs/bench/gate-example.yaml"},
     ),
 )

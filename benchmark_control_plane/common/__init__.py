@@ -1,0 +1,1 @@
+"""Servers, HTTP client, files and statistics that the benchmarks share."""

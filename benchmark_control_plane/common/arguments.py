@@ -1,4 +1,4 @@
-"""What did the caller hand a command? JSON and folders checked at the edge: one clear line, exit 2."""
+"""Validates arguments and input files of commands; a fault is one line on stderr and exit status 2."""
 
 import argparse
 import json
@@ -11,10 +11,11 @@ from typing import Any
 
 
 class BadInput(ValueError):
-    """The caller's file or option is at fault. The message is the one line they will see."""
+    """An input file or option is invalid; the message is the line shown to the user."""
 
 
 def read_object(path: str) -> Mapping[str, Any]:
+    """Reads a JSON object; raises BadInput if the file is unreadable or holds anything else."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -27,24 +28,25 @@ def read_object(path: str) -> Mapping[str, Any]:
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, help="folder of public data; default TANDEM_DATA")
+    """Adds the option `--data`."""
+    parser.add_argument("--data", type=Path, help="folder of public data sets; default: TANDEM_DATA")
 
 
 def stated_data(given: Path | None) -> Path:
-    """Where public data lies, if it is there."""
+    """Folder of public data sets, from the option, TANDEM_DATA or the default; it may not exist."""
     return given or Path(os.environ.get("TANDEM_DATA") or Path("..") / "shared" / "data")
 
 
 def data_folder(given: Path | None, needed: str) -> Path:
-    """The folder of public data, which must have `needed` in it."""
+    """Folder of public data sets; raises BadInput if it has no file `needed`."""
     stated = stated_data(given)
     if not (stated / needed).exists():
-        raise BadInput(f"{stated}: no {needed}; give the data folder by --data DIR or TANDEM_DATA")
+        raise BadInput(f"{stated}: no {needed}; name the data folder with --data DIR or TANDEM_DATA")
     return stated
 
 
 def number(source: Mapping[str, Any], key: str, *, default: float | None = None) -> float:
-    """A finite number under `key`; without a default the key is required."""
+    """Finite number under `key`; raises BadInput if it is none, or missing without a default."""
     if key not in source:
         if default is None:
             raise BadInput(f"{key}: missing; it is required")
@@ -53,19 +55,21 @@ def number(source: Mapping[str, Any], key: str, *, default: float | None = None)
 
 
 def finite(value: object, name: str) -> float:
+    """`value` as a finite number; raises BadInput otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise BadInput(f"{name}={value!r}: a finite number is needed")
     return float(value)
 
 
 def whole(value: object, name: str, *, least: int) -> int:
-    """An integer of at least `least`; 3.0 counts as 3."""
+    """`value` as an integer >= `least`, where 3.0 counts as 3; raises BadInput otherwise."""
     if (exact := finite(value, name)) != int(exact) or exact < least:
         raise BadInput(f"{name}={value!r}: an integer of at least {least} is needed")
     return int(exact)
 
 
 def items(source: Mapping[str, Any], key: str) -> list[Any]:
+    """List under `key`; raises BadInput if it is none."""
     value = source.get(key)
     if not isinstance(value, list):
         raise BadInput(f"{key}: a list is needed, not {type(value).__name__}")
@@ -73,7 +77,7 @@ def items(source: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def exit_status(command: Callable[[], int]) -> int:
-    """The command's own; a BadInput goes to stderr as one line and gives 2."""
+    """Runs a command and returns its status; BadInput is printed to stderr and gives 2."""
     try:
         return command()
     except BadInput as error:
@@ -82,7 +86,7 @@ def exit_status(command: Callable[[], int]) -> int:
 
 
 def exit_code(command: Callable[[], object]) -> int:
-    """Prints the command's result as JSON; a BadInput is told as by `exit_status`."""
+    """Prints a command's result as JSON and returns 0; BadInput is handled as in `exit_status`."""
 
     def printed() -> int:
         print(json.dumps(command()))

@@ -1,4 +1,4 @@
-"""New."""
+"""Distributions of token counts."""
 
 from dataclasses import dataclass
 from math import log, sqrt
@@ -11,7 +11,7 @@ from controlplane.core.memory import Floats
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Whole tokens of at least 1 and at most `cap`, before capping of this mean and median."""
+    """Log-normal token counts, rounded and clipped to 1..`cap`; `mean` and `median` are before clipping."""
 
     mean: float
     median: float
@@ -19,14 +19,15 @@ class Lognormal:
 
     @property
     def deviation(self) -> float:
-        """Of the logarithm."""
+        """Standard deviation of the logarithm."""
         return sqrt(2 * log(self.mean / self.median))
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        """`count` independent token counts."""
         return self._tokens(rng.lognormal(log(self.median), self.deviation, count))
 
     def quantiles(self, count: int) -> list[int]:
-        """The middles of `count` equally likely parts."""
+        """Medians of `count` equally likely parts of the distribution, ascending."""
         normal = NormalDist(log(self.median), self.deviation)
         return self._tokens(np.exp([normal.inv_cdf((i + 0.5) / count) for i in range(count)]))
 

@@ -1,9 +1,8 @@
-"""What does one HTTP exchange cost its client? As little as can be: the server shares its cores.
+"""Minimal HTTP/1.1 client with low CPU cost, because load generator and server share the cores.
 
-HTTP/1.1 over kept connections, parsed by httptools; the body is handed on as it arrives. A server may close
-a connection that rested just when it is used again: what broke there before the first byte of an answer is
-sent once more, on a new one. No redirects, no compression, no proxies, no TLS: servers of this machine or
-this network.
+Connections are kept alive and responses are parsed by httptools; the body is passed on as it arrives. A
+server may close an idle connection just as it is reused: a request that fails there before the first byte of
+the response is sent once more on a new connection. There are no redirects, compression, proxies or TLS.
 """
 
 import asyncio
@@ -18,16 +17,19 @@ OnBody = Callable[[bytes], None]
 
 
 class IncompleteResponse(OSError):
-    """The server closed before its answer was complete."""
+    """The connection was lost, or the response is not HTTP, before the response was complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
+    """Host and port of a server."""
+
     host: str
     port: int
 
     @classmethod
     def of(cls, url: str) -> "Address":
+        """Parses `http://HOST[:PORT]`; the default port is 80."""
         host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
         if not host:
             return cls(port, 80)
@@ -36,14 +38,17 @@ class Address:
 
 @dataclass(slots=True)
 class Head:
-    """Header names in lower case."""
+    """Status and headers of a response; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time. `has_response_bytes` once there is something of its answer."""
+    """One connection, for one exchange at a time.
+
+    `has_response_bytes` is True once any byte of the current response has arrived.
+    """
 
     def __init__(self) -> None:
         self.is_usable = True
@@ -54,7 +59,7 @@ class _Connection(asyncio.Protocol):
         self._on_body: OnBody = lambda part: None
         self._done: asyncio.Future[Head] | None = None
 
-    # --- of httptools ---------------------------------------------------------------------------
+    # --- callbacks of httptools ---------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -67,10 +72,10 @@ class _Connection(asyncio.Protocol):
         if self._done is not None and not self._done.done():
             self._done.set_result(Head(self._parser.get_status_code(), self._headers))
 
-    # --- of asyncio -----------------------------------------------------------------------------
+    # --- callbacks of asyncio -----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are Transports in all but their class.
+        # uvloop's transports have the interface of Transport but not its class.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -89,7 +94,7 @@ class _Connection(asyncio.Protocol):
             self._done.set_exception(error)
 
     async def exchange(self, request: bytes, on_body: OnBody) -> Head:
-        """Raises ConnectionLost."""
+        """Sends a request and waits for the whole response; raises IncompleteResponse."""
         assert self._transport is not None
         self._parser, self._headers, self._on_body = httptools.HttpResponseParser(self), {}, on_body
         self.has_response_bytes = False
@@ -101,7 +106,7 @@ class _Connection(asyncio.Protocol):
             finished = True
             return head
         finally:
-            # Half an answer read: the connection is of no use to the next request.
+            # After a partial response the connection cannot be reused.
             if not finished:
                 self.close()
 
@@ -112,7 +117,7 @@ class _Connection(asyncio.Protocol):
 
 
 class Connections:
-    """At most `limit` at once to one address; who finds none free waits."""
+    """Pool of at most `limit` connections to one address; further requests wait for a free one."""
 
     def __init__(self, address: Address, limit: int) -> None:
         self._address = address
@@ -122,16 +127,19 @@ class Connections:
     async def exchange(
         self, request: bytes, on_body: OnBody, *, on_send: Callable[[], None] | None = None
     ) -> Head:
-        """`on_send` is called when the request is first written. Raises OSError."""
+        """Sends a request and passes the parts of the response's body to `on_body`.
+
+        `on_send` is called when the request is first written. Raises OSError.
+        """
         async with self._slots:
-            kept = self._reusable()
-            connection = kept or await self._open()
+            reused = self._reusable()
+            connection = reused or await self._open()
             if on_send is not None:
                 on_send()
             try:
                 head = await connection.exchange(request, on_body)
             except IncompleteResponse:
-                if kept is None or kept.has_response_bytes:
+                if reused is None or reused.has_response_bytes:
                     raise
                 connection = await self._open()
                 head = await connection.exchange(request, on_body)
@@ -144,7 +152,7 @@ class Connections:
     async def post(
         self, path: str, body: bytes, headers: Mapping[str, str] | None = None, on_body: OnBody | None = None
     ) -> bytes:
-        """The whole body. Raises OSError, and RuntimeError for any status but 200."""
+        """Posts JSON and returns the body; raises OSError, and RuntimeError for any status but 200."""
         parts: list[bytes] = []
 
         def take(part: bytes) -> None:
@@ -160,16 +168,17 @@ class Connections:
 
     def _reusable(self) -> _Connection | None:
         while self._free:
-            if (kept := self._free.pop()).is_usable:
-                return kept
+            if (free := self._free.pop()).is_usable:
+                return free
         return None
 
     async def _open(self) -> _Connection:
         loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(_Connection, self._address.host, self._address.port)
-        return made
+        _, connection = await loop.create_connection(_Connection, self._address.host, self._address.port)
+        return connection
 
     def close(self) -> None:
+        """Closes all idle connections."""
         for connection in self._free:
             connection.close()
         self._free.clear()
@@ -177,16 +186,18 @@ class Connections:
 
 @asynccontextmanager
 async def connections(address: Address, limit: int) -> AsyncIterator[Connections]:
-    opened = Connections(address, limit)
+    """A connection pool, closed on leaving."""
+    pool = Connections(address, limit)
     try:
-        yield opened
+        yield pool
     finally:
-        opened.close()
+        pool.close()
 
 
 def request_bytes(
     address: Address, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> bytes:
+    """An HTTP/1.1 request as bytes; a body is declared as JSON."""
     lines = [f"{method} {path} HTTP/1.1", f"host: {address.host}:{address.port}"]
     if body:
         lines += ["content-type: application/json", f"content-length: {len(body)}"]

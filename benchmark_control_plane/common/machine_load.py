@@ -1,6 +1,6 @@
-"""Was the machine ours while we measured? Cores that anything but the benchmark kept busy, from /proc.
+"""Measures from /proc how many cores other processes used during a benchmark.
 
-Ours is this process and all that it started: servers and their children.
+The benchmark is this process and its descendants: servers and their children.
 """
 
 import os
@@ -15,7 +15,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class CpuSnapshot:
-    """Seconds of CPU since the machine started, and the clock."""
+    """Monotonic time, CPU seconds used on the machine since boot, and those used by the benchmark."""
 
     clock: float
     busy: float
@@ -23,6 +23,7 @@ class CpuSnapshot:
 
 
 def cpu_snapshot() -> CpuSnapshot:
+    """Reads the CPU counters now."""
     fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
     # user, nice, system, idle, iowait, irq, softirq, steal
     busy = sum(int(fields[i]) for i in (0, 1, 2, 5, 6, 7)) / _TICKS
@@ -30,19 +31,19 @@ def cpu_snapshot() -> CpuSnapshot:
 
 
 def others_cores(before: CpuSnapshot, after: CpuSnapshot) -> float:
-    """What else ran, in whole cores on average."""
+    """Cores used by other processes between two snapshots, on average."""
     others = (after.busy - before.busy) - (after.ours - before.ours)
     return max(0.0, others) / (after.clock - before.clock)
 
 
 def raise_session(process_id: int, nice: int) -> None:
-    """Puts a session before others where the system weighs sessions (Linux's autogroups) and lets us."""
+    """Sets the nice value of a session's autogroup (Linux); does nothing where that is not permitted."""
     with suppress(OSError):
         Path(f"/proc/{process_id}/autogroup").write_text(str(nice), encoding="ascii")
 
 
 def _seconds_of_descendants() -> float:
-    """This process and all that it started, directly or not."""
+    """CPU seconds of this process and its descendants."""
     parents: dict[int, int] = {}
     seconds: dict[int, float] = {}
     for folder in Path("/proc").iterdir():
@@ -52,10 +53,10 @@ def _seconds_of_descendants() -> float:
             stat = (folder / "stat").read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # The name may hold spaces and brackets; the fields after it are numbers (proc(5)).
+        # The command name may contain spaces and brackets; the fields after it are numbers (proc(5)).
         fields = stat.rpartition(")")[2].split()
         parents[int(folder.name)] = int(fields[1])
-        # User and system, its own and of the children that ended.
+        # User and system time, of the process and of its waited-for children.
         seconds[int(folder.name)] = sum(map(int, fields[11:15])) / _TICKS
     return sum(took for pid, took in seconds.items() if _is_ours(pid, parents))
 

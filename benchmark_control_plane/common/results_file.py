@@ -1,8 +1,7 @@
-"""Where is what was measured kept, and how? Where the caller says, replaced in one step by something whole.
+"""Writes the results of an experiment to the named file atomically, or prints them on the last line.
 
-Rule: nothing is written unless a file is named; what is not written is printed, last and on one line. Until a
-measurement, or a part of it that stands by itself, is complete, the file of before stays. So a run that is
-interrupted takes nothing away, and a reader sees the old figures or the new ones.
+The file is replaced only by a complete result, or by a complete part of a study that runs in parts. An
+interrupted run therefore leaves the previous results, and a reader sees either the old or the new figures.
 """
 
 import argparse
@@ -14,11 +13,14 @@ PUBLISHED = Path(__file__).parents[1] / "results"
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", type=Path, metavar="FILE", help="where to keep what is found")
+    """Adds the option `--results`."""
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="file to write the results to; default: print them"
+    )
 
 
 def read_previous(file: Path | None) -> dict[str, Any]:
-    """What a study that grows goes on from."""
+    """Previous results that a resumed study extends; empty if there are none."""
     if file is None or not file.exists():
         return {}
     known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -26,6 +28,7 @@ def read_previous(file: Path | None) -> dict[str, Any]:
 
 
 def write_or_print(file: Path | None, found: object) -> None:
+    """Writes results as JSON to `file`, or prints them if it is None."""
     if file is None:
         print(json.dumps(found))
     else:
@@ -33,11 +36,12 @@ def write_or_print(file: Path | None, found: object) -> None:
 
 
 def write_json(file: Path, found: object) -> None:
-    """As JSON."""
+    """Replaces `file` atomically with JSON."""
     write_atomic(file, json.dumps(found, indent=1) + "\n")
 
 
 def write_atomic(file: Path, text: str) -> None:
+    """Replaces `file` with `text` by a rename, so readers see the old or the new content."""
     scratch = file.with_name(f".{file.name}")
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(file)

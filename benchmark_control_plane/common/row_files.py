@@ -1,4 +1,4 @@
-"""What does a file of rows hold? CSV or JSON lines, plain or gzipped, read once for every reader here."""
+"""Reads rows from CSV or JSON Lines files, plain or gzipped."""
 
 import csv
 import gzip
@@ -14,23 +14,23 @@ _FORMATS = (".csv", ".jsonl")
 
 
 def rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    """One mapping a row. Raises BadInput for a file that is absent or neither of the formats."""
+    """Yields one mapping per row; raises BadInput if the file is absent or in neither format."""
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if kind not in _FORMATS:
-        raise BadInput(f"{path}: rows come from .csv or .jsonl, either may end in .gz")
+        raise BadInput(f"{path}: must be .csv or .jsonl, optionally with .gz")
     try:
         with _opened(path) as file:
             yield from csv.DictReader(file) if kind == ".csv" else map(json.loads, file)
     except OSError as error:
         raise BadInput(
-            f"{path}: {error.strerror or error}; see the benchmark's README for the data"
+            f"{path}: {error.strerror or error}; the benchmark's README says where the data comes from"
         ) from error
     except (ValueError, EOFError, zlib.error, csv.Error) as error:
         raise BadInput(f"{path}: not rows of {kind[1:]} ({error})") from error
 
 
 def column(row: Mapping[str, Any], name: str, path: Path) -> Any:
-    """Raises BadInput naming the columns that there are."""
+    """Value of a column; raises BadInput with the existing columns if it is missing."""
     try:
         return row[name]
     except KeyError:

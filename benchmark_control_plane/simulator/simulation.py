@@ -1,8 +1,8 @@
-"""What becomes of a list of requests? The live gate on a simulated device, in virtual time.
+"""Runs a list of requests through the live service on a simulated device, in virtual time.
 
-Rule: intake, dispatcher and policies are the server's own; only the clock, the backends and the clients
-are not. A client asks when its time has come and reads its answer to the end. The trace hash covers every
-request's record and every step of the device, so equal hashes mean equal courses.
+Intake, dispatcher and policies are those of the server; clock, backends and clients are simulated. A client
+sends its request at its arrival time and reads the response to the end. The trace hash covers the record of
+every request and every step of the device, so equal hashes mean equal runs.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """A generation: the client asks for at most `max_tokens`, the answer would be `output_tokens` long."""
+    """A generation that stops after `output_tokens`; `at` is the arrival time in seconds."""
 
     at: float
     prompt_tokens: int
@@ -47,6 +47,8 @@ class SimulatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
+    """An embedding request with inputs of these token counts; `at` is the arrival in seconds."""
+
     at: float
     lengths: tuple[int, ...]
     service_class: str | None = None
@@ -57,9 +59,12 @@ Offered = SimulatedRequest | Embed
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`kv_bytes` None: no memory limit. `workspace_batches` is the embedding quota in largest batches. With
-    `pool_bytes` the cache and the workspace are parts of one elastic pool, which `quota` in the sections
-    shares out if it is to move; else each kind takes what it finds, up to `kv_bytes` and a whole batch."""
+    """Simulated device and engines.
+
+    `kv_bytes` None means no memory limit. `workspace_batches` is the embedding quota, in largest batches.
+    With `pool_bytes`, KV cache and embedding workspace share one elastic pool: a moving `quota` in the
+    sections divides it; otherwise each takes free memory, up to `kv_bytes` and one whole batch.
+    """
 
     batch_time: BatchTime
     geometry: KvGeometry = _GEOMETRY
@@ -76,7 +81,7 @@ class Machine:
 
 
 def divided(machine: Machine, llm_share: float) -> Machine:
-    """The same pool in two parts, once and for all: whole blocks for the cache, the rest for batches."""
+    """The machine with its pool statically divided: whole blocks for the KV cache, the rest for batches."""
     assert machine.pool_bytes is not None
     block = machine.geometry.bytes_per_block
     kv_bytes = int(machine.pool_bytes * llm_share) // block * block
@@ -86,7 +91,7 @@ def divided(machine: Machine, llm_share: float) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRecord:
-    """Stamps in nanoseconds; of a rejected request only the arrival is known."""
+    """Outcome of one request; times in nanoseconds. A rejected request has only an arrival time."""
 
     number: int
     outcome: str
@@ -101,8 +106,15 @@ class SimulatedRecord:
 
 @dataclass(slots=True)
 class MemoryUse:
-    """Of the steps: bytes at the fullest, byte-seconds of either kind, steps that found more than the pool
-    has, and batches that failed for it."""
+    """Memory use over all steps.
+
+    Attributes:
+        peak: largest number of bytes in use.
+        kv_area: byte-seconds of KV cache.
+        workspace_area: byte-seconds of embedding workspace.
+        overflows: steps that used more than the pool.
+        failed_batches: embedding batches that failed for lack of memory.
+    """
 
     peak: int = 0
     kv_area: float = 0.0
@@ -113,7 +125,18 @@ class MemoryUse:
 
 @dataclass(slots=True)
 class SimulationResult:
-    """`records` in the order of the requests; `presence` is (time, requests present) at each sample."""
+    """Result of a simulation.
+
+    Attributes:
+        records: one record per request, in the order offered.
+        presence: (time, requests in the system) at each sample.
+        steps: steps of the device.
+        busy_seconds: time in which the device was busy.
+        engine_preemptions: preemptions by the engine.
+        memory: memory use, if there is a pool.
+        reclaimed_bytes: bytes that moved between the quotas.
+        trace_hash: SHA-256 over all steps and records.
+    """
 
     records: list[SimulatedRecord] = field(default_factory=list)
     presence: list[tuple[float, int]] = field(default_factory=list)
@@ -128,7 +151,7 @@ class SimulationResult:
 def arrival_times(
     rng: np.random.Generator, rate: float, count: int, *, variation: float = 1.0
 ) -> list[float]:
-    """Renewal arrivals with Gamma gaps of this coefficient of variation; 1 is Poisson."""
+    """Arrival times in seconds, with Gamma gaps of this coefficient of variation; 1 is Poisson."""
     shape = variation**-2
     gaps = rng.gamma(shape, 1 / (rate * shape), count)
     return [float(at) for at in np.cumsum(gaps)]
@@ -142,8 +165,17 @@ def simulate(
     sample_every: float | None = None,
     lengths: LengthPredictor | None = None,
 ) -> SimulationResult:
-    """Runs until every client has its answer. `sections` are those of the server's YAML besides models;
-    `lengths` stands in for the predictor that they name. Ids of requests begin with their number and "-"."""
+    """Runs until every request has its response or is rejected.
+
+    Args:
+        offered: requests, in any order of arrival.
+        machine: device and engines.
+        sections: sections of the server's YAML, without `models`.
+        sample_every: seconds between two samples of the number of requests in the system.
+        lengths: replaces the length predictor that `sections` name.
+
+    Request ids are the index in `offered`, then "-" and a serial number.
+    """
     return run(_play(offered, machine, sections or {}, sample_every, lengths))
 
 
@@ -154,45 +186,45 @@ async def _play(
     sample_every: float | None,
     lengths: LengthPredictor | None,
 ) -> SimulationResult:
-    course = SimulationResult()
+    result = SimulationResult()
     digest = hashlib.sha256()
 
     def on_step(start: float, duration: float, load: StepLoad) -> None:
-        course.steps += 1
-        course.busy_seconds += duration
+        result.steps += 1
+        result.busy_seconds += duration
         digest.update(f"{start} {duration} {load}".encode())
         if machine.pool_bytes is not None:
             _note_memory(
-                course.memory, machine.pool_bytes, generator.step_bytes, embedder.pass_bytes, duration
+                result.memory, machine.pool_bytes, generator.step_bytes, embedder.pass_bytes, duration
             )
 
     def length(request: Request) -> int:
-        one = offered[int(request.id.partition("-")[0])]
-        assert isinstance(one, SimulatedRequest)
-        return one.output_tokens
+        offer = offered[int(request.id.partition("-")[0])]
+        assert isinstance(offer, SimulatedRequest)
+        return offer.output_tokens
 
     generator, embedder = engines(machine, length, on_step)
     async with started(generator, embedder, machine, sections, lengths) as service:
         sampler = None
         if sample_every is not None:
-            sampler = asyncio.create_task(_sample(service, course, sample_every))
-        course.records = await _all_clients(service, offered)
+            sampler = asyncio.create_task(_sample(service, result, sample_every))
+        result.records = await _all_clients(service, offered)
         if sampler is not None:
             sampler.cancel()
-        course.engine_preemptions = generator.state().preemptions
-        course.memory.failed_batches = embedder.out_of_memory
+        result.engine_preemptions = generator.state().preemptions
+        result.memory.failed_batches = embedder.out_of_memory
         if service.quota_controller is not None:
-            course.reclaimed_bytes = service.quota_controller.reclaimed_bytes
-    for record in course.records:
+            result.reclaimed_bytes = service.quota_controller.reclaimed_bytes
+    for record in result.records:
         digest.update(repr(record).encode())
-    course.trace_hash = digest.hexdigest()
-    return course
+    result.trace_hash = digest.hexdigest()
+    return result
 
 
 def engines(
     machine: Machine, lengths: Callable[[Request], int], on_step: OnStep | None = None
 ) -> tuple[SimulatedGenerator, SimulatedEmbedder]:
-    """On one device. `lengths` gives the true length of a request's answer."""
+    """Simulated generator and embedder on one device; `lengths` gives a request's true output length."""
     device = SimulatedDevice(machine.batch_time, on_step=on_step)
     generator = SimulatedGenerator(
         device,
@@ -224,7 +256,7 @@ def _note_memory(use: MemoryUse, pool: int, kv: int, workspace: int, duration: f
 
 
 class _LoopTimers:
-    """On the loop's own clock, which may be virtual."""
+    """Periodic jobs on the clock of the event loop, which may be virtual."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
@@ -243,7 +275,7 @@ class _LoopTimers:
 
 
 def config_of(sections: Mapping[str, Any]) -> Config:
-    """Raises ConfigError."""
+    """Server configuration of the sections, with a simulated model; raises ConfigError."""
     return parse({"models": {"chat": {"model": "simulated"}}, **sections})
 
 
@@ -255,7 +287,7 @@ async def started(
     sections: Mapping[str, Any],
     lengths: LengthPredictor | None = None,
 ) -> AsyncIterator[Service]:
-    """The gate over these engines, drained and stopped on leaving."""
+    """Runs the service on these engines; it is drained and stopped on leaving."""
     config = config_of(sections)
     pool = machine.pool_bytes
     workspace = machine.workspace_batches * embedder.workspace_bytes
@@ -279,25 +311,25 @@ async def started(
 
 
 async def _all_clients(service: Service, offered: Sequence[Offered]) -> list[SimulatedRecord]:
-    """Sets out each client at its time; those of one instant in the order given."""
+    """Starts each client at its arrival time, simultaneous ones in the order given, and waits for all."""
     loop = asyncio.get_running_loop()
     clients: dict[int, asyncio.Task[SimulatedRecord]] = {}
     for number in sorted(range(len(offered)), key=lambda n: (offered[n].at, n)):
-        one = offered[number]
-        if one.at > loop.time():
-            await asyncio.sleep(one.at - loop.time())
-        clients[number] = asyncio.create_task(_client(service, number, one))
+        offer = offered[number]
+        if offer.at > loop.time():
+            await asyncio.sleep(offer.at - loop.time())
+        clients[number] = asyncio.create_task(_client(service, number, offer))
     await asyncio.gather(*clients.values())
     return [clients[number].result() for number in range(len(offered))]
 
 
-async def _client(service: Service, number: int, one: Offered) -> SimulatedRecord:
-    hints = RequestHints(service_class=one.service_class)
+async def _client(service: Service, number: int, offer: Offered) -> SimulatedRecord:
+    hints = RequestHints(service_class=offer.service_class)
     try:
-        if isinstance(one, SimulatedRequest):
-            ticket = await _generated(service, number, one, hints)
+        if isinstance(offer, SimulatedRequest):
+            ticket = await _generated(service, number, offer, hints)
         else:
-            inputs = [range(length) for length in one.lengths]
+            inputs = [range(length) for length in offer.lengths]
             embed_job = await service.intake.embeddings(
                 str(number), _CALLER, "simulated-embedding", inputs, hints
             )
@@ -318,13 +350,13 @@ async def _client(service: Service, number: int, one: Offered) -> SimulatedRecor
     )
 
 
-async def _generated(service: Service, number: int, one: SimulatedRequest, hints: RequestHints) -> Ticket:
-    limit = one.max_tokens or one.output_tokens
+async def _generated(service: Service, number: int, offer: SimulatedRequest, hints: RequestHints) -> Ticket:
+    limit = offer.max_tokens or offer.output_tokens
     job = await service.intake.completion(
         str(number),
         _CALLER,
         "simulated",
-        range(one.prompt_tokens),
+        range(offer.prompt_tokens),
         max_tokens=limit,
         sampling=Sampling(max_tokens=limit),
         hints=hints,
@@ -335,8 +367,8 @@ async def _generated(service: Service, number: int, one: SimulatedRequest, hints
     return answer.ticket
 
 
-async def _sample(service: Service, course: SimulationResult, every: float) -> None:
+async def _sample(service: Service, result: SimulationResult, every: float) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        course.presence.append((loop.time(), len(service.dispatcher.tickets())))
+        result.presence.append((loop.time(), len(service.dispatcher.tickets())))
         await asyncio.sleep(every)

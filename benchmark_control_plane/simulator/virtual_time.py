@@ -1,9 +1,9 @@
-"""What would happen, without waiting for it? An asyncio event loop whose clock jumps to the next timer.
+"""An asyncio event loop in virtual time: its clock jumps to the next timer when no callback is ready.
 
-Rule: while anything is ready it runs and time stands still; when nothing is, time jumps to the next
-timer. With no timer either, whatever is still pending would wait for ever: `StuckLoop` names it. Threads
-run in real time, so handing work to one is refused. The same program takes the same course every
-time; timers of one instant run in a fixed order, but not in that of their setting.
+While any callback is ready, the clock does not advance. If there is no timer either, the pending tasks would
+wait forever, and `StuckLoop` names them. Threads run in real time, so `run_in_executor` raises RuntimeError.
+Runs are deterministic; timers of the same instant run in a fixed order, which is not the order in which they
+were set.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ _RESOLUTION_SECONDS = 1e-9
 
 
 class StuckLoop(RuntimeError):
-    """Nothing is ready and no timer is set, but something is pending."""
+    """Tasks are pending, but no callback is ready and no timer is set."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Where a loop would sleep, `on_idle` is told for how long instead; None means for ever."""
+    """Selector that never sleeps: it calls `on_idle` with the timeout, None for no timeout."""
 
     on_idle: Callable[[float | None], None]
 
@@ -36,7 +36,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Begins at `start` seconds."""
+    """Event loop in virtual time that starts at `start` seconds."""
 
     def __init__(self, start: float = 0.0) -> None:
         selector = _JumpingSelector()
@@ -45,28 +45,30 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._set_time(start)
 
     def time(self) -> float:
+        """Virtual seconds."""
         return self._now
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Arguments]], Result], *args: *Arguments
     ) -> asyncio.Future[Result]:
+        """Raises RuntimeError: threads run in real time."""
         raise RuntimeError(
-            f"{func!r} was handed to a thread on a virtual-time loop: threads take real time; "
-            "await it on the loop or use a real one"
+            f"{func!r} cannot run in a thread on a virtual-time loop: threads take real time; "
+            "await it on the loop or use a real loop"
         )
 
     def _jump(self, timeout: float | None) -> None:
         if timeout is None:
             pending = sorted(_describe(task) for task in asyncio.all_tasks(self))
             raise StuckLoop(
-                f"at {self._now:g} s nothing is ready and no timer is set, but {len(pending)} tasks wait: "
+                f"at {self._now:g} s no callback is ready and no timer set, but {len(pending)} tasks wait: "
                 + "; ".join(pending)
             )
         self._set_time(self._now + timeout)
 
     def _set_time(self, now: float) -> None:
         self._now = now
-        # asyncio runs timers due before now plus this; below a float's own step that would be none.
+        # asyncio runs timers due before now + resolution; below the spacing of floats none would be due.
         self._clock_resolution = max(_RESOLUTION_SECONDS, 2 * math.ulp(now))
 
 
@@ -77,6 +79,6 @@ def _describe(task: "asyncio.Task[Any]") -> str:
 
 
 def run(main: Coroutine[Any, Any, Result], *, start: float = 0.0) -> Result:
-    """What `main` returns, and raises. Raises StuckLoop instead of hanging."""
+    """Runs `main` in virtual time and returns its result; raises StuckLoop instead of hanging."""
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start)) as runner:
         return runner.run(main)
