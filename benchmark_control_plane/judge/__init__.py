@@ -1,1 +1,1 @@
-"""What is each system worth under load? Experiments from YAML, workloads, open-loop runs, their analysis."""
+"""Runs experiments from YAML: planned workloads, open-loop load generation and analysis per service class."""

@@ -1,8 +1,8 @@
-"""What do a run's records amount to? Attainment, percentiles with intervals, goodput, losses, fairness.
+"""Computes the metrics of a run: SLO attainment, latency percentiles, goodput, losses and fairness.
 
-Rule: only requests planned within the measured window count, all of them; one that was turned away or
-never answered is a miss. Intervals are bootstrapped over requests, a request's gaps together, so they say
-how far this run's own sample reaches; the spread over seeds says the rest.
+All requests planned within the measured window count; a request that was rejected or never answered is a
+miss. Confidence intervals are bootstrapped over requests, with all token gaps of a request resampled
+together; they cover the sampling error within a run. The variation between runs is the spread over seeds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,13 +33,14 @@ _LOSSES = {
 
 
 def attainment(records: Sequence[RequestRecord]) -> float | None:
-    """The share that kept every objective; None of no requests."""
+    """Share of requests that met every objective of their class; None without requests."""
     return fmean(r.outcome is Outcome.MET for r in records) if records else None
 
 
 def group_by(
     records: Iterable[RequestRecord], key: Callable[[RequestRecord], str]
 ) -> dict[str, list[RequestRecord]]:
+    """Records grouped by `key`, in order of the keys."""
     groups: dict[str, list[RequestRecord]] = {}
     for record in records:
         groups.setdefault(key(record), []).append(record)
@@ -47,13 +48,13 @@ def group_by(
 
 
 def attainments(records: Sequence[RequestRecord]) -> dict[str, float | None]:
-    """Of all together as `overall`, and of each class."""
+    """Attainment over all records, under `overall`, and of each class."""
     classes = group_by(records, lambda r: r.planned.service_class)
     return {"overall": attainment(records)} | {name: attainment(group) for name, group in classes.items()}
 
 
 def percentiles(records: Sequence[RequestRecord], seed: int) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """By class and metric, each [value, low, high]; of requests that were answered."""
+    """Percentiles of delivered requests by class, metric and percentile, each [value, low, high] in ms."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for name, group in group_by(records, lambda r: r.planned.service_class).items():
         metrics = {
@@ -71,13 +72,17 @@ def _known(value: float | None) -> list[float]:
 
 
 def gaps_ms(record: RequestRecord) -> list[float]:
+    """Times between consecutive tokens, in ms."""
     return [1e3 * (after - at) for at, after in zip(record.tokens, record.tokens[1:], strict=False)]
 
 
 def _bootstrap_intervals(each: Sequence[Sequence[float]], seed: int) -> dict[str, list[float]]:
-    """`each` holds the values of a request; of some there may be none, of all there are some."""
-    answered = [of_one for of_one in each if of_one]
-    counts = [len(of_one) for of_one in answered]
+    """Percentiles of all values with 95 % bootstrap intervals.
+
+    `each` holds the values of each request; some requests may have none, but not all.
+    """
+    answered = [values for values in each if values]
+    counts = [len(values) for values in answered]
     values: Floats = np.concatenate(answered)
     order = np.argsort(values, kind="stable")
     rising, request = values[order], np.repeat(np.arange(len(counts)), counts)[order]
@@ -85,7 +90,7 @@ def _bootstrap_intervals(each: Sequence[Sequence[float]], seed: int) -> dict[str
     wanted = np.array(list(PERCENTILES.values()))
     resampled = []
     for times in rng.multinomial(len(counts), np.full(len(counts), 1 / len(counts)), _RESAMPLES):
-        # A request that is drawn twice brings all of its values twice.
+        # A request that is drawn twice counts with all of its values twice.
         reached = np.cumsum(times[request])
         resampled.append(rising[np.searchsorted(reached, wanted / 100 * reached[-1])])
     low, high = np.percentile(resampled, _CONFIDENCE, axis=0)
@@ -97,19 +102,22 @@ def _bootstrap_intervals(each: Sequence[Sequence[float]], seed: int) -> dict[str
 
 
 def losses(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """Shares of rejected, evicted, aborted and failed requests."""
     count = max(1, len(records))
     return {name: sum(r.outcome is outcome for r in records) / count for name, outcome in _LOSSES.items()}
 
 
 def jain(values: Sequence[float]) -> float | None:
-    """(sum x)^2 / (n sum x^2): 1 when all have the same, 1/n when one has everything."""
+    """Jain's fairness index (sum x)^2 / (n sum x^2): 1 for equal values, 1/n if one has everything."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else None
 
 
 def fairness(records: Sequence[RequestRecord], priorities: Mapping[str, int]) -> dict[str, float | None]:
-    """Jain's index over the attainment of tenants, of classes where all are one tenant's; the gap is the
-    highest priority's attainment less the lowest's."""
+    """Jain's index over the attainment of tenants (of classes if there is one tenant), and the priority gap.
+
+    The gap is the attainment of the highest priority minus that of the lowest.
+    """
     groups = group_by(records, lambda r: r.planned.tenant)
     if len(groups) < 2:
         groups = group_by(records, lambda r: r.planned.service_class)
@@ -120,12 +128,13 @@ def fairness(records: Sequence[RequestRecord], priorities: Mapping[str, int]) ->
 
 
 def decisions(records: Sequence[RequestRecord]) -> dict[str, int] | None:
-    """As the server named them; None of a server that does not."""
+    """Counts of admission decisions as reported by the server; None if it reports none."""
     named = [_DECISIONS[r.decision] for r in records if r.decision in _DECISIONS]
     return {name: named.count(name) for name in _DECISIONS.values()} if named else None
 
 
 def lateness(seconds: Sequence[float]) -> dict[str, float | None]:
+    """Median, 99th percentile and maximum of the send delays, in ms."""
     if not seconds:
         return {"p50": None, "p99": None, "max": None}
     p50, p99 = np.percentile(np.array(seconds), [50, 99])
@@ -135,7 +144,7 @@ def lateness(seconds: Sequence[float]) -> dict[str, float | None]:
 def summary(
     records: Sequence[RequestRecord], *, measured: float, seed: int, priorities: Mapping[str, int]
 ) -> dict[str, Any]:
-    """What results.json says of the requests of one run."""
+    """Metrics of the requests of one run, as in results.json; `measured` is the window in seconds."""
     return {
         "duration_s": measured,
         "attainment": attainments(records),

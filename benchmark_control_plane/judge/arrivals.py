@@ -1,7 +1,8 @@
-"""When do requests arrive? Renewal gaps in operational time, bent by a rate that may burst or swing.
+"""Arrival times of a renewal process whose rate may follow bursts or a sine wave.
 
-Rule: gaps of mean 1 are summed, then mapped to seconds by the inverse of the cumulated rate. So one seed
-gives the same sequence at every rate, closer together or further apart, and bursts keep their seconds.
+Gaps of mean 1 are summed in operational time and mapped to seconds by the inverse of the cumulative rate. One
+seed therefore gives the same sequence at every rate, compressed or stretched, while the period of bursts is
+unchanged.
 """
 
 import math
@@ -13,14 +14,14 @@ from benchmark_control_plane.simulator.simulation import arrival_times as renewa
 from controlplane.core.memory import Floats
 
 _GRID = 512
-"""Points a period at which a swinging rate is cumulated; between them it is linear."""
+"""Grid points per period for the cumulative rate; it is linear between them."""
 
 Cumulated = Callable[[Floats], Floats]
-"""Seconds since any moment -> expected arrivals at an overall mean rate of 1."""
+"""Seconds -> expected number of arrivals at a mean rate of 1."""
 
 
 def bursts(on_seconds: float, off_seconds: float) -> tuple[Cumulated, float]:
-    """All arrivals fall into the first `on_seconds` of each period. With the period's length."""
+    """On-off rate: all arrivals in the first `on_seconds` of each period; returned with the period."""
     period = on_seconds + off_seconds
 
     def cumulated(at: Floats) -> Floats:
@@ -31,7 +32,7 @@ def bursts(on_seconds: float, off_seconds: float) -> tuple[Cumulated, float]:
 
 
 def wave(period: float, amplitude: float) -> tuple[Cumulated, float]:
-    """The rate swings by `amplitude` of its mean. With the period's length."""
+    """Sinusoidal rate with relative `amplitude`; returned with the period."""
     turn = 2 * math.pi / period
 
     def cumulated(at: Floats) -> Floats:
@@ -48,13 +49,20 @@ def times(
     variation: float = 1.0,
     shape: tuple[Cumulated, float] | None = None,
 ) -> list[float]:
-    """Seconds in [0, duration), rising. The gaps have this coefficient of variation in operational time: 0
-    even, 1 Poisson, else Gamma. A shape starts at a random moment of its period."""
+    """Arrival times in [0, duration), in seconds, ascending.
+
+    Args:
+        rng: random generator.
+        rate: mean arrivals per second.
+        duration: seconds.
+        variation: coefficient of variation of the gaps in operational time: 0 even, 1 Poisson, else Gamma.
+        shape: result of `bursts` or `wave`; it starts at a random phase.
+    """
     if rate <= 0:
         return []
     phase = rng.random()
     expected = rate * duration
-    # Far more than a Gamma sum of these gaps can need, bursts included.
+    # More gaps than are needed with any realistic probability, bursts included.
     count = int(2 * expected + 12 * (1 + variation) * math.sqrt(expected + 1)) + 16
     if shape is not None:
         count += int(2 * rate * shape[1])

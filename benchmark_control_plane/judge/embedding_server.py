@@ -1,10 +1,11 @@
-"""What would one put beside vLLM? Our embedding worker behind a plain endpoint: batches, first come first
-served, no gate, no classes, no deadlines. What nobody waits for any more is dropped.
+"""Baseline embedding server: Tandem's embedding worker behind a plain endpoint, without the gate.
 
     python -m benchmark_control_plane.judge.embedding_server --port 8001 [--model tandem/minilm]
         [--settings '{"device": "cuda", "dtype": "float16"}']
 
-The same model, device, kernels, batching and encoding as Tandem's, so that what differs is the control alone.
+It batches first come first served, without classes or deadlines, and drops requests of clients that
+disconnect. Model, device, kernels, batching and encoding are those of Tandem, so a comparison isolates the
+control plane.
 """
 
 import argparse
@@ -40,6 +41,8 @@ _ANY_CLASS = ServiceClass("any", Slo(), priority=0, sheddable=False)
 
 
 def application(embedder: WorkerEmbedder) -> Starlette:
+    """ASGI application with `/health` and `/v1/embeddings`."""
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         await embedder.start()
@@ -78,7 +81,10 @@ def application(embedder: WorkerEmbedder) -> Starlette:
 
 
 async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Vectors]) -> Vectors | None:
-    """None if the caller leaves first; with the body read, nothing else can come."""
+    """Result of `work`, or None if the client disconnects first.
+
+    The body has been read, so the next message can only be the disconnect.
+    """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -93,11 +99,11 @@ def _json(content: object, *, status: int = 200) -> Response:
 
 
 def embedder_from(arguments: Sequence[str] | None) -> tuple[WorkerEmbedder, int]:
-    """And the port. Exits with 2 on settings that are none."""
+    """Embedder and port from the command line; exits with 2 if the settings are invalid."""
     parser = argparse.ArgumentParser(prog="embedding_server", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--model", default="tandem/minilm")
-    parser.add_argument("--settings", default="{}", help="JSON: further keys of models.embeddings")
+    parser.add_argument("--settings", default="{}", help="JSON object with further keys of models.embeddings")
     options = parser.parse_args(arguments)
     try:
         stated = {"model": options.model, **json.loads(options.settings)}
@@ -107,6 +113,7 @@ def embedder_from(arguments: Sequence[str] | None) -> tuple[WorkerEmbedder, int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves on 127.0.0.1 until interrupted."""
     embedder, port = embedder_from(arguments)
     uvicorn.run(application(embedder), host="127.0.0.1", port=port, log_level="warning", access_log=False)
     return 0

@@ -1,7 +1,7 @@
-"""What is the question, and what is run to answer it? One YAML file, parsed strictly.
+"""Reads an experiment from a YAML file and validates it as a whole.
 
-What a section alone cannot tell is checked here: names that must exist elsewhere in the file, systems that
-need models or a device, and Tandem's own sections, by the parser of the server itself.
+Checks across sections happen here: names that must exist elsewhere in the file, systems that need models or a
+device, and sections of Tandem's configuration, which are checked by the server's own parser.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ _QUICK_LOADS, _QUICK_MEASURED_S = 2, 6.0
 
 @section(frozen=True, config=STRICT)
 class FrontierTargets:
-    """`steps` more runs a seed halve the interval in which attainment crosses each target."""
+    """Attainment targets of the frontier search; `steps` bisection runs per seed refine each crossing."""
 
     targets: tuple[Fraction, ...] = (0.9, 0.6)
     steps: Annotated[int, Field(ge=0, le=20)] = 0
@@ -43,8 +43,25 @@ class FrontierTargets:
 
 @section(frozen=True, config=STRICT)
 class ExperimentPlan:
-    """`reference` names the system on which unloaded latencies and capacity are measured, by default the
-    first; `together` systems are up at once and take turns; `slo_scale` multiplies every objective."""
+    """All settings of an experiment.
+
+    Attributes:
+        name: short name.
+        question: question that the experiment answers; heading of the report.
+        classes: service classes with their objectives.
+        streams: workload streams.
+        systems: systems to measure.
+        loads: offered loads, as multiples of the capacity.
+        seeds: seeds of the workload.
+        window: warm-up, measured and drain times.
+        capacity: definition of 100 % load.
+        frontier: targets of the frontier search.
+        reference: system on which unloaded latencies and capacity are measured; default: the first.
+        slo_scale: factor on every objective.
+        together: number of systems that run at the same time, measured alternately.
+        live: models of systems that start servers.
+        device: simulated device.
+    """
 
     name: Name
     question: Name
@@ -68,21 +85,25 @@ class ExperimentPlan:
 
     @property
     def reference_system(self) -> SystemSection:
+        """The system that `reference` names, or the first."""
         return next((s for s in self.systems if s.name == self.reference), self.systems[0])
 
     def device_of(self, system: SystemSection) -> SimulatedDeviceSection:
+        """Simulated device of a system: its own, the experiment's, or the default."""
         return system.device or self.device or SimulatedDeviceSection()
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
+    """A parsed experiment, the text of its file, and the folder of public data sets."""
+
     plan: ExperimentPlan
     text: str
     data: Path = field(default_factory=lambda: Path("..") / "shared" / "data")
 
 
 def read_experiment(path: Path, data: Path) -> Experiment:
-    """Raises BadInput with one line for each mistake in the file."""
+    """Parses and validates an experiment; raises BadInput with one line per mistake."""
     try:
         content, text = _read_extended(path)
         plan = parse_as(ExperimentPlan, content, source=str(path))
@@ -92,9 +113,11 @@ def read_experiment(path: Path, data: Path) -> Experiment:
 
 
 def _read_extended(path: Path) -> tuple[object, str]:
-    """A file that `extends` another, beside it, states what differs; lists it states replace the other's,
-    where a system's name alone stands for the other's system, and a stream with a kind is all its own. With
-    the text of both."""
+    """Content and text of a file, merged over the file in the same folder that it `extends`.
+
+    The file states only differences. Its lists replace those of the base; a name in `systems` refers to a
+    system of the base, and a stream with a `kind` replaces the stream of the base.
+    """
     content = read_yaml(path)
     text = path.read_text(encoding="utf-8")
     if not isinstance(content, dict) or "extends" not in content:
@@ -102,7 +125,9 @@ def _read_extended(path: Path) -> tuple[object, str]:
     below = path.parent / str(content.pop("extends"))
     base = read_yaml(below)
     if not isinstance(base, dict) or "extends" in base:
-        raise ConfigError(f"{path}: extends: the other file is an experiment that extends none")
+        raise ConfigError(
+            f"{path}: extends: {below.name} must be an experiment that does not itself extend another"
+        )
     if isinstance(systems := content.get("systems"), list):
         content["systems"] = [_resolve_system(base, system, path) for system in systems]
     if isinstance(streams := content.get("streams"), dict):
@@ -114,7 +139,7 @@ def _read_extended(path: Path) -> tuple[object, str]:
 def _resolve_system(base: Mapping[str, Any], system: object, path: Path) -> object:
     if not isinstance(system, str):
         return system
-    known = {one["name"]: one for one in base.get("systems", ()) if isinstance(one, dict) and "name" in one}
+    known = {s["name"]: s for s in base.get("systems", ()) if isinstance(s, dict) and "name" in s}
     if system not in known:
         raise ConfigError(
             f"{path}: systems: {system!r} is not in the file this one extends ({', '.join(known)}); "
@@ -124,10 +149,13 @@ def _resolve_system(base: Mapping[str, Any], system: object, path: Path) -> obje
 
 
 def quick(plan: ExperimentPlan) -> ExperimentPlan:
-    """The same question in about a minute: one seed, the outermost loads, short windows, the first tandem
-    and the first baseline, no variants."""
-    kept = [next((s for s in plan.systems if s.kind == kind), None) for kind in ("tandem", "baseline")]
-    systems = [first_variant(system) for system in kept if system is not None] or [
+    """A reduced plan that takes about a minute.
+
+    One seed, the first and last load, a short window, the first tandem system and the first baseline, and no
+    variants.
+    """
+    chosen = [next((s for s in plan.systems if s.kind == kind), None) for kind in ("tandem", "baseline")]
+    systems = [first_variant(system) for system in chosen if system is not None] or [
         first_variant(plan.systems[0])
     ]
     loads = tuple(dict.fromkeys((plan.loads[0], plan.loads[-1])))[:_QUICK_LOADS]
@@ -145,6 +173,7 @@ def quick(plan: ExperimentPlan) -> ExperimentPlan:
 
 
 def first_variant(system: SystemSection) -> SystemSection:
+    """The system with its first variant only, and with the loads and seeds of the experiment."""
     if system.variants:
         return replace(
             system, split=next(iter(system.variants.values())), variants={}, loads=None, seeds=None
@@ -153,21 +182,21 @@ def first_variant(system: SystemSection) -> SystemSection:
 
 
 def classes_section(plan: ExperimentPlan, objectives: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """The classes as the server's YAML has them. `objectives` holds, by class, ttft_ms, tpot_ms, e2e_ms."""
-    has_default = any(promise.default for promise in plan.classes.values())
+    """`classes` section of the server's YAML; `objectives` holds ttft_ms, tpot_ms and e2e_ms by class."""
+    has_default = any(class_section.default for class_section in plan.classes.values())
     return {
         name: {
-            "priority": promise.priority,
-            "sheddable": promise.sheddable,
-            "default": promise.default or (not has_default and number == 0),
+            "priority": class_section.priority,
+            "sheddable": class_section.sheddable,
+            "default": class_section.default or (not has_default and number == 0),
             **objectives.get(name, {}),
         }
-        for number, (name, promise) in enumerate(plan.classes.items())
+        for number, (name, class_section) in enumerate(plan.classes.items())
     }
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` wins; mappings in both are merged likewise."""
+    """Recursive merge of two mappings, in which `over` takes precedence."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
@@ -181,14 +210,14 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _problems(plan: ExperimentPlan) -> Iterator[str]:
     classes = ", ".join(sorted(plan.classes))
     for name, stream in plan.streams.items():
-        for one in (stream.service_class, stream.embed_class):
-            if one is not None and one not in plan.classes:
-                yield f"streams.{name}: class {one!r} is not in classes ({classes})"
+        for used in (stream.service_class, stream.embed_class):
+            if used is not None and used not in plan.classes:
+                yield f"streams.{name}: class {used!r} is not in classes ({classes})"
     names = [system.name for system in plan.systems]
     if not names:
-        yield "systems: none is given; state at least one"
+        yield "systems: the list is empty; give at least one system"
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        yield f"systems: {twice[0]!r} is given twice; rename one"
+        yield f"systems: the name {twice[0]!r} is given twice; rename one"
     if plan.reference is not None and plan.reference not in names:
         yield f"reference={plan.reference!r}: no such system; choose one of {', '.join(names)}"
     for system in plan.systems:
@@ -196,8 +225,8 @@ def _problems(plan: ExperimentPlan) -> Iterator[str]:
 
 
 def _missing_endpoints(plan: ExperimentPlan, system: str, endpoints: Endpoints) -> Iterator[str]:
-    asked = {"chat": ("generate", "retrieval"), "embeddings": ("embed", "retrieval")}
-    for name, kinds in asked.items():
+    kinds_of = {"chat": ("generate", "retrieval"), "embeddings": ("embed", "retrieval")}
+    for name, kinds in kinds_of.items():
         if getattr(endpoints, name) is not None:
             continue
         for stream, stated in plan.streams.items():
@@ -209,8 +238,8 @@ def _system_problems(plan: ExperimentPlan, system: SystemSection) -> Iterator[st
     for stream in system.arrivals:
         if stream not in plan.streams:
             yield f"system {system.name!r}: arrivals of {stream!r}, which is not in streams"
-    if strange := sorted(set(system.seeds or ()) - set(plan.seeds)):
-        yield f"system {system.name!r}: seed {strange[0]} is not among the experiment's; add it there"
+    if unknown := sorted(set(system.seeds or ()) - set(plan.seeds)):
+        yield f"system {system.name!r}: seed {unknown[0]} is not among the experiment's; add it there"
     if system.endpoints is not None:
         yield from _missing_endpoints(plan, system.name, system.endpoints)
     if (system.tandem is not None or system.split or system.variants) and plan.live is None:
@@ -226,6 +255,6 @@ def _system_problems(plan: ExperimentPlan, system: SystemSection) -> Iterator[st
             return
         if system.simulated is not None and config.scheduling.engine is not None:
             yield (
-                f"system {system.name!r}: scheduling.engine: the simulated engine orders nothing, it serves "
-                "first come; leave it out"
+                f"system {system.name!r}: scheduling.engine: the simulated engine has no policies, it "
+                "serves first come; leave it out"
             )

@@ -1,4 +1,4 @@
-"""What may an experiment's file say of its workload, its systems and its clock? One section each."""
+"""Schema of the sections of an experiment file: workload, systems and measurement window."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -18,7 +18,7 @@ Times = Annotated[float, Field(gt=0, le=1_000)]
 
 @section(frozen=True, config=STRICT)
 class Bursts:
-    """All requests come in the first `on_s` of every `on_s + off_s` seconds."""
+    """On-off arrivals: all requests in the first `on_s` of every `on_s + off_s` seconds."""
 
     on_s: Positive
     off_s: Positive
@@ -26,13 +26,15 @@ class Bursts:
 
 @section(frozen=True, config=STRICT)
 class Wave:
+    """Sinusoidal arrival rate with this period and relative amplitude."""
+
     period_s: Positive
     amplitude: Fraction
 
 
 @section(frozen=True, config=STRICT)
 class Arrivals:
-    """Gaps with coefficient of variation `cv`: 0 even, 1 Poisson, above it Gamma."""
+    """Renewal arrivals with coefficient of variation `cv`: 0 even, 1 Poisson, otherwise Gamma."""
 
     cv: Annotated[float, Field(ge=0, le=20)] = 1.0
     bursts: Bursts | None = None
@@ -40,12 +42,12 @@ class Arrivals:
 
     def __post_init__(self) -> None:
         if self.bursts is not None and self.wave is not None:
-            raise ValueError("a stream either bursts or swings; give bursts or wave")
+            raise ValueError("bursts and wave exclude each other; give bursts or wave")
 
 
 @section(frozen=True, config=STRICT)
 class LengthsSection:
-    """One of them. A lognormal is stated by its mean and median before it is cut at `cap`."""
+    """Distribution of token counts, by exactly one key; `lognormal` is (mean, median, cap) before capping."""
 
     fixed: Tokens | None = None
     between: tuple[Tokens, Tokens] | None = None
@@ -54,19 +56,23 @@ class LengthsSection:
 
     def __post_init__(self) -> None:
         stated = (self.fixed, self.between, self.lognormal, self.preset)
-        if sum(one is not None for one in stated) != 1:
+        if sum(part is not None for part in stated) != 1:
             raise ValueError(
                 "give exactly one of fixed: N, between: [least, most], "
                 "lognormal: [mean, median, cap], preset: short|mid|long"
             )
         if self.between is not None and self.between[0] > self.between[1]:
-            raise ValueError(f"between={list(self.between)}: the least comes first; swap them")
+            raise ValueError(f"between={list(self.between)}: the smaller number comes first; swap them")
         if self.lognormal is not None and self.lognormal[0] < self.lognormal[1]:
-            raise ValueError(f"lognormal={list(self.lognormal)}: its mean is not below its median; swap them")
+            raise ValueError(
+                f"lognormal={list(self.lognormal)}: the mean must not be below the median; swap them"
+            )
 
 
 @section(frozen=True, config=STRICT)
 class ColumnNames:
+    """Column names in a trace file; see `TraceColumns`."""
+
     at: Name
     prompt: Name
     output: Name | None = None
@@ -75,9 +81,9 @@ class ColumnNames:
 
 @section(frozen=True, config=STRICT)
 class TraceSection:
-    """`name` of a known trace, or `file` with its `columns`; either below the data folder or a full path.
+    """A known trace by `name`, or a `file` with its `columns`, relative to the data folder or absolute.
 
-    Lengths are multiplied by their scale and then cut, so that long prompts fit a small model.
+    Lengths are multiplied by their scale and then capped, so that long prompts fit a small model.
     """
 
     name: str | None = None
@@ -90,34 +96,37 @@ class TraceSection:
 
     def __post_init__(self) -> None:
         if (self.name is None) == (self.file is None):
-            raise ValueError("a trace has either a name or a file; give one of them")
+            raise ValueError("a trace needs exactly one of name and file; give one of them")
         if (self.file is None) != (self.columns is None):
-            raise ValueError("columns go with file: at, prompt and, where there are, output and query")
+            raise ValueError(
+                "columns go with file, and file needs columns: at, prompt and, if present, output and query"
+            )
         if self.name is not None and self.name not in NAMED:
             raise ValueError(f"name={self.name!r}: no such trace; known are {', '.join(sorted(NAMED))}")
 
     @property
     def has_queries(self) -> bool:
+        """Whether the trace has lengths of embedding queries."""
         columns = self.columns or NAMED[self.name or ""][1]
         return columns.query is not None
 
 
-_TAKEN: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+_KEYS_BY_KIND: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "generate": (("prompt_tokens", "output_tokens"), ("max_tokens",)),
     "embed": (("prompt_tokens",), ("batch",)),
     "retrieval": (("prompt_tokens", "output_tokens", "query_tokens"), ("max_tokens", "embed_class")),
 }
-"""By kind: the lengths that the stream or its trace must state, and what else it may."""
+"""By kind: lengths that the stream or its trace must give, and further keys that are allowed."""
 
 
 @section(frozen=True, config=STRICT)
 class StreamSection:
-    """`share` of what arrives. A retrieval is an embedding and, when that has answered, a generation: two
-    requests, of which `embed_class` names the first one's class.
+    """A workload stream, with its relative share of the requests.
 
-    With a trace and no arrivals the trace is replayed, its time scaled to the stream's rate; with arrivals
-    its rows are drawn at random. The client asks for `max_tokens` where a server may not know the
-    answer's length (simulator only: a real one stops where it is told).
+    A retrieval is two requests: an embedding of class `embed_class`, and a generation sent when the embedding
+    is complete. A trace without `arrivals` is replayed, with time scaled to the stream's rate; with
+    `arrivals` its rows are drawn at random. `max_tokens` is the limit that the client requests, if it should
+    differ from the output length (simulator only; on a real engine the limit is the output length).
     """
 
     kind: Literal["generate", "embed", "retrieval"]
@@ -134,7 +143,7 @@ class StreamSection:
     batch: LengthsSection | None = None
 
     def __post_init__(self) -> None:
-        lengths, others = _TAKEN[self.kind]
+        lengths, others = _KEYS_BY_KIND[self.kind]
         for name in ("prompt_tokens", "output_tokens", "query_tokens", "max_tokens", "batch", "embed_class"):
             if getattr(self, name) is not None and name not in (*lengths, *others):
                 raise ValueError(f"{name}: kind: {self.kind} takes none; drop it")
@@ -150,7 +159,7 @@ class StreamSection:
 
 @section(frozen=True, config=STRICT)
 class Multiples:
-    """Of the median latency of a request that is alone, on the reference system, in the same experiment."""
+    """Objectives as multiples of the median unloaded latency on the reference system."""
 
     ttft: Times | None = None
     tpot: Times | None = None
@@ -159,7 +168,7 @@ class Multiples:
 
 @section(frozen=True, config=STRICT)
 class ClassSection:
-    """A class. Each objective is stated in milliseconds or as a multiple of the unloaded latency."""
+    """A service class; each objective is in milliseconds or a multiple of the unloaded latency."""
 
     priority: Annotated[int, Field(ge=0, le=100)] = 0
     sheddable: bool = True
@@ -177,7 +186,11 @@ class ClassSection:
 
 @section(frozen=True, config=STRICT)
 class WindowSection:
-    """Seconds: sent but not counted, counted, and given to what is unfinished after the last was sent."""
+    """Phases of a run in seconds: warm-up (not counted), measured, and drain after the last request is sent.
+
+    `connections` bounds the connections to each address. A run is invalid if the 99th percentile of the send
+    delay exceeds `lateness_limit_ms`.
+    """
 
     warmup_s: Annotated[float, Field(ge=0)] = 2.0
     measured_s: Positive = 10.0
@@ -188,7 +201,7 @@ class WindowSection:
 
 @section(frozen=True, config=STRICT)
 class CapacitySection:
-    """What 100 % load is: stated, or the rate at which `clients` that never pause are served."""
+    """100 % load: `rps`, or the throughput with `clients` closed-loop clients over `probe_s` seconds."""
 
     rps: Positive | None = None
     clients: Annotated[int, Field(ge=1, le=10_000)] = 48
@@ -197,7 +210,7 @@ class CapacitySection:
 
 @section(frozen=True, config=STRICT)
 class Pinned:
-    """Where a server process may run, and with how many threads it computes."""
+    """CPU cores of a server process and its number of compute threads."""
 
     cores: tuple[Annotated[int, Field(ge=0)], ...] = ()
     threads: Annotated[int, Field(ge=1)] = 1
@@ -205,10 +218,10 @@ class Pinned:
 
 @section(frozen=True, config=STRICT)
 class Split:
-    """vLLM's own server and an embedding server beside it, the machine divided once and for all.
+    """Baseline: vLLM's server and an embedding server that share the machine statically.
 
-    `kv_cache` and `embed_batch_tokens`, where stated, replace those of the models. `flags` are vLLM's
-    arguments besides the model's; with `priorities` requests carry vLLM's `priority`.
+    `kv_cache` and `embed_batch_tokens` replace the values of the models. `flags` are further engine arguments
+    of vLLM; with `priorities`, requests carry vLLM's `priority`.
     """
 
     llm: Pinned = Pinned()
@@ -221,7 +234,7 @@ class Split:
 
 @section(frozen=True, config=STRICT)
 class Endpoint:
-    """`text` for a server that takes no token ids: words then, each about a token."""
+    """Address and model of a server; with `text`, prompts are words of about one token, not token ids."""
 
     url: Annotated[str, Field(pattern=r"^http://[^/:]+(:\d+)?$")]
     model: Name
@@ -232,7 +245,10 @@ class Endpoint:
 
 @section(frozen=True, config=STRICT)
 class Endpoints:
-    """Servers that are already up. `classes` sends our header x-service-class."""
+    """Running servers.
+
+    `classes` sends the header x-service-class; `metrics` reads /metrics of the chat server.
+    """
 
     chat: Endpoint | None = None
     embeddings: Endpoint | None = None
@@ -242,9 +258,13 @@ class Endpoints:
 
 @section(frozen=True, config=STRICT)
 class SimulatedDeviceSection:
-    """Seconds of a step: base, and for each prompt token, decoding request, KV cell read; of an embedding
-    pass: base and per padded token. With `pool` KV cache and embedding workspace share it, divided by the
-    `quota` section of each system; else each has its own."""
+    """A simulated device.
+
+    `step` holds the seconds of an engine step: base, per prompt token, per decoding request and per KV cell
+    read; `embedding` those of an embedding batch: base and per padded token. With `pool`, KV cache and
+    embedding workspace share that memory as divided by the `quota` section of each system; otherwise each has
+    its own.
+    """
 
     step: tuple[float, float, float, float] = (0.0067, 2.0e-5, 7.6e-5, 1.0e-8)
     embedding: tuple[float, float] = (0.003, 4.0e-6)
@@ -262,7 +282,7 @@ class SimulatedDeviceSection:
 
 @section(frozen=True, config=STRICT)
 class Live:
-    """The models that tandem and split systems start, and the memory of tandem's pool."""
+    """Models that tandem and split systems start, and the memory of Tandem's pool."""
 
     chat: ChatModel
     embedding: EmbeddingModel
@@ -271,10 +291,11 @@ class Live:
 
 @section(frozen=True, config=STRICT)
 class SystemSection:
-    """Exactly one of `tandem` (sections of its YAML), `split`, `endpoints`, `simulated` (sections again) and
-    `ungated` (the simulated engines without a gate).
+    """A system to measure.
 
-    `variants` are tried first and the best one runs; `loads` and `seeds` replace the experiment's.
+    Exactly one of `tandem` (sections of the server's YAML), `split`, `endpoints`, `simulated` (sections, on
+    the simulated device) and `ungated` (simulated engines without the gate). Of `variants` of a split, the
+    best one in a trial run is measured. `loads` and `seeds` replace those of the experiment.
     """
 
     name: Name
@@ -309,4 +330,5 @@ class SystemSection:
 
     @property
     def is_simulated(self) -> bool:
+        """Whether the system runs in virtual time."""
         return self.ungated or self.simulated is not None

@@ -1,15 +1,14 @@
-"""Which rate is the highest that keeps enough promises? Bisection between the last load that does and the
-first that does not.
+"""Finds the highest load at which attainment reaches a target, by bisection.
 
-Rule: the loads measured anyway come first; the lowest of them that misses the target ends the search,
-whatever higher ones say, for attainment that returns under more load is luck. Nothing is asked of load 0,
-which keeps everything. Within the last interval attainment is taken as linear.
+The search starts from the loads measured anyway. The lowest of them that misses the target bounds the
+interval, even if a higher one reaches it, because attainment that recovers under more load is noise. Load 0
+counts as full attainment. Within the last interval attainment is interpolated linearly.
 """
 
 from collections.abc import Callable, Mapping
 
 AttainmentAt = Callable[[float], float | None]
-"""None where it could not be measured."""
+"""Measures the attainment at a load; None if no valid run was possible."""
 
 
 def highest_load(
@@ -19,15 +18,21 @@ def highest_load(
     steps: int = 0,
     attainment_at: AttainmentAt | None = None,
 ) -> float | None:
-    """As a load. `measured` holds attainment by load; `attainment_at` measures at most `steps` more.
+    """Highest load that reaches `target`.
 
-    None where even the lowest load misses the target and nothing more may be measured. The highest
-    measured load is returned where all reach the target: the true one is at least that.
+    Args:
+        measured: attainment by load.
+        target: attainment to reach.
+        steps: further measurements allowed.
+        attainment_at: measures one load.
+
+    Returns:
+        The load; the highest measured load if all reach the target (a lower bound); None if none does.
     """
-    good, kept = 0.0, 1.0
+    good, attained = 0.0, 1.0
     for load in sorted(measured):
         if measured[load] >= target:
-            good, kept = load, measured[load]
+            good, attained = load, measured[load]
             continue
         bad, missed = load, measured[load]
         break
@@ -39,9 +44,9 @@ def highest_load(
         if (found := attainment_at(middle)) is None:
             break
         if found >= target:
-            good, kept = middle, found
+            good, attained = middle, found
         else:
             bad, missed = middle, found
     if not good:
         return None
-    return good + (bad - good) * (kept - target) / (kept - missed)
+    return good + (bad - good) * (attained - target) / (attained - missed)

@@ -1,9 +1,9 @@
-"""What is sent to an OpenAI-compatible server, and what has it answered? One target over two addresses.
+"""Sends planned requests to OpenAI-compatible servers and records their responses.
 
-Prompts are random token ids of the planned length, so that no prefix is shared and nobody tokenises; or
-random words, for a server that takes no ids. Their bodies are made before the run. A chunk of a stream with a
-choice in it counts as tokens at the moment its bytes are here; how many tokens there were is what the
-server's usage says, and fewer than were asked for are no answer.
+Prompts are random token ids of the planned length, so no prefix is shared and the server does not tokenise;
+or random words, for a server that accepts no ids. Request bodies are built before the run. A streamed chunk
+with a choice is time stamped when its bytes arrive. The number of tokens is the server's `usage`; a response
+with fewer tokens than requested is a failure.
 """
 
 import random
@@ -35,15 +35,21 @@ _EMBEDDINGS = "/v1/embeddings"
 _NO_CHOICE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _DROPPED = "x-llm-d-request-dropped-reason"
-# Ids that every vocabulary has, above those of special tokens.
+# Token ids that exist in every vocabulary, above the special tokens.
 _LEAST_ID, _MOST_ID = 300, 1_900
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "life", "child", "world", "school", "state")
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What this server wants to be told of a request's class: our header, vLLM's `priority` by class (the
-    lower the sooner), or nothing. `written` turns token ids into text, for a server that is to tokenise."""
+    """How the class and tenant of a request are passed to a server.
+
+    Attributes:
+        names_classes: send the header x-service-class.
+        priorities: vLLM's `priority` by class; lower is served first.
+        tenant_keys: API key by tenant.
+        written: turns token ids into text, for a server that should tokenise.
+    """
 
     names_classes: bool = False
     priorities: Mapping[str, int] | None = None
@@ -53,7 +59,7 @@ class Dialect:
 
 @dataclass(slots=True)
 class _Stream:
-    """Bytes of an answer as they come."""
+    """Incremental parser of a response body."""
 
     answer: PartialResponse
     clock: Callable[[], float]
@@ -84,6 +90,8 @@ class _Stream:
 
 
 class HttpTarget:
+    """Target over HTTP, with one endpoint for generation and one for embeddings."""
+
     def __init__(
         self,
         chat: tuple[Endpoint, Connections] | None,
@@ -97,14 +105,15 @@ class HttpTarget:
         self._prepared: dict[str, bytes] = {}
 
     def prepare(self, plan: Sequence[PlannedRequest], seed: int) -> None:
-        """Makes the bodies now, so that nothing but sending is left to do in the run."""
+        """Builds the requests in advance, so that the run only sends them."""
         draw = random.Random(seed)
-        self._prepared = {one.id: self._request(one, draw) for one in plan}
+        self._prepared = {planned.id: self._request(planned, draw) for planned in plan}
 
     async def send(self, planned: PlannedRequest, answer: PartialResponse) -> None:
+        """Sends a request and fills `answer` as the response arrives."""
         at = self._at[planned.kind]
         if at is None:
-            raise ValueError(f"no endpoint serves {planned.kind}; state one or drop its streams")
+            raise ValueError(f"no endpoint serves {planned.kind} requests; add one or drop their streams")
         request = self._prepared.pop(planned.id, None) or self._request(planned, random.Random(planned.id))
         stream = _Stream(answer, self._clock, is_stream=planned.kind is Kind.GENERATE)
 
@@ -121,7 +130,7 @@ class HttpTarget:
     def _request(self, planned: PlannedRequest, draw: random.Random) -> bytes:
         at = self._at[planned.kind]
         if at is None:
-            raise ValueError(f"no endpoint serves {planned.kind}; state one or drop its streams")
+            raise ValueError(f"no endpoint serves {planned.kind} requests; add one or drop their streams")
         endpoint = at[0]
         headers: dict[str, str] = {}
         if self._dialect.names_classes:
@@ -152,7 +161,7 @@ async def http_target(
     *,
     limit: int,
 ) -> AsyncIterator[HttpTarget]:
-    """At most `limit` connections to each address."""
+    """A target with at most `limit` connections to each address, closed on leaving."""
 
     @asynccontextmanager
     async def opened(endpoint: Endpoint | None) -> AsyncIterator[tuple[Endpoint, Connections] | None]:
@@ -196,7 +205,7 @@ def _close(answer: PartialResponse, head: Head, stream: _Stream, now: float, ask
     elif stream.is_stream and not (stream.is_done and answer.tokens):
         answer.loss, answer.error = Outcome.FAILED, "the stream ended without [DONE] or without a token"
     elif stream.is_stream and answer.output_tokens is not None and answer.output_tokens < asked:
-        short = f"{answer.output_tokens} of {asked} tokens came; the server has to know ignore_eos"
+        short = f"{answer.output_tokens} of {asked} tokens came; the server must support ignore_eos"
         answer.loss, answer.error = Outcome.FAILED, short
     else:
         answer.ended = now
@@ -208,7 +217,7 @@ def _lose(answer: PartialResponse, status: int, body: bytes, dropped: str | None
         error = orjson.loads(body)["error"]
         message, code = str(error["message"]), error.get("code")
     except (ValueError, KeyError, TypeError):
-        # Not OpenAI's error object: then its text is the message.
+        # Not an OpenAI error object: the body itself is the message.
         pass
     answer.loss = loss_of(status, code if isinstance(code, str) else None, dropped)
     answer.error = message

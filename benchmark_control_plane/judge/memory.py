@@ -1,7 +1,7 @@
-"""Who held the memory while a run went on? Samples of a server's metrics, or of the simulated pool itself.
+"""Samples memory use and engine counters during a run, from a server's metrics or the simulated pool.
 
-Tandem states bytes by owner; vLLM alone states the share of its KV cache in use, and nothing of the
-embedding server's memory is known, so that owner is absent.
+Tandem reports bytes by owner. vLLM alone reports the used share of its KV cache; the memory of an embedding
+server next to it is unknown, so that owner is absent.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from typing import Any
 from benchmark_control_plane.common.http_client import Address, Connections, request_bytes
 
 Sample = Mapping[str, float]
-"""`held:OWNER`, `quota:OWNER`, `used:OWNER` in bytes; `preemptions`, `recompute_tokens`, `queries`, `hits`
-are totals since the start."""
+"""One sample: `held:OWNER`, `quota:OWNER`, `used:OWNER` in bytes; `preemptions`, `recompute_tokens`,
+`queries` and `hits` as totals since the start of the server."""
 Read = Callable[[], Awaitable[Sample]]
 
 _TANDEM = {"held_bytes": "held", "quota_bytes": "quota", "engine_used_bytes": "used"}
@@ -33,11 +33,13 @@ TOTALS = {
 
 @dataclass(slots=True)
 class MemorySampler:
+    """Time series of samples; `times` are seconds from the start of the measured window."""
+
     times: list[float] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
 
     async def poll(self, read: Read, clock: Callable[[], float], origin: float, every: float) -> None:
-        """Until cancelled. A server that does not answer just then leaves a gap."""
+        """Takes a sample every `every` seconds until cancelled; a failed read leaves a gap."""
         while True:
             try:
                 sample = await read()
@@ -49,7 +51,10 @@ class MemorySampler:
             await asyncio.sleep(every)
 
     def memory(self) -> dict[str, Any] | None:
-        """Bytes held by owner over time: what the engine uses, where that is known, else what is leased."""
+        """Bytes by owner over time, as in results.json; None without samples.
+
+        The bytes are those used by the engine if reported, otherwise those leased.
+        """
         owners = sorted({key.partition(":")[2] for sample in self.samples for key in sample if ":" in key})
         if not owners:
             return None
@@ -65,7 +70,10 @@ class MemorySampler:
         }
 
     def engine(self) -> dict[str, float | None] | None:
-        """`overflow` is the share of samples in which someone held more than the quota."""
+        """Engine counters over the run, as in results.json; None without samples.
+
+        `overflow` is the share of samples in which an owner exceeds its quota.
+        """
         if not self.samples:
             return None
         over = [
@@ -92,7 +100,7 @@ def _held(sample: Sample, owner: str) -> float:
 
 
 def metrics_reader(address: Address, pool: Connections, kv_bytes: int | None) -> Read:
-    """`kv_bytes` is the size of a KV cache whose use is stated as a share."""
+    """Reader of /metrics; `kv_bytes` is the size of a KV cache whose use is reported as a share."""
     request = request_bytes(address, "GET", "/metrics")
 
     async def read() -> Sample:
@@ -104,7 +112,7 @@ def metrics_reader(address: Address, pool: Connections, kv_bytes: int | None) ->
 
 
 def parse_metrics(text: bytes, kv_bytes: int | None) -> Sample:
-    """Of a page of Prometheus text."""
+    """Sample from a page in Prometheus text format."""
     sample: dict[str, float] = {}
     for name, labels, value in _LINE.findall(text):
         owner = _OWNER.search(labels)

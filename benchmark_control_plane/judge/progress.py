@@ -1,4 +1,4 @@
-"""How far is it? A bar on a terminal, a line a run anywhere else."""
+"""Progress of an experiment: a bar on a terminal, and one line per run."""
 
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -7,7 +7,7 @@ _WIDTH = 24
 
 
 class ProgressDisplay:
-    """`runs` are planned; bisection adds some, so it is a guess that is never overtaken."""
+    """Writes progress to `stream`; `runs` is the planned number, which bisection runs may exceed."""
 
     def __init__(self, stream: TextIO, runs: int) -> None:
         self._stream = stream
@@ -17,14 +17,17 @@ class ProgressDisplay:
         self._shown = -1
 
     def say(self, text: str) -> None:
+        """Prints a line in place of the bar."""
         self._clear()
         print(text, file=self._stream, flush=True)
 
     def ticker(self, title: str) -> "Ticker":
+        """Callback that draws the bar of a run."""
         self._shown = -1
         return Ticker(self, title)
 
     def ran(self, title: str, entry: Mapping[str, Any]) -> None:
+        """Prints the line of a finished run."""
         self._done += 1
         self._runs = max(self._runs, self._done)
         kept = entry["attainment"]["overall"]
@@ -32,11 +35,12 @@ class ProgressDisplay:
         share = "-" if kept is None else f"{kept:6.1%}"
         rejected = entry["rates"]["reject"]
         self.say(
-            f"[{self._done}/{self._runs}] {title}: {share} of {entry['offered_rps']:.1f}/s kept, "
+            f"[{self._done}/{self._runs}] {title}: {share} of {entry['offered_rps']:.1f}/s met their SLO, "
             f"{rejected:.1%} rejected{mark}"
         )
 
     def draw(self, title: str, answered: int, planned: int) -> None:
+        """Redraws the bar if its percentage changed; does nothing unless the stream is a terminal."""
         percent = 100 * answered // max(1, planned)
         if not self._is_terminal or percent == self._shown:
             return
@@ -51,6 +55,8 @@ class ProgressDisplay:
 
 
 class Ticker:
+    """Draws the progress of one run, when called with the numbers of finished and planned requests."""
+
     def __init__(self, progress: ProgressDisplay, title: str) -> None:
         self._progress = progress
         self._title = title

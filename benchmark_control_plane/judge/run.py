@@ -1,9 +1,9 @@
-"""How is an experiment run? `tandem bench run EXPERIMENT.yaml --out DIR`.
+"""Runs an experiment: `tandem bench run EXPERIMENT.yaml --out DIR`.
 
-In this order: the reference system gives unloaded latencies (the objectives) and capacity (100 % load);
-variants of a system are tried and the best stays; then systems, a few up at once, take turns load by
-load, the other way round with every other seed; then each system's frontier is narrowed down. A run that
-is not valid counts nowhere; that of a real system is tried once more.
+The phases are, in order: unloaded latencies (hence objectives) and capacity (100 % load) of the reference
+system; choice of the best variant of each system; runs at every load and seed, alternating between the
+systems that are up at the same time, in reverse order for every other seed; bisection of each system's
+frontier. An invalid run counts nowhere; on real engines it is repeated once.
 """
 
 import sys
@@ -35,11 +35,13 @@ _SWEEP_LOAD = 1.0
 _TRIES = 2
 
 Keep = Callable[[Mapping[str, Any], Iterable[RequestRecord]], None]
-"""Of a run: its entry in the results, and the records behind it."""
+"""Stores a run: its entry in the results, and its records."""
 
 
 @dataclass(slots=True)
 class _ExperimentRun:
+    """An experiment whose objectives and capacity are known."""
+
     bench: Bench
     results: ResultsWriter
     folder: Path
@@ -50,7 +52,7 @@ class _ExperimentRun:
         return self.bench.experiment.plan.seeds
 
     def measure(self, stage: Stage, system: SystemSection, load: float, seed: int) -> float | None:
-        """Attainment overall, None if no run was valid; each is kept."""
+        """Attainment over all requests, None if no run was valid; stores every run."""
         title = f"{system.name}, {load:.0%}, seed {seed}"
         return self._attained(stage, system, load, seed, title, self.results.add)
 
@@ -67,25 +69,26 @@ class _ExperimentRun:
         return None
 
     def select_variant(self, system: SystemSection) -> SystemSection:
-        """With the best of its variants; seeds of their own, so that luck is not carried over."""
+        """The system with its best variant, tried on a seed of its own so that the choice is not biased."""
         if not system.variants:
             return system
-        kept: dict[str, float] = {}
+        attained_by: dict[str, float] = {}
         for name, split in system.variants.items():
-            one = replace(system, split=split, variants={})
-            with staged(self.bench.experiment.plan, one, self.bench.objectives, self.folder) as stage:
+            variant = replace(system, split=split, variants={})
+            with staged(self.bench.experiment.plan, variant, self.bench.objectives, self.folder) as stage:
                 attained = self._attained(
-                    stage, one, _SWEEP_LOAD, max(self.seeds) + 1, f"{system.name}: {name}", _discard
+                    stage, variant, _SWEEP_LOAD, max(self.seeds) + 1, f"{system.name}: {name}", _discard
                 )
                 if attained is not None:
-                    kept[name] = attained
-        best = max(kept, key=kept.__getitem__, default=next(iter(system.variants)))
+                    attained_by[name] = attained
+        best = max(attained_by, key=attained_by.__getitem__, default=next(iter(system.variants)))
         self.results.add_sweep(
-            {"system": system.name, "load": _SWEEP_LOAD, "attainment": kept, "chosen": best}
+            {"system": system.name, "load": _SWEEP_LOAD, "attainment": attained_by, "chosen": best}
         )
         return replace(system, split=system.variants[best], variants={})
 
     def run_group(self, systems: Sequence[SystemSection]) -> None:
+        """Starts these systems together and measures them alternately, then their frontiers."""
         plan = self.bench.experiment.plan
         with ExitStack() as stack:
             stages = {
@@ -93,13 +96,13 @@ class _ExperimentRun:
                 for s in systems
             }
             found: dict[tuple[str, int], dict[float, float]] = {}
-            for turn, seed in enumerate(plan.seeds):
+            for number, seed in enumerate(plan.seeds):
                 for load in sorted({load for s in systems for load in s.loads or plan.loads}):
-                    for system in systems if turn % 2 == 0 else systems[::-1]:
+                    for system in systems if number % 2 == 0 else systems[::-1]:
                         if load in (system.loads or plan.loads) and seed in (system.seeds or plan.seeds):
-                            kept = self.measure(stages[system.name], system, load, seed)
-                            if kept is not None:
-                                found.setdefault((system.name, seed), {})[load] = kept
+                            attained = self.measure(stages[system.name], system, load, seed)
+                            if attained is not None:
+                                found.setdefault((system.name, seed), {})[load] = attained
             for system in systems:
                 if system.frontier:
                     self._frontiers(stages[system.name], system, found)
@@ -116,9 +119,9 @@ class _ExperimentRun:
                 def attainment_at(
                     load: float, seed: int = seed, known: dict[float, float] = measured
                 ) -> float | None:
-                    if (kept := self.measure(stage, system, load, seed)) is not None:
-                        known[load] = kept
-                    return kept
+                    if (attained := self.measure(stage, system, load, seed)) is not None:
+                        known[load] = attained
+                    return attained
 
                 load = highest_load(dict(measured), target, steps=frontier.steps, attainment_at=attainment_at)
                 per_seed.append(None if load is None else load * self.bench.capacity)
@@ -128,35 +131,36 @@ class _ExperimentRun:
 
 
 def median_rate(per_seed: Sequence[float | None]) -> float | None:
-    """The median; a seed that kept the target at no rate is the lowest, and None where it is the middle."""
+    """Median rate over the seeds; None counts as the lowest, and is the result if it is the lower median."""
     rising = sorted(rate or 0.0 for rate in per_seed)
     return median(rising) if rising[(len(rising) - 1) // 2] else None
 
 
 def _discard(entry: Mapping[str, Any], records: Iterable[RequestRecord]) -> None:
-    """What only chooses among variants is no result."""
+    """Stores nothing: trial runs of variants are not results."""
 
 
 def run(experiment: Experiment, results: ResultsWriter, folder: Path, progress: ProgressDisplay) -> None:
-    """Raises BadInput, RuntimeError for a server that does not come up, KeyboardInterrupt."""
+    """Runs all phases; raises BadInput, KeyboardInterrupt, and RuntimeError if a server does not start."""
     plan = experiment.plan
     reference = first_variant(plan.reference_system)
     with staged(plan, reference, {}, folder) as stage:
-        progress.say(f"unloaded latencies on {reference.name}")
-        alone = unloaded(experiment, stage, reference)
-        objectives = objectives_from(plan, alone)
-        progress.say(f"capacity of {reference.name}")
+        progress.say(f"measuring unloaded latencies on {reference.name}")
+        unloaded_ms = unloaded(experiment, stage, reference)
+        objectives = objectives_from(plan, unloaded_ms)
+        progress.say(f"measuring the capacity of {reference.name}")
         capacity = plan.capacity.rps or saturation(experiment, stage, reference)
-    results.measure(alone, objectives, capacity)
-    progress.say(f"100 % load is {capacity:.2f} requests a second")
-    course = _ExperimentRun(Bench(experiment, objectives, capacity), results, folder, progress)
-    systems = [course.select_variant(system) for system in plan.systems]
+    results.measure(unloaded_ms, objectives, capacity)
+    progress.say(f"100 % load is {capacity:.2f} requests per second")
+    run_of_experiment = _ExperimentRun(Bench(experiment, objectives, capacity), results, folder, progress)
+    systems = [run_of_experiment.select_variant(system) for system in plan.systems]
     for first in range(0, len(systems), plan.together):
-        course.run_group(systems[first : first + plan.together])
+        run_of_experiment.run_group(systems[first : first + plan.together])
     results.finish()
 
 
 def planned_runs(experiment: Experiment) -> int:
+    """Number of runs without bisection and repetitions."""
     plan = experiment.plan
     return sum(
         len(s.loads or plan.loads) * len(s.seeds or plan.seeds) + len(s.variants) for s in plan.systems
@@ -171,8 +175,23 @@ def run_experiment(
     is_quick: bool = False,
     data: Path | None = None,
 ) -> int:
-    """0 done, 1 a server failed, 2 one stopped answering, 130 interrupted; what was measured is kept, and
-    where nothing was BadInput raised. Raises OSError."""
+    """Runs an experiment file and writes its results to `out`.
+
+    Args:
+        path: experiment file.
+        out: output folder.
+        seeds: replace the seeds of the experiment and of its systems.
+        is_quick: reduce the plan to about a minute.
+        data: folder of public data sets.
+
+    Returns:
+        0 if done, 1 if a server did not start, 2 if a system stopped responding, 130 if interrupted.
+        Completed runs are kept in all cases.
+
+    Raises:
+        BadInput: the file is invalid, or a system did not respond before the first run.
+        OSError: `out` is not writable.
+    """
     experiment = read_experiment(path, stated_data(data))
     if is_quick:
         experiment = replace(experiment, plan=quick(experiment.plan))

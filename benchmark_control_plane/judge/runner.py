@@ -1,8 +1,9 @@
-"""How is a plan of requests carried out? Open loop: each is sent at its time, whatever the others do.
+"""Load generator: sends a plan of requests open loop, or closed loop with a number of clients.
 
-Rule: what was planned decides when a request counts from, so an answer that keeps the client or a bound on
-its connections back shows as lateness and in every latency. A request that waits for another's answer is
-due when that arrives. After the last was sent the rest has the drain's time, then it is given up.
+Open loop, each request is sent at its planned time, independently of all others. Latencies count from that
+time, so a delay in the client, or a bound on its connections, shows in every latency and in the send delay. A
+request that follows another one is due when the response of that one is complete. After the last request is
+sent, unfinished requests have the drain time and are then cut off.
 """
 
 import asyncio
@@ -24,21 +25,22 @@ from controlplane.core.decision import Outcome
 Clock = Callable[[], float]
 """Seconds."""
 Tick = Callable[[int, int], None]
-"""(answered, planned)."""
+"""Called with the number of finished requests and of all requests."""
 
 _NO_OBJECTIVE = SloTargets()
 _LOST_BEFORE = (Outcome.REJECTED, Outcome.EVICTED, Outcome.ABORTED, Outcome.FAILED)
 
 
 class Target(Protocol):
-    """Where requests go. `send` fills the answer as it comes; whatever goes wrong becomes its loss."""
+    """A system under test."""
 
-    async def send(self, planned: PlannedRequest, answer: PartialResponse) -> None: ...
+    async def send(self, planned: PlannedRequest, answer: PartialResponse) -> None:
+        """Sends a request and fills `answer` as the response arrives; an error becomes its loss."""
 
 
 @dataclass(slots=True)
 class RunResult:
-    """`lateness` in seconds, of every request that was due, sent or not."""
+    """Records of a run, and the send delay in seconds of every request that was due, whether sent or not."""
 
     records: list[RequestRecord] = field(default_factory=list)
     lateness: list[float] = field(default_factory=list)
@@ -46,29 +48,33 @@ class RunResult:
 
 @dataclass(slots=True)
 class _Run:
+    """State of a run; `followers` holds by request id the requests to send after it."""
+
     target: Target
     objectives: Mapping[str, SloTargets]
     clock: Clock
     origin: float
     on_end: Callable[[], None]
     followers: Mapping[str, Sequence[PlannedRequest]]
-    open: dict[str, tuple[PlannedRequest, float, PartialResponse]] = field(default_factory=dict)
+    in_flight: dict[str, tuple[PlannedRequest, float, PartialResponse]] = field(default_factory=dict)
     result: RunResult = field(default_factory=RunResult)
 
     async def send_and_record(self, planned: PlannedRequest, scheduled: float) -> None:
         answer = PartialResponse()
-        self.open[planned.id] = (planned, scheduled, answer)
+        self.in_flight[planned.id] = (planned, scheduled, answer)
         await self.target.send(planned, answer)
         self.close(planned, scheduled, answer)
-        for next_one in self.followers.get(planned.id, ()):
+        for follower in self.followers.get(planned.id, ()):
             if answer.loss in _LOST_BEFORE:
-                lost = PartialResponse(loss=answer.loss, error=f"{planned.id} was not answered")
-                self.close(next_one, self.clock(), lost)
+                lost = PartialResponse(
+                    loss=answer.loss, error=f"{planned.id}, which this request follows, was lost"
+                )
+                self.close(follower, self.clock(), lost)
             else:
-                await self.send_and_record(next_one, self.clock())
+                await self.send_and_record(follower, self.clock())
 
     def close(self, planned: PlannedRequest, scheduled: float, answer: PartialResponse) -> None:
-        self.open.pop(planned.id, None)
+        self.in_flight.pop(planned.id, None)
         self.add_record(judge_response(planned, scheduled, answer, self.origin, self.objective(planned)))
         if answer.sent is not None:
             self.result.lateness.append(max(0.0, answer.sent - scheduled))
@@ -80,21 +86,21 @@ class _Run:
     def objective(self, planned: PlannedRequest) -> SloTargets:
         return self.objectives.get(planned.service_class, _NO_OBJECTIVE)
 
-    def cut_off_open(self) -> None:
+    def cut_off(self) -> None:
         now = self.clock()
-        for planned, scheduled, answer in list(self.open.values()):
-            # One that never found a connection is later than any that did.
+        for planned, scheduled, answer in list(self.in_flight.values()):
+            # A request that found no connection is delayed more than any that did.
             sent = now if answer.sent is None else answer.sent
             self.result.lateness.append(max(0.0, sent - scheduled))
             self.add_record(
                 judge_unfinished(planned, scheduled, answer, self.origin, now, self.objective(planned))
             )
-            for next_one in self.followers.get(planned.id, ()):
-                never = PartialResponse()
+            for follower in self.followers.get(planned.id, ()):
+                unsent = PartialResponse()
                 self.add_record(
-                    judge_unfinished(next_one, now, never, self.origin, now, self.objective(next_one))
+                    judge_unfinished(follower, now, unsent, self.origin, now, self.objective(follower))
                 )
-        self.open.clear()
+        self.in_flight.clear()
 
 
 async def play(
@@ -107,36 +113,49 @@ async def play(
     clock: Clock = time.perf_counter,
     tick: Tick = lambda answered, planned: None,
 ) -> RunResult:
-    """Records in the order in which the requests ended."""
-    follow: dict[str, list[PlannedRequest]] = {}
-    for one in plan:
-        if one.after is not None:
-            follow.setdefault(one.after, []).append(one)
-    course = _Run(
+    """Runs a plan open loop.
+
+    Args:
+        target: system under test.
+        plan: requests in order of time.
+        objectives: objectives by class.
+        warmup: seconds from the start of the run to the start of the measured window.
+        drain: seconds after the last request is sent.
+        clock: clock in seconds.
+        tick: progress callback.
+
+    Returns:
+        Records in the order in which the requests finished.
+    """
+    followers_of: dict[str, list[PlannedRequest]] = {}
+    for planned in plan:
+        if planned.after is not None:
+            followers_of.setdefault(planned.after, []).append(planned)
+    run = _Run(
         target, objectives, clock, clock() + warmup,
-        on_end=lambda: tick(len(course.result.records), len(plan)), followers=follow,
+        on_end=lambda: tick(len(run.result.records), len(plan)), followers=followers_of,
     )  # fmt: skip
     tasks: set[asyncio.Task[None]] = set()
     try:
-        for one in plan:
-            if one.after is not None:
+        for planned in plan:
+            if planned.after is not None:
                 continue
-            due = course.origin + one.at
+            due = run.origin + planned.at
             if (wait := due - clock()) > 0:
                 await asyncio.sleep(wait)
-            tasks.add(asyncio.create_task(course.send_and_record(one, due)))
+            tasks.add(asyncio.create_task(run.send_and_record(planned, due)))
         if tasks:
             await asyncio.wait(tasks, timeout=drain)
-        course.cut_off_open()
+        run.cut_off()
     finally:
-        left = [task for task in tasks if not task.done()]
-        for task in left:
+        unfinished = [task for task in tasks if not task.done()]
+        for task in unfinished:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*unfinished, return_exceptions=True)
     for task in tasks:
         if not task.cancelled():
             task.result()
-    return course.result
+    return run.result
 
 
 async def closed_loop(
@@ -147,16 +166,19 @@ async def closed_loop(
     seconds: float,
     clock: Clock = time.perf_counter,
 ) -> RunResult:
-    """Closed loop: `clients` take the requests one after the other, none new after `seconds`."""
+    """Runs a plan closed loop: each of `clients` sends its next request when the previous one is finished.
+
+    No request is sent after `seconds`. Latencies count from the actual send time.
+    """
     start = clock()
-    course = _Run(target, {}, clock, start, lambda: None, {})
+    run = _Run(target, {}, clock, start, lambda: None, {})
     waiting: Iterator[PlannedRequest] = iter(plan)
 
     async def client() -> None:
-        for one in waiting:
+        for planned in waiting:
             if clock() - start > seconds:
                 return
-            await course.send_and_record(one, clock())
+            await run.send_and_record(planned, clock())
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    return course.result
+    return run.result

@@ -1,7 +1,7 @@
-"""What is asked of the live gate on a simulated device, as if over HTTP? A target in virtual time.
+"""Target in virtual time: sends requests to the live gate on a simulated device.
 
-Without the gate a request goes straight to the simulated engines: what vLLM and an embedding server do
-beside each other on one device.
+Without the gate, requests go directly to the simulated engines, as with vLLM and an embedding server on one
+device.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _BYTES_PER_ELEMENT = 2
 
 
 class SimulatedTarget:
-    """`has_gate` False leaves the gate out."""
+    """A simulated system, with the gate or, if not `has_gate`, without it."""
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class SimulatedTarget:
         self._has_gate = has_gate
 
     async def send(self, planned: PlannedRequest, answer: PartialResponse) -> None:
+        """Sends a request and fills `answer` in virtual time."""
         loop = asyncio.get_running_loop()
         answer.sent = loop.time()
         self._output_tokens[planned.id] = planned.output_tokens
@@ -90,7 +91,7 @@ class SimulatedTarget:
         return decision
 
     async def sample(self) -> Sample:
-        """What the gate has leased; without it, what the engines use."""
+        """Bytes leased by the gate, or without the gate the bytes used by the engines."""
         engine = self._generator.state()
         sample = {
             "preemptions": float(engine.preemptions),
@@ -116,6 +117,7 @@ class SimulatedTarget:
 async def simulated_target(
     device: SimulatedDeviceSection, sections: Mapping[str, Any], *, has_gate: bool
 ) -> AsyncIterator[SimulatedTarget]:
+    """Starts the service on a simulated device; a static quota divides the pool once."""
     output_tokens: dict[str, int] = {}
 
     def length(request: Request) -> int:

@@ -1,8 +1,9 @@
-"""How does one system do under one load with one seed? The same course of action live and simulated.
+"""Measures one system at one load with one seed, in the same way live and simulated.
 
-Rule: before each run both kinds must answer a probe, which also waits for what an earlier run left behind; so
-they must after it where other systems share the machine, or what one left would pass for slowness of the
-next. A run whose client lagged, or that cut requests off before their promise could be judged, is invalid.
+Before each run a probe of every kind of request must be answered; it also waits until an earlier run's
+backlog is served. If systems share the machine, a probe follows the run too, so that the backlog of one
+system does not slow down the next. A run is invalid if the client sent too late, or if it cut off requests
+whose outcome was undecided.
 """
 
 import asyncio
@@ -37,29 +38,33 @@ Result = TypeVar("Result")
 Act = Callable[[Target, Clock, Read | None], Coroutine[Any, Any, Result]]
 
 _NICENESS_LEAD = 10
-"""Steps of niceness by which the client comes before the servers."""
+"""Nice levels by which the load generator has priority over the servers."""
 _PROBE_SECONDS = 120.0
 _SAMPLE_SECONDS = 0.5
 _UNLOADED_REQUESTS = 12
-"""Requests of each class that are asked alone, for the unloaded latencies."""
+"""Requests per class, sent one at a time, that give the unloaded latencies."""
 _SATURATING_RPS = (500.0, 4_000.0)
-"""Of what is drawn for a saturation probe: more where all were answered before it ended."""
+"""Rates at which requests are drawn for a saturation probe; the second if the first runs out of requests."""
 _RAMP_UP_SHARE = 0.25
-"""Of a saturation probe: until as many run as will."""
+"""Share of a saturation probe that is discarded as ramp-up."""
 _UNDECIDED_SHARE = 0.01
 
 
 class Stage(Protocol):
-    """Where a system can be asked; each act finds it empty. `shares_machine` with other systems."""
+    """A running system, or the means to start one for each measurement."""
 
     @property
-    def shares_machine(self) -> bool: ...
+    def shares_machine(self) -> bool:
+        """Whether other systems run on the same machine."""
 
-    def act(self, act: "Act[Result]") -> Result: ...
+    def act(self, act: "Act[Result]") -> Result:
+        """Runs a measurement on the system and returns its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveStage:
+    """Servers reached over HTTP with at most `limit` connections, on a real clock."""
+
     up: Up
     limit: int
     shares_machine = True
@@ -79,9 +84,11 @@ class LiveStage:
 
 @contextmanager
 def _client_priority() -> Iterator[None]:
-    """The client takes little of the servers' cores but must have it at once: else what it measures is its
-    own waiting. Where raising one's priority is not allowed, the lateness of sending tells."""
-    # Nor may a collection of garbage hold up what is due.
+    """Raises the CPU priority of the load generator, which needs little CPU but needs it immediately.
+
+    Without the permission to raise it, delays show in the send lateness.
+    """
+    # Garbage collection must not delay requests that are due.
     gc.collect()
     gc.freeze()
     before = os.getpriority(os.PRIO_PROCESS, 0)
@@ -91,13 +98,13 @@ def _client_priority() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-        # Lowering it is always allowed, and where it was not raised this changes nothing.
+        # Lowering the priority is always allowed, and changes nothing if it was not raised.
         os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStage:
-    """Each act begins with a new service at time 0."""
+    """The service on a simulated device, started at virtual time 0 for each measurement."""
 
     plan: ExperimentPlan
     system: SystemSection
@@ -121,7 +128,7 @@ class SimulatedStage:
 def staged(
     plan: ExperimentPlan, system: SystemSection, objectives: Objectives, folder: Path
 ) -> Iterator[Stage]:
-    """Raises RuntimeError if a server does not come up."""
+    """Starts a system until the block ends; raises RuntimeError if a server does not start."""
     opened: AbstractContextManager[Up | None] = (
         nullcontext(None) if system.is_simulated else up(plan, system, objectives, folder)
     )
@@ -134,7 +141,7 @@ def staged(
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """An experiment with its measure: `capacity` in requests a second is 100 % load."""
+    """An experiment, its objectives in ms by class, and its capacity: requests per second at 100 % load."""
 
     experiment: Experiment
     objectives: Objectives
@@ -143,32 +150,37 @@ class Bench:
     def run(
         self, stage: Stage, system: SystemSection, load: float, seed: int, tick: Tick
     ) -> tuple[dict[str, Any], list[RequestRecord]]:
-        """One entry of results.json's runs, and the records behind it. Raises BadInput if nobody answers."""
+        """Runs one load with one seed; returns the entry of results.json and the records.
+
+        Raises BadInput if the system does not answer the probe.
+        """
         plan = self.experiment.plan
         requests = self.requests(system, load * self.capacity, seed)
-        watch = MemorySampler()
+        sampler = MemorySampler()
 
         async def act(target: Target, clock: Clock, read: Read | None) -> RunResult:
             await probe(target, requests, clock, system.name)
-            return await _run_with_sampler(self, target, requests, clock, read, watch, seed, tick)
+            return await _run_with_sampler(self, target, requests, clock, read, sampler, seed, tick)
 
-        played = stage.act(act)
-        records = without_warmup(played.records)
-        late = analysis.lateness(played.lateness)
+        result = stage.act(act)
+        records = without_warmup(result.records)
+        late = analysis.lateness(result.lateness)
         why = _why_invalid(records, late, plan.window.lateness_limit_ms)
-        priorities = {name: promise.priority for name, promise in plan.classes.items()}
+        priorities = {name: class_section.priority for name, class_section in plan.classes.items()}
         measured = plan.window.measured_s
         entry = {
             "system": system.name, "load": load, "offered_rps": len(records) / measured, "seed": seed,
             "valid": why is None, "why_invalid": why, "send_lateness_ms": late,
             **analysis.summary(records, measured=measured, seed=seed, priorities=priorities),
-            "memory": watch.memory(), "engine": watch.engine(),
+            "memory": sampler.memory(), "engine": sampler.engine(),
         }  # fmt: skip
-        return entry, played.records
+        return entry, result.records
 
     def settle(self, stage: Stage, system: SystemSection, load: float, seed: int) -> None:
-        """Returns when nothing of a run is left for the next system to pay for. Raises BadInput if nobody
-        answers; the run before was measured all the same."""
+        """Waits until the backlog of a run is served, if other systems share the machine.
+
+        Raises BadInput if the system does not answer; the run before remains valid.
+        """
         requests = self.requests(system, load * self.capacity, seed)
 
         async def act(target: Target, clock: Clock, read: Read | None) -> None:
@@ -178,12 +190,14 @@ class Bench:
             stage.act(act)
 
     def requests(self, system: SystemSection, rate: float, seed: int) -> list[PlannedRequest]:
+        """Plan of a run at `rate` requests per second."""
         return requests_of(self.experiment, system, rate, seed)
 
 
 def requests_of(
     experiment: Experiment, system: SystemSection, rate: float, seed: int, measured: float | None = None
 ) -> list[PlannedRequest]:
+    """Plan of requests at `rate` per second for a system, with its own arrivals; `measured` in seconds."""
     plan = experiment.plan
     streams = {
         name: replace(stream, arrivals=system.arrivals[name]) if name in system.arrivals else stream
@@ -201,7 +215,7 @@ async def _run_with_sampler(
     requests: Sequence[PlannedRequest],
     clock: Clock,
     read: Read | None,
-    watch: MemorySampler,
+    sampler: MemorySampler,
     seed: int,
     tick: Tick,
 ) -> RunResult:
@@ -209,37 +223,37 @@ async def _run_with_sampler(
     prepare = getattr(target, "prepare", None)
     if prepare is not None:
         prepare(requests, seed)
-    following = None
+    sampling = None
     if read is not None:
         origin = clock() + window.warmup_s
-        following = asyncio.create_task(watch.poll(read, clock, origin, _SAMPLE_SECONDS))
+        sampling = asyncio.create_task(sampler.poll(read, clock, origin, _SAMPLE_SECONDS))
     try:
         return await play(
             target, requests, slo_targets(bench.objectives),
             warmup=window.warmup_s, drain=window.drain_s, clock=clock, tick=tick,
         )  # fmt: skip
     finally:
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+        if sampling is not None:
+            sampling.cancel()
+            await asyncio.gather(sampling, return_exceptions=True)
 
 
 async def probe(target: Target, requests: Sequence[PlannedRequest], clock: Clock, name: str) -> None:
-    """Each kind answers, if only to say no. Raises BadInput."""
-    kinds = {one.kind: one for one in reversed(requests)}
-    asked = [
-        replace(one, id=f"probe-{one.id}", output_tokens=min(one.output_tokens, 1), after=None)
-        for one in kinds.values()
+    """Sends one short request of every kind; raises BadInput if one fails or gets no response."""
+    kinds = {r.kind: r for r in reversed(requests)}
+    probes = [
+        replace(r, id=f"probe-{r.id}", output_tokens=min(r.output_tokens, 1), after=None)
+        for r in kinds.values()
     ]
     try:
         result = RunResult()
-        if asked:
-            requests_sent = closed_loop(
-                target, asked, clients=len(asked), seconds=_PROBE_SECONDS, clock=clock
-            )
-            result = await asyncio.wait_for(requests_sent, _PROBE_SECONDS)
+        if probes:
+            responses = closed_loop(target, probes, clients=len(probes), seconds=_PROBE_SECONDS, clock=clock)
+            result = await asyncio.wait_for(responses, _PROBE_SECONDS)
     except TimeoutError:
-        raise BadInput(f"system {name!r}: no answer within {_PROBE_SECONDS:g} s; is it overloaded?") from None
+        raise BadInput(
+            f"system {name!r}: no response to a probe within {_PROBE_SECONDS:g} s; is it overloaded?"
+        ) from None
     for record in result.records:
         if record.outcome is Outcome.FAILED:
             kind = record.planned.kind
@@ -250,20 +264,20 @@ def _why_invalid(
     records: Sequence[RequestRecord], late: Mapping[str, float | None], limit_ms: float
 ) -> str | None:
     if not records:
-        return "no request fell into the window; lengthen it or raise the load"
+        return "no request falls into the measured window; lengthen it or raise the load"
     if (p99 := late["p99"]) is not None and p99 > limit_ms:
         return f"the client sent 1 % of the requests more than {p99:.1f} ms late; {limit_ms:g} ms are allowed"
     undecided = sum(r.outcome is Outcome.ABORTED for r in records)
     if undecided > _UNDECIDED_SHARE * len(records):
-        return f"{undecided} requests were given up before their promise was broken; lengthen drain_s"
+        return f"{undecided} requests were cut off before they missed an objective; lengthen drain_s"
     return None
 
 
-# --- the measure -----------------------------------------------------------------------------
+# --- objectives and capacity -----------------------------------------------------------------------------
 
 
 def unloaded(experiment: Experiment, stage: Stage, system: SystemSection) -> dict[str, dict[str, float]]:
-    """Median milliseconds by class of requests that are alone."""
+    """Median latencies in ms by class and metric, of requests sent one at a time."""
     drawn = requests_of(experiment, system, 50.0, seed=0, measured=60.0)
     chosen = [
         one
@@ -278,7 +292,7 @@ def unloaded(experiment: Experiment, stage: Stage, system: SystemSection) -> dic
     records = stage.act(act).records
     found: dict[str, dict[str, float]] = {}
     for name, group in analysis.group_by(records, lambda r: r.planned.service_class).items():
-        # The first of its kind warms up.
+        # The first request of a class is warm-up.
         latencies = {m: [getattr(r, m) for r in group[1:]] for m in ("ttft_ms", "tpot_ms", "e2e_ms")}
         found[name] = {
             metric: median(present)
@@ -290,48 +304,50 @@ def unloaded(experiment: Experiment, stage: Stage, system: SystemSection) -> dic
     return found
 
 
-def objectives_from(plan: ExperimentPlan, alone: Objectives) -> dict[str, dict[str, float]]:
-    """What each class is promised, in milliseconds. Raises BadInput for a multiple of nothing."""
+def objectives_from(plan: ExperimentPlan, unloaded_ms: Objectives) -> dict[str, dict[str, float]]:
+    """Objectives of each class in ms; raises BadInput for a multiple of a latency that was not measured."""
     found: dict[str, dict[str, float]] = {}
-    for name, promise in plan.classes.items():
+    for name, class_section in plan.classes.items():
         found[name] = {}
         for part in ("ttft", "tpot", "e2e"):
-            metric, times = f"{part}_ms", getattr(promise.times_unloaded, part)
-            if (stated := getattr(promise, metric)) is not None:
+            metric, times = f"{part}_ms", getattr(class_section.times_unloaded, part)
+            if (stated := getattr(class_section, metric)) is not None:
                 found[name][metric] = plan.slo_scale * stated
             elif times is not None:
-                if metric not in alone.get(name, {}):
+                if metric not in unloaded_ms.get(name, {}):
                     raise BadInput(
-                        f"classes.{name}.times_unloaded.{part}: no request of this class has a {part} when "
-                        "alone; drop it"
+                        f"classes.{name}.times_unloaded.{part}: no request of this class has a {part} on "
+                        "the unloaded system; drop it"
                     )
-                found[name][metric] = plan.slo_scale * times * alone[name][metric]
+                found[name][metric] = plan.slo_scale * times * unloaded_ms[name][metric]
     return found
 
 
 def saturation(experiment: Experiment, stage: Stage, system: SystemSection) -> float:
-    """Requests a second answered when so many clients never pause. Raises BadInput if there are none."""
+    """Closed-loop throughput in requests per second; raises BadInput if it cannot be measured."""
     for rate in _SATURATING_RPS:
-        played, is_whole = _saturated(experiment, stage, system, rate)
+        result, is_whole = _saturated(experiment, stage, system, rate)
         if is_whole:
             break
     else:
         raise BadInput(
-            f"system {system.name!r} was done with {len(played.records)} requests before the probe's "
-            f"{experiment.plan.capacity.probe_s:g} s were over; state capacity.rps, or lower capacity.clients"
+            f"system {system.name!r} finished all {len(result.records)} requests before the probe's "
+            f"{experiment.plan.capacity.probe_s:g} s ended; state capacity.rps, or lower capacity.clients"
         )
     start, end = _RAMP_UP_SHARE * experiment.plan.capacity.probe_s, experiment.plan.capacity.probe_s
-    whole = [r for r in played.records if r.outcome is Outcome.MET]
+    whole = [r for r in result.records if r.outcome is Outcome.MET]
     answered = [r for r in whole if r.last is not None and start <= r.last < end]
     if not answered:
-        raise BadInput(f"system {system.name!r} answered nothing within {end:g} s; lengthen capacity.probe_s")
+        raise BadInput(
+            f"system {system.name!r} completed no request within {end:g} s; lengthen capacity.probe_s"
+        )
     return len(answered) / (end - start)
 
 
 def _saturated(
     experiment: Experiment, stage: Stage, system: SystemSection, rate: float
 ) -> tuple[RunResult, bool]:
-    """With whether there was always somebody left to ask."""
+    """Result of a saturation probe, and whether requests remained to its end."""
     capacity = experiment.plan.capacity
     drawn = requests_of(experiment, system, rate, seed=1, measured=capacity.probe_s)
 
@@ -341,5 +357,5 @@ def _saturated(
             target, drawn, clients=capacity.clients, seconds=capacity.probe_s, clock=clock
         )  # fmt: skip
 
-    played = stage.act(act)
-    return played, len(played.records) < len(drawn)
+    result = stage.act(act)
+    return result, len(result.records) < len(drawn)

@@ -1,7 +1,7 @@
-"""How does a system come up, and how is it spoken to? Servers of this machine, servers elsewhere, or none.
+"""Starts the servers of a system, or connects to running ones.
 
-Tandem is started from the sections of the experiment over its models and classes; the split from vLLM's
-own command line and the plain embedding server, each on its cores.
+Tandem is started with the system's sections merged over the models and classes of the experiment. A split is
+vLLM's server and the plain embedding server, each pinned to its cores.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ Objectives = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """A system that answers. `metrics` is where its Prometheus page is, if it has one."""
+    """A running system; `metrics` is the address of its /metrics, if it has one."""
 
     chat: Endpoint | None
     embeddings: Endpoint | None
@@ -40,13 +40,16 @@ class Up:
     kv_bytes: int | None = None
 
     def target(self, limit: int) -> AbstractAsyncContextManager[HttpTarget]:
+        """Target with at most `limit` connections to each address."""
         return http_target(self.chat, self.embeddings, self.dialect, limit=limit)
 
 
 @contextmanager
 def up(plan: ExperimentPlan, system: SystemSection, objectives: Objectives, folder: Path) -> Iterator[Up]:
-    """Logs and configurations go into `folder`. Raises RuntimeError with a log's end if a server does not
-    come up."""
+    """Runs a system until the block ends; logs and configurations are written to `folder`.
+
+    Raises RuntimeError with the end of the log if a server does not start.
+    """
     if system.endpoints is not None:
         given = system.endpoints
         metrics = Address.of(given.chat.url) if given.metrics and given.chat else None
@@ -85,6 +88,7 @@ def _tandem(
 def tandem_config(
     plan: ExperimentPlan, live: Live, system: SystemSection, objectives: Objectives, keys: Mapping[str, str]
 ) -> dict[str, Any]:
+    """Configuration of Tandem's server; `keys` are API keys by tenant."""
     base: dict[str, Any] = {
         "models": {"chat": stated(live.chat), "embeddings": [stated(live.embedding)]},
         "pool": {"memory": live.pool_memory},
@@ -108,8 +112,8 @@ def _split(stack: ExitStack, plan: ExperimentPlan, live: Live, split: Split, log
         (embedding_server(live, split), log.with_suffix(".embedder.log")),
     ]
     chat, embed = stack.enter_context(all_serving(logged))
-    most = max(promise.priority for promise in plan.classes.values())
-    priorities = {name: most - promise.priority for name, promise in plan.classes.items()}
+    highest = max(section.priority for section in plan.classes.values())
+    priorities = {name: highest - section.priority for name, section in plan.classes.items()}
     return Up(
         Endpoint(chat.url, model.served_name),
         Endpoint(embed.url, live.embedding.served_name),
@@ -120,6 +124,7 @@ def _split(stack: ExitStack, plan: ExperimentPlan, live: Live, split: Split, log
 
 
 def vllm_arguments(live: Live, split: Split) -> dict[str, Any]:
+    """Engine arguments of a split's vLLM server, named as in Python."""
     engine = live.chat.engine
     kv_bytes = split.kv_cache or engine.get("kv_cache_memory_bytes")
     arguments = {**engine, "kv_cache_memory_bytes": kv_bytes, **split.flags}
@@ -129,8 +134,10 @@ def vllm_arguments(live: Live, split: Split) -> dict[str, Any]:
 
 
 def embedding_server(live: Live, split: Split) -> Server:
-    """With the settings of Tandem's own worker, but for its cores and what the split replaces. It knows of
-    nobody to whom to yield them."""
+    """Embedding server of a split, with the settings of Tandem's worker except for cores and replaced values.
+
+    `yields_cpu` is dropped, because the server does not know the LLM's process.
+    """
     section = live.embedding
     settings = stated(section) | {
         "batch_tokens": split.embed_batch_tokens or section.batch_tokens,
@@ -147,12 +154,12 @@ def embedding_server(live: Live, split: Split) -> Server:
 
 
 def _pinned(pinned: Pinned) -> list[str]:
-    """What goes before a command that is to stay on these cores."""
+    """Command prefix that pins a process to cores."""
     return ["taskset", "--cpu-list", ",".join(map(str, pinned.cores))] if pinned.cores else []
 
 
 def stated(section: Any) -> dict[str, Any]:
-    """A section as YAML has it, without what it leaves to its defaults."""
+    """A section as a YAML mapping, without empty values."""
     return {key: value for key, value in asdict(section).items() if value not in (None, (), {})}
 
 

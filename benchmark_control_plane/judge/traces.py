@@ -1,7 +1,7 @@
-"""What arrived where it was recorded? Traces by name or by file with stated columns.
+"""Reads recorded traces, known by name or from a file with given columns.
 
-A row is one request: when, how long its prompt and its answer, and for retrieval how long the query
-whose embedding it waits for.
+A row is one request: arrival time, prompt and output tokens and, for retrieval, the tokens of the query whose
+embedding precedes it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +18,7 @@ from benchmark_control_plane.common.row_files import column, rows
 
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
-    """Names in the file. Without `output` an answer is one token; `query` only where a query's embedding
-    comes first."""
+    """Column names; without `output` every output is one token, `query` is for retrieval only."""
 
     at: str
     prompt: str
@@ -29,7 +28,7 @@ class TraceColumns:
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """`at` in seconds since the first; lengths in tokens."""
+    """One row; `at` in seconds since the first row, lengths in tokens."""
 
     at: float
     prompt: int
@@ -53,12 +52,12 @@ NAMED: Mapping[str, tuple[str, TraceColumns]] = {
 
 @lru_cache(maxsize=8)
 def read_trace(path: Path, columns: TraceColumns) -> Sequence[TracedRequest]:
-    """In order of time. Raises BadInput for a file without the columns, or with fewer than two rows."""
-    found = sorted(_arrivals(path, columns), key=lambda one: one.at)
+    """Rows in order of time; raises BadInput if columns are missing or there are fewer than two rows."""
+    found = sorted(_arrivals(path, columns), key=lambda row: row.at)
     if len(found) < 2:
-        raise BadInput(f"{path}: {len(found)} rows; a trace has at least two")
+        raise BadInput(f"{path}: {len(found)} rows; a trace needs at least two")
     first = found[0].at
-    return [TracedRequest(one.at - first, one.prompt, one.output, one.query) for one in found]
+    return [TracedRequest(row.at - first, row.prompt, row.output, row.query) for row in found]
 
 
 def _arrivals(path: Path, columns: TraceColumns) -> Iterator[TracedRequest]:
@@ -77,18 +76,18 @@ def _arrivals(path: Path, columns: TraceColumns) -> Iterator[TracedRequest]:
 
 
 def _tokens(value: Any) -> int:
-    # A request without a token is still a request.
+    # A row with zero tokens is still a request.
     return max(1, round(float(value)))
 
 
 def _seconds(value: Any) -> float:
-    """A number of seconds, or a time of day and date."""
+    """Seconds from a number or an ISO 8601 timestamp."""
     try:
         seconds = float(value)
     except ValueError:
-        # The traces write seven decimals of a second; Python takes six.
+        # The Azure traces have seven decimals of a second; Python parses six.
         head, dot, fraction = str(value).partition(".")
         seconds = datetime.fromisoformat(head + dot + fraction[:6]).replace(tzinfo=UTC).timestamp()
     if not isfinite(seconds):
-        raise ValueError(f"{value!r} is no moment")
+        raise ValueError(f"{value!r} is not a time")
     return seconds

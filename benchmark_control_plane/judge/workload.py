@@ -1,7 +1,7 @@
-"""Who asks for what, and when? A plan of requests, drawn before anything is sent.
+"""Draws the plan of a run: all requests with their times and lengths, before any is sent.
 
-Rule: each stream has its own random stream, seeded by the run's seed and the stream's name, so that changing
-one stream changes no other; the same seed draws the same requests at every rate.
+Each stream has its own random generator, seeded by the run's seed and the stream's name, so changing one
+stream does not change the others. The same seed draws the same requests at every rate.
 """
 
 import zlib
@@ -32,8 +32,20 @@ _PRESETS = {
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """`at` in seconds from the start of the measured window; of a request that waits for the answer of
-    another, `after` names that one and `at` is the other's. `lengths` are tokens of each embedding input."""
+    """A request to send.
+
+    Attributes:
+        id: unique name.
+        at: seconds from the start of the measured window, negative during warm-up.
+        kind: generation or embedding.
+        service_class: service class.
+        tenant: tenant.
+        prompt_tokens: prompt tokens, or all tokens of an embedding request.
+        output_tokens: tokens to generate.
+        max_tokens: limit that the client requests, if it differs from `output_tokens`.
+        lengths: tokens of each embedding input.
+        after: id of the request whose response must precede this one; `at` is then that request's.
+    """
 
     id: str
     at: float
@@ -48,6 +60,7 @@ class PlannedRequest:
 
     @property
     def is_warmup(self) -> bool:
+        """Whether the request is sent before the measured window."""
         return self.at < 0
 
 
@@ -60,17 +73,20 @@ def planned(
     measured: float,
     data: Path,
 ) -> list[PlannedRequest]:
-    """In order of time, then of id; `rate` counts every request, both of a retrieval's too. Raises BadInput
-    for a trace that cannot be read."""
-    # A retrieval is one arrival and two requests.
+    """Plan of all streams, in order of time, then of id.
+
+    `rate` is in requests per second, where a retrieval counts as two. Raises BadInput if a trace cannot be
+    read.
+    """
+    # A retrieval is one arrival but two requests.
     weights = {name: s.share * (2 if s.kind == "retrieval" else 1) for name, s in streams.items()}
-    whole = sum(weights.values())
+    total = sum(weights.values())
     found = [
-        one
+        request
         for name, stream in streams.items()
-        for one in _draw_stream(name, stream, rate * stream.share / whole, seed, warmup, measured, data)
+        for request in _draw_stream(name, stream, rate * stream.share / total, seed, warmup, measured, data)
     ]
-    return sorted(found, key=lambda one: (one.at, one.id))
+    return sorted(found, key=lambda request: (request.at, request.id))
 
 
 def _draw_stream(
@@ -85,10 +101,10 @@ def _draw_stream(
 def _rows(
     stream: StreamSection, rng: np.random.Generator, rate: float, duration: float, data: Path
 ) -> Iterator[TracedRequest]:
-    """Times in seconds from the start of the warm-up."""
+    """Rows of a stream; times in seconds from the start of the warm-up."""
     if stream.trace is not None and stream.arrivals is None:
         return _replay(stream.trace, rng, rate, duration, data)
-    # Lengths come from a generator of their own: at a higher rate more are drawn, not others.
+    # Lengths have a generator of their own, so a higher rate draws more of them but not different ones.
     lengths = np.random.default_rng(rng.integers(2**63))
     at = _times(stream.arrivals or Arrivals(), rng, rate, duration)
     return (_draw_row(stream, time, lengths, data) for time in at)
@@ -116,17 +132,17 @@ def _draw_row(stream: StreamSection, at: float, rng: np.random.Generator, data: 
 def _replay(
     trace: TraceSection, rng: np.random.Generator, rate: float, duration: float, data: Path
 ) -> Iterator[TracedRequest]:
-    """From a random row on, round and round, the whole trace's mean rate scaled to `rate`."""
+    """Replays a trace cyclically from a random row, with time scaled so that its mean rate is `rate`."""
     rows = read_trace(*_source(trace, data))
     start = int(rng.integers(len(rows)))
     span = rows[-1].at + rows[-1].at / (len(rows) - 1)
     if not span:
-        raise BadInput(f"{trace.file}: all rows are of one moment; give the stream arrivals")
+        raise BadInput(f"{trace.file}: all rows have the same time; give the stream arrivals")
     scale = len(rows) / span / rate
     for step in range(1, 1_000 * len(rows)):
-        turns, index = divmod(start + step, len(rows))
+        rounds, index = divmod(start + step, len(rows))
         row = rows[index]
-        at = (row.at + turns * span - rows[start].at) * scale
+        at = (row.at + rounds * span - rows[start].at) * scale
         if at >= duration:
             return
         yield _scale(trace, TracedRequest(at, row.prompt, row.output, row.query))
@@ -144,7 +160,7 @@ def _source(trace: TraceSection, data: Path) -> tuple[Path, TraceColumns]:
         return data / file, columns
     assert trace.file is not None and trace.columns is not None
     given = trace.columns
-    # A full path stays one: joining drops what stands before it.
+    # Joining an absolute path drops the data folder.
     return data / trace.file, TraceColumns(given.at, given.prompt, given.output, given.query)
 
 
@@ -175,14 +191,14 @@ def _requests(
 
 
 def draw(lengths: LengthsSection | None, rng: np.random.Generator) -> int:
-    """1 where none are stated."""
+    """Draws one token count; 1 if no distribution is given."""
     if lengths is None:
         return 1
     if lengths.fixed is not None:
         return lengths.fixed
     if lengths.between is not None:
-        least, most = lengths.between
-        return int(rng.integers(least, most + 1))
+        low, high = lengths.between
+        return int(rng.integers(low, high + 1))
     if lengths.lognormal is not None:
         return Lognormal(*lengths.lognormal).draw(rng, 1)[0]
     return _PRESETS[lengths.preset or "mid"].draw(rng, 1)[0]

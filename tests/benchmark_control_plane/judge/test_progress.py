@@ -33,5 +33,5 @@ def test_a_run_that_is_not_valid_is_told_and_more_runs_than_planned_are_counted(
     progress.ran("first", ENTRY)
     progress.ran("second", ENTRY | {"valid": False, "why_invalid": "the client lagged"})
     first, second = stream.getvalue().splitlines()
-    assert first == "[1/1] first:  87.5% of 12.0/s kept, 10.0% rejected"
+    assert first == "[1/1] first:  87.5% of 12.0/s met their SLO, 10.0% rejected"
     assert second.startswith("[2/2] second:") and second.endswith("INVALID: the client lagged")

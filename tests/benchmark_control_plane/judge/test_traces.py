@@ -43,7 +43,7 @@ def test_rows_may_be_json_lines_with_columns_of_any_name(tmp_path):
         ("trace.csv", "TIMESTAMP,other\n1,2\n", "no column 'ContextTokens'; it has TIMESTAMP, other"),
         ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n1,many,3\n", "row 1"),
         ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n1,inf,3\n", "row 1"),
-        ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnan,2,3\n", "row 1: 'nan' is no moment"),
+        ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnan,2,3\n", "row 1: 'nan' is not a time"),
         ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3\n", "1 rows"),
         ("trace.jsonl", "{", "not rows of jsonl"),
     ],

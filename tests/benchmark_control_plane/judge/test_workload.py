@@ -132,5 +132,5 @@ def test_a_retrieval_over_a_trace_without_queries_draws_them(tmp_path, trace):
 def test_a_trace_of_one_moment_cannot_be_replayed(tmp_path):
     (tmp_path / "trace.csv").write_text("t,in\n5,1\n5,2\n", encoding="utf-8")
     still = TraceSection(file="trace.csv", columns=ColumnNames(at="t", prompt="in"))
-    with pytest.raises(BadInput, match="all rows are of one moment"):
+    with pytest.raises(BadInput, match="all rows have the same time"):
         plan({"still": StreamSection(kind="generate", service_class="any", share=1, trace=still)}, tmp_path)
