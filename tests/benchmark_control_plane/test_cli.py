@@ -1,25 +1,16 @@
 """`tandem bench`: files in, a page or lines out, and the exit status."""
 
-import argparse
 import json
 import tomllib
-from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmark_control_plane.cli import add_command
 from controlplane.cli import main as tandem
 from tests import experiments
-
-
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser()
-    add_command(parser.add_subparsers())
-    options = parser.parse_args(arguments)
-    return options.run(options)
+from tests.benchmark_control_plane.bench_command import main
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from controlplane.cli import main
+from tests.benchmark_control_plane.bench_command import main
 
 HEAD_TO_HEAD = Path(__file__).parents[3] / "configs" / "bench" / "head-to-head.yaml"
 

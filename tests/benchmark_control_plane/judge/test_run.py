@@ -15,7 +15,7 @@ from benchmark_control_plane.judge.experiment import read_experiment
 from benchmark_control_plane.judge.memory import MemorySampler, parse_metrics
 from benchmark_control_plane.judge.run import median_rate, run_experiment
 from benchmark_control_plane.judge.stages import objectives_from
-from controlplane.cli import main
+from tests.benchmark_control_plane.bench_command import main
 
 EXPERIMENT = {
     "name": "small",
