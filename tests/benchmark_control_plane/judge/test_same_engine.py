@@ -35,7 +35,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from backends import tiny
+from backends import bundled_models
 from backends.vllm.arguments import engine_args, scheduled
 from backends.vllm.engine import CONTEXT
 from benchmark_control_plane.judge.experiment import read_experiment, first_variant
@@ -52,7 +52,7 @@ def flat(part, path, found):
     return found
 
 plan = read_experiment(Path("configs/bench/head-to-head-gpu.yaml"), Path()).plan
-model, states = str(tiny.ensure_tiny_model()), json.loads(sys.argv[1])
+model, states = str(bundled_models.ensure_tiny_model()), json.loads(sys.argv[1])
 
 def stated(arguments):
     counts = ("max_num_seqs", "max_num_batched_tokens")
