@@ -1,4 +1,4 @@
-"""A small made-up experiment, true to the schema of results.json and requests.jsonl; always the same."""
+"""A small deterministic experiment in the format of results.json and requests.jsonl, for report tests."""
 
 import random
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _PER_CLASS = 30
 def results(
     *, loads: Sequence[float] = (0.5, 1.0, 1.5, 2.0), seeds: Sequence[int] = (1, 2, 3), partial: bool = False
 ) -> Results:
-    """Each system's attainment falls from its strength on; the last run of `plain` is not valid."""
+    """Results in which attainment falls beyond each system's strength; the last run of `plain` is invalid."""
     runs = [
         _run(name, strength, load, seed, is_tandem=kind != "baseline")
         for name, _, kind, strength in SYSTEMS
@@ -79,7 +79,7 @@ def results(
 
 
 def requests(of: Results) -> list[dict[str, Any]]:
-    """A few records for each class of each run, the first of them warm-up."""
+    """A few records for each class of each run; the first are warm-up."""
     return [
         _request(random.Random(f"{index} {name} {number}"), index, run, name, number)
         for index, run in enumerate(of["runs"])

@@ -1,4 +1,4 @@
-"""`tandem bench`: files in, a page or lines out, and the exit status."""
+"""Tests of `tandem bench`: report, compare and gate, and their exit status."""
 
 import json
 import tomllib
@@ -39,14 +39,14 @@ def test_tandem_finds_the_command_through_its_entry_point(
     assert capsys.readouterr().out == f"{folder / 'report.html'}\n"
 
 
-def test_report_writes_the_page_beside_the_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_writes_the_page_next_to_the_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "report", str(folder)]) == 0
     page = folder / "report.html"
     assert capsys.readouterr().out == f"{page}\n"
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_a_kept_result_has_a_page_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_a_single_results_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "load.json"
     file.write_text(json.dumps(experiments.results(loads=(1.0,))))
     assert main(["bench", "report", str(file)]) == 0
@@ -55,7 +55,7 @@ def test_a_kept_result_has_a_page_too(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "Latency of delivered requests, interactive" in page and 'data-chart="distribution"' not in page
 
 
-def test_a_last_line_that_was_cut_off_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_last_line_is_ignored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (folder / "requests.jsonl").open("a") as file:
         file.write('{"run": 0, "id"')
     assert main(["bench", "report", str(folder)]) == 0
@@ -65,7 +65,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(folder: Path, capsys: pytest.C
     assert "requests.jsonl:1081: not JSON" in capsys.readouterr().err
 
 
-def test_compare_tells_by_its_exit_status(
+def test_compare_exits_with_1_for_a_regression(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     worse = experiments.results(loads=(1.0,))
@@ -92,7 +92,7 @@ def test_gate_prints_a_line_for_each_broken_bound(
 @pytest.mark.parametrize(
     "action", [["report", "{}"], ["compare", "{}", "{}"], ["gate", "{}", "configs/bench/gate-example.yaml"]]
 )
-def test_what_is_not_there_is_one_line(
+def test_missing_file_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], action: list[str]
 ) -> None:
     assert main(["bench", *(part.format(tmp_path / "none") for part in action)]) == 2

@@ -1,4 +1,4 @@
-"""A command that lacks its data says so in one line and ends with 2, before anything that takes time."""
+"""Commands without their data fail early, with one line and exit status 2."""
 
 import runpy
 import sys
@@ -18,11 +18,11 @@ import pytest
         "prediction.train_prior",
     ],
 )
-def test_absent_data_is_told_in_one_line(
+def test_absent_data_is_reported_in_one_line(
     name: str, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     module = f"benchmark_control_plane.experiments.{name}"
-    # What is stated on the command line goes first.
+    # The option takes precedence over the environment variable.
     monkeypatch.setenv("TANDEM_DATA", str(tmp_path / "elsewhere" if by == "--data" else tmp_path))
     monkeypatch.setattr(sys, "argv", [module, "--data", str(tmp_path)] if by == "--data" else [module])
     monkeypatch.delitem(sys.modules, module, raising=False)

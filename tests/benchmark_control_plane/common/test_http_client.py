@@ -1,4 +1,4 @@
-"""The client reads bodies by length and by chunks, keeps its connections, and replaces lost ones."""
+"""Tests of the HTTP client: body framing, connection reuse, and retry on a lost idle connection."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -16,8 +16,10 @@ NOTHING = b""
 
 @asynccontextmanager
 async def asking(*answers: bytes):
-    """Connections to a server that gives these answers, one a request, over however many connections. It
-    closes after one that is cut short. Yields what it has seen too."""
+    """Connections to a server that gives these responses, one per request, over any number of connections.
+
+    The server closes a connection after a truncated response. Yields the connections and the requests seen.
+    """
     seen: list[bytes] = []
     left = list(answers)
 
@@ -52,13 +54,13 @@ async def test_bodies_by_length_and_by_chunks_over_one_connection():
     assert b"x-one: 1\r\n" in seen[1]
 
 
-async def test_a_failure_is_told():
+async def test_error_status_is_raised():
     async with asking(FAILURE) as (opened, _):
         with pytest.raises(RuntimeError, match="/a: 429: late"):
             await opened.post("/a", b"{}")
 
 
-async def test_what_a_kept_connection_lost_unanswered_is_sent_again():
+async def test_request_lost_on_a_reused_connection_is_sent_again():
     async with asking(LENGTH, NOTHING, LENGTH) as (opened, seen):
         await opened.post("/a", b"{}")
         assert await opened.post("/b", b"{}") == b"hi"
@@ -67,7 +69,7 @@ async def test_what_a_kept_connection_lost_unanswered_is_sent_again():
 
 
 @pytest.mark.parametrize("answers", [[NOTHING], [LENGTH, NOTHING, NOTHING], [LENGTH, HALF]])
-async def test_what_a_new_connection_lost_or_was_answered_in_part_is_not(answers: list[bytes]):
+async def test_request_lost_elsewhere_is_not_sent_again(answers: list[bytes]):
     async with asking(*answers) as (opened, seen):
         for _ in answers[1:2]:
             await opened.post("/a", b"{}")

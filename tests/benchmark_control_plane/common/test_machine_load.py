@@ -1,4 +1,4 @@
-"""What is counted as ours is what this process does."""
+"""Tests of the CPU accounting between the benchmark and other processes."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import time
 from benchmark_control_plane.common.machine_load import CpuSnapshot, cpu_snapshot, others_cores
 
 
-def test_our_own_work_is_ours():
+def test_own_work_is_not_counted_as_others():
     before = cpu_snapshot()
     start = time.process_time()
     while time.process_time() - start < 0.3:
@@ -17,12 +17,12 @@ def test_our_own_work_is_ours():
     assert after.ours - before.ours <= after.busy - before.busy + 0.1
 
 
-def test_what_a_child_did_stays_ours_when_it_has_ended():
+def test_work_of_a_finished_child_counts_as_own():
     before = cpu_snapshot()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
     assert cpu_snapshot().ours - before.ours >= 0.25
 
 
-def test_the_rest_is_others():
+def test_remaining_cpu_time_is_that_of_others():
     assert others_cores(CpuSnapshot(0.0, 10.0, 1.0), CpuSnapshot(2.0, 14.0, 2.0)) == 1.5
     assert others_cores(CpuSnapshot(0.0, 10.0, 1.0), CpuSnapshot(2.0, 11.0, 3.0)) == 0.0

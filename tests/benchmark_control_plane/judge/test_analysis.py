@@ -24,7 +24,7 @@ def test_a_rejected_request_is_a_miss():
     assert analysis.losses(records) == {"reject": 0.25, "evict": 0, "abort": 0, "fail": 0}
 
 
-def test_percentiles_are_of_those_answered_and_lie_in_their_intervals():
+def test_percentiles_of_delivered_requests_lie_in_their_intervals():
     records = [record(n, n / 1_000) for n in range(1, 101)] + [record(101, 0, loss=Outcome.FAILED)]
     found = analysis.percentiles(records, seed=0)["chat"]
     assert found["ttft_ms"]["p50"][0] == pytest.approx(50.5)
@@ -37,8 +37,8 @@ def test_percentiles_are_of_those_answered_and_lie_in_their_intervals():
     assert found["tbt_ms"]["p50"][0] == pytest.approx(20)
 
 
-def test_an_interval_says_how_far_the_requests_reach_not_their_gaps():
-    """Every gap of one answer is alike, so a thousand of them say no more than their ten answers."""
+def test_interval_resamples_requests_not_gaps():
+    """All gaps of a request are equal, so a thousand gaps carry the information of ten requests."""
     records = []
     for number in range(20):
         gap = 0.01 if number < 12 else 0.05
@@ -48,7 +48,7 @@ def test_an_interval_says_how_far_the_requests_reach_not_their_gaps():
     assert analysis.percentiles(records, seed=0)["chat"]["tbt_ms"]["p50"] == pytest.approx([10, 10, 50])
 
 
-def test_fairness_is_of_tenants_where_there_are_some():
+def test_fairness_is_over_tenants_if_there_are_several():
     mine = [record(n, 0.1, tenant="a") for n in range(4)]
     yours = [record(n, 0.9, tenant="b") for n in range(4)]
     assert analysis.fairness(mine + yours, {})["jain"] == pytest.approx(0.5)
@@ -56,24 +56,24 @@ def test_fairness_is_of_tenants_where_there_are_some():
     assert analysis.fairness(yours, {})["jain"] is None
 
 
-def test_the_priority_gap_is_the_first_less_the_last():
+def test_priority_gap_is_highest_minus_lowest():
     high = [record(n, 0.1, name="high") for n in range(4)]
     low = [record(n, 0.9 if n else 0.1, name="low") for n in range(4)]
     assert analysis.fairness(high + low, {"high": 10, "low": 2})["priority_gap"] == 0.75
 
 
-def test_decisions_are_counted_as_the_server_named_them():
+def test_decisions_are_counted_by_the_names_of_the_server():
     named = [record(n, 0.1, decision=d) for n, d in enumerate(("ADMIT", "ADMIT", "DEFER", None))]
     assert analysis.decisions(named) == {"admit": 2, "admit_with_preemption": 0, "defer": 1, "reject": 0}
     assert analysis.decisions(named[3:]) is None
 
 
-def test_a_run_is_summed_up_over_its_window():
+def test_summary_is_over_the_measured_window():
     whole = analysis.summary([record(n, 0.1) for n in range(20)], measured=10, seed=0, priorities={})
     assert whole["goodput_rps"] == 2.0 and whole["attainment"]["overall"] == 1.0
 
 
-def test_a_window_without_requests_has_no_attainment():
+def test_empty_window_has_no_attainment():
     assert analysis.summary([], measured=10, seed=0, priorities={})["attainment"] == {"overall": None}
     assert analysis.lateness([])["p99"] is None
 
@@ -90,5 +90,5 @@ def test_a_window_without_requests_has_no_attainment():
         (429, "preempted", "evicted-priority", Outcome.EVICTED),
     ],
 )
-def test_an_http_error_is_one_of_the_four_losses(status, code, dropped, outcome):
+def test_http_error_maps_to_a_loss(status, code, dropped, outcome):
     assert loss_of(status, code, dropped) is outcome

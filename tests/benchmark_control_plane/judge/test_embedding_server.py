@@ -1,4 +1,4 @@
-"""The plain endpoint answers as any does, and works for nobody who has left."""
+"""Tests of the plain embedding endpoint and of its handling of disconnected clients."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ SCOPE = {
 
 
 def asked(embedder, stays_seconds):
-    """The status, and when it was sent; the caller leaves after `stays_seconds`."""
+    """Response status and its send time; the client disconnects after `stays_seconds`."""
     body = orjson.dumps({"input": [[1, 2, 3]]})
     coming = [{"type": "http.request", "body": body, "more_body": False}]
     sent = []
@@ -44,16 +44,16 @@ def asked(embedder, stays_seconds):
     return sent[0][1]["status"], sent[0][0]
 
 
-def test_a_caller_that_stays_is_answered():
+def test_connected_client_gets_a_response():
     assert asked(ScriptedEmbedder(call_seconds=2), stays_seconds=60) == (200, pytest.approx(2))
 
 
-def test_work_for_a_caller_that_left_is_dropped():
+def test_work_of_a_disconnected_client_is_dropped():
     assert asked(ScriptedEmbedder(call_seconds=60), stays_seconds=3) == (499, pytest.approx(3))
 
 
-def test_it_computes_where_and_as_tandem_does():
-    """The worker's options on either side, from one section of an experiment."""
+def test_worker_options_equal_those_of_tandem():
+    """Both sides derive equal worker options from one section of an experiment."""
     stated = {
         "model": "tandem/minilm", "name": "minilm", "device": "cuda", "dtype": "float16",
         "max_input_tokens": 256, "normalize": False, "trust_remote_code": True, "batch_tokens": 65_536,
@@ -70,7 +70,7 @@ def test_it_computes_where_and_as_tandem_does():
     assert smaller._options.batch_tokens == 1_024
 
 
-def test_settings_that_are_none_are_one_line(capsys):
+def test_invalid_settings_are_one_line(capsys):
     with pytest.raises(SystemExit, match="2"):
         embedder_from(["--port", "1", "--settings", '{"devise": "cuda"}'])
     assert "did you mean 'device'" in capsys.readouterr().err

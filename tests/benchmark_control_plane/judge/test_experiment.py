@@ -27,7 +27,7 @@ SMALL = {
 
 
 def changed(path, value):
-    """SMALL with `value` at a dotted path; None takes it away."""
+    """SMALL with `value` at a dotted path; None removes the key."""
     content = yaml.safe_load(yaml.safe_dump(SMALL))
     *parents, last = path.split(".")
     here = content
@@ -46,13 +46,13 @@ def read(tmp_path, content):
     return read_experiment(path, tmp_path).plan
 
 
-def test_the_example_of_the_documentation_can_be_read(tmp_path):
+def test_example_of_the_documentation_is_valid(tmp_path):
     (example,) = re.findall(r"```yaml\n(.*?)```", Path("docs/benchmarking.md").read_text("utf-8"), re.DOTALL)
     assert read(tmp_path, yaml.safe_load(example)).name == "mine"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_the_experiments_that_are_shipped_can_be_read(path):
+def test_shipped_experiments_are_valid(path):
     plan = read_experiment(path, Path()).plan
     assert plan.name == path.stem
     assert len(quick(plan).systems) == 2 and quick(plan).seeds == plan.seeds[:1]
@@ -96,13 +96,13 @@ def test_the_experiments_that_are_shipped_can_be_read(path):
         ("systems", [{"name": "a", "kind": "tandem", "ungated": True}] * 2, "'a' is given twice"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_in_one_line(tmp_path, path, value, message):
+def test_mistake_is_reported_in_one_line(tmp_path, path, value, message):
     with pytest.raises(BadInput, match=r"experiment\.yaml") as told:
         read(tmp_path, changed(path, value))
     assert message in str(told.value) and "\n" not in str(told.value)
 
 
-def test_what_is_no_yaml_is_told_too(tmp_path):
+def test_invalid_yaml_is_reported(tmp_path):
     (tmp_path / "experiment.yaml").write_text("a: [", encoding="utf-8")
     with pytest.raises(BadInput, match="not YAML"):
         read_experiment(tmp_path / "experiment.yaml", tmp_path)
@@ -110,7 +110,7 @@ def test_what_is_no_yaml_is_told_too(tmp_path):
         read_experiment(tmp_path / "absent.yaml", tmp_path)
 
 
-def test_a_file_that_extends_another_states_what_differs(tmp_path):
+def test_extending_file_states_only_differences(tmp_path):
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(SMALL), encoding="utf-8")
     path = tmp_path / "other.yaml"
     content = {"extends": "base.yaml", "name": "other", "classes": {"chat": {"ttft_ms": 90}}}
@@ -135,7 +135,7 @@ def test_a_file_that_extends_another_states_what_differs(tmp_path):
         read_experiment(path, tmp_path)
 
 
-def test_a_quick_look_keeps_the_two_that_are_compared(tmp_path):
+def test_quick_plan_keeps_tandem_and_a_baseline(tmp_path):
     content = changed("loads", [0.5, 1.0, 2.0]) | {"seeds": [3, 4]}
     content["systems"] += [
         {"name": "other", "kind": "ablation", "simulated": {}},
@@ -146,7 +146,7 @@ def test_a_quick_look_keeps_the_two_that_are_compared(tmp_path):
     assert small.loads == (0.5, 2.0) and small.seeds == (3,)
 
 
-def test_the_server_gets_the_classes_with_the_objectives_found(tmp_path):
+def test_classes_section_holds_the_objectives(tmp_path):
     plan = read(tmp_path, SMALL)
     assert classes_section(plan, {"chat": {"ttft_ms": 80.0}}) == {
         "chat": {"priority": 1, "sheddable": True, "default": True, "ttft_ms": 80.0}

@@ -9,15 +9,15 @@ def falling(load):
     return min(1.0, max(0.0, 1.6 - 0.5 * load))
 
 
-def test_between_two_loads_attainment_is_linear():
+def test_attainment_is_interpolated_linearly():
     assert highest_load(CURVE, 0.9) == pytest.approx(1.125)
 
 
-def test_attainment_that_comes_back_does_not_count():
+def test_recovered_attainment_is_ignored():
     assert highest_load(CURVE, 0.8) == pytest.approx(1.375)
 
 
-def test_bisection_finds_the_rate_where_the_curve_bends():
+def test_bisection_finds_the_crossing():
     asked = []
 
     def attainment_at(load):
@@ -29,7 +29,7 @@ def test_bisection_finds_the_rate_where_the_curve_bends():
     assert len(asked) == 8
 
 
-def test_below_the_lowest_load_only_measuring_helps():
+def test_below_the_lowest_load_a_measurement_is_needed():
     measured = {2.0: falling(2.0)}
     assert highest_load(measured, 0.9) is None
     assert highest_load(measured, 0.9, steps=6, attainment_at=falling) == pytest.approx(1.4, abs=0.02)
@@ -37,5 +37,5 @@ def test_below_the_lowest_load_only_measuring_helps():
     assert highest_load(measured, 0.9, steps=6, attainment_at=lambda load: None) is None
 
 
-def test_where_all_keep_it_the_highest_measured_is_a_lower_bound():
+def test_highest_load_is_returned_if_all_reach_the_target():
     assert highest_load({0.5: 1.0, 1.0: 0.92}, 0.9, steps=3, attainment_at=falling) == 1.0

@@ -1,4 +1,4 @@
-"""Over a real socket, against a server in this process whose own stamps are the truth."""
+"""Tests of the HTTP target against a server in this process, whose time stamps are the reference."""
 
 import asyncio
 import json
@@ -31,8 +31,10 @@ def usage(count):
 
 @asynccontextmanager
 async def scripted(events, *, status=b"200 OK", headers=b"", delay=0.0, gap=0.0, closes=False):
-    """Answers each request with these pieces of a chunked body. Yields its URL, what it was asked as
-    (head, body), and its stamps as (received, [sent])."""
+    """A server that answers each request with these pieces of a chunked body.
+
+    Yields its URL, the requests as (head, body), and its time stamps as (received, [sent]).
+    """
     asked, stamps, writers = [], [], []
 
     async def serve(reader, writer):
@@ -88,14 +90,14 @@ async def answer_to(planned, events, **script):
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_known_delay_is_measured_within_a_millisecond(loop_factory):
+def test_known_delay_is_measured_within_a_millisecond(loop_factory):
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         first, spread = runner.run(measured_delays())
     assert median(first) < 0.001 and median(spread) < 0.001
 
 
 async def measured_delays():
-    """How far the client's first token, and the time from it to the last, are from the server's."""
+    """Errors of the client's TTFT and of its time from first to last token, against the server."""
     events = [chunk(), chunk(), chunk(), chunk(), usage(4), DONE]
     first, spread = [], []
     async with scripted(events, delay=0.02, gap=0.005) as (url, _, stamps), target_at(url) as target:
@@ -108,7 +110,7 @@ async def measured_delays():
     return first, spread
 
 
-async def test_a_stream_is_counted_chunk_by_chunk_and_its_usage_believed():
+async def test_chunks_are_time_stamped_and_usage_gives_the_token_count():
     answer, (head, body) = await answer_to(CHAT, [b": ping\n\n", chunk() + chunk(""), usage(7) + DONE])
     assert len(answer.tokens) == 2 and answer.output_tokens == 7
     assert answer.loss is None and answer.status == 200 and answer.ended >= answer.tokens[-1]
@@ -116,13 +118,13 @@ async def test_a_stream_is_counted_chunk_by_chunk_and_its_usage_believed():
     assert len(body["prompt"]) == 12 and body["max_tokens"] == 4 and body["ignore_eos"]
 
 
-async def test_events_may_be_cut_anywhere():
+async def test_events_may_be_split_anywhere():
     whole = chunk("a") + chunk("b") + usage(4) + DONE
     answer, _ = await answer_to(CHAT, [whole[i : i + 7] for i in range(0, len(whole), 7)])
     assert len(answer.tokens) == 2 and answer.loss is None
 
 
-async def test_an_embedding_is_answered_when_its_body_is_whole():
+async def test_embedding_ends_when_its_body_is_complete():
     answer, (head, body) = await answer_to(DOCUMENT, [b'{"data":', b"[]}"], gap=0.01)
     assert head[""] == "POST /v1/embeddings HTTP/1.1"
     assert [len(ids) for ids in body["input"]] == [7, 9]
@@ -143,12 +145,12 @@ async def test_an_embedding_is_answered_when_its_body_is_whole():
         ([chunk()], {"closes": True}, Outcome.FAILED, "connection lost"),
     ],
 )  # fmt: skip
-async def test_every_loss_is_told_apart(events, script, loss, error):
+async def test_each_loss_is_recognised(events, script, loss, error):
     answer, _ = await answer_to(CHAT, events, **script)
     assert answer.loss is loss and error in answer.error and answer.ended is None
 
 
-async def test_a_server_that_is_not_there_is_a_failure():
+async def test_absent_server_is_a_failure():
     async with scripted([]) as (url, _, _):
         pass
     async with target_at(url) as target:
@@ -165,14 +167,14 @@ async def test_a_server_that_is_not_there_is_a_failure():
         (Dialect(priorities={"interactive": 3}), None, 3),
     ],
 )
-async def test_each_server_is_told_the_class_in_its_own_words(dialect, header, field):
+async def test_class_is_sent_in_the_dialect_of_the_server(dialect, header, field):
     async with scripted([chunk(), DONE]) as (url, asked, _), target_at(url, dialect) as target:
         await target.send(CHAT, PartialResponse())
     head, body = asked[0]
     assert head.get("x-service-class") == header and body.get("priority") == field
 
 
-async def test_a_server_that_takes_no_ids_gets_words():
+async def test_server_without_token_ids_gets_words():
     async with scripted([chunk(), DONE]) as (url, asked, _):
         endpoint = Endpoint(url, "some-model", text=True)
         async with http_target(endpoint, endpoint, Dialect(), limit=8) as target:
@@ -183,7 +185,7 @@ async def test_a_server_that_takes_no_ids_gets_words():
     assert [len(text.split()) for text in document["input"]] == [7, 9]
 
 
-async def test_a_tenant_has_its_own_key():
+async def test_tenant_has_its_own_key():
     dialect = Dialect(tenant_keys={"acme": "theirs"})
     async with scripted([chunk(), DONE]) as (url, asked, _), target_at(url, dialect) as target:
         await target.send(CHAT, PartialResponse())
@@ -191,7 +193,7 @@ async def test_a_tenant_has_its_own_key():
     assert [head["authorization"] for head, _ in asked] == ["Bearer theirs", "Bearer secret"]
 
 
-async def test_who_finds_no_connection_free_is_sent_later():
+async def test_request_waits_for_a_free_connection():
     async with scripted([chunk(), DONE], delay=0.05) as (url, _, stamps), target_at(url, limit=1) as target:
         answers = [PartialResponse(), PartialResponse()]
         await asyncio.gather(*(target.send(CHAT, answer) for answer in answers))

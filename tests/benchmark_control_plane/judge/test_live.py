@@ -1,4 +1,4 @@
-"""A whole experiment on real engines: vLLM's own server beside the embedding server, and Tandem."""
+"""A whole experiment on real engines: vLLM with the embedding server, and Tandem."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ HEAD_TO_HEAD = Path(__file__).parents[3] / "configs" / "bench" / "head-to-head.y
 
 
 @pytest.mark.engine
-def test_both_systems_are_started_asked_and_judged(tmp_path):
+def test_both_systems_are_started_and_measured(tmp_path):
     content = yaml.safe_load(HEAD_TO_HEAD.read_text(encoding="utf-8"))
     content |= {
         "loads": [1.0],

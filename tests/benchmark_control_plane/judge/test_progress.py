@@ -1,4 +1,4 @@
-"""What is shown on a terminal, and what where nobody looks."""
+"""Tests of the progress display, on a terminal and elsewhere."""
 
 import io
 
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("stream", "bars"), [(Terminal(), 101), (io.StringIO(), 0)])
-def test_a_bar_moves_by_the_percent_and_only_on_a_terminal(stream, bars):
+def test_bar_is_redrawn_per_percent_and_only_on_a_terminal(stream, bars):
     tick = ProgressDisplay(stream, 2).ticker("tandem")
     for answered in range(1_001):
         tick(answered, 1_000)
@@ -27,7 +27,7 @@ def test_a_bar_moves_by_the_percent_and_only_on_a_terminal(stream, bars):
     assert not drawn or drawn[50].startswith("[############            ] 0/2 runs; tandem: 500/1000")
 
 
-def test_a_run_that_is_not_valid_is_told_and_more_runs_than_planned_are_counted():
+def test_invalid_and_unplanned_runs_are_shown():
     stream = io.StringIO()
     progress = ProgressDisplay(stream, 1)
     progress.ran("first", ENTRY)

@@ -19,14 +19,14 @@ from tests.benchmark_control_plane.bench_command import main
 
 EXPERIMENT = {
     "name": "small",
-    "question": "What does the gate earn?",
+    "question": "How much does the gate improve attainment?",
     "loads": [0.5, 2.0],
     "seeds": [0, 1],
     "reference": "ungated",
     "window": {"warmup_s": 1, "measured_s": 5, "drain_s": 30},
     "capacity": {"clients": 64, "probe_s": 5},
     "frontier": {"targets": [0.9], "steps": 1},
-    # A slow one, so that few requests are a load.
+    # A slow device, so that few requests are a load.
     "device": {"kv_memory": "512MiB", "step": [0.027, 8e-5, 3e-4, 4e-8], "embedding": [0.012, 1.6e-5]},
     "classes": {
         "interactive": {"priority": 2, "times_unloaded": {"ttft": 10, "tpot": 3}},
@@ -59,7 +59,7 @@ def kept(out):
     return results, [json.loads(line) for line in lines]
 
 
-def test_an_experiment_leaves_results_and_every_request(experiment, tmp_path):
+def test_experiment_writes_results_and_all_requests(experiment, tmp_path):
     assert run_experiment(experiment, tmp_path / "out") == 0
     results, requests = kept(tmp_path / "out")
     assert results["format"] == 1 and not results["partial"]
@@ -86,7 +86,7 @@ def test_an_experiment_leaves_results_and_every_request(experiment, tmp_path):
     assert tandem["decisions"]["admit"] > 0
 
 
-def test_the_same_experiment_gives_the_same_results(experiment, tmp_path):
+def test_experiment_is_deterministic(experiment, tmp_path):
     for name in ("first", "second"):
         run_experiment(experiment, tmp_path / name, seeds=[3], is_quick=True)
     (first, one), (second, other) = kept(tmp_path / "first"), kept(tmp_path / "second")
@@ -103,10 +103,10 @@ class CtrlC(io.StringIO):
         return super().write(text)
 
 
-def test_an_interrupted_experiment_keeps_what_it_has(experiment, tmp_path, monkeypatch):
+def test_interrupted_experiment_keeps_completed_runs(experiment, tmp_path, monkeypatch):
     terminal = CtrlC()
     monkeypatch.setattr("sys.stderr", terminal)
-    # Whoever starts the tests in the background lets them ignore what a terminal sends.
+    # Tests started in the background inherit an ignored SIGINT.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert run_experiment(experiment, tmp_path / "out") == 130
@@ -118,7 +118,7 @@ def test_an_interrupted_experiment_keeps_what_it_has(experiment, tmp_path, monke
     assert "interrupted; 3 runs are kept" in terminal.getvalue()
 
 
-def test_a_server_that_is_not_there_is_one_line(tmp_path, capsys):
+def test_absent_server_is_one_line(tmp_path, capsys):
     endpoint = {"url": "http://127.0.0.1:9", "model": "m"}
     nowhere = {"name": "there", "kind": "baseline", "endpoints": {"chat": endpoint, "embeddings": endpoint}}
     path = tmp_path / "nowhere.yaml"
@@ -132,7 +132,7 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path, capsys):
 
 
 class LastWord(io.StringIO):
-    """A terminal on which the first run's report is the last that the server lives to see."""
+    """A terminal that stops the server when the first run is reported."""
 
     def __init__(self, stop):
         super().__init__()
@@ -146,7 +146,7 @@ class LastWord(io.StringIO):
 
 @pytest.fixture
 def server():
-    """(url, a function that ends it), in a thread of its own."""
+    """(URL, function that stops it) of a server in its own thread."""
     loop = asyncio.new_event_loop()
     listener = loop.run_until_complete(listening(ServerDelays(first=0.001, gap=0.001), 0))
     thread = Thread(target=loop.run_forever)
@@ -164,7 +164,7 @@ def server():
     loop.close()
 
 
-def test_a_server_that_goes_away_leaves_what_was_measured_and_its_page(server, tmp_path, monkeypatch):
+def test_lost_server_keeps_completed_runs_and_report(server, tmp_path, monkeypatch):
     url, stop = server
     chat = EXPERIMENT["streams"]["chat"] | {"output_tokens": {"fixed": 2}}
     there = {"name": "there", "kind": "baseline", "endpoints": {"chat": {"url": url, "model": "m"}}}
@@ -195,11 +195,11 @@ def test_a_server_that_goes_away_leaves_what_was_measured_and_its_page(server, t
         ([None, None, 5.0], None),
     ],
 )
-def test_a_seed_that_kept_the_target_at_no_rate_is_the_lowest(per_seed, rate):
+def test_seed_without_a_rate_counts_as_the_lowest(per_seed, rate):
     assert median_rate(per_seed) == rate
 
 
-def test_seeds_that_are_asked_for_replace_those_of_every_system(tmp_path):
+def test_given_seeds_replace_those_of_every_system(tmp_path):
     systems = [EXPERIMENT["systems"][0], EXPERIMENT["systems"][1] | {"seeds": [1]}]
     path = tmp_path / "seeds.yaml"
     small = {"systems": systems, "loads": [0.5], "frontier": {"targets": [0.9], "steps": 0}}
@@ -209,7 +209,7 @@ def test_seeds_that_are_asked_for_replace_those_of_every_system(tmp_path):
     assert [(run["system"], run["seed"]) for run in results["runs"]] == [("tandem", 7), ("ungated", 7)]
 
 
-def test_data_that_is_missing_is_one_line(tmp_path, capsys):
+def test_missing_data_is_one_line(tmp_path, capsys):
     streams = {
         "code": {"kind": "generate", "service_class": "interactive", "share": 1,
                  "trace": {"name": "azure-code"}}
@@ -221,13 +221,13 @@ def test_data_that_is_missing_is_one_line(tmp_path, capsys):
     assert "azure2023_code.csv.gz: No such file" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_multiple_of_nothing_is_refused(experiment, tmp_path):
+def test_multiple_of_an_unmeasured_latency_is_rejected(experiment, tmp_path):
     plan = read_experiment(experiment, tmp_path).plan
     with pytest.raises(BadInput, match=r"classes\.interactive\.times_unloaded\.ttft"):
         objectives_from(plan, {"documents": {"e2e_ms": 5.0}})
 
 
-def test_what_is_not_valid_counts_in_no_rate(tmp_path):
+def test_invalid_runs_count_in_no_rate(tmp_path):
     path = tmp_path / "cut.yaml"
     window = {"warmup_s": 1, "measured_s": 3, "drain_s": 0.01}
     small = {"loads": [0.5], "seeds": [0], "frontier": {"targets": [0.9], "steps": 2}, "window": window}
@@ -238,7 +238,7 @@ def test_what_is_not_valid_counts_in_no_rate(tmp_path):
     assert [(f["rps"], f["per_seed"]) for f in results["max_goodput_rate"]] == [(None, [None])] * 2
 
 
-def test_a_scale_makes_every_objective_stricter(tmp_path):
+def test_slo_scale_multiplies_every_objective(tmp_path):
     path = tmp_path / "strict.yaml"
     path.write_text(yaml.safe_dump(EXPERIMENT | {"slo_scale": 0.5}), encoding="utf-8")
     alone = {"interactive": {"ttft_ms": 6.0, "tpot_ms": 2.0}}
@@ -262,7 +262,7 @@ vllm:num_preemptions_total{engine="0",model_name="m"} 2.0
 """
 
 
-def test_memory_is_read_from_either_servers_page():
+def test_memory_is_parsed_from_both_servers_metrics():
     tandem = parse_metrics(PAGE.partition(b"vllm")[0], None)
     assert tandem["held:llm"] == 5e6 and tandem["used:llm"] == 9e6 and tandem["preemptions"] == 3
     assert tandem["recompute_tokens"] == 500
@@ -271,7 +271,7 @@ def test_memory_is_read_from_either_servers_page():
     assert vllm == {"used:llm": 250.0, "quota:llm": 1_000.0, "preemptions": 2.0}
 
 
-def test_a_watch_sums_up_what_it_saw():
+def test_memory_sampler_summarises_its_samples():
     first = parse_metrics(PAGE.partition(b"vllm")[0], None)
     later = {**first, "used:llm": 1e6, "preemptions": 7.0, "queries": 300.0, "hits": 80.0}
     watch = MemorySampler([0.0, 0.5], [first, later])

@@ -1,4 +1,4 @@
-"""All on virtual time: a known delay is measured exactly, and nothing waits."""
+"""Tests of the load generator in virtual time, where a known delay is measured exactly."""
 
 import asyncio
 
@@ -15,8 +15,10 @@ CLASSES = {"chat": SloTargets(ttft_ms=500, tpot_ms=100), "documents": SloTargets
 
 
 class Scripted:
-    """First token after `first` seconds, each further one after `gap`; a stall holds everything that
-    starts within it. At most `places` at once."""
+    """Target with `first` seconds to the first token and `gap` between tokens, for at most `places` requests.
+
+    A stall delays every request that starts within it.
+    """
 
     def __init__(self, first=0.3, gap=0.05, stall=(0.0, 0.0), places=1_000, loses=()):
         self.first, self.gap, self.stall, self.loses = first, gap, stall, loses
@@ -61,7 +63,7 @@ def played(plan, target=None, warmup=0.0, drain=60.0, ticks=None):
     return {record.planned.id: record for record in result.records}, result
 
 
-def test_a_scripted_delay_is_measured_as_scripted():
+def test_scripted_delay_is_measured_exactly():
     records, _ = played([chat(0, 1.0), document(1, 1.2)])
     one = records["r0"]
     assert (one.ttft_ms, one.tpot_ms, one.max_tbt_ms) == pytest.approx((300, 50, 50))
@@ -78,16 +80,16 @@ def test_each_objective_is_judged():
     assert one_token["r0"].outcome is Outcome.MET
 
 
-def test_a_stall_does_not_hide_the_requests_that_were_due_in_it():
-    """Coordinated omission: a client that waits for the stalled answer would see one slow request."""
+def test_stall_does_not_hide_requests_due_in_it():
+    """Coordinated omission: a client that waits for the stalled response would see one slow request."""
     records, _ = played([chat(n, n / 10) for n in range(100)], Scripted(stall=(2.0, 5.0)))
     waited = [records[f"r{n}"].ttft_ms - 300 for n in range(20, 50)]
     assert waited == pytest.approx([1e3 * (5.0 - n / 10) for n in range(20, 50)])
     assert sum(r.outcome is Outcome.LATE for r in records.values()) == 28
 
 
-def test_a_bound_on_connections_makes_requests_late_not_absent():
-    """One place, 0.5 s a request, two a second more than that serves: each waits longer than the last."""
+def test_connection_limit_makes_requests_late():
+    """One connection at 0.5 s per request, overloaded: each request waits longer than the previous one."""
     records, result = played([chat(n, n / 4) for n in range(20)], Scripted(places=1))
     last = records["r19"]
     assert last.sent - last.scheduled == pytest.approx(20 * 0.5 - 0.5 - 19 / 4)
@@ -95,28 +97,29 @@ def test_a_bound_on_connections_makes_requests_late_not_absent():
     assert max(result.lateness) == pytest.approx(last.sent - last.scheduled)
 
 
-def test_a_request_that_waits_for_another_is_due_when_that_has_answered():
+def test_follower_is_due_when_its_predecessor_completes():
     plan = [document(0, 1.0), chat(1, 1.0, after="d0")]
     records, _ = played(plan)
     assert records["r1"].scheduled == pytest.approx(1.3) and records["r1"].ttft_ms == pytest.approx(300)
 
 
-def test_what_waits_for_a_lost_answer_is_lost_with_it():
+def test_follower_of_a_lost_request_is_lost():
     target = Scripted(loses=("d0",))
     records, _ = played([document(0, 1.0), chat(1, 1.0, after="d0")], target)
     assert records["r1"].outcome is Outcome.REJECTED and target.asked == ["d0"]
 
 
-def test_what_is_unfinished_at_the_end_of_the_drain_is_judged_if_it_can_be():
+def test_unfinished_requests_are_judged_if_decided():
     slow = Scripted(first=30)
     records, _ = played([chat(0, 0.0), document(1, 0.2)], slow, drain=0.7)
-    # 0.9 s after it was due the chat has broken 500 ms, 0.7 s after it was due the document kept 800.
+    # 0.9 s after it was due, the chat has missed 500 ms; 0.7 s after it was due, the document has not missed
+    # 800 ms.
     assert records["r0"].outcome is Outcome.LATE and records["d1"].outcome is Outcome.ABORTED
     assert records["r0"].e2e_ms is None
 
 
-def test_who_was_never_sent_is_later_than_anybody():
-    """One place: nine find none until the rest is given up, four seconds after the last was due."""
+def test_unsent_request_has_the_largest_lateness():
+    """One connection: nine requests get none until the cut-off, four seconds after the last was due."""
     _, result = played([chat(n, n / 10) for n in range(10)], Scripted(first=30, places=1), drain=4.0)
     assert sorted(result.lateness) == pytest.approx([0, *(4 + n / 10 for n in range(9))])
 
@@ -129,17 +132,17 @@ def test_every_planned_request_has_one_record():
     assert ticks[-1] == (60, 60)
 
 
-def test_warmup_comes_before_the_window():
+def test_warmup_precedes_the_window():
     records, _ = played([chat(0, -1.0), chat(1, 0.5)], warmup=2.0)
     assert records["r0"].scheduled == pytest.approx(-1.0) and records["r0"].planned.is_warmup
     assert records["r1"].first == pytest.approx(0.8)
 
 
-def test_closed_loop_keeps_so_many_asking():
+def test_closed_loop_keeps_all_clients_busy():
     async def go():
         loop = asyncio.get_running_loop()
         plan = [chat(n, 0.0) for n in range(100)]
         return await closed_loop(Scripted(), plan, clients=4, seconds=3.0, clock=loop.time)
 
-    # Half a second each, four at a time; the last are begun just at the end.
+    # Half a second each, four at a time; the last four start just before the end.
     assert len(run(go()).records) in (24, 28)

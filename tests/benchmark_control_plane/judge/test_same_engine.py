@@ -1,4 +1,4 @@
-"""On a GPU Tandem's engine is the baseline's but for its scheduler: whatever vLLM decides by itself there."""
+"""On a GPU, Tandem's engine configuration differs from the baseline's only in the scheduler."""
 
 import json
 import subprocess
@@ -8,14 +8,14 @@ import pytest
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
-# A process of its own: vLLM's modules bind the platform when they are imported.
+# Runs in a subprocess, because vLLM's modules bind the platform when they are imported.
 _CONFIGURES = """
 import json, sys, types
 from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-# Operators compiled for CUDA, which nothing calls here.
+# Modules of compiled CUDA operators, which are not called here.
 for name in ("vllm._C", "vllm._C_stable_libtorch", "vllm._moe_C"):
     if find_spec(name) is None:
         sys.modules[name] = types.ModuleType(name)
@@ -77,7 +77,7 @@ print(json.dumps([str(tandem.device_config.device_type), tandem.scheduler_config
 
 @pytest.mark.parametrize(("states", "sequences"), [(True, 256), (False, 1_024)])
 def test_only_the_scheduler_differs(states, sequences):
-    """Also where nobody states how many requests run and how many tokens a step takes."""
+    """Holds also without explicit max_num_seqs and max_num_batched_tokens."""
     ran = subprocess.run(
         [sys.executable, "-c", _CONFIGURES, json.dumps(states)], capture_output=True, text=True, check=False
     )

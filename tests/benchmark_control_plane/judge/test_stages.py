@@ -1,4 +1,4 @@
-"""A run leaves nothing behind that the next system on the same machine would pay for."""
+"""A run leaves no backlog that would slow down the next system on the same machine."""
 
 import asyncio
 from contextlib import closing
@@ -13,7 +13,7 @@ from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop
 
 EXPERIMENT = {
     "name": "overloaded",
-    "question": "Who pays for what is left?",
+    "question": "Does a backlog slow down the next system?",
     "loads": [1.0],
     "capacity": {"rps": 4},
     "reference": "deaf",
@@ -29,7 +29,7 @@ EXPERIMENT = {
 
 
 class Deaf:
-    """Half as fast as it is asked, one at a time, and it does not hear that nobody waits any more."""
+    """Serves one request at a time at half the offered rate, and does not notice disconnects."""
 
     def __init__(self):
         self.turn, self.undone = asyncio.Lock(), 0
@@ -48,7 +48,7 @@ class Deaf:
 
 @dataclass
 class Stage:
-    """The target's own time goes on from act to act."""
+    """A stage whose clock continues from one measurement to the next."""
 
     target: Deaf
     shares_machine: bool
@@ -59,7 +59,7 @@ class Stage:
 
 
 @pytest.mark.parametrize("shares_machine", [True, False])
-def test_what_a_run_leaves_is_waited_for_where_others_come_next(tmp_path, shares_machine):
+def test_backlog_is_waited_for_on_a_shared_machine(tmp_path, shares_machine):
     path = tmp_path / "overloaded.yaml"
     path.write_text(yaml.safe_dump(EXPERIMENT), encoding="utf-8")
     experiment = read_experiment(path, tmp_path)
@@ -76,7 +76,7 @@ def test_what_a_run_leaves_is_waited_for_where_others_come_next(tmp_path, shares
 
 
 class Fast:
-    """Answers any number at once, each in 20 ms."""
+    """Serves any number of requests concurrently, each in 20 ms."""
 
     async def send(self, planned, answer):
         loop = asyncio.get_running_loop()
@@ -85,8 +85,8 @@ class Fast:
         answer.ended = loop.time()
 
 
-def test_a_fast_server_is_not_measured_by_what_there_was_to_ask(tmp_path):
-    """On a GPU a small model answers more in a second than were drawn."""
+def test_capacity_probe_draws_enough_requests_for_a_fast_server(tmp_path):
+    """On a GPU, a small model can serve more requests per second than were drawn."""
     path = tmp_path / "fast.yaml"
     content = EXPERIMENT | {"capacity": {"clients": 48, "probe_s": 0.5}}
     path.write_text(yaml.safe_dump(content), encoding="utf-8")

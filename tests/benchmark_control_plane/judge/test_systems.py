@@ -1,4 +1,4 @@
-"""What a system is started with, read from its own command lines and file."""
+"""Tests of the command lines and configurations with which systems are started."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from controlplane.service.memory.memory_plan import ModelFacts, memory_plan
 
 FOLDER = Path(__file__).parents[3] / "configs" / "bench"
 GIB = 2**30
-# What config.json says, and about what the files hold.
+# Content of config.json, and the approximate size of the weight files.
 FACTS = {
     "Qwen/Qwen2.5-7B-Instruct": ModelFacts(
         {
@@ -31,7 +31,7 @@ def on_a_gpu():
     return read_experiment(FOLDER / "head-to-head-gpu.yaml", Path()).plan
 
 
-def test_every_system_of_the_gpu_has_the_same_cache_and_two_fit_a_card_of_80_gb(on_a_gpu):
+def test_gpu_systems_have_equal_caches_and_two_fit_80_gb(on_a_gpu):
     live, shares = on_a_gpu.live, []
     for system in on_a_gpu.systems:
         if system.tandem is None:
@@ -40,7 +40,7 @@ def test_every_system_of_the_gpu_has_the_same_cache_and_two_fit_a_card_of_80_gb(
             config = parse(tandem_config(on_a_gpu, live, system, {"interactive": {"ttft_ms": 100}}, {}))
             plan = memory_plan(config, FACTS.__getitem__, lambda: pytest.fail("it is stated"))
             assert plan.workspace_bytes > GIB
-            # The cache that vLLM is given instead of the planned one takes no more.
+            # The KV cache given to vLLM is not larger than the planned one.
             assert plan.kv_bytes >= (given := config.models.chat.engine)["kv_cache_memory_bytes"]
             shares.append(plan.memory_bytes)
         assert given["kv_cache_memory_bytes"] == 4 * GIB
@@ -48,7 +48,7 @@ def test_every_system_of_the_gpu_has_the_same_cache_and_two_fit_a_card_of_80_gb(
     assert on_a_gpu.together * max(shares) < 79 * GIB
 
 
-def test_a_baseline_gets_the_cache_it_is_stated(on_a_gpu):
+def test_baseline_gets_its_stated_cache(on_a_gpu):
     split = first_variant(on_a_gpu.systems[1]).split
     live = on_a_gpu.live
     assert vllm_arguments(live, split)["kv_cache_memory_bytes"] == 4 * GIB

@@ -12,7 +12,7 @@ DATA = Path(os.environ.get("TANDEM_DATA") or Path("..") / "shared" / "data")
 COLUMNS = TraceColumns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-def test_times_of_day_become_seconds_since_the_first(tmp_path):
+def test_timestamps_become_seconds_since_the_first_row(tmp_path):
     path = tmp_path / "trace.csv.gz"
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write(
@@ -25,7 +25,7 @@ def test_times_of_day_become_seconds_since_the_first(tmp_path):
     assert second.at == pytest.approx(4.314579, abs=1e-5)
 
 
-def test_rows_may_be_json_lines_with_columns_of_any_name(tmp_path):
+def test_json_lines_with_custom_columns(tmp_path):
     path = tmp_path / "trace.jsonl"
     rows = [{"t": "3", "in": 7, "q": 2}, {"t": 5.5, "in": 0, "q": 3}]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -48,7 +48,7 @@ def test_rows_may_be_json_lines_with_columns_of_any_name(tmp_path):
         ("trace.jsonl", "{", "not rows of jsonl"),
     ],
 )
-def test_what_cannot_be_read_is_told_in_one_line(tmp_path, name, content, message):
+def test_unreadable_file_is_reported_in_one_line(tmp_path, name, content, message):
     path = tmp_path / name
     if content is not None:
         path.write_text(content, encoding="utf-8")
@@ -57,7 +57,7 @@ def test_what_cannot_be_read_is_told_in_one_line(tmp_path, name, content, messag
     assert "\n" not in str(told.value)
 
 
-def test_a_file_that_was_cut_off_is_told_in_one_line(tmp_path):
+def test_truncated_file_is_reported_in_one_line(tmp_path):
     path = tmp_path / "trace.csv.gz"
     whole = gzip.compress(b"TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3\n2,3,4\n")
     path.write_bytes(whole[:-9])
@@ -70,7 +70,7 @@ def test_a_file_that_was_cut_off_is_told_in_one_line(tmp_path):
     ("name", "count", "seconds"),
     [("azure-conversation", 19_366, 3_502), ("azure-code", 8_819, 3_436), ("ragpulse", 7_106, 604_603)],
 )
-def test_the_public_traces_have_their_published_size(name, count, seconds):
+def test_public_traces_have_their_published_size(name, count, seconds):
     file, columns = NAMED[name]
     if not (DATA / file).exists():
         pytest.skip(f"{DATA / file} is absent; TANDEM_DATA names the folder of public data")

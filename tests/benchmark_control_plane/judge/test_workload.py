@@ -52,7 +52,7 @@ def test_streams_have_their_shares_of_the_rate(tmp_path):
     assert min(batches) == 16 and max(batches) == 128
 
 
-def test_the_window_starts_after_the_warmup(tmp_path):
+def test_window_starts_after_the_warmup(tmp_path):
     asked = plan({"chat": CHAT}, tmp_path)
     assert asked == sorted(asked, key=lambda one: one.at)
     assert -10 <= asked[0].at < -9 and 89 < asked[-1].at < 90
@@ -61,7 +61,7 @@ def test_the_window_starts_after_the_warmup(tmp_path):
 
 def test_changing_one_stream_changes_no_other(tmp_path):
     def chats(documents):
-        # The rates of the streams are to stay: only the bursts differ.
+        # The rates of the streams stay the same; only the burstiness differs.
         asked = plan({"chat": CHAT, "documents": documents}, tmp_path)
         return [one for one in asked if one.kind is Kind.GENERATE]
 
@@ -69,7 +69,7 @@ def test_changing_one_stream_changes_no_other(tmp_path):
     assert chats(DOCUMENTS) == chats(bursty)
 
 
-def test_the_same_seed_draws_the_same_requests_at_every_rate(tmp_path):
+def test_same_seed_draws_the_same_requests_at_every_rate(tmp_path):
     slow = plan({"chat": CHAT}, tmp_path, rate=5)
     fast = plan({"chat": CHAT}, tmp_path, rate=50)
     lengths = [(one.prompt_tokens, one.output_tokens) for one in fast]
@@ -77,7 +77,7 @@ def test_the_same_seed_draws_the_same_requests_at_every_rate(tmp_path):
     assert plan({"chat": CHAT}, tmp_path, rate=5, seed=2) != slow
 
 
-def test_a_retrieval_is_an_embedding_and_a_generation_that_waits_for_it(tmp_path):
+def test_retrieval_is_an_embedding_followed_by_a_generation(tmp_path):
     asked = plan({"rag": RETRIEVAL}, tmp_path)
     assert len(asked) == pytest.approx(5_000, rel=0.1)
     queries = {one.id: one for one in asked if one.kind is Kind.EMBED}
@@ -102,7 +102,7 @@ def trace(tmp_path):
     )
 
 
-def test_a_trace_is_replayed_with_its_time_scaled(tmp_path, trace):
+def test_trace_is_replayed_with_scaled_time(tmp_path, trace):
     replay = StreamSection(kind="generate", service_class="any", share=1, trace=trace)
     asked = plan({"replay": replay}, tmp_path, rate=20)
     assert len(asked) == pytest.approx(2_000, rel=0.03)
@@ -113,14 +113,14 @@ def test_a_trace_is_replayed_with_its_time_scaled(tmp_path, trace):
     assert min(one.prompt_tokens for one in asked) == 50
 
 
-def test_with_arrivals_of_its_own_a_trace_gives_lengths_alone(tmp_path, trace):
+def test_trace_with_arrivals_gives_only_lengths(tmp_path, trace):
     drawn = StreamSection(kind="generate", service_class="any", share=1, trace=trace, arrivals=Arrivals())
     asked = plan({"drawn": drawn}, tmp_path, rate=20)
     assert len({one.at for one in asked}) == len(asked)
     assert {one.output_tokens for one in asked} == {10}
 
 
-def test_a_retrieval_over_a_trace_without_queries_draws_them(tmp_path, trace):
+def test_query_lengths_are_drawn_if_the_trace_has_none(tmp_path, trace):
     rag = StreamSection(
         kind="retrieval", service_class="any", embed_class="any", share=1, trace=trace,
         query_tokens=LengthsSection(between=(3, 5)),
@@ -129,7 +129,7 @@ def test_a_retrieval_over_a_trace_without_queries_draws_them(tmp_path, trace):
     assert queries == {(3,), (4,), (5,)}
 
 
-def test_a_trace_of_one_moment_cannot_be_replayed(tmp_path):
+def test_trace_with_equal_times_cannot_be_replayed(tmp_path):
     (tmp_path / "trace.csv").write_text("t,in\n5,1\n5,2\n", encoding="utf-8")
     still = TraceSection(file="trace.csv", columns=ColumnNames(at="t", prompt="in"))
     with pytest.raises(BadInput, match="all rows have the same time"):

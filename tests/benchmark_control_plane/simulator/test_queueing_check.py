@@ -19,7 +19,7 @@ def test_formulas_match_the_table(row):
 
 
 @pytest.mark.parametrize("row", GOLDEN, ids=lambda row: f"{row['model']}-{row['servers']}-{row['load']}")
-def test_the_exact_recursion_matches_the_table(row):
+def test_exact_recursion_matches_the_table(row):
     rng = np.random.default_rng(1)
     shape = (3000, 1500)
     services = np.ones(shape) if row["model"] == "M/D/1" else rng.exponential(1.0, shape)
@@ -29,9 +29,9 @@ def test_the_exact_recursion_matches_the_table(row):
 
 
 @pytest.mark.parametrize("row", GOLDEN, ids=lambda row: f"{row['model']}-{row['servers']}-{row['load']}")
-def test_the_simulator_waits_as_long_as_theory_says(row):
+def test_simulated_waits_match_theory(row):
     is_md1 = row["model"] == "M/D/1"
-    # Whoever finds a slot free waits half a step for it: the shorter the wait, the finer the steps.
+    # A request that finds a free slot waits half a step, so short waits need fine steps.
     steps = None if is_md1 else 100 if row["servers"] > 2 else 50
     one = compare(row["servers"], row["load"], 700 if is_md1 else 250, seed=3, steps_per_service=steps)
     assert abs(one.error) < 0.02

@@ -1,4 +1,4 @@
-"""The live gate on a simulated device: same seed, same course; nobody is lost; load shows."""
+"""Tests of the live gate on a simulated device: determinism, no lost request, and effects of load."""
 
 import os
 import subprocess
@@ -45,11 +45,11 @@ def tight() -> Machine:
 
 
 def course(seed: int = 0):
-    # Without priors the first answers' lengths are unknown: some come late, some are preempted.
+    # Without a prior the first output lengths are unknown: some requests are late, some are preempted.
     return simulate(mixed(seed), tight(), {"classes": CLASSES, "admission": {"lengths": "history"}})
 
 
-def test_everybody_gets_an_answer_or_a_refusal():
+def test_every_request_is_served_or_rejected():
     found = course()
     for one, record in zip(mixed(), found.records, strict=True):
         if record.outcome.startswith("rejected"):
@@ -66,7 +66,7 @@ def test_everybody_gets_an_answer_or_a_refusal():
     assert found.busy_seconds > 0
 
 
-def test_preempted_requests_still_get_all_their_tokens():
+def test_preempted_requests_get_all_their_tokens():
     preempted = [r for r in course().records if r.preemptions]
     offered = mixed()
     assert preempted
@@ -74,17 +74,17 @@ def test_preempted_requests_still_get_all_their_tokens():
 
 
 @pytest.mark.parametrize("variation", [1.0, 5.0])
-def test_arrivals_have_the_rate_and_variation_asked_for(variation):
+def test_arrivals_have_the_given_rate_and_variation(variation):
     gaps = np.diff(arrival_times(np.random.default_rng(0), 4.0, 200_000, variation=variation), prepend=0.0)
     assert gaps.mean() == pytest.approx(0.25, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
 
 
-def test_another_seed_takes_another_course():
+def test_different_seeds_give_different_runs():
     assert course(0).trace_hash != course(1).trace_hash
 
 
-def test_the_same_seed_takes_the_same_course_in_any_process():
+def test_same_seed_gives_the_same_run_in_any_process():
     module = "tests.benchmark_control_plane.simulator.test_simulation"
     code = f"from {module} import course; print(course().trace_hash)"
     hashes = {course().trace_hash}
@@ -102,7 +102,7 @@ def test_the_same_seed_takes_the_same_course_in_any_process():
     assert len(hashes) == 1
 
 
-def test_a_sweep_of_load_fills_the_device():
+def test_utilisation_rises_with_load():
     light = simulate(
         [SimulatedRequest(at, 50, 20) for at in (0.0, 10.0, 20.0)], Machine(llm_only(affine(0.05, 0, 0, 0)))
     )
@@ -110,7 +110,7 @@ def test_a_sweep_of_load_fills_the_device():
     assert light.busy_seconds == pytest.approx(3.0)
 
 
-def test_a_pool_in_two_parts_holds_both_and_no_more():
+def test_divided_pool_is_never_exceeded():
     pool = 64 * tight().geometry.bytes_per_block
     whole = replace(tight(), pool_bytes=pool, kv_bytes=pool)
     for share in (0.3, 0.5, 0.77):
@@ -120,8 +120,8 @@ def test_a_pool_in_two_parts_holds_both_and_no_more():
         assert parts.kv_bytes + parts.embed_batch_tokens * parts.embed_bytes_per_token <= pool
 
 
-def test_answers_keep_their_pace_where_memory_is_plenty():
-    """Alone a token takes 11 ms, 20 are promised: nine at once keep that. Twice as many come."""
+def test_tpot_is_met_with_ample_memory():
+    """A token takes 11 ms unloaded, the TPOT is 20 ms: nine concurrent requests meet it, twice as many arrive."""
     machine = Machine(llm_only(affine(0.01, 1e-6, 0.001, 0)))
     sections = {"classes": {"chat": {"ttft_ms": 200, "tpot_ms": 20, "default": True}}}
     offered = [SimulatedRequest(at, 10, 50) for at in arrival_times(np.random.default_rng(0), 18.0, 250)]
@@ -130,6 +130,6 @@ def test_answers_keep_their_pace_where_memory_is_plenty():
         played = simulate(offered, machine, sections | {"admission": admission})
         return sum(record.outcome == "met" for record in played.records)
 
-    # In 13.9 s of nine at once about 125 answers of 50 tokens fit.
+    # In 13.9 s, nine at a time, about 125 outputs of 50 tokens fit.
     assert met() > 90
     assert met(tpot_guard=False) < 30

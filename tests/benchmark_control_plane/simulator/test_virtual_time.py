@@ -1,4 +1,4 @@
-"""Time jumps, never runs; a loop that would hang says who waits."""
+"""Tests of the virtual-time event loop."""
 
 import asyncio
 import time
@@ -23,13 +23,13 @@ async def _wake_times(delays: list[float]) -> list[tuple[int, float]]:
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=20))
-def test_everybody_wakes_in_order_and_at_the_time_asked_for(delays):
+def test_timers_fire_in_order_and_on_time(delays):
     woken = run(_wake_times(delays))
     assert [delays[n] for n, _ in woken] == sorted(delays)
     assert all(at == pytest.approx(delays[n], abs=1e-8) for n, at in woken)
 
 
-def test_the_same_program_takes_the_same_course():
+def test_runs_are_deterministic():
     delays = [0.1 * (n % 7) for n in range(50)]
     assert run(_wake_times(delays)) == run(_wake_times(delays))
 
@@ -42,7 +42,7 @@ def test_a_year_takes_no_time():
     assert run(main(), start=5.0) == pytest.approx(365 * 86_400 + 5.0)
 
 
-def test_a_timeout_ends_a_wait_for_nothing():
+def test_timeout_ends_an_endless_wait():
     async def main() -> float:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(7):
@@ -52,7 +52,7 @@ def test_a_timeout_ends_a_wait_for_nothing():
     assert run(main()) == pytest.approx(7)
 
 
-def test_time_stands_still_while_anything_is_ready():
+def test_clock_does_not_advance_while_callbacks_are_ready():
     async def main() -> float:
         asyncio.get_running_loop().call_later(1, lambda: None)
         for _ in range(1_000):
@@ -62,7 +62,7 @@ def test_time_stands_still_while_anything_is_ready():
     assert run(main()) == 0.0
 
 
-def test_a_loop_that_would_hang_names_who_waits():
+def test_stuck_loop_names_the_waiting_tasks():
     async def wait_for_godot() -> None:
         await asyncio.Event().wait()
 
@@ -74,7 +74,7 @@ def test_a_loop_that_would_hang_names_who_waits():
         run(main())
 
 
-def test_what_is_left_running_is_cancelled_at_the_end():
+def test_pending_tasks_are_cancelled_at_the_end():
     left: list[str] = []
 
     async def forever() -> None:
@@ -92,7 +92,7 @@ def test_what_is_left_running_is_cancelled_at_the_end():
     assert left == ["cancelled"]
 
 
-def test_threads_are_refused():
+def test_run_in_executor_raises():
     async def main() -> None:
         await asyncio.to_thread(time.time)
 
@@ -100,7 +100,7 @@ def test_threads_are_refused():
         run(main())
 
 
-def test_errors_come_out():
+def test_exceptions_propagate():
     async def main() -> None:
         await asyncio.sleep(1)
         raise KeyError("mine")
