@@ -121,7 +121,7 @@ def test_divided_pool_is_never_exceeded():
 
 
 def test_tpot_is_met_with_ample_memory():
-    """A token takes 11 ms unloaded, the TPOT is 20 ms: nine concurrent requests meet it, twice as many arrive."""
+    """The TPOT of 20 ms is met by nine concurrent requests, and twice as many arrive."""
     machine = Machine(llm_only(affine(0.01, 1e-6, 0.001, 0)))
     sections = {"classes": {"chat": {"ttft_ms": 200, "tpot_ms": 20, "default": True}}}
     offered = [SimulatedRequest(at, 10, 50) for at in arrival_times(np.random.default_rng(0), 18.0, 250)]
