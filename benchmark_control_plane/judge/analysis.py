@@ -123,8 +123,11 @@ def fairness(records: Sequence[RequestRecord], priorities: Mapping[str, int]) ->
         groups = group_by(records, lambda r: r.planned.service_class)
     shares = [attainment(group) or 0.0 for group in groups.values()]
     levels = group_by(records, lambda r: f"{priorities.get(r.planned.service_class, 0):03}")
-    kept = [attainment(group) or 0.0 for group in levels.values()]
-    return {"jain": jain(shares), "priority_gap": kept[-1] - kept[0] if len(kept) > 1 else None}
+    by_priority = [attainment(group) or 0.0 for group in levels.values()]
+    return {
+        "jain": jain(shares),
+        "priority_gap": by_priority[-1] - by_priority[0] if len(by_priority) > 1 else None,
+    }
 
 
 def decisions(records: Sequence[RequestRecord]) -> dict[str, int] | None:

@@ -30,9 +30,9 @@ class ProgressDisplay:
         """Prints the line of a finished run."""
         self._done += 1
         self._runs = max(self._runs, self._done)
-        kept = entry["attainment"]["overall"]
+        attained = entry["attainment"]["overall"]
         mark = "" if entry["valid"] else f"  INVALID: {entry['why_invalid']}"
-        share = "-" if kept is None else f"{kept:6.1%}"
+        share = "-" if attained is None else f"{attained:6.1%}"
         rejected = entry["rates"]["reject"]
         self.say(
             f"[{self._done}/{self._runs}] {title}: {share} of {entry['offered_rps']:.1f}/s met their SLO, "

@@ -34,7 +34,7 @@ from benchmark_control_plane.judge.stages import (
 _SWEEP_LOAD = 1.0
 _TRIES = 2
 
-Keep = Callable[[Mapping[str, Any], Iterable[RequestRecord]], None]
+StoreRun = Callable[[Mapping[str, Any], Iterable[RequestRecord]], None]
 """Stores a run: its entry in the results, and its records."""
 
 
@@ -54,14 +54,14 @@ class _ExperimentRun:
     def measure(self, stage: Stage, system: SystemSection, load: float, seed: int) -> float | None:
         """Attainment over all requests, None if no run was valid; stores every run."""
         title = f"{system.name}, {load:.0%}, seed {seed}"
-        return self._attained(stage, system, load, seed, title, self.results.add)
+        return self._measure(stage, system, load, seed, title, self.results.add)
 
-    def _attained(
-        self, stage: Stage, system: SystemSection, load: float, seed: int, title: str, keep: Keep
+    def _measure(
+        self, stage: Stage, system: SystemSection, load: float, seed: int, title: str, store: StoreRun
     ) -> float | None:
         for _ in range(1 if system.is_simulated else _TRIES):
             entry, records = self.bench.run(stage, system, load, seed, self.progress.ticker(title))
-            keep(entry, records)
+            store(entry, records)
             self.progress.ran(title, entry)
             self.bench.settle(stage, system, load, seed)
             if entry["valid"]:
@@ -76,7 +76,7 @@ class _ExperimentRun:
         for name, split in system.variants.items():
             variant = replace(system, split=split, variants={})
             with staged(self.bench.experiment.plan, variant, self.bench.objectives, self.folder) as stage:
-                attained = self._attained(
+                attained = self._measure(
                     stage, variant, _SWEEP_LOAD, max(self.seeds) + 1, f"{system.name}: {name}", _discard
                 )
                 if attained is not None:
@@ -152,10 +152,10 @@ def run(experiment: Experiment, results: ResultsWriter, folder: Path, progress: 
         capacity = plan.capacity.rps or saturation(experiment, stage, reference)
     results.measure(unloaded_ms, objectives, capacity)
     progress.say(f"100 % load is {capacity:.2f} requests per second")
-    run_of_experiment = _ExperimentRun(Bench(experiment, objectives, capacity), results, folder, progress)
-    systems = [run_of_experiment.select_variant(system) for system in plan.systems]
+    experiment_run = _ExperimentRun(Bench(experiment, objectives, capacity), results, folder, progress)
+    systems = [experiment_run.select_variant(system) for system in plan.systems]
     for first in range(0, len(systems), plan.together):
-        run_of_experiment.run_group(systems[first : first + plan.together])
+        experiment_run.run_group(systems[first : first + plan.together])
     results.finish()
 
 

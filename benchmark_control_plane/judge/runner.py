@@ -60,6 +60,7 @@ class _Run:
     result: RunResult = field(default_factory=RunResult)
 
     async def send_and_record(self, planned: PlannedRequest, scheduled: float) -> None:
+        """Sends a request, records its outcome, and then sends its followers, or records them as lost."""
         answer = PartialResponse()
         self.in_flight[planned.id] = (planned, scheduled, answer)
         await self.target.send(planned, answer)
@@ -87,6 +88,7 @@ class _Run:
         return self.objectives.get(planned.service_class, _NO_OBJECTIVE)
 
     def cut_off(self) -> None:
+        """Records all requests in flight, and their followers, as unfinished."""
         now = self.clock()
         for planned, scheduled, answer in list(self.in_flight.values()):
             # A request that found no connection is delayed more than any that did.

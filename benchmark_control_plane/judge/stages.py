@@ -280,9 +280,9 @@ def unloaded(experiment: Experiment, stage: Stage, system: SystemSection) -> dic
     """Median latencies in ms by class and metric, of requests sent one at a time."""
     drawn = requests_of(experiment, system, 50.0, seed=0, measured=60.0)
     chosen = [
-        one
+        request
         for name in experiment.plan.classes
-        for one in [r for r in drawn if r.service_class == name][: _UNLOADED_REQUESTS + 1]
+        for request in [r for r in drawn if r.service_class == name][: _UNLOADED_REQUESTS + 1]
     ]
 
     async def act(target: Target, clock: Clock, read: Read | None) -> RunResult:

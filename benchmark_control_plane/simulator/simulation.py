@@ -134,7 +134,7 @@ class SimulationResult:
         busy_seconds: time in which the device was busy.
         engine_preemptions: preemptions by the engine.
         memory: memory use, if there is a pool.
-        reclaimed_bytes: bytes that moved between the quotas.
+        reclaimed_bytes: bytes of KV cache reclaimed for embeddings.
         trace_hash: SHA-256 over all steps and records.
     """
 

@@ -55,12 +55,12 @@ def require_place(path: Path) -> None:
     partial.unlink()
 
 
-def save(path: Path, kept: Checkpoint) -> None:
+def save(path: Path, checkpoint: Checkpoint) -> None:
     """Writes the file; on OSError the previous file stays and nothing else is left."""
-    arrays: dict[str, Any] = {f"table.{f.name}": getattr(kept.table, f.name) for f in fields(Table)}
-    if kept.model is not None:
-        arrays |= {f"model.{name}": array for name, array in kept.model.arrays().items()}
-    arrays["standing"] = np.frombuffer(json.dumps(kept.standing).encode(), np.uint8)
+    arrays: dict[str, Any] = {f"table.{f.name}": getattr(checkpoint.table, f.name) for f in fields(Table)}
+    if checkpoint.model is not None:
+        arrays |= {f"model.{name}": array for name, array in checkpoint.model.arrays().items()}
+    arrays["standing"] = np.frombuffer(json.dumps(checkpoint.standing).encode(), np.uint8)
     partial = _partial(path)
     with _saving:
         try:

@@ -118,14 +118,14 @@ class LearnedLengths:
         by_model = None
         if self._model is not None:
             by_model = state.conformal[_MODEL].adjusted(self._model.predict(row))
-        if (known := self._history.log_quantiles(request, LEVELS)) is not None:
-            known = state.conformal[_HISTORY].adjusted(known)
+        if (by_history := self._history.log_quantiles(request, LEVELS)) is not None:
+            by_history = state.conformal[_HISTORY].adjusted(by_history)
         # Only the first forecast of a request is scored.
-        self._pending.setdefault(request.id, _PendingForecast(row, (by_model, known), self._generation))
+        self._pending.setdefault(request.id, _PendingForecast(row, (by_model, by_history), self._generation))
         if len(self._pending) > _OPEN_FORECASTS:
             self._pending.popitem(last=False)
         prefers_history = by_model is None or state.best() == _HISTORY
-        chosen = known if known is not None and prefers_history else by_model
+        chosen = by_history if by_history is not None and prefers_history else by_model
         if chosen is None:
             return self._history.forecast(request)
         found = _forecast(chosen, request.max_output_tokens)
@@ -187,12 +187,12 @@ class LearnedLengths:
             ],
         }
 
-    def restore(self, kept: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint) -> None:
         """Restores examples, model and state from a checkpoint."""
-        self.examples.extend(kept.table)
-        if kept.model is not None:
-            self.swap(kept.model)
-        standing = kept.standing or {}
+        self.examples.extend(checkpoint.table)
+        if checkpoint.model is not None:
+            self.swap(checkpoint.model)
+        standing = checkpoint.standing or {}
         for class_name, model, *recent in standing.get("recent", ()):
             self._recent[class_name, model] = _Recent(*recent)
         for name, way, seen, covered, offsets in standing.get("conformal", ()):

@@ -51,8 +51,8 @@ class LengthModel:
         guesses = [float(self.ridge.predict(row.numbers, row.words))]
         if self.kernel_ridge is not None:
             is_known = row.vector.size == self.kernel_ridge.dimensions
-            alike = self.kernel_ridge.predict(self.ridge, row.as_rows())[0] if is_known else guesses[0]
-            guesses.append(float(alike))
+            by_vector = self.kernel_ridge.predict(self.ridge, row.as_rows())[0] if is_known else guesses[0]
+            guesses.append(float(by_vector))
         middle = sum(guesses) / len(guesses)
         found = middle + self.offsets
         if self.trees is None:
@@ -106,11 +106,11 @@ def fit(table: Table) -> LengthModel:
     guesses, kernel_ridge = [guess], None
     known = np.flatnonzero(table.vectors.any(1))
     if len(known) >= ENOUGH:
-        alike = guess.copy()
-        kernel_ridge, alike[known] = fit_kernel_ridge(
+        by_vector = guess.copy()
+        kernel_ridge, by_vector[known] = fit_kernel_ridge(
             ridge, table.only(known), target[known], fold[known], _FOLDS
         )
-        guesses.append(alike)
+        guesses.append(by_vector)
     middle = np.mean(guesses, 0)
     offsets = np.quantile(target - middle, LEVELS)
     rows = _tree_features(numbers, middle, guesses)
