@@ -255,6 +255,6 @@ def _system_problems(plan: ExperimentPlan, system: SystemSection) -> Iterator[st
             return
         if system.simulated is not None and config.scheduling.engine is not None:
             yield (
-                f"system {system.name!r}: scheduling.engine: the simulated engine has no policies, it "
+                f"system {system.name!r}: scheduling.engine: the simulated engine has no policies and "
                 "serves first come; leave it out"
             )

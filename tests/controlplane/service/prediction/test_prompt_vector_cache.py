@@ -3,15 +3,15 @@ import numpy as np
 from controlplane.core.request import PromptFeatures
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 
-GIST = PromptFeatures((1.0,), (2,))
+FEATURES = PromptFeatures((1.0,), (2,))
 
 
 def test_a_text_embedded_before_brings_its_vector():
     seen = PromptVectorCache("minilm")
     seen.computed("minilm", ["a bee", "a wasp"], np.array([[0.5, 0.25], [1.0, 0.0]], np.float32))
     seen.computed("other", ["a fly"], np.array([[1.0]], np.float32))
-    assert np.frombuffer(seen.beside(GIST, "a bee").vector, np.float16).tolist() == [0.5, 0.25]
-    assert seen.beside(GIST, "a fly") is GIST
+    assert np.frombuffer(seen.beside(FEATURES, "a bee").vector, np.float16).tolist() == [0.5, 0.25]
+    assert seen.beside(FEATURES, "a fly") is FEATURES
 
 
 def test_the_vector_used_longest_ago_makes_room():
@@ -19,7 +19,7 @@ def test_the_vector_used_longest_ago_makes_room():
     one = np.ones((1, 1), np.float32)
     seen.computed("minilm", ["old"], one)
     seen.computed("minilm", ["older"], one)
-    seen.beside(GIST, "old")
+    seen.beside(FEATURES, "old")
     for number in range(4_095):
         seen.computed("minilm", [f"text {number}"], one)
-    assert seen.beside(GIST, "old").vector and not seen.beside(GIST, "older").vector
+    assert seen.beside(FEATURES, "old").vector and not seen.beside(FEATURES, "older").vector
