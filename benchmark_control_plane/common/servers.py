@@ -78,7 +78,7 @@ def free_port() -> int:
 
 
 def tandem_server(config: Mapping[str, Any], file: Path, *, name: str = "tandem") -> Server:
-    """Tandem's server; its configuration is written to `file`."""
+    """Describes Tandem's server, to be started with `serving`; writes its configuration to `file`."""
     file.write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
     port = free_port()
     command = [sys.executable, "-m", "controlplane.cli", "serve", str(file), "--port", str(port)]
@@ -100,7 +100,7 @@ def vllm_server(
     name: str = "vllm",
     prefix: Sequence[str] = (),
 ) -> Server:
-    """vLLM's server.
+    """Describes `vllm serve`, to be started with `serving`.
 
     Args:
         model: model name or path.
