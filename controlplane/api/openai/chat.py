@@ -1,8 +1,8 @@
 """POST /v1/chat/completions: a conversation in, the next message out, whole or as it is made."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from controlplane.api.openai.responses import Choice, UsageCounter, send_whole
 from controlplane.api.openai.sampling import chat_prompt, chat_sampling
 from controlplane.api.openai.streaming import Envelope, ending, send_stream
 from controlplane.api.protocol.requests import ChatCompletionRequest
-from controlplane.core.generation import Delta
+from controlplane.core.generation import Delta, TokenLogprob
 from controlplane.service.service import Service
 
 ChatAsk = ParsedRequest[ChatCompletionRequest]
@@ -45,8 +45,9 @@ async def _answer(service: Service, reception: EndpointFactory, ask: ChatAsk, se
         "created": int(time.time()),
         "model": body.model,
     }
+    shown = ShownParts.of(body)
     if not body.stream:
-        choices = [ChatChoice(body) for _ in range(job.sampling.n)]
+        choices = [ChatChoice(shown) for _ in range(job.sampling.n)]
         await send_whole(send, service.dispatcher, [job], head=head, choices=choices, tally=tally)
         return
     await send_stream(
@@ -58,68 +59,92 @@ async def _answer(service: Service, reception: EndpointFactory, ask: ChatAsk, se
             has_usage=body.wants_usage_chunk,
             has_running_usage=body.wants_running_usage,
         ),
-        form=ChatChunkFormat(body),
+        form=ChatChunkFormat(shown),
         tally=tally,
         overload_status=reception.settings.overload_status,
     )
 
 
-class ChatChunkFormat:
-    """The role comes with each choice's first delta."""
+@dataclass(frozen=True, slots=True)
+class ShownParts:
+    """Selects which parts of the model's output the response contains."""
 
-    def __init__(self, body: ChatCompletionRequest) -> None:
-        self._has_logprobs = bool(body.logprobs)
-        self._is_single_call = body.parallel_tool_calls is False
-        self._hides_reasoning = body.include_reasoning is False
+    has_logprobs: bool
+    is_single_call: bool
+    hides_reasoning: bool
+
+    @classmethod
+    def of(cls, body: ChatCompletionRequest) -> "ShownParts":
+        return cls(
+            has_logprobs=bool(body.logprobs),
+            is_single_call=body.parallel_tool_calls is False,
+            hides_reasoning=body.include_reasoning is False,
+        )
+
+    def filtered(self, delta: Delta) -> Delta:
+        """Returns `delta` without its reasoning, if the client does not want it.
+
+        The log probabilities go too: they name the tokens of the reasoning.
+        """
+        if self.hides_reasoning and delta.reasoning:
+            return replace(delta, reasoning="", logprobs=())
+        return delta
+
+    def calls(self, delta: Delta) -> list[Mapping[str, Any]]:
+        """The tool calls of `delta`; only the first call of the message with `parallel_tool_calls: false`."""
+        return [call for call in delta.tool_calls if not self.is_single_call or call["index"] == 0]
+
+    def logprobs(self, tokens: Iterable[TokenLogprob]) -> dict[str, object] | None:
+        return chat_logprobs(tokens) if self.has_logprobs else None
+
+
+class ChatChunkFormat:
+    """Turns deltas into the choices of `chat.completion.chunk` events.
+
+    The first chunk of each choice carries the role.
+    """
+
+    def __init__(self, shown: ShownParts) -> None:
+        self._shown = shown
         self._begun: set[int] = set()
 
     def choice(self, delta: Delta) -> dict[str, object] | None:
-        if self._hides_reasoning:
-            delta = _without_reasoning(delta)
-        said: dict[str, object] = {}
+        delta = self._shown.filtered(delta)
+        fields: dict[str, object] = {}
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            said["role"] = "assistant"
+            fields["role"] = "assistant"
         if delta.tool_calls:
-            said["tool_calls"] = _kept_calls(delta, is_single=self._is_single_call)
+            fields["tool_calls"] = self._shown.calls(delta)
         if delta.reasoning:
-            said["reasoning"] = delta.reasoning
+            fields["reasoning"] = delta.reasoning
         if delta.text or not (delta.tool_calls or delta.reasoning):
-            said["content"] = delta.text
+            fields["content"] = delta.text
         return {
             "index": delta.index,
-            "delta": said,
-            "logprobs": chat_logprobs(delta.logprobs) if self._has_logprobs else None,
+            "delta": fields,
+            "logprobs": self._shown.logprobs(delta.logprobs),
             **ending(delta),
         }
 
 
-def _kept_calls(delta: Delta, *, is_single: bool) -> list[Mapping[str, Any]]:
-    return [call for call in delta.tool_calls if not is_single or call["index"] == 0]
-
-
-def _without_reasoning(delta: Delta) -> Delta:
-    """Its tokens' probabilities would tell it, too."""
-    return replace(delta, reasoning="", logprobs=()) if delta.reasoning else delta
-
-
 class ChatChoice(Choice):
-    """Its text is null where there are only tool calls or thoughts."""
+    """Collects one choice of a buffered chat completion.
 
-    def __init__(self, body: ChatCompletionRequest) -> None:
+    `content` is null if the choice has only tool calls or reasoning.
+    """
+
+    def __init__(self, shown: ShownParts) -> None:
         super().__init__()
-        self._has_logprobs = bool(body.logprobs)
-        self._is_single_call = body.parallel_tool_calls is False
-        self._hides_reasoning = body.include_reasoning is False
+        self._shown = shown
         self._reasoning: list[str] = []
         self._calls: dict[int, dict[str, Any]] = {}
 
     def add(self, delta: Delta) -> None:
-        if self._hides_reasoning:
-            delta = _without_reasoning(delta)
+        delta = self._shown.filtered(delta)
         super().add(delta)
         self._reasoning.append(delta.reasoning)
-        for part in _kept_calls(delta, is_single=self._is_single_call):
+        for part in self._shown.calls(delta):
             self._add_call(part)
 
     def _add_call(self, part: Mapping[str, Any]) -> None:
@@ -141,5 +166,5 @@ class ChatChoice(Choice):
             message["tool_calls"] = calls
         return {
             "message": message,
-            "logprobs": chat_logprobs(self.logprobs) if self._has_logprobs else None,
+            "logprobs": self._shown.logprobs(self.logprobs),
         }

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from controlplane.api.openai.chat import ChatChoice, ChatChunkFormat
+from controlplane.api.openai.chat import ChatChoice, ChatChunkFormat, ShownParts
 from controlplane.api.openai.completions import CompletionChoice
 from controlplane.api.openai.completions import CompletionChunkFormat as CompletionChunkFormat
 from controlplane.api.openai.logprobs import chat_logprobs, completion_logprobs
@@ -28,7 +28,7 @@ def asked(**fields: Any) -> ChatCompletionRequest:
 
 
 def gathered(*, is_single_call: bool) -> dict[str, Any]:
-    choice = ChatChoice(asked(parallel_tool_calls=not is_single_call))
+    choice = ChatChoice(ShownParts.of(asked(parallel_tool_calls=not is_single_call)))
     for delta in _CALLS:
         choice.add(delta)
     shown: dict[str, Any] = choice.to_json(0)
@@ -47,7 +47,7 @@ def test_calls_are_put_together():
 
 def test_without_parallel_calls_only_the_first_is_kept():
     assert [call["id"] for call in gathered(is_single_call=True)["message"]["tool_calls"]] == ["c1"]
-    form = ChatChunkFormat(asked(parallel_tool_calls=False))
+    form = ChatChunkFormat(ShownParts.of(asked(parallel_tool_calls=False)))
     shown: list[Any] = [form.choice(delta) for delta in _CALLS]
     assert [len(choice["delta"].get("tool_calls", ())) for choice in shown] == [1, 1, 1, 0]
     assert shown[-1]["finish_reason"] == "tool_calls"
@@ -64,7 +64,7 @@ _THINKING = [
 
 
 def test_thoughts_are_told_beside_the_text():
-    form, choice = ChatChunkFormat(asked()), ChatChoice(asked())
+    form, choice = ChatChunkFormat(ShownParts.of(asked())), ChatChoice(ShownParts.of(asked()))
     shown: list[Any] = [form.choice(delta) for delta in _THINKING]
     assert [chunk["delta"] for chunk in shown] == [
         {"role": "assistant", "content": ""},
@@ -81,7 +81,7 @@ def test_thoughts_are_told_beside_the_text():
 
 
 def test_thoughts_alone_leave_the_text_null():
-    choice = ChatChoice(asked())
+    choice = ChatChoice(ShownParts.of(asked()))
     choice.add(Delta(0, "", (1,), "length", reasoning="Hm"))
     shown: Any = choice.to_json(0)
     assert (shown["message"]["content"], shown["message"]["reasoning"]) == (None, "Hm")
@@ -89,7 +89,7 @@ def test_thoughts_alone_leave_the_text_null():
 
 def test_thoughts_can_be_left_out_with_their_probabilities():
     body = asked(include_reasoning=False, logprobs=True)
-    form, choice = ChatChunkFormat(body), ChatChoice(body)
+    form, choice = ChatChunkFormat(ShownParts.of(body)), ChatChoice(ShownParts.of(body))
     chunks: list[Any] = [form.choice(delta) for delta in _THINKING[:2]]
     assert [chunk["delta"] for chunk in chunks] == [{"role": "assistant", "content": ""}, {"content": ""}]
     assert [chunk["logprobs"]["content"] for chunk in chunks] == [[], []]
@@ -101,7 +101,7 @@ def test_thoughts_can_be_left_out_with_their_probabilities():
 
 
 def test_each_choice_begins_with_its_role():
-    form = ChatChunkFormat(asked(n=2))
+    form = ChatChunkFormat(ShownParts.of(asked(n=2)))
     deltas = [Delta(1, "b", (1,)), Delta(0, "a", (2,), "length"), Delta(1, "c", (3,), "stop")]
     shown: list[Any] = [form.choice(delta) for delta in deltas]
     assert [(choice["index"], choice["delta"].get("role")) for choice in shown] == [
@@ -112,7 +112,7 @@ def test_each_choice_begins_with_its_role():
 
 
 def test_why_a_sample_stopped_is_told():
-    choice = ChatChoice(asked())
+    choice = ChatChoice(ShownParts.of(asked()))
     choice.add(Delta(0, "a", (1,)))
     choice.add(Delta(0, "", (2,), "stop", stop_reason="END"))
     shown = choice.to_json(0)
@@ -120,7 +120,7 @@ def test_why_a_sample_stopped_is_told():
 
 
 @pytest.mark.parametrize(
-    "form", [ChatChunkFormat(asked()), CompletionChunkFormat(CompletionRequest(model="m", prompt="p"))]
+    "form", [ChatChunkFormat(ShownParts.of(asked())), CompletionChunkFormat(CompletionRequest(model="m", prompt="p"))]
 )
 def test_why_a_sample_stopped_is_told_in_its_last_chunk(form: Format):
     begun, last = form.choice(Delta(0, "a", (1,))), form.choice(Delta(0, "", (2,), "stop", stop_reason="END"))
