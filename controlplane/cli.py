@@ -74,7 +74,8 @@ def _add_predictor(parser: argparse.ArgumentParser) -> None:
     ):
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("log", type=Path, help="JSONL: prompt (text or messages), output_tokens, model")
-        action.add_argument("--remember", type=int, default=8_192, help="the last requests to learn from")
+        text = "learn from this many of the last requests"
+        action.add_argument("--max-examples", type=int, default=8_192, help=text)
         if name == "train":
             action.add_argument("--to", type=Path, required=True, help="the file to write")
 
@@ -85,20 +86,20 @@ def _predictor(options: argparse.Namespace) -> int:
     from predictors.output_length.log_replay import learned_from, logged, replayed, report
     from predictors.output_length.model import ENOUGH
 
-    if not ENOUGH <= options.remember <= 100_000:
-        told = f"from {ENOUGH}, since fewer teach nothing, to 100,000, as predictors.remember"
-        print(f"--remember={options.remember}: {told}", file=sys.stderr)
+    if not ENOUGH <= options.max_examples <= 100_000:
+        told = f"from {ENOUGH}, since fewer teach nothing, to 100,000, as predictors.max_examples"
+        print(f"--max-examples={options.max_examples}: {told}", file=sys.stderr)
         return 2
     try:
         if options.action == "train":
             require_place(options.to)
         with options.log.open(encoding="utf-8") as lines:
             if options.action == "train":
-                lengths = learned_from(logged(lines), remember=options.remember)
+                lengths = learned_from(logged(lines), remember=options.max_examples)
                 save(options.to, Checkpoint(lengths.examples.table(), lengths.model, lengths.standing()))
                 print(f"{options.to}: learned from {len(lengths.examples):,} requests")
             else:
-                lengths = LearnedLengths(remember=options.remember)
+                lengths = LearnedLengths(remember=options.max_examples)
                 answers = replayed(logged(lines), lengths)
                 print(json.dumps(asdict(report(lengths.calibration, answers)), indent=1))
     except OSError as error:

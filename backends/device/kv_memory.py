@@ -184,13 +184,13 @@ def kvcached_segment(folder: Path = SEGMENTS) -> Path:
     name = os.environ.get(_NAME_VARIABLE)
     if not name:
         raise ValueError(
-            f"pool.device_memory=kvcached: {_NAME_VARIABLE} is not set; start with ENABLE_KVCACHED=true "
+            f"pool.kv_allocator=kvcached: {_NAME_VARIABLE} is not set; start with ENABLE_KVCACHED=true "
             f"KVCACHED_AUTOPATCH=1 {_NAME_VARIABLE}=tandem, or use static"
         )
     segment = folder / Path(name).name
     if not segment.is_file():
         raise ValueError(
-            f"pool.device_memory=kvcached: no segment {segment}, so the engine does not use kvcached; "
+            f"pool.kv_allocator=kvcached: no segment {segment}, so the engine does not use kvcached; "
             "install a release of it that supports this vLLM, or use static"
         )
     return segment

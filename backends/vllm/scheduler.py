@@ -150,7 +150,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._stamp(now)
         # Input is processed here, so that a request that ends the delay can start in this step.
         while not len(self.waiting):
-            begin = next_step_start(self._tracker.batch, last, now, self.options.decode_pace)
+            begin = next_step_start(self._tracker.batch, last, now, self.options.decode_pacing)
             if begin <= now:
                 break
             wait_for_input(self.input_queue, between(now, begin))

@@ -143,7 +143,7 @@ def embedding_server(live: Live, split: Split) -> Server:
         "batch_tokens": split.embed_batch_tokens or section.batch_tokens,
         "threads": split.embedder.threads,
     }
-    settings.pop("yields_cpu", None)
+    settings.pop("idle_cpu_priority", None)
     port = free_port()
     command = [
         *_pinned(split.embedder), sys.executable,

@@ -5,7 +5,7 @@ What holds for the server's configuration holds for any other file of sections: 
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from reprlib import Repr
@@ -19,6 +19,24 @@ from controlplane.config.fields import ConfigError
 from controlplane.config.root import Config
 
 Root = TypeVar("Root")
+
+RENAMED = {
+    "admission.keeps_pace": "admission.tpot_guard",
+    "admission.lengths": "admission.length_predictor",
+    "models.embeddings.yields_cpu": "models.embeddings.idle_cpu_priority",
+    "pool.device_memory": "pool.kv_allocator",
+    "predictors.remember": "predictors.max_examples",
+    "quota.compare": "quota.urgency_aggregation",
+    "quota.forecast.level": "quota.forecast.quantile",
+    "quota.resting_weight": "quota.nominal_weight",
+    "scheduling.patience_ms": "scheduling.default_deadline_ms",
+    "scheduling.engine.decode_pace": "scheduling.engine.decode_pacing",
+    "scheduling.engine.patience_ms": "scheduling.engine.default_deadline_ms",
+    "scheduling.engine.prompt_price": "scheduling.engine.prefill_weight",
+    "scheduling.engine.size_cut_share": "scheduling.engine.size_cutoff_share",
+    "scheduling.engine.size_cut_window": "scheduling.engine.size_cutoff_window",
+}
+"""Keys of earlier versions and their present names, as dotted paths without list indices."""
 
 _shown = Repr()
 _shown.maxlevel = 2
@@ -57,6 +75,8 @@ def read_yaml(path: Path) -> object:
 
 def parse_as(root: type[Root], content: object, *, source: str) -> Root:
     """`root` is a section. Raises ConfigError."""
+    if lines := [f"{source}: {line}" for line in _renamed(content)]:
+        raise ConfigError("\n".join(lines))
     try:
         return TypeAdapter(root).validate_python(content)
     except ValidationError as error:
@@ -102,6 +122,26 @@ class _CarefulLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _renamed(content: object) -> Iterator[str]:
+    """One line for each key in RENAMED, at any depth: an experiment holds whole sections."""
+    # Not by recursion: a file may nest deeply, and an alias may contain itself.
+    left: list[tuple[str, str, object]] = [("", "", content)]
+    seen: set[int] = set()
+    while left:
+        shown, keys, here = left.pop()
+        if not isinstance(here, Mapping | list | tuple) or id(here) in seen:
+            continue
+        seen.add(id(here))
+        if not isinstance(here, Mapping):
+            left += [(f"{shown}.{index}", keys, item) for index, item in enumerate(here)]
+            continue
+        for key, value in here.items():
+            path = f"{keys}.{key}"
+            if new := next((new for old, new in RENAMED.items() if path.endswith(f".{old}")), None):
+                yield f"{f'{shown}.{key}'[1:]}: renamed to {new.rpartition('.')[2]}; use {new}"
+            left.append((f"{shown}.{key}", path, value))
+
+
 def _explained(root: type, error: ValidationError) -> Iterator[str]:
     found = error.errors()
     for item in found:
@@ -145,14 +185,14 @@ def _keys_at(root: type, path: list[str]) -> list[str]:
     for step in path:
         stated = {f.name: f.type for f in fields(here)}
         if step in stated:
-            here = _section_in(stated[step])
+            here = section_in(stated[step])
             if here is None:
                 return []
     return [f.name for f in fields(here)]
 
 
-def _section_in(kind: Any) -> Any:
+def section_in(kind: Any) -> Any:
     """The section in an annotation: itself, an optional one's, or a container's element's."""
     if is_dataclass(kind):
         return kind
-    return next((found for part in get_args(kind) if (found := _section_in(part))), None)
+    return next((found for part in get_args(kind) if (found := section_in(part))), None)

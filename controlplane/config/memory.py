@@ -27,7 +27,7 @@ _ROUNDING = 1e-9
 @section(frozen=True, config=STRICT)
 class PoolSection:
     """`memory` is the whole device's; what the models' weights, `activation`, `reserve` and the margin
-    leave is shared out by quota. With `device_memory: kvcached` the KV cache is mapped on demand, so
+    leave is shared out by quota. With `kv_allocator: kvcached` the KV cache is mapped on demand, so
     quotas move bytes; with `static` they only bound use. Every `monitor_ms` the device is asked whether
     it agrees with the ledger; 0 is never."""
 
@@ -35,7 +35,7 @@ class PoolSection:
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.1
     activation: BytesOrAuto = "auto"
     reserve: Bytes = 0
-    device_memory: Literal["static", "kvcached"] = "static"
+    kv_allocator: Literal["static", "kvcached"] = "static"
     monitor_ms: Annotated[float, Field(ge=0, le=60_000)] = 100
 
 
@@ -64,9 +64,9 @@ class ShareSection:
 @section(frozen=True, config=STRICT)
 class ForecastSection:
     """Memory is kept for the embedding work, and the requests of the highest priority, that will arrive in
-    the next `window_ms` with probability `level` at most; null reserves nothing."""
+    the next `window_ms` with probability `quantile` at most; null reserves nothing."""
 
-    level: Annotated[float, Field(gt=0, le=0.99)] | None = 0.9
+    quantile: Annotated[float, Field(gt=0, le=0.99)] | None = 0.9
     window_ms: Milliseconds = 1_000
 
 
@@ -74,9 +74,9 @@ class ForecastSection:
 class QuotaSection:
     """`dynamic` moves the quotas each tick towards the kind with the more urgent requests, by at most
     `max_step` of the pool a tick; where they move to changes by more than `dead_band` of it or not at all. A
-    request is urgent with less than `critical_ms` to spare. `compare` weighs either kind by the part of its
-    requests that is urgent or was turned away (`mean`), or by their number (`sum`); an urgency of one kind
-    of `resting_weight` moves the quotas half way from their nominal place."""
+    request is urgent with less than `critical_ms` to spare. `urgency_aggregation` weighs either kind
+    by the part of its requests that is urgent or was turned away (`mean`), or by their number (`sum`); an
+    urgency of one kind of `nominal_weight` moves the quotas half way from their nominal place."""
 
     policy: Literal["static", "dynamic"] = "static"
     llm: ShareSection = ShareSection(nominal=0.9)
@@ -84,12 +84,12 @@ class QuotaSection:
     tick_ms: Annotated[float, Field(ge=5, le=10_000)] = 50
     max_step: Annotated[float, Field(gt=0, le=1)] = 0.05
     dead_band: Fraction = 0.01
-    resting_weight: Weight = 0.3
+    nominal_weight: Weight = 0.3
     critical_ms: Milliseconds = 500
     critical_weight: Weight = 1.0
     violation_weight: Weight = 1.0
     lateness_cap_ms: MillisecondsFromZero = 10_000
-    compare: Literal["sum", "mean"] = "mean"
+    urgency_aggregation: Literal["sum", "mean"] = "mean"
     forecast: ForecastSection = ForecastSection()
 
     def require_room_for_both(self) -> None:
@@ -121,7 +121,7 @@ class QuotaSection:
             pool=pool_bytes,
             minimum={Owner.LLM: least, Owner.EMBEDDING: reserved},
             resting=nominal[Owner.LLM],
-            resting_weight=self.resting_weight,
+            resting_weight=self.nominal_weight,
             rate=self.max_step / (self.tick_ms / 1_000),
             dead_band=int(self.dead_band * pool_bytes),
             block_bytes=block_bytes,
@@ -130,7 +130,7 @@ class QuotaSection:
                 self.critical_weight,
                 self.violation_weight,
                 milliseconds(self.lateness_cap_ms),
-                by_mean=self.compare == "mean",
+                by_mean=self.urgency_aggregation == "mean",
             ),
         )
         shares = {Owner.LLM: self.llm, Owner.EMBEDDING: self.embedding}

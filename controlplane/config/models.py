@@ -54,8 +54,8 @@ class ChatModel:
 
 @section(frozen=True, config=STRICT)
 class EmbeddingModel:
-    """`yields_cpu` (for models on a CPU): compute only what no other process wants; by default so where a
-    chat model is served too. `stall_ms`: a worker that owes an answer for so long, and for ten times what its
+    """`idle_cpu_priority` (for models on a CPU): compute only what no other process wants; by default so
+    where a chat model is served too. `stall_ms`: a worker that owes an answer for so long, and for ten times what its
     work should take, is replaced; loading the first time may take longer. `normalize`: vectors of unit
     length or as the layers give them, whatever the model itself says."""
 
@@ -66,7 +66,7 @@ class EmbeddingModel:
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     max_running: Positive = 256
     threads: Positive | None = None
-    yields_cpu: bool | None = None
+    idle_cpu_priority: bool | None = None
     stall_ms: StallMilliseconds = 60_000
     max_input_tokens: Positive | None = None
     normalize: bool | None = None

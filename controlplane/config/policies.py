@@ -18,7 +18,7 @@ class AdmissionSection:
     per token."""
 
     policy: str = "look-ahead"
-    lengths: Literal["learned", "history", "max-tokens"] = "learned"
+    length_predictor: Literal["learned", "history", "max-tokens"] = "learned"
     overflow_probability: Annotated[float, Field(gt=0, lt=1)] = 0.05
     max_waiting: Count = 1_000
     max_wait_ms: Milliseconds = 60_000
@@ -46,5 +46,5 @@ class SchedulingSection:
 
     ordering: str = "edf"
     priority_head_start_ms: MillisecondsFromZero = 1_000
-    patience_ms: Milliseconds = 10_000
+    default_deadline_ms: Milliseconds = 10_000
     engine: Annotated[Mapping[str, Any] | None, BeforeValidator(_switched)] = None

@@ -31,7 +31,7 @@ def changed(config: Config, content: object) -> Config:
     sections = {field.name: getattr(config, field.name) for field in fields(config)}
     found = parse({**sections, **_merged(changeable(config), content)}, source="change")
     for path, was, now in (
-        ("admission.lengths", config.admission.lengths, found.admission.lengths),
+        ("admission.length_predictor", config.admission.length_predictor, found.admission.length_predictor),
         ("scheduling.engine", config.scheduling.engine is not None, found.scheduling.engine is not None),
     ):
         if was != now:

@@ -93,7 +93,7 @@ class Config:
 
     def ordering_policy(self) -> Ordering:
         s = self.scheduling
-        options = OrderingOptions(milliseconds(s.priority_head_start_ms), milliseconds(s.patience_ms))
+        options = OrderingOptions(milliseconds(s.priority_head_start_ms), milliseconds(s.default_deadline_ms))
         return gate_ordering(s.ordering, options)
 
     def engine_options(self) -> EngineOptions | None:
@@ -106,7 +106,7 @@ class Config:
             "policy": a.policy,
             "overflow_probability": a.overflow_probability,
             "priority_head_start_ms": s.priority_head_start_ms,
-            "patience_ms": s.patience_ms,
+            "default_deadline_ms": s.default_deadline_ms,
             "victim_tau_ms": a.victim_tau_ms,
             "victim_almost_done_steps": a.victim_almost_done_steps,
             "victim_thrash_penalty": a.victim_thrash_penalty,

@@ -44,11 +44,13 @@ def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
 def embedders_of(config: Config) -> list[WorkerEmbedder]:
     models = config.models
     # Where no quota moves, a budget falls only for a device that has less than was planned.
-    returns_memory = config.pool.device_memory == "kvcached" or not config.quota.moves
+    returns_memory = config.pool.kv_allocator == "kvcached" or not config.quota.moves
     return [
         embedder_of(
             model,
-            yields_cpu=model.yields_cpu if model.yields_cpu is not None else models.chat is not None,
+            yields_cpu=model.idle_cpu_priority
+            if model.idle_cpu_priority is not None
+            else models.chat is not None,
             returns_memory=returns_memory,
         )
         for model in models.embeddings
@@ -126,7 +128,7 @@ def plan_of(config: Config) -> MemoryPlan:
 def assemble(config: Config) -> Service:
     """The service of a configuration, not started. Raises ConfigError."""
     require_place(config)
-    plan, is_static = plan_of(config), config.pool.device_memory == "static"
+    plan, is_static = plan_of(config), config.pool.kv_allocator == "static"
     log.info("the memory plan:\n%s", plan_text(plan))
     return Service(
         config,

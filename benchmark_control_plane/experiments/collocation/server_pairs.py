@@ -97,7 +97,7 @@ def _tandem(live: Live, folder: Path) -> Server:
         "models": {"chat": stated(live.chat), "embeddings": [stated(live.embedding)]},
         "pool": {"memory": live.pool_memory},
         # Closer to the TPOT objective than by default, since only attainment is measured here.
-        "scheduling": {"engine": {"decode_pace": 0.9}},
+        "scheduling": {"engine": {"decode_pacing": 0.9}},
         "quota": {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}},
         "classes": {
             "interactive": {

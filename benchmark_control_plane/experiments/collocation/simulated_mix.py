@@ -220,7 +220,7 @@ def policies(time: BatchTime) -> list[Policy]:
             "policy": "dynamic",
             "llm": {"nominal": 0.95, "min": 0.8, "borrow": 0.025, "lend": 0.05},
             "embedding": {"nominal": 0.05, "min": least, "borrow": 0.05, "lend": 0.025},
-            "forecast": {"level": level, "window_ms": 250},
+            "forecast": {"quantile": level, "window_ms": 250},
         }
         found.append(Policy(name, machine(time, kv_bytes), {"quota": quota}))
     found.append(Policy("no quota", machine(time, POOL_BYTES), {}))

@@ -51,11 +51,11 @@ CONTENDERS: Mapping[str, EngineVariant] = {
         EngineVariant("apt-kv", {"ordering": "apt"}),
         EngineVariant("tandem", _TANDEM),
         # Ablations of single mechanisms.
-        EngineVariant("tandem-no-cut", {**_TANDEM, "size_cut_share": 0.0}),
+        EngineVariant("tandem-no-cut", {**_TANDEM, "size_cutoff_share": 0.0}),
         EngineVariant("tandem-no-preemption", {**_TANDEM, "preempt_ratio": 1e9}),
         EngineVariant("tandem-no-settling", {**_TANDEM, "settle_steps": 0}),
         EngineVariant("tandem-no-aging", {**_TANDEM, "aged_share": 0.0}),
-        EngineVariant("tandem-no-price", {**_TANDEM, "prompt_price": 0.0}),
+        EngineVariant("tandem-no-price", {**_TANDEM, "prefill_weight": 0.0}),
     )
 }
 # The linear program of `bounds` in place of a policy.

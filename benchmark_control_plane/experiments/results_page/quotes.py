@@ -58,10 +58,10 @@ SYSTEM_NOTES: Mapping[str, str] = {
     "vllm + embedding server": "vLLM's server and the same embedding worker; best of four arrangements",
     "vllm priority + embedding server": "the same with vLLM's priority scheduling",
     "vllm queue limit + embedding server": "the same with at most 32 requests queued in vLLM",
-    "tandem, steps as fast as can be": "no decode pacing, `decode_pace: 0`",
+    "tandem, steps as fast as can be": "no decode pacing, `decode_pacing: 0`",
     "tandem, vLLM's own scheduler": "gate only, no engine policy",
     "tandem, one lane of embeddings": "one embedding batch at a time",
-    "tandem, embeddings as urgent as answers": "`yields_cpu: false`",
+    "tandem, embeddings as urgent as answers": "`idle_cpu_priority: false`",
     "tandem, nobody rejected": "no class is sheddable",
     "tandem, first come first served": "FCFS in the gate and in the engine",
 }

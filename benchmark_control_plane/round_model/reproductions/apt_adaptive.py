@@ -121,7 +121,7 @@ CONTENDERS: Mapping[str, Callable[[StepObjective], StepRule]] = {
         TandemPolicy(_options(), OverflowClearing(clear_latest), _REDUCED_SEARCH), objective
     ),
     "Tandem, engine": _srmt,
-    "same, no size cut": lambda objective: _srmt(objective, size_cut_share=0.0),
+    "same, no size cut": lambda objective: _srmt(objective, size_cutoff_share=0.0),
 }
 _SLOW = "Tandem, round order"
 

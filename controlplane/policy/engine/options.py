@@ -22,8 +22,8 @@ class EngineOptions:
     """Names are those of the configuration sections `scheduling` and `admission`.
 
     `look_ahead` says which requests the admission's look-ahead applies to; it is for the static orderings, as
-    are `policy` and `victims`. The options from `preempt_ratio` to `prompt_price` are for `srmt`,
-    `missed_decay` for `apt`. `decode_pace` is the share of the TPOT objective that a step may last while
+    are `policy` and `victims`. The options from `preempt_ratio` to `prefill_weight` are for `srmt`,
+    `missed_decay` for `apt`. `decode_pacing` is the share of the TPOT objective that a step may last while
     embeddings are pending. `extra` holds the settings of a plug-in policy.
     """
 
@@ -31,21 +31,21 @@ class EngineOptions:
     policy: str = "look-ahead"
     victims: str = "cheapest-sufficient"
     look_ahead: LookAheadFor = "background"
-    decode_pace: float = 0.8
+    decode_pacing: float = 0.8
     overflow_probability: float = 0.05
     priority_head_start_ms: float = 1_000.0
-    patience_ms: float = 10_000.0
+    default_deadline_ms: float = 10_000.0
     victim_tau_ms: float = 100.0
     victim_almost_done_steps: int = 8
     victim_thrash_penalty: float = 1.0
     preempt_ratio: float = 1.1
     urgency: float = 0.5
     settle_steps: int = 12
-    size_cut_share: float = 0.75
-    size_cut_window: int = 600
+    size_cutoff_share: float = 0.75
+    size_cutoff_window: int = 600
     starvation_ms: float = 300_000.0
     aged_share: float = 0.02
-    prompt_price: float = 1.0
+    prefill_weight: float = 1.0
     missed_decay: float = 0.0
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -56,8 +56,8 @@ class EngineOptions:
             raise ValueError(
                 f"overflow_probability={self.overflow_probability}: must be greater than 0 and less than 1"
             )
-        if not 0 <= self.decode_pace < 1:
-            raise ValueError(f"decode_pace={self.decode_pace}: must be at least 0 (no delay) and less than 1")
+        if not 0 <= self.decode_pacing < 1:
+            raise ValueError(f"decode_pacing={self.decode_pacing}: must be at least 0 (no delay) and less than 1")
         if not 0 <= self.missed_decay <= 1:
             raise ValueError(
                 f"missed_decay={self.missed_decay}: a share of the value; must be between 0 and 1"
@@ -77,7 +77,7 @@ class EngineOptions:
     def order(self) -> OrderingOptions:
         """Options of a static ordering."""
         return OrderingOptions(
-            milliseconds(self.priority_head_start_ms), milliseconds(self.patience_ms), self.extra
+            milliseconds(self.priority_head_start_ms), milliseconds(self.default_deadline_ms), self.extra
         )
 
     def eviction(self) -> PreemptionOptions:
@@ -92,11 +92,11 @@ class EngineOptions:
             preempt_ratio=self.preempt_ratio,
             urgency=self.urgency,
             settle=self.settle_steps,
-            share=self.size_cut_share,
-            window=self.size_cut_window,
+            share=self.size_cutoff_share,
+            window=self.size_cutoff_window,
             patience=milliseconds(self.starvation_ms),
             aged_share=self.aged_share,
-            price=self.prompt_price,
+            price=self.prefill_weight,
         )
 
 

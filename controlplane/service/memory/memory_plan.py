@@ -88,7 +88,7 @@ def memory_plan(
     margin = round(available * config.pool.margin)
     pool = available - margin
     geometry = _geometry(config, chat_facts) if chat_facts else None
-    is_elastic = config.pool.device_memory == "kvcached"
+    is_elastic = config.pool.kv_allocator == "kvcached"
     # What is mapped on demand may be as large as the LLM's quota can ever become.
     kv = int(pool * (1 - config.quota.embedding.min if is_elastic else config.quota.llm.nominal))
     max_model_tokens = 0

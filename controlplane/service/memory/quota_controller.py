@@ -328,5 +328,5 @@ def quota_controller(
     promised = [one.ttft_ms for one in config.classes.values() if one.priority == highest and one.ttft_ms]
     # Half of what was promised is plenty to spend on waiting; the rest is for the work.
     patience = milliseconds(min(promised, default=0.0) / 2)
-    foresight = MemoryDemandForecast(milliseconds(forecast.window_ms), forecast.level, highest, patience)
+    foresight = MemoryDemandForecast(milliseconds(forecast.window_ms), forecast.quantile, highest, patience)
     return QuotaController(clock, dispatcher, pool, foresight)

@@ -28,9 +28,9 @@ _AT_LEAST = 100
 
 
 def lengths_of(config: Config) -> LengthPredictor:
-    match config.admission.lengths:
+    match config.admission.length_predictor:
         case "learned":
-            return LearnedLengths(remember=config.predictors.remember)
+            return LearnedLengths(remember=config.predictors.max_examples)
         case "history":
             return HistoryQuantiles()
         case "max-tokens":
@@ -56,7 +56,7 @@ def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings
 def require_place(config: Config) -> None:
     """Before engines are loaded, which takes minutes. Raises ConfigError."""
     file = config.predictors.file
-    if config.admission.lengths != "learned" or file is None:
+    if config.admission.length_predictor != "learned" or file is None:
         return
     try:
         checkpoint.require_place(file)

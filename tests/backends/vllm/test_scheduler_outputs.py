@@ -153,7 +153,7 @@ async def test_steps_are_delayed_within_the_tpot_under_contention_and_outputs_ar
     generator.on_step = None
     assert contended == uncontended
     # No step is delayed before the first token.
-    assert took >= (len(contended) - 5) * tpot * EngineOptions().decode_pace
+    assert took >= (len(contended) - 5) * tpot * EngineOptions().decode_pacing
     # The delay is reported separately from the duration of the steps.
     waited = generator.state().waited - before
     assert 0.3 * took < sum(step.waited for step in steps) <= waited < took

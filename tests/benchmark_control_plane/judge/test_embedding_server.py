@@ -57,7 +57,7 @@ def test_worker_options_equal_those_of_tandem():
     stated = {
         "model": "tandem/minilm", "name": "minilm", "device": "cuda", "dtype": "float16",
         "max_input_tokens": 256, "normalize": False, "trust_remote_code": True, "batch_tokens": 65_536,
-        "threads": 1, "yields_cpu": False, "max_running": 64, "stall_ms": 120_000,
+        "threads": 1, "idle_cpu_priority": False, "max_running": 64, "stall_ms": 120_000,
     }  # fmt: skip
     live = Live(ChatModel("tandem/tiny-llama"), EmbeddingModel(**stated))
     (ours,) = embedders_of(parse({"models": {"embeddings": [stated]}}))

@@ -1,10 +1,15 @@
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from controlplane.config import ConfigError, load, parse
+from controlplane.config import Config, ConfigError, load, parse
+from controlplane.config.loader import RENAMED, section_in
 from controlplane.core.clock import milliseconds
+from controlplane.policy.engine.options import EngineOptions
 
 MODELS = {"chat": {"model": "some/model"}}
 EMBEDDINGS = [{"model": "some/encoder"}]
@@ -24,9 +29,9 @@ CASES = [
     ({"models": MODELS, "quota": {"llm": {"nominal": 0.5, "min": 0.6}}}, "quota.llm: min=0.6: what is never"),
     ({"models": MODELS, "quota": {"llm": {"nominal": 0.5, "min": 0.3, "lend": 0.3}}}, "lower lend"),
     ({"models": MODELS, "quota": {"policy": "elastic"}}, "quota.policy='elastic'"),
-    ({"models": MODELS, "quota": {"forecast": {"level": 1}}}, "quota.forecast.level=1"),
+    ({"models": MODELS, "quota": {"forecast": {"quantile": 1}}}, "quota.forecast.quantile=1"),
     ({"models": MODELS, "quota": {"forecast": {"windw_ms": 1}}}, "did you mean 'window_ms'?"),
-    ({"models": MODELS, "pool": {"device_memory": "magic"}}, "pool.device_memory='magic'"),
+    ({"models": MODELS, "pool": {"kv_allocator": "magic"}}, "pool.kv_allocator='magic'"),
     ({"models": MODELS, "pool": {"memory": "3 parsecs"}}, "pool.memory='3 parsecs': a size is"),
     ({"models": MODELS, "pool": {"margin": 1}}, "pool.margin=1"),
     ({"models": MODELS, "scheduling": {"ordering": "lifo"}}, "choose one of edf, fcfs, least-slack"),
@@ -51,7 +56,7 @@ CASES = [
     ({"models": MODELS, "scheduling": {"priority_head_start_ms": 1e308}}, "start_ms=1e+308: should be less"),
     ({"models": MODELS, "admission": {"defer_threshold_ms": 1e308}}, "threshold_ms=1e+308: should be less"),
     ({"models": MODELS, "scheduling": {"engine": {"starvation_ms": -1}}}, "starvation_ms=-1: a time from 0"),
-    ({"models": MODELS, "scheduling": {"engine": {"size_cut_window": 10**6}}}, "between 1 and 100000"),
+    ({"models": MODELS, "scheduling": {"engine": {"size_cutoff_window": 10**6}}}, "between 1 and 100000"),
     ({"models": MODELS, "scheduling": {"engine": {"preempt_ratio": 1e308}}}, "of at most 1000000000"),
     ({"models": MODELS, "scheduling": {"engine": {"missed_decay": 2}}}, "missed_decay=2: a share"),
     (
@@ -88,7 +93,7 @@ CASES = [
     (None, "a mapping is needed, with keys of models"),
     ({"models": MODELS, "scheduling": None}, "scheduling=None: a mapping is needed, with keys of ordering"),
     ({"models": MODELS, "classes": {"a": 3}}, "classes.a=3: a mapping is needed, with keys of"),
-    ({"models": MODELS, "quota": {"resting_weight": float("inf")}}, "quota.resting_weight=inf"),
+    ({"models": MODELS, "quota": {"nominal_weight": float("inf")}}, "quota.nominal_weight=inf"),
     (
         {"models": MODELS, "tenants": {name: {"api_keys_sha256": ["0" * 64]} for name in "ab"}},
         "the key of tenants.a too; a key names one tenant",
@@ -128,6 +133,40 @@ def test_one_mistake_is_told_once(content):
     with pytest.raises(ConfigError) as caught:
         parse(content)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def _nested(path: str) -> dict[str, Any]:
+    """A configuration with a value at the dotted `path`; models.embeddings is a list."""
+    content: Any = 1
+    for key in reversed(path.split(".")):
+        content = {key: [{"model": "some/encoder", **content}] if key == "embeddings" else content}
+    return content if "models" in content else {"models": MODELS, **content}
+
+
+def _paths(section: Any, prefix: str = "") -> Iterator[str]:
+    for field in fields(section):
+        inner = section_in(field.type)
+        yield f"{prefix}{field.name}"
+        if inner is not None:
+            yield from _paths(inner, f"{prefix}{field.name}.")
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_renamed_key_is_refused_with_its_new_name(old, new):
+    with pytest.raises(ConfigError, match=rf"{old.rpartition('.')[2]}: renamed to .*; use {new}$"):
+        parse(_nested(old))
+
+
+def test_renamed_keys_point_to_keys_that_exist():
+    known = {*_paths(Config), *(f"scheduling.engine.{field.name}" for field in fields(EngineOptions))}
+    assert set(RENAMED.values()) <= known
+    assert not RENAMED.keys() & known
+
+
+def test_a_renamed_key_is_found_inside_an_experiment():
+    plan = {"systems": [{"tandem": {"scheduling": {"engine": {"decode_pace": 0.5}}}}]}
+    with pytest.raises(ConfigError, match=r"^config: systems\.0\.tandem\.scheduling\.engine\.decode_pace: r"):
+        parse(plan)
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path):
@@ -213,13 +252,14 @@ def test_without_the_engine_section_vllm_schedules_as_ever(said):
 
 
 def test_the_engine_orders_as_the_gate_does_but_for_what_is_said_of_it():
-    scheduling = {"ordering": "least-slack", "patience_ms": 7_000, "engine": {}}
+    scheduling = {"ordering": "least-slack", "default_deadline_ms": 7_000, "engine": {}}
     config = parse({"models": MODELS, "scheduling": scheduling, "admission": {"victim_tau_ms": 50}})
     options = config.engine_options()
-    assert (options.ordering, options.patience_ms, options.victim_tau_ms) == ("least-slack", 7_000, 50)
+    assert (options.ordering, options.default_deadline_ms) == ("least-slack", 7_000)
+    assert options.victim_tau_ms == 50
     assert config.engine_queue() == 1_000
-    scheduling["engine"] = {"ordering": "srmt", "patience_ms": 1, "preempt_ratio": 2}
+    scheduling["engine"] = {"ordering": "srmt", "default_deadline_ms": 1, "preempt_ratio": 2}
     other = parse({"models": MODELS, "scheduling": scheduling, "admission": {"engine_queue": 3}})
     options = other.engine_options()
-    assert (options.ordering, options.patience_ms, options.preempt_ratio) == ("srmt", 1, 2)
+    assert (options.ordering, options.default_deadline_ms, options.preempt_ratio) == ("srmt", 1, 2)
     assert other.engine_queue() == 3

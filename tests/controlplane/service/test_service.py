@@ -116,8 +116,9 @@ def test_nothing_is_left_running_when_the_device_cannot_be_asked():
 
 
 def test_all_that_the_embedding_engine_can_do_is_the_operators_to_set():
+    renamed = {"idle_cpu_priority": "yields_cpu"}
     ours = {"self", "served_name", "check_seconds", "stall_seconds", "returns_memory"}
-    assert {one.name for one in fields(EmbeddingModel)} - {"name", "stall_ms"} == {
+    assert {renamed.get(one.name, one.name) for one in fields(EmbeddingModel)} - {"name", "stall_ms"} == {
         *signature(WorkerEmbedder).parameters
     } - ours
 
@@ -165,7 +166,7 @@ def test_nothing_is_left_running_when_the_start_is_given_up():
     [
         ({}, {}, True),
         ({}, {"policy": "dynamic"}, False),
-        ({"device_memory": "kvcached"}, {"policy": "dynamic"}, True),
+        ({"kv_allocator": "kvcached"}, {"policy": "dynamic"}, True),
     ],
 )
 def test_where_a_budget_falls_for_want_of_memory_alone_what_was_kept_goes_back(pool, quota, returns):

@@ -120,7 +120,11 @@ def test_why_a_sample_stopped_is_told():
 
 
 @pytest.mark.parametrize(
-    "form", [ChatChunkFormat(ShownParts.of(asked())), CompletionChunkFormat(CompletionRequest(model="m", prompt="p"))]
+    "form",
+    [
+        ChatChunkFormat(ShownParts.of(asked())),
+        CompletionChunkFormat(CompletionRequest(model="m", prompt="p")),
+    ],
 )
 def test_why_a_sample_stopped_is_told_in_its_last_chunk(form: Format):
     begun, last = form.choice(Delta(0, "a", (1,))), form.choice(Delta(0, "", (2,), "stop", stop_reason="END"))

@@ -34,10 +34,11 @@ async def test_policies_change_while_requests_wait():
 
 async def test_the_engine_is_told_what_changed():
     async with staged(SETTINGS, scheduling={"engine": {"ordering": "edf"}}) as stage:
-        change = {"scheduling": {"engine": {"ordering": "srmt", "urgency": 0.25}, "patience_ms": 5_000}}
+        engine = {"ordering": "srmt", "urgency": 0.25}
+        change = {"scheduling": {"engine": engine, "default_deadline_ms": 5_000}}
         answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
         assert answer.json()["scheduling"]["engine"] == {"ordering": "srmt", "urgency": 0.25}
-        assert stage.generator.options == {"ordering": "srmt", "urgency": 0.25, "patience_ms": 5_000}
+        assert stage.generator.options == {"ordering": "srmt", "urgency": 0.25, "default_deadline_ms": 5_000}
 
 
 async def test_an_engine_that_dies_while_it_is_told_is_told_to_the_operator():
@@ -63,7 +64,7 @@ async def test_an_engine_that_dies_while_it_is_told_is_told_to_the_operator():
         ({"scheduling": {"ordering": "lifo"}}, "choose one of edf, fcfs, least-slack"),
         ({"scheduling": {"orderin": "edf"}}, "did you mean 'ordering'?"),
         ({"scheduling": {"engine": {}}}, "scheduling.engine: not changeable"),
-        ({"admission": {"lengths": "max-tokens"}}, "admission.lengths: not changeable"),
+        ({"admission": {"length_predictor": "max-tokens"}}, "admission.length_predictor: not changeable"),
         ({"admission": {"max_waiting": -1}}, "admission.max_waiting=-1"),
         # Its answer could not be written as JSON, nor any that shows it.
         ({"admission": {"max_waiting": "1" * 20}}, "should be less than or equal to 1000000000"),

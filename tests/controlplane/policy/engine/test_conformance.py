@@ -273,7 +273,7 @@ def test_a_long_prefill_counts_in_the_order():
     for state in (long_prompt, long_answer):
         policy.dequeue(state)
     assert policy.plan(view).offer == []
-    free_by_option = planned("srmt", [], [long_prompt, long_answer], view, prompt_price=0.0)
+    free_by_option = planned("srmt", [], [long_prompt, long_answer], view, prefill_weight=0.0)
     assert free_by_option.offer == [long_prompt, long_answer]
 
 

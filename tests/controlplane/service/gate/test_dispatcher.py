@@ -218,7 +218,7 @@ def test_memory_of_one_request_is_predicted_for_the_next(bench):
         await read(await second)
         assert b.generator.runs[1].end == "finished"
 
-    bench(scenario, admission={"lengths": "max-tokens"})
+    bench(scenario, admission={"length_predictor": "max-tokens"})
 
 
 def test_a_late_high_priority_request_preempts_and_the_victim_resumes(bench):

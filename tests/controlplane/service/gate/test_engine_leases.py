@@ -67,7 +67,7 @@ def test_who_would_be_late_inside_is_told_so_at_once(bench):
         await small.aclose()
         await asyncio.gather(*reading, read(late))
 
-    config = {**ORDERED, "admission": {"lengths": "max-tokens"}}
+    config = {**ORDERED, "admission": {"length_predictor": "max-tokens"}}
     b = bench(scenario, generator=ordering(kv_bytes=8 * BLOCK), **config)
     assert sorted(b.outcomes) == ["aborted", "late", *["met"] * 6, "rejected"]
 
@@ -89,7 +89,7 @@ def test_memory_that_the_engine_can_take_from_others_makes_nobody_late(bench):
         await reading
 
     generator = ordering(kv_bytes=8 * BLOCK, max_running=2)
-    config = {**ORDERED, "admission": {"lengths": "max-tokens"}}
+    config = {**ORDERED, "admission": {"length_predictor": "max-tokens"}}
     assert bench(scenario, generator=generator, **config).outcomes == ["aborted", "aborted", "met"]
 
 
@@ -160,7 +160,7 @@ def test_who_would_break_the_pace_of_those_inside_waits_at_the_gate(bench):
         await asyncio.gather(*reading)
         await read(await third)
 
-    config = {**ORDERED, "admission": {"lengths": "max-tokens"}}
+    config = {**ORDERED, "admission": {"length_predictor": "max-tokens"}}
     generator = ordering(max_running=8, token_seconds=0.02)
     assert bench(scenario, generator=generator, **config).outcomes == ["met"] * 3
 
@@ -173,7 +173,7 @@ def test_who_has_no_room_inside_makes_no_step_longer(bench):
         assert b.service.dispatcher.waiting(Owner.LLM) == 0
         await asyncio.gather(*map(read, answers))
 
-    config = {**ORDERED, "admission": {"lengths": "max-tokens"}}
+    config = {**ORDERED, "admission": {"length_predictor": "max-tokens"}}
     generator = ordering(kv_bytes=8 * BLOCK, token_seconds=0.02)
     assert bench(scenario, generator=generator, **config).outcomes == ["met"] * 4
 
@@ -190,6 +190,6 @@ def test_what_answers_that_ended_teach_reaches_the_engine_while_a_long_one_runs(
         assert b.generator.forecasts == {long.ticket.request.id: long.ticket.forecast}
         assert long.ticket.forecast.mean < at_first.mean
 
-    history = {**ORDERED, "admission": {"lengths": "history"}}
+    history = {**ORDERED, "admission": {"length_predictor": "history"}}
     b = bench(scenario, generator=ordering(max_running=2, token_seconds=0.8), **history)
     assert len(b.outcomes) == 26

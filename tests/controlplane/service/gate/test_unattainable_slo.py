@@ -11,8 +11,8 @@ from controlplane.core.view import Pace
 from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected
 
-GATE = {"admission": {"engine_queue": 0, "lengths": "max-tokens"}}
-ENGINE = {"scheduling": {"engine": {"ordering": "srmt"}}, "admission": {"lengths": "max-tokens"}}
+GATE = {"admission": {"engine_queue": 0, "length_predictor": "max-tokens"}}
+ENGINE = {"scheduling": {"engine": {"ordering": "srmt"}}, "admission": {"length_predictor": "max-tokens"}}
 
 
 async def read(answer) -> int:

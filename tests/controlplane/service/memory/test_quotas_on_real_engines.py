@@ -37,7 +37,7 @@ CONFIG = parse(
             "policy": "dynamic",
             "llm": {"nominal": 0.8, "min": 0.3},
             "embedding": {"nominal": 0.2, "min": 0.1},
-            "forecast": {"level": None},
+            "forecast": {"quantile": None},
         },
     }
 )

@@ -135,6 +135,6 @@ def test_a_place_where_nothing_can_be_kept_stops_the_start(tmp_path):
 
     with pytest.raises(ConfigError, match=r"predictors\.file=.*lengths\.npz: No such file.*name a file in"):
         require_place(config())
-    require_place(config(lengths="history"))
+    require_place(config(length_predictor="history"))
     with pytest.raises(ConfigError, match=r"predictors\.file=.*: not a regular file; name a file"):
         require_place(config(file=""))
