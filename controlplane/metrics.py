@@ -1,4 +1,4 @@
-"""What does an operator watch? Prometheus series whose labels are enums and configured names, never ids."""
+"""Prometheus series of the service; labels are enums and configured names, never request ids."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from controlplane.core.decision import Outcome, Reason
 from controlplane.core.request import Kind, Request, Timeline
 from controlplane.core.slo import ServiceClass
 
-# vLLM's own buckets, so that its dashboards need a new prefix only.
+# vLLM's buckets, so that its dashboards need only another prefix.
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TPOT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 _LONG = (0.005, 0.025, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
@@ -34,21 +34,34 @@ _OF_EITHER_KIND = (
         )
     ),
 )  # fmt: skip
-# Embeddings have no pace to keep, and preempt nobody.
+# Embeddings have no TPOT and do not preempt.
 DECISIONS = {
     Kind.GENERATE: (*_OF_EITHER_KIND, ("ADMIT_WITH_PREEMPTION", "none"), ("DEFER", Reason.NO_PACE)),
     Kind.EMBED: _OF_EITHER_KIND,
 }
 _OBJECTIVES = {Kind.GENERATE: ("ttft", "tpot", "e2e"), Kind.EMBED: ("ttft", "e2e")}
 
-# When a series began doubles their number, and the old text format has no word for it but one more gauge.
+# `_created` series would double the number of series, and the text format shows them as gauges.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
+class SeriesInfo:
+    """Describes one series for the reference page; `kind` is counter, gauge or histogram."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Series:
-    """One whose values are kept elsewhere and are read when Prometheus asks; what is not said then is absent,
-    since a last value would look alive. `is_total`: it only grows, and its name ends in `_total`."""
+    """A series whose values are read from other objects at scrape time.
+
+    A label value without a reading is absent from the page: its last value would look current. `is_total`
+    marks a counter, whose name ends in `_total`.
+    """
 
     name: str
     text: str
@@ -56,6 +69,7 @@ class Series:
     is_total: bool
 
     def family(self, values: Mapping[str, float] | float) -> GaugeMetricFamily | CounterMetricFamily:
+        """Returns the metric family with one sample per label value."""
         kind = CounterMetricFamily if self.is_total else GaugeMetricFamily
         family = kind(f"tandem_{self.name}", self.text, labels=[self.label] if self.label else [])
         for label, value in values.items() if isinstance(values, Mapping) else [(None, values)]:
@@ -64,67 +78,31 @@ class Series:
 
 
 Readings = Mapping[Series, Mapping[str, float] | float]
-"""Values by label; a number where the series has none."""
+"""Values by label; a number where the series has no label."""
 
 
 class Metrics:
-    """One registry a service, so that several can live in one process."""
+    """All series of one service, in a registry of its own: one process may hold several services."""
 
     def __init__(self, classes: Collection[ServiceClass] = (), kinds: Collection[Kind] = tuple(Kind)) -> None:
-        """What can be counted of these stands at 0 from the start: `rate` sees no first event of a series
-        that begins with it."""
+        """Creates every counter of these classes and kinds at 0, so that `rate` counts the first event."""
         self.registry = CollectorRegistry()
+        self.described: list[SeriesInfo] = []
         self._read_elsewhere: list[Series] = []
         self._readings: Readings = {}
         self.registry.register(self)
-        per_class = ("class", "kind")
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"tandem_{name}", text, per_class, buckets=buckets, registry=self.registry)
-
-        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
-            return Counter(f"tandem_{name}", text, labels, registry=self.registry)
-
-        self._ttft = histogram("time_to_first_token_seconds", "Arrival at the gate to first token", _TTFT)
-        self._tpot = histogram("time_per_output_token_seconds", "Mean after the first token", _TPOT)
-        self._e2e = histogram("e2e_request_latency_seconds", "Arrival at the gate to the end", _LONG)
-        self._queue = histogram("request_queue_time_seconds", "Arrival at the gate to dispatch", _LONG)
-        self._prompt = histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
-        self._output = histogram("request_generation_tokens", "Output tokens of a request", _TOKENS)
-        self._outcomes = counter("requests", "Requests by how they ended", ("class", "kind", "outcome"))
-        self._attained = counter(
-            "slo_attained", "Finished requests that kept an objective", ("class", "kind", "objective")
-        )
-        self._missed = counter(
-            "slo_missed", "Finished requests that broke an objective", ("class", "kind", "objective")
-        )
-        self._decisions = counter("decisions", "Decisions of the gate", ("kind", "decision", "reason"))
-        self._unlearned = counter(
-            "learning_failures", "Forecasts and lessons that failed; requests went on without", ("subject",)
-        )
-        self._preemptions = counter("preemptions", "Requests preempted by the gate", ("class",))
-        self._read = counter("prefix_cache_queries", "Prompt tokens of started requests", ("class",))
-        self._cached = counter("prefix_cache_hits", "Those that the engine had in its cache", ("class",))
-        self._add_sharing()
+        self._add_requests()
+        self._add_gate()
+        self._add_memory()
         self._add_engines()
-        self.quota_bytes = self._gauge("quota_bytes", "Nominal share of the pool", "owner")
-        self.held_bytes = self._gauge("held_bytes", "Bytes held by leases", "owner")
-        self.deficit_bytes = self._gauge("deficit_bytes", "Bytes leased beyond the ceiling", "owner")
-        self.reserved_bytes = self._gauge("reserved_bytes", "Predicted peak of the open leases", "owner")
-        self.running = self._gauge("requests_running", "Requests with an open lease", "owner")
-        self.waiting = self._gauge("requests_waiting", "Requests deferred at the gate", "owner")
-        self._forecasts()
-        self.batch_tokens = Histogram(
-            "tandem_embedding_batch_tokens", "Padded tokens of an embedding batch",
-            buckets=_TOKENS, registry=self.registry,
-        )  # fmt: skip
+        self._add_forecasts()
         for kind in kinds:
             for decided in DECISIONS[kind]:
                 self._decisions.labels(kind, *decided)
             for service_class in classes:
-                self._stand_at_zero(service_class, kind)
+                self._start_at_zero(service_class, kind)
 
-    def _stand_at_zero(self, service_class: ServiceClass, kind: Kind) -> None:
+    def _start_at_zero(self, service_class: ServiceClass, kind: Kind) -> None:
         name = service_class.name
         for outcome in Outcome:
             self._outcomes.labels(name, kind, outcome)
@@ -133,64 +111,197 @@ class Metrics:
                 self._attained.labels(name, kind, objective)
                 self._missed.labels(name, kind, objective)
         if kind is Kind.GENERATE:
-            for of_answers in (self._preemptions, self._read, self._cached):
-                of_answers.labels(name)
+            for counter in (self._preemptions, self._read, self._cached):
+                counter.labels(name)
+
+    def _add_requests(self) -> None:
+        labels = ("class", "kind")
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "Time from arrival at the gate to the first token.", labels, _TTFT
+        )
+        self._tpot = self._histogram(
+            "time_per_output_token_seconds",
+            "Mean time per output token of a request after its first token.", labels, _TPOT,
+        )  # fmt: skip
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "Time from arrival at the gate to the end.", labels, _LONG
+        )
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "Time from arrival at the gate to dispatch to the engine.",
+            labels, _LONG,
+        )  # fmt: skip
+        self._prompt = self._histogram(
+            "request_prompt_tokens", "Prompt or input tokens of a finished request.", labels, _TOKENS
+        )
+        self._output = self._histogram(
+            "request_generation_tokens", "Output tokens of a finished request.", labels, _TOKENS
+        )
+        self._outcomes = self._counter(
+            "requests",
+            "Ended requests by outcome: met or late (finished, with or without every objective), rejected "
+            "(never accepted), evicted (accepted, then dropped by the gate), aborted (client left), failed.",
+            (*labels, "outcome"),
+        )
+        self._attained = self._counter(
+            "slo_attained", "Finished requests that met an objective.", (*labels, "objective")
+        )
+        self._missed = self._counter(
+            "slo_missed", "Finished requests that missed an objective.", (*labels, "objective")
+        )
+
+    def _add_gate(self) -> None:
+        self._decisions = self._counter(
+            "decisions",
+            "Decisions of the gate and their reasons; a waiting request is counted once per deferral.",
+            ("kind", "decision", "reason"),
+        )
+        self._preemptions = self._counter("preemptions", "Requests preempted by the gate.", ("class",))
+        self._read = self._counter(
+            "prefix_cache_queries", "Prompt tokens of requests that the engine started.", ("class",)
+        )
+        self._cached = self._counter(
+            "prefix_cache_hits", "Prompt tokens that the engine had in its prefix cache.", ("class",)
+        )
+        self.running = self._gauge("requests_running", "Requests with an open lease.", "owner")
+        self.waiting = self._gauge("requests_waiting", "Requests that wait at the gate.", "owner")
+
+    def _add_memory(self) -> None:
+        self.quota_bytes = self._gauge(
+            "quota_bytes", "Memory quota in force, lending included, in bytes.", "owner"
+        )
+        self.owned_bytes = self._gauge(
+            "quota_before_lending_bytes",
+            "Memory quota before lending and borrowing, in bytes; only if quotas change at run time.",
+            "owner",
+        )
+        self.held_bytes = self._gauge("held_bytes", "Bytes held by leases.", "owner")
+        self.deficit_bytes = self._gauge(
+            "deficit_bytes", "Bytes that leases need beyond what the quota grants them.", "owner"
+        )
+        self.reserved_bytes = self._gauge(
+            "predicted_lease_bytes", "Sum of the predicted final sizes of all open leases, in bytes.", "owner"
+        )
+        self.urgency = self._gauge(
+            "urgency", "Urgency of waiting and running requests, which moves the quotas.", "owner"
+        )
+        self.quota_moves = self._total("quota_moves_total", "Changes of the memory quotas.")
+        self.quota_failures = self._total(
+            "quota_failures_total", "Controller ticks that could not apply their quotas.", "fault"
+        )
+        self.reclaimed_bytes = self._total(
+            "reclaimed_bytes_total", "Bytes preempted because the other owner needed them.", "owner"
+        )
+        self.device_bytes = self._gauge(
+            "device_bytes",
+            "Device memory: total, free, ours (Tandem's processes), others, least_free and most_ours since "
+            "the start, disagreement (use beyond the leases), withheld (kept out of the quotas for it), "
+            "allocator (cached by the workers' allocators).",
+            "what",
+        )
+        self.device_alerts = self._total(
+            "device_alerts_total", "Times that device use began to exceed what leases explain."
+        )
+        self.device_failures = self._total(
+            "device_read_failures_total", "Failed readings of the device's memory."
+        )
 
     def _add_engines(self) -> None:
-        self.used_bytes = self._gauge("engine_used_bytes", "Bytes in use as the engine reports them", "owner")
-        self.ceded_bytes = self._gauge(
-            "engine_ceded_bytes", "Bytes of its cache that the engine leaves to others", "owner"
+        self.used_bytes = self._gauge(
+            "engine_used_bytes", "KV-cache bytes in use, as the engine reports.", "owner"
         )
-        self.engine_running = self._gauge("engine_requests_running", "Requests that the engine runs", "owner")
+        self.ceded_bytes = self._gauge(
+            "engine_balloon_bytes",
+            "KV-cache bytes withheld from the engine, for other owners to use.",
+            "owner",
+        )
+        self.engine_running = self._gauge(
+            "engine_requests_running", "Requests in the engine's running batch.", "owner"
+        )
         self.engine_waiting = self._gauge(
-            "engine_requests_waiting", "Requests that wait inside the engine", "owner"
+            "engine_requests_waiting", "Requests in the engine's waiting queue.", "owner"
         )
         self.engine_preemptions = self._total(
-            "engine_preemptions_total", "Preemptions that the engine reports", "owner"
+            "engine_preemptions_total", "Preemptions that the engine reports.", "owner"
         )
         self.engine_recompute_tokens = self._total(
             "engine_recompute_tokens_total",
-            "Tokens whose cache was lost to them, where the engine says",
+            "Tokens that preemptions dropped from the KV cache; absent if the engine does not report them.",
             "owner",
         )
         self.stall_count = self._total(
-            "engine_stalls_total", "Times an engine was taken for dead: it left its work undone", "owner"
+            "engine_stalls_total", "Times that the watchdog killed an unresponsive engine.", "owner"
         )
         self.restarts = self._total(
-            "embedding_restarts_total", "Times the process of an embedding model was started anew"
+            "embedding_restarts_total", "Restarts of embedding workers, failed attempts included."
         )
         self.out_of_memory = self._total(
-            "embedding_out_of_memory_total", "Embedding batches that found no memory and were cut"
+            "embedding_out_of_memory_total", "Embedding batches split because the device had no memory."
+        )
+        self.batch_tokens = self._histogram(
+            "embedding_batch_tokens", "Padded tokens of an embedding batch.", (), _TOKENS
         )
 
-    def _forecasts(self) -> None:
+    def _add_forecasts(self) -> None:
+        self._unlearned = self._counter(
+            "predictor_failures",
+            "Exceptions in a predictor; the request continues with a default.",
+            ("subject",),
+        )
         self.coverage = self._gauge(
-            "length_forecast_coverage", "Share of answers within the forecast's 0.9 quantile", "class"
-        )
-        self.ttft_coverage = self._gauge(
-            "ttft_forecast_coverage", "Share of first tokens within the forecast's 0.9 quantile", "class"
-        )
-        self.ttft_error = self._gauge(
-            "ttft_forecast_error_seconds", "Mean absolute error of the forecast median", "class"
-        )
-        self.tpot_forecast = self._gauge(
-            "tpot_forecast_seconds", "Time to an answer's next token, from the engine's steps", "level"
+            "length_forecast_coverage",
+            "Share of outputs no longer than the forecast's 0.9 quantile; 0.9 is calibrated.",
+            "class",
         )
         self.length_error = self._gauge(
-            "length_forecast_error_tokens", "Mean absolute error of the forecast median", "class"
+            "length_forecast_error_tokens", "Mean absolute error of the median length forecast.", "class"
         )
         self.length_bias = self._gauge(
-            "length_forecast_bias_tokens", "Mean of forecast median minus answer", "class"
+            "length_forecast_bias_tokens", "Mean of median length forecast minus actual length.", "class"
         )
         self.length_pinball = self._gauge(
-            "length_forecast_pinball_tokens", "Mean pinball loss over the levels stated", "class"
+            "length_forecast_pinball_tokens", "Mean pinball loss over the forecast quantiles.", "class"
         )
         self.length_drift = self._gauge(
-            "length_forecast_drift", "Log ratio of answer to forecast, lately minus on average", "class"
+            "length_forecast_drift",
+            "Mean log ratio of actual to forecast length of recent outputs, minus that of the whole window.",
+            "class",
         )
         self.widened = self._gauge(
-            "length_forecast_widened", "1 while forecasts are out of coverage and widen", "class"
+            "length_forecast_out_of_coverage",
+            "1 while too many outputs exceed the 0.9 quantile and forecasts are widened, otherwise 0.",
+            "class",
         )
+        self.ttft_coverage = self._gauge(
+            "ttft_forecast_coverage",
+            "Share of TTFTs no longer than the forecast's 0.9 quantile; 0.9 is calibrated.",
+            "class",
+        )
+        self.ttft_error = self._gauge(
+            "ttft_forecast_error_seconds", "Mean absolute error of the median TTFT forecast.", "class"
+        )
+        self.tpot_forecast = self._gauge(
+            "tpot_forecast_seconds", "Forecast time to the next output token, by quantile level.", "level"
+        )
+        self.forecast_tokens = self._gauge(
+            "embedding_forecast_tokens",
+            "Embedding tokens forecast for the next window, by quantile level.",
+            "level",
+        )
+        self.forecast_coverage = self._gauge(
+            "embedding_forecast_coverage",
+            "Share of past windows within the forecast, by quantile level.",
+            "level",
+        )
+
+    def _histogram(
+        self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
+    ) -> Histogram:
+        self.described.append(SeriesInfo(f"tandem_{name}", "histogram", labels, text))
+        return Histogram(f"tandem_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
+        self.described.append(SeriesInfo(f"tandem_{name}_total", "counter", labels, text))
+        return Counter(f"tandem_{name}", text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, label: str) -> Series:
         return self._series(Series(name, text, label, is_total=False))
@@ -199,51 +310,35 @@ class Metrics:
         return self._series(Series(name, text, label, is_total=True))
 
     def _series(self, series: Series) -> Series:
+        labels = () if series.label is None else (series.label,)
+        kind = "counter" if series.is_total else "gauge"
+        self.described.append(SeriesInfo(f"tandem_{series.name}", kind, labels, series.text))
         self._read_elsewhere.append(series)
         return series
 
-    def _add_sharing(self) -> None:
-        self.device_bytes = self._gauge(
-            "device_bytes", "Memory as the device says, and how far it disagrees with the ledger", "what"
-        )
-        self.device_alerts = self._total("device_alerts_total", "Disagreements with the ledger that began")
-        self.device_failures = self._total("device_failures_total", "Readings of the device that failed")
-        self.owned_bytes = self._gauge(
-            "owned_bytes", "Share of the pool before lending, where quotas move", "owner"
-        )
-        self.urgency = self._gauge("urgency", "Urgency that moves the quotas", "owner")
-        self.quota_moves = self._total("quota_moves_total", "Changes of the quotas")
-        self.quota_failures = self._total(
-            "quota_failures_total", "Ticks that could not put their quotas in force", "fault"
-        )
-        self.reclaimed_bytes = self._total(
-            "reclaimed_bytes_total", "Bytes preempted for what the other side asked for", "owner"
-        )
-        self.forecast_tokens = self._gauge(
-            "embedding_forecast_tokens", "Embedding tokens forecast for the next window", "level"
-        )
-        self.forecast_coverage = self._gauge(
-            "embedding_forecast_coverage", "Share of windows within the forecast quantile", "level"
-        )
-
     def decided(self, kind: Kind, decision: str, reason: str = "none") -> None:
+        """Counts one decision of the gate."""
         self._decisions.labels(kind, decision, reason).inc()
 
     def may_not_learn(self, subject: str) -> None:
+        """Starts the failure counter of a predictor at 0."""
         self._unlearned.labels(subject)
 
     def not_learned(self, subject: str) -> None:
+        """Counts one failure of a predictor."""
         self._unlearned.labels(subject).inc()
 
     def preempted(self, class_name: str) -> None:
+        """Counts one preemption by the gate."""
         self._preemptions.labels(class_name).inc()
 
     def read(self, request: Request, cached_tokens: int) -> None:
-        """The engine has begun with it; what it reads again after a preemption is not counted."""
+        """Counts the prompt of a request that the engine started; recompute is not counted."""
         self._read.labels(request.service_class.name).inc(request.prompt_tokens)
         self._cached.labels(request.service_class.name).inc(cached_tokens)
 
     def ended(self, request: Request, timeline: Timeline, outcome: Outcome) -> None:
+        """Counts one ended request; latencies and objectives only if it finished."""
         labels = (request.service_class.name, request.kind)
         self._outcomes.labels(*labels, outcome).inc()
         if timeline.queue is not None:
@@ -261,10 +356,10 @@ class Metrics:
             (self._attained if kept else self._missed).labels(*labels, objective).inc()
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
-        """What is read elsewhere, for the registry."""
+        """The families that `exposition` was given readings for; called by the registry."""
         return [series.family(self._readings.get(series, {})) for series in self._read_elsewhere]
 
     def exposition(self, readings: Readings) -> bytes:
-        """Prometheus text, with what was read just now."""
+        """Returns the Prometheus text page with these readings."""
         self._readings = readings
         return generate_latest(self.registry)

@@ -16,7 +16,7 @@ QUOTA = {"policy": "dynamic", "llm": {"nominal": 0.7, "min": 0.3}, "embedding": 
 ORDERS = {"scheduling": {"engine": {}}, "quota": QUOTA | {"tick_ms": 10_000}}
 GROWING = {
     "tandem_device_alerts",
-    "tandem_device_failures",
+    "tandem_device_read_failures",
     "tandem_embedding_out_of_memory",
     "tandem_embedding_restarts",
     "tandem_engine_preemptions",
@@ -77,7 +77,7 @@ async def test_what_can_be_counted_stands_at_zero_before_it_happens():
     assert found["tandem_slo_attained"].keys() == found["tandem_slo_missed"].keys() == stated
     for name in ("preemptions", "prefix_cache_queries", "prefix_cache_hits"):
         assert found[f"tandem_{name}"].keys() == {(name,) for name in classes}
-    assert found["tandem_learning_failures"].keys() == {(subject.value,) for subject in Subject}
+    assert found["tandem_predictor_failures"].keys() == {(subject.value,) for subject in Subject}
     assert {reason for *_, reason in found["tandem_decisions"]} == {"none", *Reason}
     assert ("DEFER", "embed", "no_pace") not in found["tandem_decisions"]
 

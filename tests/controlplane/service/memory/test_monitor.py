@@ -126,7 +126,7 @@ def test_readings_that_fail_are_told_once_and_end_nothing(caplog):
 
     alerts, told = run(main())
     assert alerts == 1
-    assert "tandem_device_alerts_total 1.0" in told and "tandem_device_failures_total 10.0" in told
+    assert "tandem_device_alerts_total 1.0" in told and "tandem_device_read_failures_total 10.0" in told
     assert 'tandem_device_bytes{what="ours"} 900.0' in told and 'what="alerts"' not in told
     assert [record.getMessage() for record in caplog.records] == [
         "the device's memory is not watched: nothing to be read; trying on"

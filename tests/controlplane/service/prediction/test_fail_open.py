@@ -23,7 +23,7 @@ def tracebacks(caplog) -> int:
 
 
 def failures(service, subject: str) -> float | None:
-    return service.metrics.registry.get_sample_value("tandem_learning_failures_total", {"subject": subject})
+    return service.metrics.registry.get_sample_value("tandem_predictor_failures_total", {"subject": subject})
 
 
 async def read(answer) -> int:
