@@ -74,8 +74,9 @@ def _add_predictor(parser: argparse.ArgumentParser) -> None:
     ):
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("log", type=Path, help="JSONL: prompt (text or messages), output_tokens, model")
-        text = "learn from this many of the last requests"
-        action.add_argument("--max-examples", type=int, default=8_192, help=text)
+        action.add_argument(
+            "--max-examples", type=int, default=8_192, help="use this many of the last requests"
+        )
         if name == "train":
             action.add_argument("--to", type=Path, required=True, help="the file to write")
 

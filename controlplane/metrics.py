@@ -152,7 +152,7 @@ class Metrics:
     def _add_gate(self) -> None:
         self._decisions = self._counter(
             "decisions",
-            "Decisions of the gate and their reasons; a waiting request is counted once per deferral.",
+            "Decisions of the gate and their reasons; DEFER counts a request once, with its first reason.",
             ("kind", "decision", "reason"),
         )
         self._preemptions = self._counter("preemptions", "Requests preempted by the gate.", ("class",))

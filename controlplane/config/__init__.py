@@ -1,7 +1,7 @@
-"""What does the operator want? One YAML file, parsed once into frozen dataclasses, a module a section.
+"""Configuration: one YAML file, parsed into frozen dataclasses, with one module per section.
 
-Every error names the path in the file, the value, the rule and the remedy. Nothing unknown is accepted,
-so a typing error never becomes a silent default.
+An error names the path in the file, the value, the rule and the remedy. Unknown keys are refused, so that a
+typing error never becomes a silent default. `reference` generates docs/configuration.md.
 """
 
 from controlplane.config.fields import ConfigError

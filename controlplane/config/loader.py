@@ -1,6 +1,6 @@
-"""Is this file what it should be? YAML parsed once into sections; every mistake is told with its path.
+"""Parses YAML into sections; the error message has one line per mistake, with its path and the remedy.
 
-What holds for the server's configuration holds for any other file of sections: the root is named.
+Any dataclass of sections can be the root: `Config`, or an experiment of the benchmark.
 """
 
 import difflib
@@ -42,23 +42,23 @@ _shown = Repr()
 _shown.maxlevel = 2
 _shown.maxstring = _shown.maxother = _shown.maxlong = 120
 _SHAPES = {
-    "tuple_type": "a list is needed: [a, b], or each on a line that begins with a dash",
-    "dict_type": "a mapping is needed: {name: value}, or each on a line of its own",
+    "tuple_type": "should be a list: [a, b], or one item per line, each after a dash",
+    "dict_type": "should be a mapping: {name: value}, or one entry per line",
 }
 
 
 def load(path: Path) -> Config:
-    """Raises ConfigError."""
+    """Reads and parses a configuration file. Raises ConfigError."""
     return parse(read_yaml(path), source=str(path))
 
 
 def parse(content: object, *, source: str = "config") -> Config:
-    """Raises ConfigError. `content` is what the YAML file holds."""
+    """Parses the content of a YAML file. Raises ConfigError, whose lines begin with `source`."""
     return parse_as(Config, content, source=source)
 
 
 def read_yaml(path: Path) -> object:
-    """Raises ConfigError."""
+    """Reads a YAML file. Raises ConfigError if it cannot be read or is not YAML."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -70,11 +70,11 @@ def read_yaml(path: Path) -> object:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
     except RecursionError:
-        raise ConfigError(f"{path}: lists and mappings lie too deep inside each other") from None
+        raise ConfigError(f"{path}: lists and mappings are nested too deeply; flatten them") from None
 
 
 def parse_as(root: type[Root], content: object, *, source: str) -> Root:
-    """`root` is a section. Raises ConfigError."""
+    """Parses `content` into the dataclass `root`. Raises ConfigError, also for keys in RENAMED."""
     if lines := [f"{source}: {line}" for line in _renamed(content)]:
         raise ConfigError("\n".join(lines))
     try:
@@ -85,10 +85,13 @@ def parse_as(root: type[Root], content: object, *, source: str) -> Root:
 
 
 class _CarefulLoader(yaml.SafeLoader):
-    """YAML lets a later key overwrite an earlier one in silence; here it is an error. And PyYAML raises what
-    Python does of a value that only looks like a date (2001-13-45) or a number (0x_)."""
+    """A YAML loader that refuses duplicate keys and values that only look like a date or a number.
 
-    # A copy: what vLLM imports for grammars makes PyYAML's own read dates as text.
+    In plain YAML a later key silently overwrites an earlier one, and PyYAML raises a bare ValueError for
+    2001-13-45 or 0x_.
+    """
+
+    # A copy: a dependency of vLLM changes PyYAML's own table so that dates stay text.
     yaml_constructors: ClassVar[dict[Any, Any]] = dict(yaml.SafeLoader.yaml_constructors)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
@@ -99,24 +102,24 @@ class _CarefulLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None,
                 None,
-                f"{node.value!r} is no {kind}; to have it as text, put it in quotes",
+                f"{node.value!r} is not a valid {kind}; for a text, put it in quotes",
                 node.start_mark,
             ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            # `<<` takes over another mapping's keys; those that stand here as well are meant to go before.
+            # `<<` merges another mapping; keys that are stated here as well override it on purpose.
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(
-                    None, None, "a key is a plain name, and this is a list or a mapping", key_node.start_mark
+                    None, None, "a key should be a plain name, not a list or a mapping", key_node.start_mark
                 )
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!r} is given twice; keep one", key_node.start_mark
+                    None, None, f"key {key!r} occurs twice; remove one", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -145,18 +148,18 @@ def _renamed(content: object) -> Iterator[str]:
 def _explained(root: type, error: ValidationError) -> Iterator[str]:
     found = error.errors()
     for item in found:
-        # A list whose items are wrong is also too short.
+        # Pydantic also reports a list with an invalid item as too short.
         if any(other["loc"][:-1] == item["loc"] != other["loc"] for other in found):
             continue
-        # Pydantic names the branches of a union in the location; the file does not have them.
+        # Pydantic adds the branch of a union to the location; it is no key of the file.
         path = ".".join(str(p) for p in item["loc"] if not re.search(r"[\[(]|^(int|literal)$", str(p)))
         if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             yield f"{path}: unknown key; {_near(root, path)}"
         elif item["type"] == "missing":
-            yield f"{path}: missing; it must be given"
+            yield f"{path}: missing; add it"
         elif path:
             message = _rule(root, path, item)
-            # Who gives a key in the place of its hash does not want to read it in a log.
+            # An API key given in place of its hash must not reach the log.
             is_hidden = isinstance(item["input"], dict) or "=" in message or "sha256" in path
             yield f"{path}{'' if is_hidden else '=' + _shown.repr(item['input'])}: {message}"
         else:
@@ -165,34 +168,34 @@ def _explained(root: type, error: ValidationError) -> Iterator[str]:
 
 def _rule(root: type, path: str, item: ErrorDetails) -> str:
     if item["type"] != "dataclass_type":
-        told = item["msg"].removeprefix("Value error, ").replace("Input should be", "should be", 1)
-        return _SHAPES.get(item["type"], told)
+        rule = item["msg"].removeprefix("Value error, ").replace("Input should be", "should be", 1)
+        return _SHAPES.get(item["type"], rule)
     known = ", ".join(_keys_at(root, path.split(".")))
-    return f"a mapping is needed, with keys of {known}; give some, or leave it out where it is optional"
+    return f"should be a mapping with keys out of {known}; add some, or leave an optional section out"
 
 
 def _near(root: type, path: str) -> str:
     *parents, key = path.split(".")
     known = _keys_at(root, parents)
     guess = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {guess[0]!r}? " if guess else ""
-    return f"{hint}known here: {', '.join(known)}"
+    hint = f"did you mean {guess[0]!r}? " if guess else "remove it; "
+    return f"{hint}known keys: {', '.join(known)}"
 
 
 def _keys_at(root: type, path: list[str]) -> list[str]:
-    """Keys of the section that `path` leads to; list indices and names of map entries are passed over."""
+    """Keys of the section at `path`; list indices and names of mapping entries are skipped."""
     here: Any = root
     for step in path:
-        stated = {f.name: f.type for f in fields(here)}
-        if step in stated:
-            here = section_in(stated[step])
+        types = {f.name: f.type for f in fields(here)}
+        if step in types:
+            here = section_in(types[step])
             if here is None:
                 return []
     return [f.name for f in fields(here)]
 
 
 def section_in(kind: Any) -> Any:
-    """The section in an annotation: itself, an optional one's, or a container's element's."""
-    if is_dataclass(kind):
+    """The section in an annotation: itself, or that of an optional value or of a container's items."""
+    if isinstance(kind, type) and is_dataclass(kind):
         return kind
     return next((found for part in get_args(kind) if (found := section_in(part))), None)

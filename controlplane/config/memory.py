@@ -1,4 +1,4 @@
-"""How much memory is there, who owns which part of it, and by which rule do the parts move?"""
+"""Sections `pool` and `quota`: the device's memory, its shares, and how the shares change at run time."""
 
 from typing import Annotated, Literal
 
@@ -20,100 +20,122 @@ from controlplane.policy.sharing.quota import QuotaOptions, UrgencyOptions
 
 Weight = Annotated[float, Field(ge=0, le=1_000)]
 
-# 0.075 - 0.025 is a little less than 0.05.
+# In floating point 0.075 - 0.025 is less than 0.05.
 _ROUNDING = 1e-9
 
 
 @section(frozen=True, config=STRICT)
 class PoolSection:
-    """`memory` is the whole device's; what the models' weights, `activation`, `reserve` and the margin
-    leave is shared out by quota. With `kv_allocator: kvcached` the KV cache is mapped on demand, so
-    quotas move bytes; with `static` they only bound use. Every `monitor_ms` the device is asked whether
-    it agrees with the ledger; 0 is never."""
+    """The memory pool: what weights, activation, reserve and margin leave of the device."""
 
     memory: BytesOrAuto = "auto"
+    """Memory of the whole device; `auto` reads it from the device."""
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Fraction of the remaining memory kept free for fragmentation and prediction error."""
     activation: BytesOrAuto = "auto"
+    """Peak memory of one full prefill step; `auto` computes it from the model's config.json."""
     reserve: Bytes = 0
+    """Memory for CUDA contexts, CUDA graphs and other processes."""
     kv_allocator: Literal["static", "kvcached"] = "static"
+    """`static` allocates the KV cache at the start, and quotas only bound its use; `kvcached` maps blocks
+    on demand, so that quotas move bytes between the LLM and the embeddings (docs/memory.md)."""
     monitor_ms: Annotated[float, Field(ge=0, le=60_000)] = 100
+    """Interval at which the use of the device is compared with the leases; 0 disables it."""
 
 
 @section(frozen=True, config=STRICT)
 class ShareSection:
-    """Fractions of the pool: owned when nothing is urgent, never taken away, borrowed at most, lent at
-    most."""
+    """One owner's part of the pool, as fractions of the pool."""
 
     nominal: Fraction
+    """The quota while nothing is urgent."""
     min: Fraction = 0.0
+    """The part of `nominal` that is never taken away."""
     borrow: Fraction = 0.0
+    """Largest part that this owner may borrow from the other."""
     lend: Fraction = 0.0
+    """Largest part that this owner may lend to the other; at most `nominal` - `min`."""
 
     def __post_init__(self) -> None:
         if self.min > self.nominal:
             raise ValueError(
-                f"min={self.min}: what is never taken away is part of nominal={self.nominal}; lower min"
+                f"min={self.min}: it is part of nominal={self.nominal} and cannot exceed it; lower min"
             )
         if self.lend > self.nominal - self.min + _ROUNDING:
             raise ValueError(
-                f"lend={self.lend}: of nominal={self.nominal} at most what is above min={self.min} can be "
-                "lent; lower lend"
+                f"lend={self.lend}: at most nominal={self.nominal} - min={self.min} can be lent; lower lend"
             )
 
 
 @section(frozen=True, config=STRICT)
 class ForecastSection:
-    """Memory is kept for the embedding work, and the requests of the highest priority, that will arrive in
-    the next `window_ms` with probability `quantile` at most; null reserves nothing."""
+    """Memory reserved for forecast arrivals: embeddings, and requests of the highest priority.
+
+    It has an effect only if quotas change at run time.
+    """
 
     quantile: Annotated[float, Field(gt=0, le=0.99)] | None = 0.9
+    """Quantile of the forecast that is reserved; null reserves nothing."""
     window_ms: Milliseconds = 1_000
+    """Forecast horizon."""
 
 
 @section(frozen=True, config=STRICT)
 class QuotaSection:
-    """`dynamic` moves the quotas each tick towards the kind with the more urgent requests, by at most
-    `max_step` of the pool a tick; where they move to changes by more than `dead_band` of it or not at all. A
-    request is urgent with less than `critical_ms` to spare. `urgency_aggregation` weighs either kind
-    by the part of its requests that is urgent or was turned away (`mean`), or by their number (`sum`); an
-    urgency of one kind of `nominal_weight` moves the quotas half way from their nominal place."""
+    """How the pool is divided between the LLM's KV cache and the workspace of embedding batches."""
 
     policy: Literal["static", "dynamic"] = "static"
+    """`static` keeps the nominal quotas; `dynamic` moves them towards the owner with more urgent requests."""
     llm: ShareSection = ShareSection(nominal=0.9)
+    """Share of the LLM."""
     embedding: ShareSection = ShareSection(nominal=0.1)
+    """Share of the embedding models together."""
     tick_ms: Annotated[float, Field(ge=5, le=10_000)] = 50
+    """Interval of the quota controller; it also runs when an owner is short of memory."""
     max_step: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Largest change per tick, as a fraction of the pool."""
     dead_band: Fraction = 0.01
+    """A new target that differs from the last by at most this fraction of the pool is ignored."""
     nominal_weight: Weight = 0.3
+    """Urgency of one owner alone that moves its quota half way from nominal to its maximum; 0 moves it all
+    the way."""
     critical_ms: Milliseconds = 500
+    """A request with less slack than this, or than half its objective if that is shorter, is urgent."""
     critical_weight: Weight = 1.0
+    """Urgency of a request whose slack is 0; it falls linearly to 0 at `critical_ms`."""
     violation_weight: Weight = 1.0
+    """Further urgency per second that a request is late; only with `urgency_aggregation: sum`."""
     lateness_cap_ms: MillisecondsFromZero = 10_000
+    """Lateness beyond this adds no urgency; only with `urgency_aggregation: sum`."""
     urgency_aggregation: Literal["sum", "mean"] = "mean"
+    """Urgency of an owner: `mean` or `sum` over its waiting, running and recently rejected requests."""
     forecast: ForecastSection = ForecastSection()
+    """Memory reserved for predicted arrivals."""
 
     def require_room_for_both(self) -> None:
-        """Raises ValueError. Who is served alone shares with nobody."""
+        """Raises ValueError if the nominal shares exceed the pool; only relevant if both are served."""
         if self.llm.nominal + self.embedding.nominal > 1 + _ROUNDING:
             raise ValueError(
-                f"quota: shares must sum to at most 1 and quota.llm.nominal={self.llm.nominal} + "
-                f"quota.embedding.nominal={self.embedding.nominal} do not; lower one of them"
+                f"quota: shares must sum to at most 1, but quota.llm.nominal={self.llm.nominal} + "
+                f"quota.embedding.nominal={self.embedding.nominal} exceed it; lower one of them"
             )
 
     @property
     def moves(self) -> bool:
+        """Whether quotas change at run time: by urgency, or by lending."""
         return self.policy == "dynamic" or self.llm.borrow > 0 or self.embedding.borrow > 0
 
     def sharing(
         self, *, pool_bytes: int, most_llm_bytes: int, most_embedding_bytes: int, block_bytes: int
     ) -> Sharing:
-        """In bytes of the pool that there really is. Neither is given more than it can use: the LLM what its
-        cache can hold, the embeddings their largest batches.
+        """Converts the shares to bytes of the actual pool.
+
+        No owner gets more than it can use: the LLM at most its cache, the embeddings their largest batches.
         """
         reserved = max(int(self.embedding.min * pool_bytes), pool_bytes - most_llm_bytes)
         useful = max(reserved, most_embedding_bytes)
         kept = min(max(int(self.llm.min * pool_bytes), pool_bytes - useful), pool_bytes - reserved)
-        # Down: a floor of more blocks than the nominal share holds could not be kept.
+        # Rounded down: a minimum of more blocks than the nominal share could not be kept.
         least = kept // block_bytes * block_bytes
         owned = min(max(int(self.llm.nominal * pool_bytes), least), pool_bytes - reserved)
         nominal = split(pool_bytes, owned, block_bytes)

@@ -1,4 +1,4 @@
-"""Which models are served, and by which engines?"""
+"""Section `models`: the chat model and the embedding models, each with its engine's settings."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -9,31 +9,36 @@ from pydantic.dataclasses import dataclass as section
 
 from controlplane.config.fields import STRICT, Name, Positive, StallMilliseconds
 
-# Read here too, to say what fits.
+# The memory plan reads these engine arguments.
 _COUNTS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size")
 
 
 def _spelt(value: object) -> object:
-    """YAML reads a plain `off` as false and `on` as true."""
+    """Maps the booleans that YAML reads from `off` and `on` back to these words."""
     return ("off", "on")[value] if isinstance(value, bool) else value
 
 
 @section(frozen=True, config=STRICT)
 class ChatModel:
-    """`engine` is passed to vLLM as it stands (vLLM's own argument names). `tool_parser` and
-    `reasoning_parser` name vLLM's own, which tell calls of functions, and thoughts, from the answer.
-    `hybrid_cache` lets requests keep hidden states instead of keys and values: `auto` where the model can and
-    memory is short, `on` always. `stall_ms`: an engine that has requests but takes no step for so long, and
-    for ten times what its longest should take, is killed."""
+    """The model that vLLM serves for chat and text completions."""
 
     model: Name
+    """Folder or Hugging Face name."""
     name: Name | None = None
+    """Name that clients send as `model`; the value of `model` by default."""
     engine: Mapping[str, Any] = field(default_factory=dict)
+    """Engine arguments under vLLM's own names; gpu_memory_utilization is refused."""
     tool_parser: str | None = None
+    """Tool-call parser of vLLM for the model family; without it requests with `tools` are rejected."""
     reasoning_parser: str | None = None
+    """Reasoning parser of vLLM for the model family; it separates `reasoning` from `content`."""
     hybrid_cache: Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelt)] = "off"
-    # As long as vLLM gives the processes of one engine to answer each other.
+    """Let requests cache hidden states instead of keys and values: `auto` if the model supports it and
+    memory is short, `on` always."""
+    # vLLM gives the processes of one engine the same time to reply to each other.
     stall_ms: StallMilliseconds = 300_000
+    """An engine with requests that finishes no step for this long, and for ten times the expected step
+    time, is killed."""
 
     def __post_init__(self) -> None:
         if "gpu_memory_utilization" in self.engine:
@@ -44,44 +49,62 @@ class ChatModel:
             count = self.engine.get(name)
             if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
                 raise ValueError(
-                    f"engine.{name}={count!r}: a whole number of 1 or more is needed, or nothing"
+                    f"engine.{name}={count!r}: should be a whole number of at least 1; change it or remove it"
                 )
 
     @property
     def served_name(self) -> str:
+        """The name that clients send."""
         return self.name or self.model
 
 
 @section(frozen=True, config=STRICT)
 class EmbeddingModel:
-    """`idle_cpu_priority` (for models on a CPU): compute only what no other process wants; by default so
-    where a chat model is served too. `stall_ms`: a worker that owes an answer for so long, and for ten times what its
-    work should take, is replaced; loading the first time may take longer. `normalize`: vectors of unit
-    length or as the layers give them, whatever the model itself says."""
+    """An embedding model that sentence-transformers serves in a worker process of its own."""
 
     model: Name
+    """Folder or Hugging Face name."""
     name: Name | None = None
+    """Name that clients send as `model`; the value of `model` by default."""
     batch_tokens: Positive = 16_384
+    """Padded tokens of one forward pass at most; they bound its memory and its time."""
     device: str | None = None
+    """Device in torch's notation, for example cuda; torch's choice by default."""
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    """Weight type; the model's own by default."""
     max_running: Positive = 256
+    """Requests that run at the same time at most."""
     threads: Positive | None = None
+    """CPU threads of the worker; torch's choice by default."""
     idle_cpu_priority: bool | None = None
+    """On a CPU, run the worker in Linux's SCHED_IDLE class (elsewhere nice 19): it computes only on cores
+    that no other process wants. Default: true if a chat model is served too."""
     stall_ms: StallMilliseconds = 60_000
+    """A worker with unfinished work and no reply for this long, and for ten times the expected time, is
+    killed and replaced; the first load of the model may take longer."""
     max_input_tokens: Positive | None = None
+    """Longest input in tokens; the model's own limit by default."""
     normalize: bool | None = None
+    """Scale vectors to unit length (true) or return them as computed (false); the model's rule by default."""
     dimensions: tuple[Positive, ...] = ()
+    """Shorter vector lengths that clients may request; only for Matryoshka models."""
     trust_remote_code: bool = False
+    """Run Python code that the model's repository contains."""
 
     @property
     def served_name(self) -> str:
+        """The name that clients send."""
         return self.name or self.model
 
 
 @section(frozen=True, config=STRICT)
 class ModelsSection:
+    """The models to serve: `chat`, `embeddings` or both."""
+
     chat: ChatModel | None = None
+    """The chat model; none by default."""
     embeddings: tuple[EmbeddingModel, ...] = ()
+    """The embedding models; none by default."""
 
     def __post_init__(self) -> None:
         names = [model.served_name for model in self.all()]
@@ -92,4 +115,5 @@ class ModelsSection:
             raise ValueError(f"{twice[0]!r} names two models; give one of them another `name`")
 
     def all(self) -> list[ChatModel | EmbeddingModel]:
+        """The chat model first, if there is one."""
         return [model for model in (self.chat, *self.embeddings) if model is not None]

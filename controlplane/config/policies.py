@@ -1,4 +1,4 @@
-"""By which rules is decided who runs, who waits and who is turned away?"""
+"""Sections `admission` and `scheduling`: which request is admitted, in which order, and what is preempted."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -11,40 +11,54 @@ from controlplane.config.fields import STRICT, Count, Milliseconds, Milliseconds
 
 @section(frozen=True, config=STRICT)
 class AdmissionSection:
-    """`engine_queue` requests beyond the engine's own limit are sent ahead. With vLLM's own scheduler (64
-    unless said) so that those that finish are replaced in the engine's next step; they wait there in the
-    gate's order, but can no longer be rejected. With `scheduling.engine` (1,000) because it is the engine
-    that holds them. `tpot_guard` lets one more answer start only if those under way keep their promised time
-    per token."""
+    """Decisions of the gate: admit, defer, preempt or reject."""
 
     policy: str = "look-ahead"
+    """`look-ahead` admits a request if the predicted memory of all running requests leaves room for it
+    until its end; `fits-now` considers only the memory in use."""
     length_predictor: Literal["learned", "history", "max-tokens"] = "learned"
+    """Source of output lengths: `learned` from prompts and finished requests, `history` from finished
+    requests only, `max-tokens` assumes that every request reaches its limit."""
     overflow_probability: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Accepted probability that predicted lengths are too short together, so that the engine preempts."""
     max_waiting: Count = 1_000
+    """Waiting requests per owner (LLM, embeddings); above it new requests are rejected with Retry-After."""
     max_wait_ms: Milliseconds = 60_000
+    """A request that was never admitted is rejected after this time, also if its class is not sheddable."""
     defer_threshold_ms: MillisecondsFromZero = 0
+    """A sheddable request with less time than this until its latest start is rejected instead of deferred."""
     tpot_guard: bool = True
+    """Start another request only if running requests still meet their TPOT; false: if memory allows it."""
     engine_queue: Count | None = None
+    """Requests sent ahead to the engine beyond its free slots, so that it fills a slot in its next step.
+    They can no longer be rejected. Default 64; 1000 with `scheduling.engine`, which orders them itself."""
     victim_tau_ms: Milliseconds = 100
+    """Slack at which the urgency term of a preemption victim's cost has fallen to one half."""
     victim_almost_done_steps: Count = 8
+    """Do not preempt a request with at most this many predicted output tokens left."""
     victim_thrash_penalty: Annotated[float, Field(ge=0, le=1_000)] = 1.0
+    """Each earlier preemption of a request adds this factor to its cost as a victim; 0 disables it."""
 
 
 def _switched(value: object) -> object:
-    """YAML reads a plain `off` as false."""
+    """Maps `off`, which YAML reads as false, to None."""
     if value is None or value is False or value == "off":
         return None
     if not isinstance(value, Mapping):
-        raise ValueError("`off`, or a mapping of what differs in the engine; {} for nothing")
+        raise ValueError("should be `off`, or a mapping of the options that differ; {} if none differ")
     return value
 
 
 @section(frozen=True, config=STRICT)
 class SchedulingSection:
-    """`engine` holds what differs from this section and `admission` inside the engine, in the names of
-    `EngineOptions`; None leaves vLLM's own scheduler in the gate's order."""
+    """Order of waiting requests, in the gate and in the engine."""
 
     ordering: str = "edf"
+    """Order of the waiting queues: `fcfs`, `edf` (earliest deadline first) or `least-slack`."""
     priority_head_start_ms: MillisecondsFromZero = 1_000
+    """Each unit of priority ranks a request as if it had arrived, or were due, this much earlier."""
     default_deadline_ms: Milliseconds = 10_000
+    """Deadline for ordering of a request without an objective, counted from its arrival."""
     engine: Annotated[Mapping[str, Any] | None, BeforeValidator(_switched)] = None
+    """`off`: vLLM's own scheduler, in the gate's order. A mapping (see below) runs Tandem's engine policy
+    inside vLLM; an option that is not named has the value of the same key here or in `admission`."""

@@ -1,6 +1,6 @@
-"""What may be changed while the service runs? Single keys of `admission` and `scheduling`; the rest is built.
+"""Changes keys of `admission` and `scheduling` at run time; other sections need a restart.
 
-A change is checked like the file, as a whole, and refused as a whole.
+A change is validated like the file; if one key is invalid, nothing changes.
 """
 
 from collections.abc import Mapping
@@ -15,18 +15,21 @@ CHANGEABLE = ("admission", "scheduling")
 
 
 def changeable(config: Config) -> dict[str, dict[str, Any]]:
-    """The present values, as `changed` takes them."""
+    """The current values of the sections that may change, in the form that `changed` takes."""
     return {name: asdict(getattr(config, name)) for name in CHANGEABLE}
 
 
 def changed(config: Config, content: object) -> Config:
-    """`content` holds the keys that differ; those of `scheduling.engine` are merged. Raises ConfigError."""
+    """Returns `config` with the keys of `content` replaced.
+
+    Mappings are merged key by key, `scheduling.engine` included. Raises ConfigError.
+    """
     if not isinstance(content, Mapping):
-        raise ConfigError(f"change: a mapping of {' and '.join(CHANGEABLE)} is needed")
+        raise ConfigError(f"change: should be a mapping with {' or '.join(CHANGEABLE)}; send one")
     if fixed := sorted(set(content) - set(CHANGEABLE)):
         raise ConfigError(
-            f"change: {fixed[0]}: not changeable while the service runs; change the file and restart. "
-            f"Changeable are {', '.join(CHANGEABLE)}"
+            f"change: {fixed[0]}: cannot change at run time; change the file and restart. "
+            f"Only {' and '.join(CHANGEABLE)} can change"
         )
     sections = {field.name: getattr(config, field.name) for field in fields(config)}
     found = parse({**sections, **_merged(changeable(config), content)}, source="change")
@@ -35,7 +38,7 @@ def changed(config: Config, content: object) -> Config:
         ("scheduling.engine", config.scheduling.engine is not None, found.scheduling.engine is not None),
     ):
         if was != now:
-            raise ConfigError(f"change: {path}: not changeable while the service runs; restart with it")
+            raise ConfigError(f"change: {path}: cannot change at run time; change the file and restart")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What does the operator want, as a whole? The sections together, and what must hold between them."""
+"""The whole configuration: all sections, and the rules that hold between them."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -27,36 +27,47 @@ def _standard_class() -> dict[str, ClassSection]:
 
 @section(frozen=True, config=STRICT)
 class Config:
+    """The contents of one YAML file; only `models` is required."""
+
     models: ModelsSection
+    """The models to serve."""
     server: ServerSection = ServerSection()
+    """The HTTP server."""
     pool: PoolSection = PoolSection()
+    """The memory to divide."""
     classes: Mapping[Name, ClassSection] = field(default_factory=_standard_class)
+    """Service classes by name; by default one class `standard` without objectives."""
     tenants: Mapping[Name, TenantSection] = field(default_factory=dict)
+    """Tenants by name; without tenants no API key is needed."""
     admission: AdmissionSection = AdmissionSection()
+    """Decisions of the gate."""
     predictors: PredictorsSection = PredictorsSection()
+    """The output-length predictor."""
     quota: QuotaSection = QuotaSection()
+    """Shares of the pool."""
     scheduling: SchedulingSection = SchedulingSection()
+    """Order of requests."""
 
     def __post_init__(self) -> None:
         defaults = [name for name, c in self.classes.items() if c.default]
         if len(defaults) != 1:
             raise ValueError(
                 f"classes: exactly one class is the default, not {len(defaults)} "
-                f"({', '.join(defaults) or 'none'}); set `default: true` in one of them"
+                f"({', '.join(defaults) or 'none'}); set `default: true` in exactly one"
             )
         holders: dict[str, str] = {}
         for tenant, settings in self.tenants.items():
             for digest in settings.api_keys_sha256:
                 if (other := holders.setdefault(digest, tenant)) != tenant:
                     raise ValueError(
-                        f"tenants.{tenant}.api_keys_sha256={digest!r}: the key of tenants.{other} too; "
-                        "a key names one tenant, so remove it from one of them"
+                        f"tenants.{tenant}.api_keys_sha256={digest!r}: also a key of tenants.{other}; "
+                        "a key belongs to one tenant, so remove it from one of them"
                     )
             unknown = sorted(set(settings.classes or ()) - set(self.classes))
             if unknown:
                 raise ValueError(
                     f"tenants.{tenant}.classes={unknown[0]!r}: no such class; "
-                    f"known are {', '.join(sorted(self.classes))}"
+                    f"choose from {', '.join(sorted(self.classes))}"
                 )
         known = [model.served_name for model in self.models.embeddings]
         if self.predictors.encoder not in (None, *known):
@@ -71,12 +82,15 @@ class Config:
         self.engine_options()
 
     def service_classes(self) -> dict[str, ServiceClass]:
+        """The service classes by name."""
         return {name: c.service_class(name) for name, c in self.classes.items()}
 
     def default_class(self) -> str:
+        """The class of requests that name none."""
         return next(name for name, c in self.classes.items() if c.default)
 
     def admission_policy(self) -> Admission:
+        """Builds the gate's admission policy. Raises ValueError for an unknown policy or a bad option."""
         a = self.admission
         options = AdmissionOptions(
             a.overflow_probability,
@@ -85,19 +99,23 @@ class Config:
             milliseconds(a.defer_threshold_ms),
             tpot_guard=a.tpot_guard,
         )
-        eviction = PreemptionOptions(
+        preemption = PreemptionOptions(
             milliseconds(a.victim_tau_ms), a.victim_almost_done_steps, a.victim_thrash_penalty
         )
         fits = lookup("admission", ADMISSIONS, a.policy, setting="admission.policy")
-        return Admission(options, eviction, fits)
+        return Admission(options, preemption, fits)
 
     def ordering_policy(self) -> Ordering:
+        """Builds the order of the gate's waiting queues. Raises ValueError if the gate does not know it."""
         s = self.scheduling
         options = OrderingOptions(milliseconds(s.priority_head_start_ms), milliseconds(s.default_deadline_ms))
         return gate_ordering(s.ordering, options)
 
     def engine_options(self) -> EngineOptions | None:
-        """How the engine orders its steps: as the gate does, but for what is said of it."""
+        """Options of the engine policy: the gate's values, overridden by `scheduling.engine`.
+
+        None with vLLM's own scheduler. Raises ValueError for an unknown option or a bad value.
+        """
         a, s = self.admission, self.scheduling
         if s.engine is None:
             return None
@@ -119,5 +137,6 @@ class Config:
         return options
 
     def engine_queue(self) -> int:
+        """Requests that may be sent to the engine beyond its free slots."""
         stated = self.admission.engine_queue
         return stated if stated is not None else 64 if self.scheduling.engine is None else 1_000

@@ -1,4 +1,4 @@
-"""Who is let in, and where? The door's own settings and its keys."""
+"""Section `server` (address, limits, drain) and section `tenants` (API keys, rate limits, weights)."""
 
 from typing import Annotated, Literal
 
@@ -7,27 +7,42 @@ from pydantic.dataclasses import dataclass as section
 
 from controlplane.config.fields import STRICT, Bytes, Milliseconds, Sha256
 
-# Below, the time in which a debt is paid off is none that could be told.
+# A lower rate would give Retry-After times of hours.
 PerMinute = Annotated[float, Field(ge=0.01)]
 
 
 @section(frozen=True, config=STRICT)
 class ServerSection:
+    """The HTTP server."""
+
     host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 accepts connections from other machines."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """TCP port; 0 takes any free port."""
     max_body: Annotated[Bytes, Field(ge=1)] = 32 * 2**20
+    """Largest request body; a larger one is rejected with status 413."""
     overload_status: Literal[429, 503] = 429
+    """HTTP status of a request rejected because of load."""
     drain_ms: Milliseconds = 30_000
+    """After SIGTERM, running requests may finish for this long; waiting requests are rejected at once."""
     stalled_client_ms: Milliseconds = 60_000
+    """A client that reads no byte for this long counts as disconnected, and its request is aborted."""
     admin_key_sha256: Sha256 | None = None
+    """SHA-256 (hex) of the key for /admin; without it /admin is disabled."""
 
 
 @section(frozen=True, config=STRICT)
 class TenantSection:
-    """Where any tenant states a `weight`, those that have work share each engine by it."""
+    """A tenant, by name. Without tenants every request is accepted without a key."""
 
     api_keys_sha256: Annotated[tuple[Sha256, ...], Field(min_length=1)]
+    """SHA-256 (hex) of each API key of the tenant; a key belongs to one tenant."""
     classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Service classes that the tenant may use; all by default."""
     weight: Annotated[float, Field(gt=0, le=1_000)] | None = None
+    """Share of each engine relative to other tenants with waiting requests; 1 if only others state one.
+    If no tenant states a weight, tenants are not told apart."""
     requests_per_minute: PerMinute | None = None
+    """Rate limit (token bucket of one minute); no limit by default."""
     tokens_per_minute: PerMinute | None = None
+    """Rate limit of prompt and output tokens; output is charged when a request ends. No limit by default."""

@@ -1,4 +1,4 @@
-"""What is promised to a class of requests?"""
+"""Section `classes`: the objectives, priority and load shedding of each service class."""
 
 from typing import Annotated
 
@@ -11,14 +11,24 @@ from controlplane.core.slo import ServiceClass, Slo
 
 @section(frozen=True, config=STRICT)
 class ClassSection:
+    """A service class, by name. A request selects it with `x-service-class` or `service_class`."""
+
     priority: Annotated[int, Field(ge=0, le=100)] = 0
+    """Higher is served first, within `scheduling.priority_head_start_ms`, and may preempt lower ones."""
     ttft_ms: Milliseconds | None = None
+    """Objective for the time to first token; none by default."""
     tpot_ms: Milliseconds | None = None
+    """Objective for the mean time per output token; none by default."""
     e2e_ms: Milliseconds | None = None
+    """Objective for the time from arrival to the end; none by default."""
     sheddable: bool = True
+    """Reject a request at once if it is predicted to miss its objective;
+    if false it waits, up to `admission.max_wait_ms`."""
     default: bool = False
+    """Class of requests that name none; exactly one class is the default."""
 
     def service_class(self, name: str) -> ServiceClass:
+        """Returns the class in the types of the core."""
         slo = Slo(
             optional_duration(self.ttft_ms), optional_duration(self.tpot_ms), optional_duration(self.e2e_ms)
         )

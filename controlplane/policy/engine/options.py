@@ -19,35 +19,60 @@ _MOST = 10**9
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Names are those of the configuration sections `scheduling` and `admission`.
+    """Options of the policy that runs inside vLLM.
 
-    `look_ahead` says which requests the admission's look-ahead applies to; it is for the static orderings, as
-    are `policy` and `victims`. The options from `preempt_ratio` to `prefill_weight` are for `srmt`,
-    `missed_decay` for `apt`. `decode_pacing` is the share of the TPOT objective that a step may last while
-    embeddings are pending. `extra` holds the settings of a plug-in policy.
+    In YAML, an option with the name of a key of `scheduling` or `admission` defaults to that key's value.
     """
 
     ordering: str = "edf"
+    """Engine policy: `fcfs`, `edf` or `least-slack` (static priority), `mc-sf` (fewest predicted output
+    tokens first), `srmt` (smallest remaining memory-time) or `apt` (Apt-Serve)."""
     policy: str = "look-ahead"
+    """Admission rule of the static-priority orderings: `look-ahead` or `fits-now`."""
     victims: str = "cheapest-sufficient"
+    """How to choose the requests to preempt for an urgent one: a name of the slot `victims`."""
     look_ahead: LookAheadFor = "background"
+    """Requests that must fit until their end before they start: `all`, `background` (requests without a
+    deadline left to meet) or `nobody`. For `fcfs`, `edf` and `least-slack`."""
     decode_pacing: float = 0.8
+    """While embeddings are pending, delay a decode step up to this share of the tightest TPOT in the running
+    batch, so that fewer steps serve more requests; 0 never delays. At least 0, below 1."""
     overflow_probability: float = 0.05
+    """Accepted probability that predicted lengths are too short together. Between 0 and 1."""
     priority_head_start_ms: float = 1_000.0
+    """Each unit of priority ranks a request as if it had arrived, or were due, this much earlier."""
     default_deadline_ms: float = 10_000.0
+    """Deadline for ordering of a request without an objective, counted from its arrival."""
     victim_tau_ms: float = 100.0
+    """Slack at which the urgency term of a preemption victim's cost has fallen to one half."""
     victim_almost_done_steps: int = 8
+    """Do not preempt a request with at most this many predicted output tokens left."""
     victim_thrash_penalty: float = 1.0
+    """Each earlier preemption of a request adds this factor to its cost as a victim; 0 disables it."""
     preempt_ratio: float = 1.1
+    """`srmt`: an urgent request may preempt one whose remaining memory-time is this many times larger.
+    At least 1."""
     urgency: float = 0.5
+    """`srmt`: a waiting request is urgent after this share of its TTFT objective. From 0 to 1."""
     settle_steps: int = 12
+    """`srmt`: start a request that is not urgent only if no preemption is predicted for this many steps.
+    From 0 to 1000."""
     size_cutoff_share: float = 0.75
+    """`srmt`: share of the memory that the size cutoff plans for; larger requests start only when memory is
+    free. 0 disables the cutoff. From 0 to 2."""
     size_cutoff_window: int = 600
+    """`srmt`: number of arrivals that the size cutoff is computed from. From 1 to 100000."""
     starvation_ms: float = 300_000.0
+    """`srmt`: after this time a request that missed its objective is served in order of arrival, on
+    `aged_share` of the memory."""
     aged_share: float = 0.02
+    """`srmt`: share of the memory for requests older than `starvation_ms`; 0 disables it. From 0 to 1."""
     prefill_weight: float = 1.0
+    """`srmt`: weight of the prefill cost in a request's size; 0 counts memory-time alone. From 0 to 10."""
     missed_decay: float = 0.0
+    """`apt`: value of a request that missed its objective, relative to one that can meet it. From 0 to 1."""
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of a plug-in policy, unparsed: a mapping that the plug-in checks."""
 
     def __post_init__(self) -> None:
         if self.look_ahead not in ("all", "background", "nobody"):
