@@ -1,1 +1,1 @@
-"""The door: OpenAI-compatible HTTP."""
+"""The HTTP server: OpenAI-compatible endpoints, operations endpoints, errors."""

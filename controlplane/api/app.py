@@ -1,4 +1,4 @@
-"""The application: every route, one shape for every failure, one life with the service."""
+"""The ASGI application: all routes, the exception handlers and the lifespan of the service."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,7 +35,7 @@ _BODIES: dict[str, type[BaseModel]] = {
 
 
 def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = True) -> FastAPI:
-    """With `owns_service` the service starts and stops with the application."""
+    """Builds the application. With `owns_service` its lifespan starts and stops the service."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -56,10 +56,10 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
         redoc_url=None,
     )
     app.add_middleware(RequestMiddleware, max_body_bytes=settings.max_body_bytes)
-    _tell_failures(app, overload_status=settings.overload_status)
-    reception = EndpointFactory(settings)
+    _add_exception_handlers(app, overload_status=settings.overload_status)
+    endpoints = EndpointFactory(settings)
     app.router.routes += [
-        made(service, reception) for made in (chat_route, completion_route, embedding_route)
+        route(service, endpoints) for route in (chat_route, completion_route, embedding_route)
     ]
     for routes in (
         status_routes(service, settings),
@@ -71,23 +71,25 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
     return app
 
 
-def _tell_failures(app: FastAPI, *, overload_status: int) -> None:
-    async def tell(_: Request, error: Exception) -> Response:
+def _add_exception_handlers(app: FastAPI, *, overload_status: int) -> None:
+    async def handle(_: Request, error: Exception) -> Response:
         return error_response(failure_of(error, overload_status=overload_status))
 
-    # Any other exception is a fault of ours; the door answers for it.
+    # The middleware handles any other exception: it is a defect of the server.
     for kind in (Problem, Rejected, Refused, BackendDown, BackendFailed, HTTPException):
-        app.add_exception_handler(kind, tell)
+        app.add_exception_handler(kind, handle)
 
 
 def _describe_bodies(app: FastAPI) -> None:
-    """Routes that read their bodies themselves are plain ones, which cost a request less; /openapi.json is
-    told of them here."""
-    plain = app.openapi
+    """Adds the request models to /openapi.json.
+
+    The routes parse their bodies themselves, which is faster than FastAPI's parsing but hides the models.
+    """
+    without_bodies = app.openapi
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = plain()
+            schema = without_bodies()
             _, definitions = models_json_schema(
                 [(model, "validation") for model in _BODIES.values()],
                 ref_template="#/components/schemas/{model}",

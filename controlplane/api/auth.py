@@ -1,6 +1,6 @@
-"""Who asks? A bearer key, known only by its hash, names a tenant.
+"""Bearer-token authentication of tenants and of the operator against SHA-256 digests.
 
-Every configured hash is compared, each in constant time, so the answer's timing tells nothing of a key.
+A key is compared with every configured digest in constant time, so the response time reveals nothing.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,10 @@ _CHALLENGE = {"www-authenticate": "Bearer"}
 
 
 def caller_of(headers: Headers, keys: Iterable[ApiKey]) -> Caller:
-    """Raises Problem 401 unless the bearer key is known or no key is configured."""
+    """Returns the tenant of the bearer key, or ANONYMOUS if no key is configured.
+
+    Raises Problem (401) if the key is missing or unknown.
+    """
     keys = tuple(keys)
     if not keys:
         return ANONYMOUS
@@ -25,18 +28,25 @@ def caller_of(headers: Headers, keys: Iterable[ApiKey]) -> Caller:
     found = [key.caller for key in keys if compare_digest(key.sha256, digest)]
     if not found:
         raise Problem(
-            401, "unknown API key; send a configured one", code="invalid_api_key", headers=_CHALLENGE
+            401,
+            "unknown API key; send a key of a configured tenant",
+            code="invalid_api_key",
+            headers=_CHALLENGE,
         )
     return found[0]
 
 
 def require_admin(headers: Headers, settings: ApiSettings) -> None:
-    """Raises Problem 401 for a wrong key, 403 when no admin key is configured."""
+    """Raises Problem: 401 if the admin key is missing or wrong, 403 if none is configured."""
     if settings.admin_key_sha256 is None:
-        raise Problem(403, "no admin key is configured; set server.admin_key_sha256", code="admin_disabled")
+        raise Problem(
+            403,
+            "/admin is disabled because no admin key is configured; set server.admin_key_sha256",
+            code="admin_disabled",
+        )
     if not compare_digest(settings.admin_key_sha256, _bearer_digest(headers)):
         raise Problem(
-            401, "unknown admin key; send the configured one", code="invalid_api_key", headers=_CHALLENGE
+            401, "unknown admin key; send the configured key", code="invalid_api_key", headers=_CHALLENGE
         )
 
 

@@ -1,6 +1,6 @@
-"""One request from body to answer: who asks for what, and is the caller still there?
+"""Base of the POST endpoints: authentication, body parsing, and abort when the client disconnects.
 
-One scope covers waiting, running and sending: a caller that leaves at any of them takes its work along.
+One scope covers waiting, running and sending, so that a disconnect in any phase aborts the request.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 Body = TypeVar("Body", bound=Objectives)
 RawHeaders = list[tuple[bytes, bytes]]
 
-_SEVEREST_LAST = ("ADMIT", "ADMIT_WITH_PREEMPTION", "DEFER")
+_DECISIONS_BY_SEVERITY = ("ADMIT", "ADMIT_WITH_PREEMPTION", "DEFER")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest(Generic[Body]):
-    """What one request asks, checked. `request_id` is the caller's or the door's; it may come twice."""
+    """A validated request. `request_id` comes from the client or the middleware and need not be unique."""
 
     request_id: str
     caller: Caller
@@ -49,21 +49,21 @@ class ParsedRequest(Generic[Body]):
 
 
 Reply = Callable[[ParsedRequest[Body], Send], Awaitable[None]]
-"""Does what is asked, and sends what comes of it."""
+"""Serves one parsed request and sends the response."""
 
 
 class EndpointFactory:
-    """Takes requests in."""
+    """Creates the routes that share authentication and parsing."""
 
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
 
     def route(self, path: str, model: type[Body], reply: Reply[Body]) -> Route:
-        """`path` takes such bodies."""
-        return Route(path, _Exchange(self, model, reply), methods=["POST"])
+        """Returns the POST route at `path` for bodies of type `model`."""
+        return Route(path, _Endpoint(self, model, reply), methods=["POST"])
 
-    async def ask(self, request: Request, model: type[Body]) -> ParsedRequest[Body]:
-        """Raises Problem."""
+    async def parse(self, request: Request, model: type[Body]) -> ParsedRequest[Body]:
+        """Authenticates and validates a request. Raises Problem with a 4xx status."""
         caller = caller_of(request.headers, self.settings.api_keys)
         request_id = request_id_of(request)
         try:
@@ -71,32 +71,36 @@ class EndpointFactory:
         except ValidationError as error:
             raise invalid_body(error, model) from None
         except ClientDisconnect:
-            raise Problem(400, "the body ended early; send all of it", code="incomplete_body") from None
+            raise Problem(
+                400,
+                "the connection closed before the whole body arrived; send it again",
+                code="incomplete_body",
+            ) from None
         return ParsedRequest(request_id, caller, body, hints_of(request.scope["headers"], body))
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchange(Generic[Body]):
-    """Replies while the caller is present. Plain ASGI: what a framework puts around a function costs more."""
+class _Endpoint(Generic[Body]):
+    """ASGI application of one route; plain ASGI is faster than a framework's function wrapper."""
 
-    reception: EndpointFactory
+    endpoints: EndpointFactory
     model: type[Body]
     reply: Reply[Body]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What is raised before anything is sent becomes an error answer."""
-        ask = await self.reception.ask(Request(scope, receive), self.model)
-        stalled_after_s = self.reception.settings.stalled_client_s
+        """Serves one request. An exception before the first byte becomes an error response."""
+        parsed = await self.endpoints.parse(Request(scope, receive), self.model)
+        stalled_after_s = self.endpoints.settings.stalled_client_s
         try:
-            async with DisconnectWatch(receive, send, stalled_after_s=stalled_after_s) as presence:
-                await self.reply(ask, presence.send)
+            async with DisconnectWatch(receive, send, stalled_after_s=stalled_after_s) as watch:
+                await self.reply(parsed, watch.send)
         except ClientDisconnected:
-            log.info("request %s: its caller left", ask.request_id)
+            log.info("request %s: client disconnected; request aborted", parsed.request_id)
 
 
 def ticket_headers(tickets: list[Ticket]) -> RawHeaders:
-    """Of several tickets the severest decision and the longest times."""
-    decision = max((ticket.decision for ticket in tickets), key=_SEVEREST_LAST.index)
+    """Response headers of one or more tickets: the most severe decision and the longest times."""
+    decision = max((ticket.decision for ticket in tickets), key=_DECISIONS_BY_SEVERITY.index)
     queue_ms = max(ticket.queue_ms for ticket in tickets)
     headers = {HEADER_DECISION: decision, HEADER_QUEUE_MS: f"{queue_ms:.3f}"}
     predicted = [ms for ticket in tickets if (ms := ticket.predicted_ttft_ms) is not None]
@@ -106,29 +110,27 @@ def ticket_headers(tickets: list[Ticket]) -> RawHeaders:
 
 
 def raw_headers(headers: Mapping[str, str]) -> RawHeaders:
+    """Encodes headers for ASGI."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 async def send_json(send: Send, body: bytes, headers: RawHeaders) -> None:
+    """Sends a complete JSON response with status 200."""
     fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": fixed + headers})
     await send({"type": "http.response.body", "body": body})
 
 
-# FOLDED presence.py:
-# Is the caller still there? While it is, work goes on; when it leaves, the work is cancelled.
-#
-# A caller that takes nothing for `stalled_after_s` counts as gone: what it holds is others' memory.
-
-
 class ClientDisconnected(Exception):
-    """Nobody is left to answer."""
+    """The client closed the connection or stopped reading."""
 
 
 class DisconnectWatch:
-    """Cancels the body of its `async with` and turns that into CallerGone when the caller leaves.
+    """Async context manager that cancels its body and raises ClientDisconnected when the client leaves.
 
-    The request's body must have been read: from then on `receive` tells only of the disconnect.
+    A client that reads nothing for `stalled_after_s` seconds counts as disconnected: its request holds
+    memory. Enter the context after the request body was read; from then on `receive` only reports the
+    disconnect.
     """
 
     def __init__(self, receive: Receive, send: Send, *, stalled_after_s: float) -> None:
@@ -139,6 +141,7 @@ class DisconnectWatch:
         self._is_gone = False
 
     async def send(self, message: Message) -> None:
+        """Sends an ASGI message and watches how long the client takes to read it."""
         self._sending_since = asyncio.get_running_loop().time()
         await self._send(message)
         self._sending_since = None
@@ -146,17 +149,17 @@ class DisconnectWatch:
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("Presence is entered inside a task")
+            raise RuntimeError("DisconnectWatch needs a running task; enter it inside one")
         self._task = task
         self._earlier_cancels = task.cancelling()
-        self._watch = asyncio.create_task(self._watch_caller())
+        self._watch = asyncio.create_task(self._watch_client())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watch.cancel()
-        # The frame in which it ends refers to this, which else would live until a collection of garbage.
+        # The task's frame refers to this object; the cycle would live until the next garbage collection.
         del self._watch
         if not self._is_gone:
             return
@@ -164,7 +167,7 @@ class DisconnectWatch:
         if is_only_ours and kind is asyncio.CancelledError:
             raise ClientDisconnected from error
 
-    async def _watch_caller(self) -> None:
+    async def _watch_client(self) -> None:
         while not self._is_stalled():
             try:
                 async with asyncio.timeout(self._stalled_after_s):

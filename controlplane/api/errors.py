@@ -1,6 +1,6 @@
-"""How is a failure told? Always as OpenAI's error object; one table from exception to status and code.
+"""Maps exceptions to HTTP status, code and OpenAI's error object.
 
-What a backend said of itself goes to the log; the caller reads our own words.
+Messages of a backend go to the log only; the client gets the texts of this module.
 """
 
 import logging
@@ -28,32 +28,36 @@ from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory, Refused
 from controlplane.service.ticket import DecisionFailed, Rejected
 
-_SECONDS = 10.0
-_MOST_LINES = 100
+_INTERVAL_S = 10.0
+_MAX_LINES = 100
 
 
 class LogRateLimiter(logging.Filter):
-    """A line that was told less than ten seconds ago is counted, and told with the next like it."""
+    """Drops a line that was logged less than ten seconds ago and adds the number dropped to the next one.
+
+    Lines with a traceback always pass.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: dict[str, float] = {}
-        self._kept_back: dict[str, int] = {}
+        self._logged_at: dict[str, float] = {}
+        self._dropped: dict[str, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log the record."""
         line = record.getMessage()
         if record.exc_info is not None:
             return True
-        told_at = self._told.get(line)
-        if told_at is not None and record.created - told_at < _SECONDS:
-            self._kept_back[line] = self._kept_back.get(line, 0) + 1
+        logged_at = self._logged_at.get(line)
+        if logged_at is not None and record.created - logged_at < _INTERVAL_S:
+            self._dropped[line] = self._dropped.get(line, 0) + 1
             return False
-        if count := self._kept_back.pop(line, 0):
-            record.msg, record.args = f"{line} (and {count} times more in between)", ()
-        if len(self._told) >= _MOST_LINES:
-            self._told.clear()
-            self._kept_back.clear()
-        self._told[line] = record.created
+        if count := self._dropped.pop(line, 0):
+            record.msg, record.args = f"{line} ({count} more since the last such line)", ()
+        if len(self._logged_at) >= _MAX_LINES:
+            self._logged_at.clear()
+            self._dropped.clear()
+        self._logged_at[line] = record.created
         return True
 
 
@@ -89,17 +93,22 @@ _REJECT_STATUS = {
     Reason.RATE_LIMITED: 429,
     Reason.SHUTTING_DOWN: 503,
 }
-_REJECT_WORDS = {
-    Reason.NO_MEMORY: "the pool's memory is taken",
-    Reason.NO_SLOT: "as many requests run as may run",
-    Reason.NO_PACE: "one more would slow the answers under way below their promise",
-    Reason.BEHIND_OTHERS: "others are served first",
-    Reason.NEVER_FITS: "this request could never fit the pool; shorten the prompt or lower max_tokens",
-    Reason.SLO_UNATTAINABLE: "the objective cannot be met now; relax it, choose another class or try later",
-    Reason.QUEUE_FULL: "the queue is full",
-    Reason.QUEUE_TIMEOUT: "the request waited as long as it may",
-    Reason.RATE_LIMITED: "this key asks for more than its tenant may in a minute",
+_REJECT_CAUSES = {
+    Reason.NO_MEMORY: "the memory pool has no room for the request",
+    Reason.NO_SLOT: "the engine runs its maximum number of requests",
+    Reason.NO_PACE: "one more request would make running requests miss their TPOT",
+    Reason.BEHIND_OTHERS: "other requests are served first",
+    Reason.NEVER_FITS: "the request can never fit into the memory pool",
+    Reason.SLO_UNATTAINABLE: "the request is predicted to miss its objective",
+    Reason.QUEUE_FULL: "the waiting queue is full",
+    Reason.QUEUE_TIMEOUT: "the request was not admitted within the longest waiting time",
+    Reason.RATE_LIMITED: "the rate limit of the tenant is exceeded",
     Reason.SHUTTING_DOWN: "the server is shutting down",
+}
+_REJECT_REMEDIES = {
+    Reason.NEVER_FITS: "shorten the prompt or lower max_tokens",
+    Reason.SLO_UNATTAINABLE: "relax the objective or use another service class",
+    Reason.SHUTTING_DOWN: "or use another server",
 }
 _REFUSED_STATUS = {"model_not_found": 404, "service_class_not_allowed": 403}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -107,7 +116,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What the caller is told."""
+    """The error response for the client."""
 
     status: int
     message: str
@@ -117,22 +126,24 @@ class Failure:
 
     @property
     def body(self) -> bytes:
+        """OpenAI's error object as JSON."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
 
 
-_OURS = Failure(500, "an unexpected error happened here; it was logged", code="internal_error")
+_INTERNAL_ERROR = Failure(500, "internal error; the server's log has the details", code="internal_error")
 
 
 def error_response(failure: Failure) -> Response:
+    """The HTTP response of a failure."""
     return Response(
         failure.body, status_code=failure.status, headers=failure.headers, media_type="application/json"
     )
 
 
 class Problem(Exception):
-    """A failure that the door itself found."""
+    """A request that the API layer refuses."""
 
     def __init__(
         self,
@@ -148,7 +159,10 @@ class Problem(Exception):
 
 
 def failure_of(error: BaseException, *, overload_status: int) -> Failure:
-    """Logs what the caller is not told."""
+    """Returns the error response for an exception, and logs what the client must not see.
+
+    `overload_status` is the status of a rejection because of load, 429 or 503.
+    """
     match error:
         case Problem():
             return error.failure
@@ -159,28 +173,29 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
             return Failure(status, str(error), error.param, error.code or "invalid_value")
         case BackendDown():
             log.warning("backend down: %s", error)
-            told = "the model's engine is not running now; try again later"
-            headers = {} if error.retry_after is None else _come_back(error.retry_after * 1_000)
-            return Failure(503, told, code="backend_down", headers=headers)
+            message = "the model's engine is not running; retry later"
+            headers = {} if error.retry_after is None else _retry_headers(error.retry_after * 1_000)
+            return Failure(503, message, code="backend_down", headers=headers)
         case NoMemory():
             log.error("no memory: %s", error)
-            told = (
-                f"the device has no memory for input[{error.position}], even with nothing beside it; "
-                "send less text in it, or try again when others hold less"
+            message = (
+                f"input[{error.position}] does not fit into device memory, even in a batch of its own; "
+                "shorten it, or retry when the load is lower"
             )
-            return Failure(503, told, "input", "out_of_memory")
+            return Failure(503, message, "input", "out_of_memory")
         case BackendFailed():
             log.error("backend failed: %s", error)
-            where = "" if error.position is None else f", at input[{error.position}]"
-            return Failure(500, f"the model's engine failed on this request{where}", code="backend_failed")
+            where = "" if error.position is None else f" at input[{error.position}]"
+            message = f"the model's engine failed on this request{where}; the server's log has the details"
+            return Failure(500, message, code="backend_failed")
         case DecisionFailed():
-            return _OURS
+            return _INTERNAL_ERROR
         case HTTPException():
             return _http(error)
         case BaseExceptionGroup():
             return failure_of(error.exceptions[0], overload_status=overload_status)
     log.error("unexpected failure", exc_info=error)
-    return _OURS
+    return _INTERNAL_ERROR
 
 
 def _rejected(error: Rejected, overload_status: int) -> Failure:
@@ -191,16 +206,35 @@ def _rejected(error: Rejected, overload_status: int) -> Failure:
     if reject.reason in dropped:
         headers[HEADER_DROPPED] = dropped[reject.reason]
     if reject.retry_after is not None:
-        headers |= _come_back(to_milliseconds(reject.retry_after))
+        headers |= _retry_headers(to_milliseconds(reject.retry_after))
     else:
         headers[HEADER_SHOULD_RETRY] = "false"
-    words = _REJECT_WORDS[reject.reason]
-    message = f"{words}: {reject.detail}" if reject.detail else words
-    return Failure(status, message, code=_REJECT_CODES.get(reject.reason, "overloaded"), headers=headers)
+    code = _REJECT_CODES.get(reject.reason, "overloaded")
+    return Failure(status, _reject_message(error), code=code, headers=headers)
 
 
-def _come_back(after_ms: float) -> dict[str, str]:
-    wait_ms = max(1, ceil(after_ms))
+def _reject_message(error: Rejected) -> str:
+    """Cause, values and remedy of a rejection."""
+    reject, slo = error.reject, error.request.slo
+    cause = _REJECT_CAUSES[reject.reason]
+    if reject.detail:
+        return f"{cause}: {reject.detail}"
+    if reject.reason is Reason.SLO_UNATTAINABLE:
+        objectives = (("TTFT", slo.ttft), ("TPOT", slo.tpot), ("end to end", slo.e2e))
+        stated = [f"{name} {to_milliseconds(time):g} ms" for name, time in objectives if time is not None]
+        cause += f" ({', '.join(stated)})"
+    remedies = [_REJECT_REMEDIES[reject.reason]] if reject.reason in _REJECT_REMEDIES else []
+    if reject.retry_after is not None:
+        remedies.insert(0, f"retry after {_wait_ms(to_milliseconds(reject.retry_after)) / 1_000:g} s")
+    return f"{cause}; {', '.join(remedies)}" if remedies else cause
+
+
+def _wait_ms(after_ms: float) -> int:
+    return max(1, ceil(after_ms))
+
+
+def _retry_headers(after_ms: float) -> dict[str, str]:
+    wait_ms = _wait_ms(after_ms)
     return {HEADER_RETRY_AFTER_MS: str(wait_ms), "retry-after": str(ceil(wait_ms / 1000))}
 
 
@@ -208,31 +242,31 @@ def _http(error: HTTPException) -> Failure:
     codes = {404: "not_found", 405: "method_not_allowed"}
     message = str(error.detail)
     if error.status_code == 404:
-        message = "no such path; the API's paths begin with /v1, see /openapi.json"
+        message = "no such path; see /openapi.json for the paths"
     if error.status_code == 405:
-        message = f"this path answers only to {(error.headers or {}).get('Allow', 'another method')}"
+        message = f"method not allowed; use {(error.headers or {}).get('Allow', 'another method')}"
     code = codes.get(error.status_code, HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"))
     return Failure(error.status_code, message, code=code, headers=dict(error.headers or {}))
 
 
 def invalid_body(error: ValidationError, model: type[BaseModel]) -> Problem:
-    """The first fault of a body, named in the caller's words."""
+    """Returns the error for the first invalid field of a body, named by its path."""
     fault = error.errors(include_url=False)[0]
     param = _path(fault["loc"])
     if fault["type"] == "json_invalid":
-        told = fault["ctx"]["error"]
-        if "hex escape" in told:
-            told += " (half of a surrogate pair is no character; replace it)"
-        return Problem(400, f"the body is not valid JSON: {told}", code="invalid_json")
+        cause = fault["ctx"]["error"]
+        if "hex escape" in cause:
+            cause += " (half of a surrogate pair is not a character; replace it)"
+        return Problem(400, f"the body is not valid JSON: {cause}", code="invalid_json")
     if not fault["loc"] and fault["type"] != "conflict":
-        return Problem(400, "the body must be one JSON object", code="invalid_json")
+        return Problem(400, "the body should be one JSON object", code="invalid_json")
     if fault["type"] == "conflict":
         param = ".".join(part for part in (param, fault["ctx"]["field"]) if part)
         return Problem(400, f"{param}: {fault['ctx']['rule']}", param=param, code="invalid_value")
     if fault["type"] == "missing":
-        return Problem(400, f"{param}: is required; add it", param=param, code="missing_required_parameter")
+        return Problem(400, f"{param}: missing; add it", param=param, code="missing_required_parameter")
     if fault["type"] in ("extra_forbidden", "none_required"):
-        return _not_taken(param, fault, model)
+        return _unknown_field(param, fault, model)
     is_required = param in model.model_fields and model.model_fields[param].is_required()
     remedy = "change it" if is_required else "change it or leave it out"
     return Problem(
@@ -240,10 +274,10 @@ def invalid_body(error: ValidationError, model: type[BaseModel]) -> Problem:
     )
 
 
-def _not_taken(param: str, fault: ErrorDetails, model: type[BaseModel]) -> Problem:
+def _unknown_field(param: str, fault: ErrorDetails, model: type[BaseModel]) -> Problem:
     if param in UNSERVED:
         return Problem(
-            400, f"{param}: is not served; {UNSERVED[param]}", param=param, code="unsupported_parameter"
+            400, f"{param}: not supported; {UNSERVED[param]}", param=param, code="unsupported_parameter"
         )
     *parents, key = map(str, fault["loc"])
     near = get_close_matches(key, _fields_at(model, parents), n=1)
@@ -252,7 +286,7 @@ def _not_taken(param: str, fault: ErrorDetails, model: type[BaseModel]) -> Probl
 
 
 def _fields_at(model: type[BaseModel], parents: Sequence[str]) -> Sequence[str]:
-    """Of the object there; none where it is none of ours."""
+    """Field names of the nested object at `parents`; empty if it is free-form."""
     for name in parents:
         found = model.model_fields.get(name)
         kinds = () if found is None else (found.annotation, *get_args(found.annotation))
@@ -265,35 +299,35 @@ def _fields_at(model: type[BaseModel], parents: Sequence[str]) -> Sequence[str]:
 
 def _rule(fault: ErrorDetails) -> str:
     text = fault["msg"].replace("Input should be", "should be", 1).replace(" after validation", "", 1)
-    return text + _misfit(fault["input"]) if fault["type"] == "shape" else text
+    return text + _shape_fault(fault["input"]) if fault["type"] == "shape" else text
 
 
-def _misfit(value: object) -> str:
-    """Which item of a list is none that may be there: 2,048 are too many to look through."""
+def _shape_fault(value: object) -> str:
+    """Names the first invalid item of a list, which may have thousands of items."""
     if not isinstance(value, list) or not value:
         return ""
-    if (odd := _odd_item(value, {str, int, list, dict})) is not None:
-        return f"; item {odd[0]} is {_shown(odd[1])}"
-    return f"; these are {len(value):,}" if not isinstance(value[0], dict) else ""
+    if (found := _invalid_item(value, {str, int, list, dict})) is not None:
+        return f"; item {found[0]} is {_shown(found[1])}"
+    return f"; the list has {len(value):,} items" if not isinstance(value[0], dict) else ""
 
 
-def _odd_item(items: list[Any], kinds: set[type]) -> tuple[str, object] | None:
-    """Where the first is that is of no such kind, unlike the first of all, empty or below 0; and it."""
+def _invalid_item(items: list[Any], kinds: set[type]) -> tuple[str, object] | None:
+    """Position and value of the first item that is of another type than the first, empty or negative."""
     kind = type(items[0])
     for at, item in enumerate(items):
         if kind not in kinds or type(item) is not kind or item in ("", []) or (kind is int and item < 0):
             return str(at), item
-        if kind is list and (inside := _odd_item(item, {int})) is not None:
-            return f"{at}[{inside[0]}]", inside[1]
+        if kind is list and (nested := _invalid_item(item, {int})) is not None:
+            return f"{at}[{nested[0]}]", nested[1]
     return None
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """`messages[0].content`."""
+    """A field's location as clients write it: `messages[0].content`."""
     path = ""
     for part in loc:
         if part == "[key]":
-            # Pydantic's word for a name that is at fault, not its value; the name is there already.
+            # Pydantic marks an invalid key of a mapping so; the key itself precedes it.
             continue
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path

@@ -1,6 +1,6 @@
-"""What holds for every request, whatever it asks? An id, a bounded body, and an answer even to our faults.
+"""Middleware for every request: request id, body limit, and an error response for unexpected exceptions.
 
-Plain ASGI: it costs a few dictionary look-ups a request and one call a message.
+Plain ASGI: it costs a few dictionary look-ups per request and one call per message.
 """
 
 import re
@@ -14,7 +14,7 @@ from controlplane.api.errors import Problem, error_response, failure_of
 from controlplane.api.protocol.requests import HEADER_REQUEST_ID
 
 _ID_HEADER = HEADER_REQUEST_ID.encode()
-_PLAIN = b"identity"
+_IDENTITY = b"identity"
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -22,18 +22,19 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class RequestMiddleware:
-    """Puts `request_id` into the scope's state and on the answer; bounds bodies as they are read."""
+    """Stores `request_id` in the scope and the response headers, and limits the body while it is read."""
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         if scope["method"] == "HEAD":
-            # What watches a service asks so; the server below keeps the body back.
+            # Health checks send HEAD; uvicorn drops the body of the response.
             scope = {**scope, "method": "GET"}
         headers = scope["headers"]
         given = _value(headers, _ID_HEADER)
@@ -44,7 +45,7 @@ class RequestMiddleware:
 
         has_begun = False
 
-        async def labelled(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
@@ -52,19 +53,19 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, self._bounded(receive, self._refusal(headers)), labelled)
+            await self._app(scope, self._bounded(receive, self._header_error(headers)), send_with_id)
         except Exception as error:
             if has_begun:
                 raise
-            await error_response(failure_of(error, overload_status=500))(scope, receive, labelled)
+            await error_response(failure_of(error, overload_status=500))(scope, receive, send_with_id)
 
-    def _bounded(self, receive: Receive, refusal: Problem | None) -> Receive:
+    def _bounded(self, receive: Receive, header_error: Problem | None) -> Receive:
         seen_bytes = 0
 
         async def bounded() -> Message:
             nonlocal seen_bytes
-            if refusal is not None:
-                raise refusal
+            if header_error is not None:
+                raise header_error
             message = await receive()
             if message["type"] == "http.request":
                 seen_bytes += len(message.get("body", b""))
@@ -74,18 +75,20 @@ class RequestMiddleware:
 
         return bounded
 
-    def _refusal(self, headers: Headers) -> Problem | None:
-        """Of the body, for what is said of it before it is read. One that comes in chunks, without a length,
-        is measured as it arrives."""
-        coding = _value(headers, b"content-encoding") or _PLAIN
-        if coding.lower() != _PLAIN:
+    def _header_error(self, headers: Headers) -> Problem | None:
+        """Returns the error that the headers alone show: a compressed body, or one that is too large.
+
+        A chunked body has no length; it is measured while it arrives.
+        """
+        coding = _value(headers, b"content-encoding") or _IDENTITY
+        if coding.lower() != _IDENTITY:
             return Problem(
                 415,
-                f"content-encoding={coding[:80].decode('latin-1')!r}: a body is read as it is; send it "
-                "uncompressed, without this header",
+                f"content-encoding={coding[:80].decode('latin-1')!r}: compressed bodies are not "
+                "supported; send the body uncompressed, without this header",
                 param="content-encoding",
                 code="unsupported_content_encoding",
-                headers={"accept-encoding": _PLAIN.decode()},
+                headers={"accept-encoding": _IDENTITY.decode()},
             )
         length = _value(headers, b"content-length") or b""
         return self._too_large() if length.isdigit() and int(length) > self._max_body_bytes else None
@@ -93,7 +96,7 @@ class RequestMiddleware:
     def _too_large(self) -> Problem:
         return Problem(
             413,
-            f"the body is larger than server.max_body={self._max_body_bytes}; send less or raise it",
+            f"the body is larger than server.max_body={self._max_body_bytes}; send less or raise the limit",
             code="request_too_large",
         )
 
@@ -103,7 +106,10 @@ def _value(headers: Headers, wanted: bytes) -> bytes | None:
 
 
 def request_id_of(request: Request) -> str:
-    """Raises Problem for an id that could not be echoed."""
+    """Returns the client's request id, or a generated one.
+
+    Raises Problem (400) if the client's id has characters that a header must not echo.
+    """
     if request.state.has_bad_id:
         raise Problem(
             400,

@@ -1,8 +1,7 @@
-"""How does the service meet the network? uvicorn, with an orderly way out.
+"""Runs the application in uvicorn, with a graceful drain on SIGTERM, SIGINT and SIGHUP.
 
-On SIGTERM, SIGINT or a hang-up nothing new is admitted and what waits is rejected at once, so that clients
-move on; what runs may finish within the drain time, or until a second signal. A service that cannot start
-ends the process.
+While draining, new and waiting requests are rejected, so that clients try another server; running requests
+may finish within `server.drain_ms`, or until a second signal. If the service cannot start, the process exits.
 """
 
 import asyncio
@@ -26,18 +25,18 @@ from controlplane.service.service import Service
 
 _log = logging.getLogger("tandem")
 
-# Unheard, these and a hang-up would end this process alone, and leave the engine's behind with the device's
-# memory.
-_ORDERS = (signal.SIGINT, signal.SIGTERM)
+# Without handlers these signals would end only this process, and the engine would keep the device's memory.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# Longer than clients and load balancers do, which give up an unused connection after 5 to 60 seconds: the end
-# that closes first must be theirs, or a request meets a connection that has just been closed.
-_KEPT_OPEN_S = 75
-# More than what is live of the requests under way: then hardly any collection begins among them.
-_NEW_OBJECTS = 10_000
+# Clients and load balancers close an idle connection after 5 to 60 s. The server must not close it first, or
+# a request may arrive on a connection that was just closed.
+_KEEP_ALIVE_S = 75
+# More than the live objects of the requests in flight, so that they hardly ever trigger a collection.
+_GC_THRESHOLD = 10_000
 
 
 def settings_of(config: Config) -> ApiSettings:
+    """The HTTP layer's part of a configuration."""
     keys = tuple(
         ApiKey(digest, Caller(name, None if tenant.classes is None else frozenset(tenant.classes)))
         for name, tenant in config.tenants.items()
@@ -53,7 +52,7 @@ def settings_of(config: Config) -> ApiSettings:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with the way out above."""
+    """A uvicorn server whose signal handler drains the service."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -62,41 +61,41 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own raises the signal again after serving: that would end us before the engines."""
-        with _on_signal(self._leave):
+        """Replaces uvicorn's handler, which raises the signal again and exits before the engines stop."""
+        with _on_signal(self._drain):
             yield
 
-    def _leave(self) -> None:
+    def _drain(self) -> None:
         is_second = self.should_exit
         self.should_exit, self.force_exit = True, is_second
         grace = 0.0 if is_second else self._service.config.server.drain_ms / 1_000
-        here = len(self._service.dispatcher.tickets())
-        _log.info("told to end: of %d requests here, those that run may go on for %g s", here, grace)
+        open_requests = len(self._service.dispatcher.tickets())
+        _log.info("draining: %d open requests; running ones may finish within %g s", open_requests, grace)
         self._draining.add(asyncio.ensure_future(self._service.drain(grace)))
 
 
 @contextmanager
 def _on_signal(act: Callable[[], object]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    heard = [*_ORDERS]
-    # Whoever starts a process with nohup wants it to outlive the terminal. A shell that starts one in the
-    # background has it ignore SIGINT as well, but who sends that to a server means it.
+    numbers = [*_SIGNALS]
+    # nohup sets SIGHUP to be ignored; keep that. A shell also ignores SIGINT for background processes, but an
+    # explicit SIGINT to the server is meant to stop it.
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        heard.append(signal.SIGHUP)
-    for number in heard:
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         loop.add_signal_handler(number, act)
     try:
         yield
     finally:
-        for number in heard:
+        for number in numbers:
             loop.remove_signal_handler(number)
 
 
 def check_address(host: str, port: int) -> None:
-    """Before engines are loaded, which takes minutes. Raises ConfigError."""
+    """Tests that the address can be bound, before engines load for minutes. Raises ConfigError."""
     if not host:
         raise ConfigError(
-            "server.host='': asyncio takes that for every address; say 0.0.0.0 if that is meant"
+            "server.host='': asyncio would listen on every address; write 0.0.0.0 if that is wanted"
         )
     try:
         for family, _, _, _, address in socket.getaddrinfo(
@@ -104,17 +103,17 @@ def check_address(host: str, port: int) -> None:
         ):
             _bind_once(family, address)
     except (OSError, ValueError) as error:
-        # Of a text that can be no name, socket says so as a ValueError.
+        # A malformed host name raises ValueError.
         cause = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"server.host={host}, server.port={port}: {cause}; stop what listens there, or choose "
-            "another address (--host, --port; port 0 is any free one)"
+            f"server.host={host}, server.port={port}: {cause}; stop the program that listens there, or "
+            "choose another address (--host, --port; port 0 takes any free port)"
         ) from None
 
 
 def _bind_once(family: int, address: Any) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As the server will: connections of one that has just ended do not keep it out.
+        # Like uvicorn: connections of a server that just exited do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -122,7 +121,11 @@ def _bind_once(family: int, address: Any) -> None:
 
 
 def host_forever(service: Service, config: Config) -> int:
-    """Until a signal. 1 if the service could not start or be reached, 2 if not as configured."""
+    """Serves until a signal.
+
+    Returns the exit status: 0 after a drain, 1 if the service could not start or listen, 2 if the
+    configuration does not work here.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_host(service, config))
 
@@ -133,30 +136,32 @@ async def _host(service: Service, config: Config) -> int:
         with _on_signal(starting.cancel):
             await starting
     except asyncio.CancelledError:
-        _log.info("told to end before it had started")
+        _log.info("stopped by a signal before the service had started")
         return 0
     except (BackendDown, ConfigError, ValueError) as error:
         _log.error("%s", error)
         return 1 if isinstance(error, BackendDown) else 2
     try:
         server = _Server(_options(service, config), service)
-        _collect_seldom()
+        _reduce_garbage_collection()
         await server.serve()
     except SystemExit:
-        # uvicorn's way to say, after it has told the log, that it cannot listen: somebody else does by now.
+        # uvicorn logs and exits like this if another process took the port in the meantime.
         return 1
     finally:
         await service.stop()
     return 0
 
 
-def _collect_seldom() -> None:
-    """What lives as long as the service need not be looked through again: the engine's modules alone are so
-    many objects that one full collection holds the loop for a tenth of a second. Nor is it worth looking for
-    cycles at every 700 objects that requests under way have made: what they make is freed with them."""
+def _reduce_garbage_collection() -> None:
+    """Freezes long-lived objects and raises the threshold of the garbage collector.
+
+    The engine's modules alone are so many objects that a full collection blocks the loop for 0.1 s. Objects
+    of requests are freed by reference counting, so a search for cycles every 700 objects gains nothing.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_NEW_OBJECTS)
+    gc.set_threshold(_GC_THRESHOLD)
 
 
 def _options(service: Service, config: Config) -> uvicorn.Config:
@@ -166,6 +171,6 @@ def _options(service: Service, config: Config) -> uvicorn.Config:
         port=config.server.port,
         access_log=False,
         lifespan="off",
-        timeout_keep_alive=_KEPT_OPEN_S,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=round(config.server.drain_ms / 1_000) + 1,
     )

@@ -1,4 +1,4 @@
-"""What may an operator set about the door? Limits, keys and the overload status."""
+"""Settings of the HTTP layer: API keys, limits, timeouts and the overload status."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ ANONYMOUS = Caller(tenant="default", allowed_classes=None)
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """`sha256` is the hex digest of the bearer key; the key itself is kept nowhere."""
+    """An API key of a tenant; `sha256` is its hex digest, and the key itself is not stored."""
 
     sha256: str
     caller: Caller
@@ -17,7 +17,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Without `api_keys` everybody comes in as OPEN_DOOR; without `admin_key_sha256` nobody is admin."""
+    """Without `api_keys` every caller is ANONYMOUS; without `admin_key_sha256` /admin is disabled."""
 
     api_keys: tuple[ApiKey, ...] = ()
     admin_key_sha256: str | None = None
@@ -25,4 +25,4 @@ class ApiSettings:
     overload_status: int = 429
     ready_timeout_s: float = 5.0
     stalled_client_s: float = 60.0
-    """A client that takes no byte for this long has left; until then it may hold a lease."""
+    """A client that reads no byte for this long counts as disconnected; until then it may hold a lease."""

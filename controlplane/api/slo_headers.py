@@ -1,4 +1,4 @@
-"""What does this caller expect of its answer? From headers, from the body, or from both if they agree."""
+"""Reads the service class and the objectives of a request from its headers and its body."""
 
 from collections.abc import Iterable
 
@@ -6,20 +6,27 @@ from controlplane.api.errors import Problem
 from controlplane.api.protocol.requests import HEADER_SERVICE_CLASS, MAX_OBJECTIVE_MS, Objectives
 from controlplane.service.jobs import RequestHints
 
-_PARTS = {
+_OBJECTIVE_HEADERS = {
     b"x-slo-ttft-ms": "ttft_ms",
     b"x-llm-d-slo-ttft-ms": "ttft_ms",
     b"x-slo-tpot-ms": "tpot_ms",
     b"x-llm-d-slo-tpot-ms": "tpot_ms",
     b"x-slo-e2e-ms": "e2e_ms",
 }
-_CLASS = HEADER_SERVICE_CLASS.encode()
-_LONGEST_NUMBER = 24
+_CLASS_HEADER = HEADER_SERVICE_CLASS.encode()
+_MAX_DIGITS = 24
 _NO_HINTS = RequestHints()
 
 
 def hints_of(headers: Iterable[tuple[bytes, bytes]], body: Objectives) -> RequestHints:
-    """`headers` with lower-case names. Raises Problem naming what is malformed or contradicts another."""
+    """Returns the class and objectives that a request states.
+
+    Args:
+        headers: raw headers with lower-case names.
+        body: the parsed body; its values must agree with those of the headers.
+
+    Raises Problem (400) for a malformed value or a contradiction.
+    """
     stated: dict[str, tuple[str, float | str]] = {}
     if body.service_class is not None:
         stated["service_class"] = ("service_class", body.service_class)
@@ -28,17 +35,18 @@ def hints_of(headers: Iterable[tuple[bytes, bytes]], body: Objectives) -> Reques
             if value is not None:
                 stated[part] = (f"slo.{part}", value)
     for name, raw in headers:
-        if name == _CLASS:
-            _state(stated, "service_class", HEADER_SERVICE_CLASS, raw.decode("latin-1"))
-        elif name in _PARTS:
+        if name == _CLASS_HEADER:
+            _add(stated, "service_class", HEADER_SERVICE_CLASS, raw.decode("latin-1"))
+        elif name in _OBJECTIVE_HEADERS:
             source = name.decode()
-            _state(stated, _PARTS[name], source, _objective(source, raw.decode("latin-1")))
+            _add(stated, _OBJECTIVE_HEADERS[name], source, _objective(source, raw.decode("latin-1")))
     if not stated:
         return _NO_HINTS
     return RequestHints(**{part: value for part, (_, value) in stated.items()})  # type: ignore[arg-type]
 
 
-def _state(stated: dict[str, tuple[str, float | str]], part: str, source: str, value: float | str) -> None:
+def _add(stated: dict[str, tuple[str, float | str]], part: str, source: str, value: float | str) -> None:
+    """Adds a value to `stated`, unless another source gave a different one."""
     first_source, first = stated.setdefault(part, (source, value))
     if first != value:
         raise Problem(
@@ -50,9 +58,9 @@ def _state(stated: dict[str, tuple[str, float | str]], part: str, source: str, v
 
 
 def _objective(source: str, text: str) -> float:
-    """Plain decimal notation: what `float` takes beyond it (nan, inf, 1_000) is malformed here."""
+    """Parses milliseconds in plain decimal notation; unlike `float`, refuses nan, inf and 1_000."""
     plain = text.replace(".", "", 1)
-    if plain.isascii() and plain.isdigit() and len(text) <= _LONGEST_NUMBER:
+    if plain.isascii() and plain.isdigit() and len(text) <= _MAX_DIGITS:
         value = float(text)
         if 0 < value <= MAX_OBJECTIVE_MS:
             return value

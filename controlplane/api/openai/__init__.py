@@ -1,0 +1,1 @@
+"""The OpenAI-compatible endpoints for chat, completions and embeddings."""

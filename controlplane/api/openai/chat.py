@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a conversation in, the next message out, whole or as it is made."""
+"""POST /v1/chat/completions, buffered or streamed."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -18,16 +18,15 @@ from controlplane.api.protocol.requests import ChatCompletionRequest
 from controlplane.core.generation import Delta, TokenLogprob
 from controlplane.service.service import Service
 
-ChatAsk = ParsedRequest[ChatCompletionRequest]
+ParsedChat = ParsedRequest[ChatCompletionRequest]
 
 
-def chat_route(service: Service, reception: EndpointFactory) -> Route:
-    return reception.route(
-        "/v1/chat/completions", ChatCompletionRequest, partial(_answer, service, reception)
-    )
+def chat_route(service: Service, endpoints: EndpointFactory) -> Route:
+    """The route of chat completions."""
+    return endpoints.route("/v1/chat/completions", ChatCompletionRequest, partial(_serve, service, endpoints))
 
 
-async def _answer(service: Service, reception: EndpointFactory, ask: ChatAsk, send: Send) -> None:
+async def _serve(service: Service, endpoints: EndpointFactory, ask: ParsedChat, send: Send) -> None:
     body = ask.body
     job = await service.intake.chat(
         ask.request_id,
@@ -61,7 +60,7 @@ async def _answer(service: Service, reception: EndpointFactory, ask: ChatAsk, se
         ),
         form=ChatChunkFormat(shown),
         tally=tally,
-        overload_status=reception.settings.overload_status,
+        overload_status=endpoints.settings.overload_status,
     )
 
 
@@ -75,6 +74,7 @@ class ShownParts:
 
     @classmethod
     def of(cls, body: ChatCompletionRequest) -> "ShownParts":
+        """The parts that the request asks for."""
         return cls(
             has_logprobs=bool(body.logprobs),
             is_single_call=body.parallel_tool_calls is False,
@@ -95,6 +95,7 @@ class ShownParts:
         return [call for call in delta.tool_calls if not self.is_single_call or call["index"] == 0]
 
     def logprobs(self, tokens: Iterable[TokenLogprob]) -> dict[str, object] | None:
+        """The `logprobs` object, or None if the request does not ask for it."""
         return chat_logprobs(tokens) if self.has_logprobs else None
 
 
@@ -109,6 +110,7 @@ class ChatChunkFormat:
         self._begun: set[int] = set()
 
     def choice(self, delta: Delta) -> dict[str, object] | None:
+        """Returns the chunk's choice for `delta`."""
         delta = self._shown.filtered(delta)
         fields: dict[str, object] = {}
         if delta.index not in self._begun:
@@ -141,6 +143,7 @@ class ChatChoice(Choice):
         self._calls: dict[int, dict[str, Any]] = {}
 
     def add(self, delta: Delta) -> None:
+        """Appends `delta`, tool calls included."""
         delta = self._shown.filtered(delta)
         super().add(delta)
         self._reasoning.append(delta.reasoning)
@@ -156,7 +159,8 @@ class ChatChoice(Choice):
         call["function"]["arguments"] += function.get("arguments") or ""
 
     def fields(self) -> dict[str, object]:
-        calls = [self._calls[at] for at in sorted(self._calls)]
+        """The message and its logprobs."""
+        calls = [self._calls[index] for index in sorted(self._calls)]
         text, reasoning = "".join(self.text), "".join(self._reasoning)
         empty = None if calls or reasoning else ""
         message: dict[str, object] = {"role": "assistant", "content": text or empty, "refusal": None}

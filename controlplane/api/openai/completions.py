@@ -1,4 +1,4 @@
-"""POST /v1/completions: text or token ids in, what follows them out. Several prompts run side by side."""
+"""POST /v1/completions for text or token-id prompts; several prompts run concurrently."""
 
 import time
 from functools import partial
@@ -17,15 +17,16 @@ from controlplane.service.jobs import GenerateJob
 from controlplane.service.service import Service
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, when the caller states none."""
+"""OpenAI's default."""
 
 
-def completion_route(service: Service, reception: EndpointFactory) -> Route:
-    return reception.route("/v1/completions", CompletionRequest, partial(_answer, service, reception))
+def completion_route(service: Service, endpoints: EndpointFactory) -> Route:
+    """The route of text completions."""
+    return endpoints.route("/v1/completions", CompletionRequest, partial(_serve, service, endpoints))
 
 
-async def _answer(
-    service: Service, reception: EndpointFactory, ask: ParsedRequest[CompletionRequest], send: Send
+async def _serve(
+    service: Service, endpoints: EndpointFactory, ask: ParsedRequest[CompletionRequest], send: Send
 ) -> None:
     body = ask.body
     jobs = await _jobs(service, ask)
@@ -47,7 +48,7 @@ async def _answer(
         envelope=Envelope(head, has_usage=body.wants_usage_chunk, has_running_usage=body.wants_running_usage),
         form=CompletionChunkFormat(body),
         tally=tally,
-        overload_status=reception.settings.overload_status,
+        overload_status=endpoints.settings.overload_status,
     )
 
 
@@ -70,21 +71,25 @@ async def _jobs(service: Service, ask: ParsedRequest[CompletionRequest]) -> list
 
 
 def _echoed(body: CompletionRequest, index: int) -> str:
-    """The prompt's text before choice `index`, if it is wanted."""
+    """The prompt that precedes choice `index` with `echo: true`, otherwise an empty string."""
     return str(body.prompts[index // (body.n or 1)]) if body.echo else ""
 
 
 class CompletionChunkFormat:
-    """An echoed prompt comes with each choice's first delta."""
+    """Turns deltas into the choices of `text_completion` chunks.
+
+    The first chunk of each choice carries the echoed prompt.
+    """
 
     def __init__(self, body: CompletionRequest) -> None:
         self._body = body
         self._offsets: dict[int, int] = {}
 
     def choice(self, delta: Delta) -> dict[str, object] | None:
+        """Returns the chunk's choice for `delta`."""
         text = delta.text if delta.index in self._offsets else _echoed(self._body, delta.index) + delta.text
-        # Of the tokens, as in an answer sent whole: text may be held back, for the rest of a character or of
-        # a stop string.
+        # Counted from tokens, as in a buffered response: the text may lag behind them while a character or a
+        # stop string is incomplete.
         offset = self._offsets.get(delta.index, 0)
         self._offsets[delta.index] = offset + sum(len(token.token) for token in delta.logprobs)
         has_logprobs = self._body.logprobs is not None
@@ -97,13 +102,14 @@ class CompletionChunkFormat:
 
 
 class CompletionChoice(Choice):
-    """An echoed prompt stands before it."""
+    """Collects one choice of a buffered text completion, which begins with the echoed prompt."""
 
     def __init__(self, body: CompletionRequest, index: int) -> None:
         super().__init__(_echoed(body, index))
         self._has_logprobs = body.logprobs is not None
 
     def fields(self) -> dict[str, object]:
+        """The text and its logprobs."""
         return {
             "text": "".join(self.text),
             "logprobs": completion_logprobs(self.logprobs, offset=0) if self._has_logprobs else None,

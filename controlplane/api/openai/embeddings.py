@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: texts or token ids in, one float32 vector each out, in their order."""
+"""POST /v1/embeddings: one float32 vector per input, in the order of the inputs."""
 
 import asyncio
 from base64 import b64encode
@@ -17,15 +17,16 @@ from controlplane.service.jobs import TruncationRequest
 from controlplane.service.prediction.fail_open import Subject
 from controlplane.service.service import Service
 
-# Encoding holds the event loop, about 1 ms for this many rows of 1,024 floats; others go between.
-_ROWS_AT_ONCE = 16
+# Encoding blocks the event loop for about 1 ms per this many rows of 1,024 floats; then it yields.
+_ROWS_PER_SLICE = 16
 
 
-def embedding_route(service: Service, reception: EndpointFactory) -> Route:
-    return reception.route("/v1/embeddings", EmbeddingRequest, partial(_answer, service))
+def embedding_route(service: Service, endpoints: EndpointFactory) -> Route:
+    """The route of embeddings."""
+    return endpoints.route("/v1/embeddings", EmbeddingRequest, partial(_serve, service))
 
 
-async def _answer(service: Service, ask: ParsedRequest[EmbeddingRequest], send: Send) -> None:
+async def _serve(service: Service, ask: ParsedRequest[EmbeddingRequest], send: Send) -> None:
     body = ask.body
     job = await service.intake.embeddings(
         ask.request_id,
@@ -56,7 +57,7 @@ def _cut(body: EmbeddingRequest) -> TruncationRequest | None:
     if wanted is None and side is not None:
         raise Problem(
             400,
-            f"truncation_side={side!r}: only says where truncate_prompt_tokens cuts; give that too",
+            f"truncation_side={side!r}: has no effect without truncate_prompt_tokens; add it too",
             param="truncation_side",
             code="invalid_value",
         )
@@ -69,18 +70,18 @@ def _check_dimensions(service: Service, model: str, wanted: int) -> None:
     if wanted not in known:
         raise Problem(
             400,
-            f"dimensions={wanted}: {model} gives {', '.join(map(str, known))}; choose one or leave it out",
+            f"dimensions={wanted}: {model} supports {', '.join(map(str, known))}; choose one or leave it out",
             param="dimensions",
             code="invalid_value",
         )
 
 
 async def _encoded(vectors: Vectors, *, is_base64: bool) -> list[bytes]:
-    """One JSON object a row; base64 is of little-endian float32."""
+    """Encodes one JSON object per row; base64 holds little-endian float32."""
     plain = np.ascontiguousarray(vectors, dtype="<f4")
     rows: list[bytes] = []
     for index, vector in enumerate(plain):
-        if index % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
+        if index % _ROWS_PER_SLICE == _ROWS_PER_SLICE - 1:
             await asyncio.sleep(0)
         shown = b64encode(vector.tobytes()).decode() if is_base64 else vector
         row = {"object": "embedding", "index": index, "embedding": shown}
@@ -88,19 +89,18 @@ async def _encoded(vectors: Vectors, *, is_base64: bool) -> list[bytes]:
     return rows
 
 
-# FOLDED dimensions.py:
-# What is a shorter embedding? The first numbers of the whole one, at unit length again if that was.
-#
-# Right only for models trained for it (Matryoshka representation learning, Kusupati et al. 2022).
-
-# Half precision leaves a unit vector so far from unit length at most.
+# In half precision a unit vector deviates from unit length by at most this much.
 _TOLERANCE = 1e-2
 
 
 def shortened(vectors: Vectors, dimensions: int) -> Vectors:
+    """Truncates vectors [inputs, n] to [inputs, dimensions]; unit vectors are scaled to unit length again.
+
+    Valid only for models trained for it (Matryoshka representation learning, Kusupati et al. 2022).
+    """
     cut = vectors[:, :dimensions]
     is_unit = np.abs(np.linalg.norm(vectors, axis=1, keepdims=True) - 1) <= _TOLERANCE
     lengths = np.linalg.norm(cut, axis=1, keepdims=True)
-    # A row of zeros has no direction to keep.
+    # A row of zeros cannot be scaled.
     scaled: Vectors = cut / np.where(is_unit & (lengths > 0), lengths, np.float32(1))
     return scaled

@@ -1,15 +1,16 @@
-"""How probable was each token? The two shapes in which OpenAI tells it."""
+"""Log probabilities in OpenAI's two formats: chat and completions."""
 
 from collections.abc import Iterable
 
 from controlplane.core.generation import TokenLogprob
 
-# Log probability of what the engine calls impossible; JSON has no infinity.
+# Stands for minus infinity, which JSON cannot express.
 _FLOOR = -9999.0
 _REPLACEMENT = "\ufffd"
 
 
 def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, object]:
+    """The `logprobs` object of a chat choice."""
     content = [
         _entry(token.token, token.logprob)
         | {"top_logprobs": [_entry(text, logprob) for text, logprob in token.top]}
@@ -19,13 +20,13 @@ def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, object]:
 
 
 def _entry(text: str, logprob: float) -> dict[str, object]:
-    # A token that ends inside a character has bytes that its text no longer tells.
+    # A token that ends inside a character has a replacement character in its text; its bytes are lost.
     known_bytes = None if _REPLACEMENT in text else list(text.encode())
     return {"token": text, "logprob": max(logprob, _FLOOR), "bytes": known_bytes}
 
 
 def completion_logprobs(tokens: Iterable[TokenLogprob], *, offset: int) -> dict[str, object]:
-    """`offset` is the number of characters before the first of these tokens."""
+    """The `logprobs` object of a completion choice; `offset` counts the characters before these tokens."""
     tokens = tuple(tokens)
     offsets = []
     for token in tokens:

@@ -1,4 +1,8 @@
-"""How is an answer sent whole? Gathered to its end, choice by choice, then as one JSON object."""
+"""Buffered responses: collects all choices, then sends one JSON object. Merges several prompts.
+
+The prompts of one HTTP request run concurrently, each as a request with its own lease; if one fails, the
+others are aborted. Choice `i` of prompt `p` has the index `p * n + i`.
+"""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -15,18 +19,15 @@ from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.jobs import GenerateJob
 from controlplane.service.ticket import Ticket
 
-# FOLDED answers.py:
-# How do the answers to one HTTP request become one stream? One job is passed through; several are merged.
-#
-# Several prompts run side by side, each its own request with its own lease; the first that fails ends
-# the others. Choice `i` of prompt `p` gets the index `p * n + i`.
-
 Opened = tuple[list[Ticket], AsyncIterator[Delta]]
 
 
 @asynccontextmanager
 async def opened_answers(dispatcher: Dispatcher, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
-    """Yields once all jobs are admitted. Leaving the context aborts what still runs."""
+    """Starts all jobs and yields their tickets and one merged stream of deltas, once all are admitted.
+
+    Leaving the context aborts the jobs that still run.
+    """
     if len(jobs) > 1:
         async with _merged(dispatcher, jobs) as merged:
             yield merged
@@ -38,7 +39,7 @@ async def opened_answers(dispatcher: Dispatcher, jobs: Sequence[GenerateJob]) ->
 
 @asynccontextmanager
 async def _merged(dispatcher: Dispatcher, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
-    # Bounded by the jobs' max_tokens; a full queue would keep admitted jobs from giving memory back.
+    # Unbounded, because a full queue would delay finished jobs in releasing memory; max_tokens bounds it.
     deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
     tickets: dict[int, Ticket] = {}
     all_admitted = asyncio.Event()
@@ -62,8 +63,8 @@ async def _merged(dispatcher: Dispatcher, jobs: Sequence[GenerateJob]) -> AsyncG
             finally:
                 for follower in followers:
                     follower.cancel()
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
+    except BaseExceptionGroup as group_error:
+        raise group_error.exceptions[0] from None
 
 
 async def _until_all_ended(deltas: "asyncio.Queue[Delta | None]", running: int) -> AsyncIterator[Delta]:
@@ -76,7 +77,10 @@ async def _until_all_ended(deltas: "asyncio.Queue[Delta | None]", running: int) 
 
 
 class UsageCounter:
-    """Counts what was used. `n` tells which deltas are of one prompt: they share what was cached."""
+    """Counts the tokens for `usage`.
+
+    The `n` choices of one prompt share its cached tokens, which are counted once.
+    """
 
     def __init__(self, prompt_tokens: int, *, n: int) -> None:
         self._prompt_tokens = prompt_tokens
@@ -85,12 +89,14 @@ class UsageCounter:
         self._cached: dict[int, int] = {}
 
     def count(self, delta: Delta) -> None:
+        """Adds the tokens of `delta`."""
         self._completion_tokens += len(delta.token_ids)
         if delta.cached_tokens:
             prompt = delta.index // self._n
             self._cached[prompt] = max(delta.cached_tokens, self._cached.get(prompt, 0))
 
     def usage(self) -> dict[str, object]:
+        """The `usage` object so far."""
         used: dict[str, object] = {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
@@ -102,7 +108,7 @@ class UsageCounter:
 
 
 class Choice(ABC):
-    """One sample, gathered."""
+    """Collects the deltas of one choice."""
 
     def __init__(self, text: str = "") -> None:
         self.text = [text]
@@ -111,6 +117,7 @@ class Choice(ABC):
         self._stop_reason: str | int | None = None
 
     def add(self, delta: Delta) -> None:
+        """Appends `delta`."""
         self.text.append(delta.text)
         self.logprobs.extend(delta.logprobs)
         if delta.finish_reason is not None:
@@ -118,9 +125,10 @@ class Choice(ABC):
 
     @abstractmethod
     def fields(self) -> dict[str, object]:
-        """What an endpoint calls its text."""
+        """The endpoint's own fields of the choice."""
 
     def to_json(self, index: int) -> dict[str, object]:
+        """The choice as JSON."""
         ending = {"finish_reason": self._finish_reason, "stop_reason": self._stop_reason}
         return {"index": index, **self.fields(), **ending}
 
@@ -134,6 +142,16 @@ async def send_whole(
     choices: Sequence[Choice],
     tally: UsageCounter,
 ) -> None:
+    """Runs the jobs to their end and sends one JSON response.
+
+    Args:
+        send: ASGI send.
+        dispatcher: runs the jobs.
+        jobs: one per prompt.
+        head: fields before `choices`.
+        choices: collectors, by choice index.
+        tally: counts the usage.
+    """
     async with opened_answers(dispatcher, jobs) as (tickets, deltas):
         async for delta in deltas:
             tally.count(delta)

@@ -1,4 +1,4 @@
-"""How is the engine told what the caller wishes? Wire fields become `Sampling` and `ChatPrompt`."""
+"""Converts request fields to the `Sampling` and `ChatPrompt` of the core."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,14 +12,16 @@ from controlplane.core.generation import ChatPrompt, Sampling
 
 _TEMPLATE_FIELDS = ("reasoning_effort", "add_generation_prompt", "continue_final_message")
 _PLACEHOLDER = 1
-"""The intake puts the real bound in its place: it alone knows what still fits."""
+"""The intake replaces it by the bound that fits into the context."""
 
 
 def chat_sampling(body: ChatCompletionRequest) -> Sampling:
+    """Sampling parameters of a chat request. Raises Problem for an unusable schema."""
     return _sampling(body, (body.top_logprobs or 0) if body.logprobs else None)
 
 
 def completion_sampling(body: CompletionRequest) -> Sampling:
+    """Sampling parameters of a completion request. Raises Problem for an unusable schema."""
     return _sampling(body, body.logprobs)
 
 
@@ -30,7 +32,7 @@ def _sampling(body: Generation, logprobs: int | None) -> Sampling:
         n=body.n or 1,
         temperature=body.temperature,
         top_p=body.top_p,
-        # vLLM's -1 and 0 both say "all tokens".
+        # In vLLM -1 and 0 both mean "all tokens".
         top_k=None if body.top_k is None else max(0, body.top_k),
         min_p=body.min_p,
         presence_penalty=body.presence_penalty or 0.0,
@@ -50,63 +52,66 @@ def _sampling(body: Generation, logprobs: int | None) -> Sampling:
 
 
 def _structure(body: Generation) -> Mapping[str, Any] | None:
-    wish = body.structured_outputs
-    if wish is None:
-        form = body.response_format
-        if form is None or form.type == "text":
+    requested = body.structured_outputs
+    if requested is None:
+        response_format = body.response_format
+        if response_format is None or response_format.type == "text":
             return None
-        schema = form.json_schema.get("schema") if form.json_schema else None
+        schema = response_format.json_schema.get("schema") if response_format.json_schema else None
         if schema is None:
             return {"type": "json_object"}
-        _require_an_end(schema, "response_format.json_schema.schema")
+        _require_satisfiable(schema, "response_format.json_schema.schema")
         return {"type": "json_schema", "schema": schema}
-    if wish.json_ is not None:
-        return {"type": "json_schema", "schema": _written_schema(wish.json_)}
-    if wish.json_object:
+    if requested.json_ is not None:
+        return {"type": "json_schema", "schema": _parsed_schema(requested.json_)}
+    if requested.json_object:
         return {"type": "json_object"}
-    kind, value = next((k, v) for k in ("regex", "choice", "grammar") if (v := getattr(wish, k)) is not None)
+    kind, value = next(
+        (k, v) for k in ("regex", "choice", "grammar") if (v := getattr(requested, k)) is not None
+    )
     return {"type": kind, "value": value}
 
 
-def _written_schema(given: Mapping[str, Any] | str) -> Mapping[str, Any]:
+def _parsed_schema(given: Mapping[str, Any] | str) -> Mapping[str, Any]:
     param = "structured_outputs.json"
     schema = given
     if isinstance(given, str):
         try:
             schema = orjson.loads(given)
         except orjson.JSONDecodeError as error:
-            raise _unfit(f"{param}: not valid JSON: {error}; send a schema", param) from None
+            raise _invalid(f"{param}: not valid JSON: {error}; send a schema", param) from None
     if not isinstance(schema, dict):
-        raise _unfit(f"{param}={given!r:.80}: a schema is a JSON object; send one", param)
-    _require_an_end(schema, param)
+        raise _invalid(f"{param}={given!r:.80}: should be a JSON object with a schema; send one", param)
+    _require_satisfiable(schema, param)
     return schema
 
 
-def _require_an_end(schema: Mapping[str, Any], param: str) -> None:
+def _require_satisfiable(schema: Mapping[str, Any], param: str) -> None:
     if (reference := endless_reference(schema)) is not None:
-        raise _unfit(
-            f"{param}: the $ref {reference!r:.80} leads back to itself and to nothing else, so no answer "
-            "satisfies it; let it lead to a schema that says what is wanted",
+        raise _invalid(
+            f"{param}: the $ref {reference!r:.80} only refers back to itself, so no output can satisfy it; "
+            "let it refer to a schema that ends",
             param,
         )
 
 
-def _unfit(message: str, param: str) -> Problem:
+def _invalid(message: str, param: str) -> Problem:
     return Problem(400, message, param=param, code="invalid_value")
 
 
 def chat_prompt(body: ChatCompletionRequest) -> ChatPrompt:
+    """Messages, tools and template options of a chat request. Raises Problem for an unusable schema."""
     stated = {name: value for name in _TEMPLATE_FIELDS if (value := getattr(body, name)) is not None}
     if body.reasoning_effort is not None:
-        # Few templates know the effort, most of those that can think this switch; so it is in vLLM's server.
+        # Few chat templates read reasoning_effort, most reasoning models read this switch; as in vLLM.
         stated["enable_thinking"] = body.reasoning_effort != "none"
     options = stated | (body.chat_template_kwargs or {})
     if options.get("continue_final_message"):
-        # What goes on has no place for the begin of another message.
+        # A continued message must not be followed by the start of a new one.
         options.setdefault("add_generation_prompt", False)
     tools = body.tools or ()
-    for at, tool in enumerate(tools):
-        _require_an_end(tool["function"].get("parameters") or {}, f"tools[{at}].function.parameters")
+    for index, tool in enumerate(tools):
+        _require_satisfiable(tool["function"].get("parameters") or {}, f"tools[{index}].function.parameters")
     return ChatPrompt(
         messages=body.messages,
         tools=tools,

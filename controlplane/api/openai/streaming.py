@@ -1,7 +1,7 @@
-"""How is an answer sent while it is made? As server-sent events, begun only when a first token is there.
+"""Streamed responses as server-sent events; the stream starts with the first token.
 
-Until then every failure is a proper HTTP error. Afterwards it is an error event without [DONE]: a
-stream never ends as if all were well when it is not.
+A failure before the first token is an HTTP error. A failure after it is an error event without [DONE], so
+that a client can tell a broken stream from a complete one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Envelope:
-    """What every chunk of one stream repeats, encoded once."""
+    """Encodes chunks; the fields that all chunks of a stream share are encoded once."""
 
     def __init__(
         self, head: Mapping[str, object], *, has_usage: bool, has_running_usage: bool = False
@@ -39,10 +39,12 @@ class Envelope:
         self._tail = b',"usage":null}\n\n' if has_usage else b"}\n\n"
 
     def choice(self, choice: object, usage: object = None) -> bytes:
+        """The event of a chunk with one choice."""
         tail = self._tail if usage is None else _usage(usage)
         return self._head + orjson.dumps([choice]) + tail
 
     def usage(self, usage: object) -> bytes:
+        """The event of the last chunk, which has the usage and no choice."""
         return self._head + b"[]" + _usage(usage)
 
 
@@ -51,16 +53,18 @@ def _usage(usage: object) -> bytes:
 
 
 class Format(Protocol):
-    """Turns deltas into choices of chunks; `None` for a delta that shows the caller nothing."""
+    """Turns deltas into the choices of chunks."""
 
-    def choice(self, delta: Delta) -> dict[str, object] | None: ...
+    def choice(self, delta: Delta) -> dict[str, object] | None:
+        """Returns the choice for `delta`, or None if the client sees nothing of it."""
+        ...
 
 
 def ending(delta: Delta) -> dict[str, object]:
-    """Whether a chunk is its choice's last, and then what stopped it."""
+    """The finish reason of a chunk, and the stop reason if the choice ends."""
     reason = delta.finish_reason
-    told: dict[str, object] = {"finish_reason": reason}
-    return told if reason is None else told | {"stop_reason": delta.stop_reason}
+    fields: dict[str, object] = {"finish_reason": reason}
+    return fields if reason is None else fields | {"stop_reason": delta.stop_reason}
 
 
 async def send_stream(
@@ -73,6 +77,19 @@ async def send_stream(
     tally: UsageCounter,
     overload_status: int,
 ) -> None:
+    """Runs the jobs and sends their deltas as events.
+
+    Args:
+        send: ASGI send.
+        dispatcher: runs the jobs.
+        jobs: one per prompt.
+        envelope: fields that all chunks share.
+        form: turns deltas into choices.
+        tally: counts the usage.
+        overload_status: status of a rejection because of load.
+
+    Raises whatever fails before the first event; later failures become an error event.
+    """
     has_begun = False
     try:
         async with opened_answers(dispatcher, jobs) as (tickets, deltas):
@@ -88,7 +105,7 @@ async def send_stream(
                 event = envelope.choice(choice, tally.usage() if envelope.has_running_usage else None)
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         if not has_begun:
-            raise BackendFailed(f"{jobs[0].request.id}: the engine ended without any output")
+            raise BackendFailed(f"{jobs[0].request.id}: the engine finished without any output")
     except Exception as error:
         if not has_begun:
             raise

@@ -1,4 +1,4 @@
-"""What does the control plane hold now, and by which rules? For the operator alone, who has an own key."""
+"""The /admin endpoints for state, configuration and drain; they need the admin key."""
 
 import orjson
 from fastapi import APIRouter
@@ -15,6 +15,7 @@ from controlplane.service.service import Service
 
 
 def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
+    """Routes of /admin/state, /admin/config and /admin/drain."""
     routes = APIRouter()
 
     @routes.get("/admin/state", response_model=None)
@@ -29,16 +30,20 @@ def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
 
     @routes.post("/admin/drain", response_model=None)
     async def drain(request: Request) -> Response:
-        """As before a stop, for as long as an operator's own tools want to wait; there is no way back. The
-        answer comes when nothing runs any more."""
+        """Rejects new and waiting requests and responds when no request runs any more.
+
+        Only a restart admits requests again.
+        """
         require_admin(request.headers, settings)
         await service.drain()
         return json_response({"status": "drained"})
 
     @routes.put("/admin/config", response_model=None)
     async def change_config(request: Request) -> Response:
-        """The body holds the keys that differ; the answer all that can be changed. The operator is told all
-        that is known of a failure."""
+        """Changes the keys in the body and returns all changeable values.
+
+        Unlike other endpoints, it shows the operator the engine's own error text.
+        """
         require_admin(request.headers, settings)
         try:
             await service.reconfigure(orjson.loads(await request.body()))

@@ -1,4 +1,4 @@
-"""What would be decided about a request now, and why? For the operator, who lets nobody in by asking."""
+"""The /admin/explain endpoints: a dry run of the gate's decision, without admitting a request."""
 
 from typing import Annotated
 
@@ -20,58 +20,59 @@ from controlplane.service.gate.explain import render_dry_run
 from controlplane.service.jobs import EmbedJob, GenerateJob, RequestHints
 from controlplane.service.service import Service
 
-# More than any model takes.
-_MOST_TOKENS = 2**24
+# Above the context length of any model.
+_MAX_TOKENS = 2**24
 
 
 class ExplainRequest(Objectives):
-    """A request of which only the size is known. `inputs` of so many tokens each, for embeddings."""
+    """A hypothetical request of a given size; for embeddings, `inputs` of `prompt_tokens` each."""
 
     model: Annotated[str, Field(min_length=1)]
-    prompt_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
+    prompt_tokens: Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     inputs: Annotated[int, Field(ge=1, le=MAX_INPUTS)] = 1
 
 
 def explain_routes(service: Service, settings: ApiSettings) -> APIRouter:
+    """Routes of the dry runs."""
     routes = APIRouter()
 
     @routes.post("/admin/explain", response_model=None)
     async def explain(request: Request) -> Response:
-        """What would be decided about such a request now, and from which numbers."""
+        """Returns the decision about a hypothetical request, and the numbers that it follows from."""
         require_admin(request.headers, settings)
         try:
-            supposed = ExplainRequest.model_validate_json(await request.body())
+            body = ExplainRequest.model_validate_json(await request.body())
         except ValidationError as error:
             raise invalid_body(error, ExplainRequest) from None
-        hints = hints_of(request.scope["headers"], supposed)
-        job = await _job(service, request_id_of(request), supposed, hints)
+        hints = hints_of(request.scope["headers"], body)
+        job = await _job(service, request_id_of(request), body, hints)
         dispatcher = service.dispatcher
         return json_response(render_dry_run(dispatcher.dry_run(dispatcher.hypothetical(job))))
 
     @routes.get("/admin/explain/{request_id}", response_model=None)
     async def explain_waiting(request: Request, request_id: str) -> Response:
-        """The same about each part of a request that waits, by the id that its caller knows."""
+        """Returns the same for each part of a waiting request, found by the client's request id."""
         require_admin(request.headers, settings)
         dispatcher = service.dispatcher
-        queued = [one for owner in Owner for one in dispatcher.queued(owner)]
-        waiting = [one for one in queued if one.request.id.rpartition("-")[0] == request_id]
+        queued = [ticket for owner in Owner for ticket in dispatcher.queued(owner)]
+        waiting = [ticket for ticket in queued if ticket.request.id.rpartition("-")[0] == request_id]
         if not waiting:
-            told = f"{request_id}: no such request waits; /admin/state lists those that are here"
-            raise Problem(404, told, code="not_found")
-        return json_response({"waiting": [render_dry_run(dispatcher.dry_run(one)) for one in waiting]})
+            message = f"request {request_id} does not wait; /admin/state lists the open requests"
+            raise Problem(404, message, code="not_found")
+        return json_response({"waiting": [render_dry_run(dispatcher.dry_run(ticket)) for ticket in waiting]})
 
     return routes
 
 
 async def _job(
-    service: Service, request_id: str, supposed: ExplainRequest, hints: RequestHints
+    service: Service, request_id: str, body: ExplainRequest, hints: RequestHints
 ) -> GenerateJob | EmbedJob:
-    """Raises Refused, as for a real one."""
-    model, prompt, intake = supposed.model, range(supposed.prompt_tokens), service.intake
+    """Builds the job of a hypothetical request. Raises Refused as for a real request."""
+    model, prompt, intake = body.model, range(body.prompt_tokens), service.intake
     if any(card.id == model and card.kind == "embed" for card in service.models()):
-        return await intake.embeddings(request_id, ANONYMOUS, model, [prompt] * supposed.inputs, hints)
-    sampling, most = Sampling(1), supposed.max_tokens
+        return await intake.embeddings(request_id, ANONYMOUS, model, [prompt] * body.inputs, hints)
+    sampling, most = Sampling(1), body.max_tokens
     return await intake.completion(
         request_id, ANONYMOUS, model, prompt, max_tokens=most, sampling=sampling, hints=hints
     )

@@ -1,4 +1,4 @@
-"""What is served, does it live, is it ready, how does it do? GET endpoints that ask no engine to work."""
+"""The GET endpoints for models, liveness, readiness and metrics; none of them runs a model."""
 
 import asyncio
 
@@ -17,6 +17,7 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def status_routes(service: Service, settings: ApiSettings) -> APIRouter:
+    """Routes of /v1/models, /health, /ready and /metrics."""
     routes = APIRouter()
 
     @routes.get("/v1/models", response_model=None)
@@ -31,7 +32,7 @@ def status_routes(service: Service, settings: ApiSettings) -> APIRouter:
         if model_id not in cards:
             raise Problem(
                 404,
-                f"model {model_id!r} is not served; served are {', '.join(sorted(cards))}",
+                f"model {model_id!r} is not served; choose from {', '.join(sorted(cards))}",
                 param="model",
                 code="model_not_found",
             )
@@ -49,10 +50,9 @@ def status_routes(service: Service, settings: ApiSettings) -> APIRouter:
         except BackendDown as error:
             raise Problem(503, f"not ready: {error}", code="backend_down") from None
         except TimeoutError:
-            raise Problem(
-                503, f"not ready: no answer within {settings.ready_timeout_s:g} s", code="backend_down"
-            ) from None
-        # It serves, but not all goes on that should: by name, with the kind of fault. The state says more.
+            message = f"not ready: no reply from the engines within {settings.ready_timeout_s:g} s"
+            raise Problem(503, message, code="backend_down") from None
+        # Names the parts that fail while requests are still served; /admin/state has the details.
         impaired = service.impaired()
         return json_response({"status": "ready"} | ({"impaired": impaired} if impaired else {}))
 
@@ -64,6 +64,7 @@ def status_routes(service: Service, settings: ApiSettings) -> APIRouter:
 
 
 def json_response(body: object) -> Response:
+    """A JSON response with status 200."""
     return Response(orjson.dumps(body), media_type="application/json")
 
 
@@ -73,7 +74,7 @@ def _shown(card: ModelCard) -> dict[str, object]:
         "object": "model",
         "created": 0,
         "owned_by": "tandem",
-        # As vLLM tells them: its benchmark reads the tokenizer's name here.
+        # As in vLLM, whose benchmark client reads the tokenizer's name here.
         "root": card.root,
         "parent": None,
         "kind": card.kind,

@@ -1,9 +1,9 @@
-"""Could any answer satisfy this JSON schema? None can where a reference leads to nothing but references.
+"""Finds references in a JSON schema that only lead back to themselves, so that no output satisfies them.
 
-Rule: a schema comes to an end if everything does that it refers to at once: by `$ref`, in `allOf`, and one
-at least in each of `anyOf` and `oneOf`. What is left when no more can be found to end leads only back to
-itself. An engine makes a grammar of it that allows no token, and fails when it gets there. The search is
-linear in the schema (Dowling and Gallier 1984, Journal of Logic Programming 1).
+A schema terminates if every schema terminates that it directly requires: the target of `$ref`, all of
+`allOf`, and at least one of each `anyOf` and `oneOf`. References that cannot be shown to terminate are
+cyclic; an engine would compile them to a grammar that allows no token and fail on it. The search is linear
+in the size of the schema (Dowling and Gallier 1984, Journal of Logic Programming 1).
 """
 
 import re
@@ -18,7 +18,7 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 
 
 def endless_reference(schema: Mapping[str, Any]) -> str | None:
-    """The first that is found."""
+    """Returns the first `$ref` that cannot terminate, or None."""
     root = dict(schema)
     nodes = list(_nodes(root))
     needs: dict[int, int] = {}
@@ -26,23 +26,23 @@ def endless_reference(schema: Mapping[str, Any]) -> str | None:
     for node in nodes:
         parts = node if isinstance(node, list) else _needed(node, root)
         open_parts = [part for part in parts if isinstance(part, dict | list)]
-        # Of a list one is enough, and what is no schema to look into ends by itself.
+        # One terminating item of a list is enough, and a value that is no schema terminates.
         is_open = 0 < len(open_parts) == len(node)
         needs[id(node)] = int(is_open) if isinstance(node, list) else len(open_parts)
         for part in open_parts:
             needed_by[id(part)].append(id(node))
-    ended = [node for node, count in needs.items() if count == 0]
-    while ended:
-        for user in needed_by[ended.pop()]:
+    terminated = [node for node, count in needs.items() if count == 0]
+    while terminated:
+        for user in needed_by[terminated.pop()]:
             needs[user] -= 1
             if needs[user] == 0:
-                ended.append(user)
+                terminated.append(user)
     references = (node["$ref"] for node in nodes if isinstance(node, dict) and "$ref" in node)
     return next((ref for ref in references if needs.get(id(_target(ref, root)), 0) > 0), None)
 
 
 def _nodes(root: _Node) -> Iterator[_Node]:
-    """Not by recursion: a body may nest deeply."""
+    """Every object and list in the schema. Iterative, because a body may nest deeply."""
     left = [root]
     while left:
         node = left.pop()
@@ -59,7 +59,7 @@ def _needed(node: dict[str, Any], root: dict[str, Any]) -> list[Any]:
 
 
 def _target(reference: object, root: dict[str, Any]) -> dict[str, Any] | None:
-    """None for one that leads out of the schema, or nowhere: that is told by whoever has to follow it."""
+    """The schema at a local `$ref`; None if it is external or dangling, which the engine reports."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     node: Any = root

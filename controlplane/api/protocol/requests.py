@@ -1,9 +1,8 @@
-"""What may a caller say? OpenAI's request bodies, vLLM's well-known extras, and our own two fields.
+"""Request bodies: OpenAI's fields, common vLLM fields, and the two fields of Tandem.
 
-What is honoured is typed and range-checked. What cannot change the answer is accepted and ignored.
-A field declared `None` is known but not served: only null is accepted, and UNSERVED tells the remedy.
-Anything else is unknown and refused. Imports nothing of ours but the parts of bodies, so that a client may
-import it.
+Supported fields are typed and range-checked. Fields that cannot change the output are accepted and ignored.
+A field declared `None` is known but not supported: only null is accepted, and UNSERVED names the remedy. Any
+other field is refused. Imports only `types`, so that the SDK can import it.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -39,9 +38,9 @@ MAX_INPUTS = 2048
 MAX_LOGPROBS = 20
 
 UNSERVED = {
-    "add_special_tokens": "texts get the model's own; send token ids to choose them",
-    "audio": "answers are text; leave it out",
-    "best_of": "only one answer per choice is generated; use n",
+    "add_special_tokens": "the model's own tokens are added to texts; send token ids to control them",
+    "audio": "the output is text; leave it out",
+    "best_of": "one output is generated per choice; use n",
     "cache_salt": "leave it out",
     "function_call": "use tool_choice",
     "functions": "use tools",
@@ -52,13 +51,13 @@ UNSERVED = {
     "input_type": "name one of the model's own prompts in prompt_name",
     "moderation": "leave it out",
     "normalize": "the operator sets it for each embedding model; leave it out",
-    "priority": "numbers mean opposite things to different servers; use service_class",
+    "priority": "servers disagree on its meaning; use service_class",
     "request_id": f"send it as the header {HEADER_REQUEST_ID}",
-    "suffix": "no model here fills in the middle; leave it out",
-    "truncate": "use truncate_prompt_tokens, -1 for what the model takes",
+    "suffix": "fill-in-the-middle is not supported; leave it out",
+    "truncate": "use truncate_prompt_tokens; -1 keeps as many as the model takes",
     "truncation_direction": "use truncation_side",
-    "vllm_xargs": "leave it out; objectives go into slo",
-    "web_search_options": "nothing here searches; leave it out",
+    "vllm_xargs": "put objectives into slo",
+    "web_search_options": "web search is not supported; leave it out",
 }
 
 
@@ -68,24 +67,26 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class SloFields(Strict):
+    """Objectives of one request; they override those of its class."""
+
     ttft_ms: Milliseconds | None = None
     tpot_ms: Milliseconds | None = None
     e2e_ms: Milliseconds | None = None
 
 
 class Objectives(Strict):
-    """Our own fields, in every body."""
+    """Tandem's own fields, in every body."""
 
     service_class: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     slo: SloFields | None = None
 
 
 class Generation(Objectives):
-    """What chat and completions share."""
+    """Fields that chat and completions share."""
 
     model: Annotated[str, Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    # OpenAI's newer name, for chat; some clients send both with either body.
+    # OpenAI's newer name; some clients send both.
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -111,11 +112,11 @@ class Generation(Objectives):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    # Cannot change the answer.
+    # Ignored: cannot change the output.
     user: str | None = None
     safety_identifier: str | None = None
 
-    # Known, not served.
+    # Known, not supported.
     cache_salt: None = None
     guided_choice: None = None
     guided_grammar: None = None
@@ -127,16 +128,19 @@ class Generation(Objectives):
 
     @property
     def wants_usage_chunk(self) -> bool:
+        """Whether the last chunk of a stream carries the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def wants_running_usage(self) -> bool:
+        """Whether every chunk of a stream carries the usage so far."""
         return self.wants_usage_chunk and bool(
             self.stream_options and self.stream_options.continuous_usage_stats
         )
 
     @property
     def most_tokens(self) -> int | None:
+        """The limit of output tokens, if the client states one."""
         return self.max_completion_tokens or self.max_tokens
 
     @model_validator(mode="after")
@@ -145,13 +149,15 @@ class Generation(Objectives):
         if len(limits) > 1:
             raise conflict("max_tokens", "differs from max_completion_tokens; give one of them")
         if self.stream_options is not None and not self.stream:
-            raise conflict("stream_options", "only allowed with stream=true; leave it out or stream")
+            raise conflict("stream_options", "needs stream=true; set it or leave this out")
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
-            raise conflict("structured_outputs", "response_format already constrains the answer; give one")
+            raise conflict("structured_outputs", "response_format already constrains the output; give one")
         return self
 
 
 class ChatCompletionRequest(Generation):
+    """Body of POST /v1/chat/completions."""
+
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -164,7 +170,7 @@ class ChatCompletionRequest(Generation):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
-    # Cannot change the answer.
+    # Ignored: cannot change the output.
     metadata: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
@@ -172,12 +178,12 @@ class ChatCompletionRequest(Generation):
     prompt_cache_retention: str | None = None
     store: bool | None = None
 
-    # Only the value that asks for what happens anyway.
+    # Only the default value is accepted.
     modalities: list[Literal["text"]] | None = None
     service_tier: Literal["auto", "default"] | None = None
     verbosity: Literal["medium"] | None = None
 
-    # Known, not served.
+    # Known, not supported.
     audio: None = None
     function_call: None = None
     functions: None = None
@@ -190,23 +196,25 @@ class ChatCompletionRequest(Generation):
             raise conflict("top_logprobs", "needs logprobs=true; set it or leave this out")
         names = {tool["function"]["name"] for tool in self.tools or ()}
         if isinstance(self.tool_choice, dict) and self.tool_choice["function"]["name"] not in names:
-            raise conflict("tool_choice", "names a function that tools lacks; add it there")
+            raise conflict("tool_choice", "names a function that is not in tools; add it there")
         if self.tool_choice == "required" and not names:
             raise conflict("tool_choice", "requires a call but tools is empty; add a tool")
-        for at, message in enumerate(self.messages):
+        for index, message in enumerate(self.messages):
             if message.get("content") is None and message["role"] != "assistant":
-                raise conflict(f"messages[{at}].content", "only an assistant message may have none; add it")
+                raise conflict(f"messages[{index}].content", "only an assistant message may omit it; add it")
         return self
 
 
 def _listed(given: str | list[int] | list[str] | list[list[int]]) -> list[str] | list[list[int]]:
     if isinstance(given, str):
         return [given]
-    # The items of a non-empty list are all tokens, all texts or all lists of tokens.
+    # The items of a list are all tokens, all texts or all lists of tokens.
     return [given] if isinstance(given[0], int) else given
 
 
 class CompletionRequest(Generation):
+    """Body of POST /v1/completions."""
+
     prompt: Annotated[
         str | Tokens | Annotated[list[str] | list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS)],
         expecting(
@@ -218,26 +226,28 @@ class CompletionRequest(Generation):
     echo: bool | None = None
     best_of: int | None = None
 
-    # Known, not served.
+    # Known, not supported.
     suffix: None = None
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
         if self.best_of not in (None, self.n or 1):
-            raise conflict("best_of", f"{self.best_of} is not n={self.n or 1}; {UNSERVED['best_of']}")
+            raise conflict("best_of", f"{self.best_of} differs from n={self.n or 1}; {UNSERVED['best_of']}")
         if self.echo and self.logprobs is not None:
-            raise conflict("echo", "the prompt has no logprobs here; leave out echo or logprobs")
+            raise conflict("echo", "logprobs of the prompt are not supported; leave out echo or logprobs")
         if self.echo and not all(isinstance(prompt, str) for prompt in self.prompts):
-            raise conflict("echo", "needs prompts as text, these are token ids; send text or leave it out")
+            raise conflict("echo", "needs prompts as text, not token ids; send text or leave it out")
         return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Always a list of prompts."""
+        """The prompts as a list."""
         return [*_listed(self.prompt)]
 
 
 class EmbeddingRequest(Objectives):
+    """Body of POST /v1/embeddings."""
+
     model: Annotated[str, Field(min_length=1)]
     input: Annotated[
         Text | Tokens | Annotated[list[Text] | list[Tokens], Field(min_length=1, max_length=MAX_INPUTS)],
@@ -246,32 +256,36 @@ class EmbeddingRequest(Objectives):
             f"1 to {MAX_INPUTS} non-empty strings or lists of token ids"
         ),
     ]
-    # null as in OpenAI's other fields: proxies send it where their caller stated nothing.
+    # null is accepted: proxies send it if their client stated nothing.
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None
-    # vLLM's fields. Without them too long an input is refused, never cut unseen.
+    # vLLM's fields. Without them an input that is too long is refused, not truncated.
     truncate_prompt_tokens: Annotated[
         Literal[-1] | Annotated[int, Field(ge=1)] | None,
-        expecting("the tokens to keep, 1 at least, or -1 for as many as the model takes"),
+        expecting("the number of tokens to keep, at least 1, or -1 for as many as the model takes"),
     ] = None
     truncation_side: Literal["left", "right"] | None = None
-    # Names one of the model's own prompts, such as "query" or "passage" (sentence-transformers' word).
+    # One of the model's own prompts, such as "query" or "passage" (a sentence-transformers term).
     prompt_name: Annotated[str, Field(min_length=1)] | None = None
     priority: None = None
     request_id: None = None
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
-        """Always a list of inputs."""
+        """The inputs as a list."""
         return _listed(self.input)
 
 
 class CachedTokens(BaseModel):
+    """Prompt tokens found in the prefix cache."""
+
     cached_tokens: int = 0
 
 
 class Usage(BaseModel):
+    """Token counts of a response."""
+
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int = 0
@@ -279,7 +293,7 @@ class Usage(BaseModel):
 
 
 class ErrorObject(BaseModel):
-    """The `error` of every answer that is not a success."""
+    """The `error` object of every response that is not a success."""
 
     message: str
     type: str

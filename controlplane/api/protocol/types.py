@@ -1,6 +1,6 @@
-"""Of what is a request's body made? OpenAI's objects within it: messages, tools, formats.
+"""OpenAI's objects inside request bodies: messages, tools and formats, as strict as the bodies themselves.
 
-Strict as the bodies themselves (wire). Imports nothing of ours.
+Imports nothing of the control plane.
 """
 
 from typing import Annotated, Any, Literal, NotRequired, Required, Self
@@ -13,6 +13,8 @@ MAX_STOPS = 16
 
 
 class Strict(BaseModel):
+    """Base of all request objects: exact types, no unknown fields, no infinities."""
+
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
@@ -21,7 +23,7 @@ _CLOSED = ConfigDict(strict=True, extra="forbid")
 
 
 def expecting(expected: str) -> WrapValidator:
-    """One sentence in place of an error per branch of a union."""
+    """Replaces pydantic's errors, one per branch of a union, by one that names what is expected."""
 
     def check(value: Any, validate: Any) -> Any:
         try:
@@ -33,6 +35,7 @@ def expecting(expected: str) -> WrapValidator:
 
 
 def conflict(field: str, message: str) -> PydanticCustomError:
+    """The error of a field that contradicts another one."""
     return PydanticCustomError("conflict", "{rule}", {"rule": message, "field": field})
 
 
@@ -44,26 +47,32 @@ Stops = Annotated[
 
 
 class StreamOptions(Strict):
+    """Options of a streamed response."""
+
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-    # vLLM's: where the last chunk tells the usage, every other tells what it is so far.
+    # vLLM's field: every chunk carries the usage so far. Needs include_usage.
     continuous_usage_stats: bool | None = None
 
 
 class JsonSchema(TypedDict, total=False):
+    """A named schema of `response_format`."""
+
     __pydantic_config__ = _OPEN  # type: ignore[misc]
     name: Required[Text]
     schema: dict[str, Any]
 
 
 class ResponseFormat(Strict):
+    """OpenAI's constraint of the output format."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise conflict("json_schema", 'goes with type "json_schema" and with no other; make them agree')
+            raise conflict("json_schema", 'is for type "json_schema" and only for it; make them agree')
         return self
 
 
@@ -84,7 +93,7 @@ class StructuredOutputs(Strict):
 
 
 class ContentPart(TypedDict):
-    """`cache_control` tells other servers what to keep; here prompts are kept anyway."""
+    """One text part of a message. `cache_control` is ignored: prefix caching is automatic."""
 
     __pydantic_config__ = _CLOSED  # type: ignore[misc]
     type: Literal["text"]
@@ -93,12 +102,16 @@ class ContentPart(TypedDict):
 
 
 class CalledFunction(TypedDict):
+    """Name and JSON arguments of a function call."""
+
     __pydantic_config__ = _OPEN  # type: ignore[misc]
     name: str
     arguments: str
 
 
 class ToolCall(TypedDict):
+    """A tool call of an earlier assistant message."""
+
     __pydantic_config__ = _OPEN  # type: ignore[misc]
     id: str
     type: Literal["function"]
@@ -107,13 +120,16 @@ class ToolCall(TypedDict):
 
 Content = Annotated[
     str | Annotated[list[ContentPart], Field(min_length=1)] | None,
-    expecting('a string or a list of {"type": "text", "text": …} parts: models here read text only'),
+    expecting('a string or a list of {"type": "text", "text": …} parts; other input types are not supported'),
 ]
 
 
 class Message(TypedDict, total=False):
-    """The last ones come back from clients that repeat an answer: OpenAI's, LiteLLM, OpenRouter's;
-    `type` from what lm-evaluation-harness writes."""
+    """A chat message.
+
+    The fields from `refusal` on are accepted because clients (OpenAI's, LiteLLM, OpenRouter) send earlier
+    responses back; lm-evaluation-harness sends `type`.
+    """
 
     __pydantic_config__ = _CLOSED  # type: ignore[misc]
     role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
@@ -134,6 +150,8 @@ class Message(TypedDict, total=False):
 
 
 class FunctionSpec(TypedDict, total=False):
+    """A function that the model may call."""
+
     __pydantic_config__ = _CLOSED  # type: ignore[misc]
     name: Required[Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]]
     description: str | None
@@ -142,6 +160,8 @@ class FunctionSpec(TypedDict, total=False):
 
 
 class Tool(TypedDict):
+    """A tool of the request."""
+
     __pydantic_config__ = _CLOSED  # type: ignore[misc]
     type: Literal["function"]
     function: FunctionSpec
@@ -152,6 +172,8 @@ class _Named(TypedDict):
 
 
 class NamedTool(TypedDict):
+    """A `tool_choice` that requires one function."""
+
     __pydantic_config__ = _CLOSED  # type: ignore[misc]
     type: Literal["function"]
     function: _Named

@@ -173,7 +173,7 @@ async def test_half_a_character_is_named(stage: Stage, half: str):
     content = f'{{"model": "{EMBED_MODEL}", "input": "{half}"}}'
     answer = await stage.http.post(EMBED, content=content)
     check_error(answer, 400, None, "invalid_json")
-    assert answer.json()["error"]["message"].endswith("pair is no character; replace it)")
+    assert answer.json()["error"]["message"].endswith("pair is not a character; replace it)")
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ async def test_a_compressed_body_is_told_from_one_that_is_not_json(stage: Stage,
     packed = gzip.compress(orjson.dumps(chat()))
     answer = await stage.http.post(CHAT, content=packed, headers={"content-encoding": coding})
     check_error(answer, 415, "content-encoding", "unsupported_content_encoding")
-    assert "send it uncompressed" in answer.json()["error"]["message"]
+    assert "send the body uncompressed" in answer.json()["error"]["message"]
     assert answer.headers["accept-encoding"] == "identity"
 
 

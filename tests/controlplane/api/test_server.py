@@ -94,9 +94,9 @@ async def test_a_second_signal_ends_what_still_runs(caplog):
         answer = await asyncio.wait_for(asking, 5)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
         await asyncio.wait_for(serving, 5)
-    told = [record.getMessage() for record in caplog.records if record.name == "tandem"]
-    assert [line.rpartition(", ")[2] for line in told] == [
-        "those that run may go on for 30 s", "those that run may go on for 0 s",
+    logged = [record.getMessage() for record in caplog.records if record.name == "tandem"]
+    assert [line.rpartition("; ")[2] for line in logged] == [
+        "running ones may finish within 30 s", "running ones may finish within 0 s",
     ]  # fmt: skip
 
 
