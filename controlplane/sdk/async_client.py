@@ -1,4 +1,4 @@
-"""The client that waits in the event loop."""
+"""The asyncio client."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,10 @@ from controlplane.sdk.retries import DEFAULT_RETRIES, Attempts, Retries
 
 
 class AsyncTextStream(Streamed, AbstractAsyncContextManager["AsyncTextStream"]):
-    """Pieces of text as they come. Closing it early aborts the request."""
+    """Iterates over the text of a streamed chat. Closing it early aborts the request.
+
+    Iteration raises StreamLost if the stream breaks before the response is complete.
+    """
 
     async def __aiter__(self) -> AsyncIterator[str]:
         try:
@@ -39,6 +42,7 @@ class AsyncTextStream(Streamed, AbstractAsyncContextManager["AsyncTextStream"]):
         self._events.end()
 
     async def aclose(self) -> None:
+        """Closes the connection, which aborts an unfinished request."""
         await self._answer.aclose()
 
     async def __aexit__(self, *error: object) -> None:
@@ -46,7 +50,10 @@ class AsyncTextStream(Streamed, AbstractAsyncContextManager["AsyncTextStream"]):
 
 
 class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
-    """Holds connections: close it, or use it in `async with`. What its methods raise is a TandemError."""
+    """A client with a connection pool: close it, or use it in `async with`.
+
+    Every method raises a subclass of TandemError.
+    """
 
     def __init__(
         self,
@@ -61,19 +68,21 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
         self._http = httpx.AsyncClient(**http_options(base_url, api_key, timeout_s), transport=transport)
 
     async def chat(self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]) -> ChatReply:
-        """A plain string is one message of the user."""
+        """Returns a complete chat response; a plain string is one user message."""
         return await self._whole(chat_call(model, messages, options))
 
     async def stream(
         self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]
     ) -> AsyncTextStream:
-        """Returns when the answer has begun."""
+        """Returns a stream of text once the server sends the first token."""
         return AsyncTextStream(await self._begun(chat_call(model, messages, options, is_streamed=True)))
 
     async def embed(self, inputs: Inputs, *, model: str, **options: Unpack[EmbedOptions]) -> Embeddings:
+        """Returns one vector per input."""
         return await self._whole(embed_call(model, inputs, options))
 
     async def aclose(self) -> None:
+        """Closes all connections."""
         await self._http.aclose()
 
     async def __aexit__(self, *error: object) -> None:
@@ -90,7 +99,7 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
         return call.reply(answer)
 
     async def _begun(self, call: HttpCall[Reply]) -> httpx.Response:
-        """The head of a successful answer, after as many attempts as are due."""
+        """Sends the call, with retries, and returns the response before its body is read."""
         request = self._http.build_request("POST", call.path, content=call.body)
         attempts = Attempts(self._retries, call.path)
         while True:

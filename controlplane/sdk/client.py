@@ -1,4 +1,4 @@
-"""The client that waits in its thread."""
+"""The blocking client."""
 
 import time
 from collections.abc import Iterator
@@ -25,7 +25,10 @@ from controlplane.sdk.retries import DEFAULT_RETRIES, Attempts, Retries
 
 
 class TextStream(Streamed, AbstractContextManager["TextStream"]):
-    """Pieces of text as they come. Closing it early aborts the request."""
+    """Iterates over the text of a streamed chat. Closing it early aborts the request.
+
+    Iteration raises StreamLost if the stream breaks before the response is complete.
+    """
 
     def __iter__(self) -> Iterator[str]:
         try:
@@ -38,6 +41,7 @@ class TextStream(Streamed, AbstractContextManager["TextStream"]):
         self._events.end()
 
     def close(self) -> None:
+        """Closes the connection, which aborts an unfinished request."""
         self._answer.close()
 
     def __exit__(self, *error: object) -> None:
@@ -45,7 +49,10 @@ class TextStream(Streamed, AbstractContextManager["TextStream"]):
 
 
 class Tandem(AbstractContextManager["Tandem"]):
-    """Holds connections: close it, or use it in `with`. What its methods raise is a TandemError."""
+    """A client with a connection pool: close it, or use it in `with`.
+
+    Every method raises a subclass of TandemError.
+    """
 
     def __init__(
         self,
@@ -60,17 +67,19 @@ class Tandem(AbstractContextManager["Tandem"]):
         self._http = httpx.Client(**http_options(base_url, api_key, timeout_s), transport=transport)
 
     def chat(self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]) -> ChatReply:
-        """A plain string is one message of the user."""
+        """Returns a complete chat response; a plain string is one user message."""
         return self._whole(chat_call(model, messages, options))
 
     def stream(self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]) -> TextStream:
-        """Returns when the answer has begun."""
+        """Returns a stream of text once the server sends the first token."""
         return TextStream(self._begun(chat_call(model, messages, options, is_streamed=True)))
 
     def embed(self, inputs: Inputs, *, model: str, **options: Unpack[EmbedOptions]) -> Embeddings:
+        """Returns one vector per input."""
         return self._whole(embed_call(model, inputs, options))
 
     def close(self) -> None:
+        """Closes all connections."""
         self._http.close()
 
     def __exit__(self, *error: object) -> None:
@@ -87,7 +96,7 @@ class Tandem(AbstractContextManager["Tandem"]):
         return call.reply(answer)
 
     def _begun(self, call: HttpCall[Reply]) -> httpx.Response:
-        """The head of a successful answer, after as many attempts as are due."""
+        """Sends the call, with retries, and returns the response before its body is read."""
         request = self._http.build_request("POST", call.path, content=call.body)
         attempts = Attempts(self._retries, call.path)
         while True:

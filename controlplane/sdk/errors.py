@@ -1,4 +1,4 @@
-"""What can go wrong between a program and its answer? One tree, its leaves chosen by the error's code."""
+"""Exceptions of the SDK; the subclass of ApiError follows from the error's code, then from the status."""
 
 from collections.abc import Mapping
 
@@ -9,15 +9,15 @@ from controlplane.api.protocol.requests import HEADER_REQUEST_ID, HEADER_RETRY_A
 
 
 class TandemError(Exception):
-    """Base of all that this module raises."""
+    """Base class of all exceptions of the SDK."""
 
 
 class ConnectionLost(TandemError):
-    """The server could not be reached, or left before it answered."""
+    """The server could not be reached, or closed the connection without a response."""
 
 
 class StreamLost(TandemError):
-    """The stream ended before the answer did. `text` is what had come."""
+    """The stream broke before the response was complete; `text` is what was received."""
 
     def __init__(self, message: str, text: str) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class StreamLost(TandemError):
 
 
 class ApiError(TandemError):
-    """The server answered with an error. `retry_after` in seconds, when it named a time."""
+    """The server returned an error. `retry_after` is in seconds; None if the server stated no time."""
 
     def __init__(self, status: int, error: ErrorObject, headers: Mapping[str, str]) -> None:
         super().__init__(f"{status} {error.code}: {error.message}")
@@ -38,38 +38,44 @@ class ApiError(TandemError):
         self.retry_after = retry_after_of(headers)
 
 
-class BadRequest(ApiError): ...
+class BadRequest(ApiError):
+    """The request is invalid (status 4xx)."""
 
 
-class ContextLengthExceeded(BadRequest): ...
+class ContextLengthExceeded(BadRequest):
+    """Prompt and max_tokens exceed the context length or the memory pool."""
 
 
-class NotFound(BadRequest): ...
+class NotFound(BadRequest):
+    """The model or the path does not exist (404)."""
 
 
-class AuthenticationError(ApiError): ...
+class AuthenticationError(ApiError):
+    """The API key is missing or unknown (401)."""
 
 
-class PermissionDenied(ApiError): ...
+class PermissionDenied(ApiError):
+    """The key is not allowed to do this (403)."""
 
 
-class ServerError(ApiError): ...
+class ServerError(ApiError):
+    """The server failed (status 5xx)."""
 
 
 class ServiceUnavailable(ServerError):
-    """The model's engine is down, or the server is shutting down."""
+    """The model's engine is down, or the server is shutting down (503)."""
 
 
 class RateLimited(ApiError):
-    """There is more to do than can be done now; come back after `retry_after`."""
+    """The server is overloaded or a rate limit is exceeded (429); retry after `retry_after`."""
 
 
 class SloUnattainable(RateLimited):
-    """The objective could not be met, so nothing was begun."""
+    """The request was rejected because it is predicted to miss its objective."""
 
 
 class QueueTimeout(RateLimited):
-    """The request waited as long as it may, so nothing was begun."""
+    """The request was rejected after the longest waiting time."""
 
 
 _BY_CODE = {
@@ -89,17 +95,18 @@ _BY_STATUS = {
 
 
 def api_error(status: int, content: bytes, headers: Mapping[str, str]) -> ApiError:
+    """Builds the exception of an error response."""
     try:
         error = ErrorObject.model_validate(orjson.loads(content)["error"])
     except (orjson.JSONDecodeError, KeyError, TypeError, ValidationError):
-        # A proxy between may answer in its own shape.
+        # A proxy may return an error in a format of its own.
         error = ErrorObject(message=content[:500].decode(errors="replace"), type="unknown")
     general = ServerError if status >= 500 else BadRequest
     return _BY_CODE.get(error.code or "", _BY_STATUS.get(status, general))(status, error, headers)
 
 
 def retry_after_of(headers: Mapping[str, str]) -> float | None:
-    """Seconds."""
+    """Seconds until the server wants a retry, or None."""
     for name, per_second in ((HEADER_RETRY_AFTER_MS, 1000), ("retry-after", 1)):
         text = headers.get(name, "")
         if text.replace(".", "", 1).isdecimal():

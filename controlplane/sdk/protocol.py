@@ -1,4 +1,4 @@
-"""What is sent, and what comes back? Pure: no socket, no waiting, the same for both clients."""
+"""Builds requests and parses responses, without I/O, for both clients."""
 
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +28,8 @@ _SLO_PARTS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
 class SloHints(TypedDict, total=False):
+    """Service class and objectives of one call, in milliseconds."""
+
     service_class: str
     ttft_ms: float
     tpot_ms: float
@@ -35,7 +37,7 @@ class SloHints(TypedDict, total=False):
 
 
 class ChatOptions(SloHints, total=False):
-    """`extra` holds any further field of the request body."""
+    """Options of a chat call; `extra` holds any further fields of the request body."""
 
     max_tokens: int
     temperature: float
@@ -49,7 +51,10 @@ class ChatOptions(SloHints, total=False):
 
 
 class EmbedOptions(SloHints, total=False):
-    """`truncate_prompt_tokens` of -1 keeps as many as the model takes; `extra` as in ChatOptions."""
+    """Options of an embedding call.
+
+    `truncate_prompt_tokens` of -1 keeps as many tokens as the model takes; `extra` as in ChatOptions.
+    """
 
     dimensions: int
     prompt_name: str
@@ -60,7 +65,7 @@ class EmbedOptions(SloHints, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the control plane decided: ADMIT, ADMIT_WITH_PREEMPTION or DEFER, and after which wait."""
+    """The decision of the gate: ADMIT, ADMIT_WITH_PREEMPTION or DEFER, and the time in the queue."""
 
     request_id: str | None
     decision: str | None
@@ -70,8 +75,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """The first choice; `raw` is the whole answer. `reasoning` is what the model thought before, where the
-    server tells it from the text."""
+    """The first choice of a response; `raw` is the whole response.
+
+    `reasoning` is empty unless the server separates it from the text.
+    """
 
     text: str
     reasoning: str
@@ -84,7 +91,7 @@ class ChatReply:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """`vectors` is float32 [inputs, dimensions]."""
+    """The vectors of an embedding call: float32 [inputs, dimensions]."""
 
     vectors: npt.NDArray[np.float32]
     usage: Usage
@@ -93,27 +100,30 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class HttpCall(Generic[Reply]):
-    """What is posted where, and how the whole answer is read."""
+    """Path and body of a POST request, and the parser of its response."""
 
     path: str
     body: bytes
     reply: Callable[[httpx.Response], Reply]
 
     def cut_off(self, error: httpx.TransportError) -> ConnectionLost:
-        return ConnectionLost(f"{self.path}: the answer was cut off: {error!r}")
+        """The exception for a response whose body did not arrive completely."""
+        return ConnectionLost(f"{self.path}: the connection closed within the response: {error!r}")
 
 
 def chat_call(
     model: str, messages: Messages, options: ChatOptions, *, is_streamed: bool = False
 ) -> HttpCall[ChatReply]:
-    spoken = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-    body = {"model": model, "messages": spoken} | _with_slo(options)
+    """The request of a chat, buffered or streamed."""
+    turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    body = {"model": model, "messages": turns} | _with_slo(options)
     if is_streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return HttpCall("/v1/chat/completions", orjson.dumps(body), _chat_reply)
 
 
 def embed_call(model: str, inputs: Inputs, options: EmbedOptions) -> HttpCall[Embeddings]:
+    """The request of an embedding call."""
     given = inputs if isinstance(inputs, str) else list(inputs)
     body = {"model": model, "input": given} | _with_slo(options) | {"encoding_format": "base64"}
     return HttpCall("/v1/embeddings", orjson.dumps(body), _embeddings)
@@ -126,6 +136,7 @@ def _with_slo(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decision(headers: Mapping[str, str]) -> Decision:
+    """Reads the decision from the response headers."""
     queue_ms, predicted = headers.get(HEADER_QUEUE_MS), headers.get(HEADER_PREDICTED_TTFT_MS)
     return Decision(
         headers.get(HEADER_REQUEST_ID),
@@ -159,7 +170,10 @@ def _embeddings(answer: httpx.Response) -> Embeddings:
 
 
 class ChatEvents:
-    """Server-sent events of one chat, from bytes to text. Lines end in LF alone: JSON may hold U+2028."""
+    """Parses the server-sent events of one chat.
+
+    Lines are split at LF only, because JSON may contain U+2028.
+    """
 
     def __init__(self, answer: httpx.Response) -> None:
         self._headers = answer.headers
@@ -173,7 +187,7 @@ class ChatEvents:
         self._thoughts: list[str] = []
 
     def read(self, received: bytes) -> Iterator[str]:
-        """Raises StreamLost when the server tells of an error."""
+        """Parses received bytes and yields their text. Raises StreamLost for an error event."""
         *lines, self._rest = (self._rest + received).split(b"\n")
         for line in lines:
             if line.startswith(b"data:") and (text := self._chunk(line[5:].strip())):
@@ -181,12 +195,13 @@ class ChatEvents:
                 yield text
 
     def end(self) -> None:
-        """Raises StreamLost unless the server said that this was all."""
+        """Call at the end of the connection. Raises StreamLost if [DONE] was not received."""
         if not self._is_done:
             raise self.lost("the connection closed")
 
     def lost(self, why: str) -> StreamLost:
-        return StreamLost(f"the stream ended before its answer did: {why}", "".join(self._seen))
+        """The exception for a broken stream, with the text received so far."""
+        return StreamLost(f"the stream ended before the response was complete: {why}", "".join(self._seen))
 
     def _chunk(self, content: bytes) -> str:
         if content == b"[DONE]":
@@ -210,26 +225,31 @@ class ChatEvents:
         return text
 
     def _add_to_call(self, index: int, function: Mapping[str, Any] | None = None, **named: Any) -> None:
-        """Id, type and name come with a call's first piece, its arguments in any number of them."""
+        """Adds a piece of a tool call: the first has id, type and name; the arguments come in any number."""
         empty = {"id": None, "type": "function", "function": {"name": None, "arguments": ""}}
-        call, said = self._calls.setdefault(index, empty), function or {}
+        call, piece = self._calls.setdefault(index, empty), function or {}
         call |= {key: value for key, value in named.items() if value}
         called = call["function"]
-        called["name"] = said.get("name") or called["name"]
-        called["arguments"] += said.get("arguments") or ""
+        called["name"] = piece.get("name") or called["name"]
+        called["arguments"] += piece.get("arguments") or ""
 
     @property
     def tool_calls(self) -> Sequence[Mapping[str, Any]]:
+        """The tool calls received so far, in order."""
         return [self._calls[index] for index in sorted(self._calls)]
 
     @property
     def reasoning(self) -> str:
+        """The reasoning received so far."""
         return "".join(self._thoughts)
 
 
 class Streamed:
-    """What both kinds of stream tell of the first choice. `usage`, `finish_reason` and `tool_calls` are whole
-    once it has ended, `reasoning` once its text has begun."""
+    """Properties of the first choice that both kinds of stream share.
+
+    `usage`, `finish_reason` and `tool_calls` are complete at the end of the stream, `reasoning` when the text
+    begins.
+    """
 
     def __init__(self, answer: httpx.Response) -> None:
         self._answer = answer
@@ -237,29 +257,35 @@ class Streamed:
 
     @property
     def decision(self) -> Decision:
+        """The decision of the gate."""
         return self._events.decision
 
     @property
     def usage(self) -> Usage | None:
+        """Token counts; None before the end."""
         return self._events.usage
 
     @property
     def finish_reason(self) -> str | None:
+        """Why the response ended; None before the end."""
         return self._events.finish_reason
 
     @property
     def tool_calls(self) -> Sequence[Mapping[str, Any]]:
+        """The tool calls received so far, in order."""
         return self._events.tool_calls
 
     @property
     def reasoning(self) -> str:
+        """The reasoning received so far."""
         return self._events.reasoning
 
 
 def http_options(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, Any]:
+    """Constructor arguments of the httpx client."""
     headers = {"content-type": "application/json", "user-agent": "tandem-sdk"}
     if api_key is not None:
         headers["authorization"] = f"Bearer {api_key}"
-    # Of OpenAI's client the same URL is asked with its version.
+    # OpenAI's client is configured with a URL that ends in /v1; accept the same URL.
     root = base_url.rstrip("/").removesuffix("/v1")
     return {"base_url": root, "headers": headers, "timeout": httpx.Timeout(timeout_s, connect=10.0)}

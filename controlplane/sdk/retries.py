@@ -1,4 +1,4 @@
-"""When is a call tried again? Only while nothing of its answer was seen, and never sooner than asked."""
+"""Retry policy: a call is retried only before any part of its response arrived, after Retry-After."""
 
 from dataclasses import dataclass
 from random import uniform
@@ -11,19 +11,28 @@ from controlplane.sdk.errors import ConnectionLost, TandemError, api_error, retr
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """`most` more attempts. A server that asks for a longer wait than `longest_wait_s` is not tried again."""
+    """Limits of the retries.
+
+    Up to `most` further attempts, with exponential backoff from `first_wait_s`. If the server asks for a wait
+    longer than `longest_wait_s`, the call fails.
+    """
 
     most: int = 2
     longest_wait_s: float = 30.0
     first_wait_s: float = 0.5
 
     def wait_s(self, attempt: int, answer: httpx.Response | None) -> float | None:
-        """Seconds before attempt `attempt + 1`, jittered; `None` to give up. No answer: no connection."""
+        """Jittered seconds before the next attempt, or None to give up.
+
+        Args:
+            attempt: number of failed attempts before this one.
+            answer: the error response; None if there was no connection.
+        """
         if attempt >= self.most or (answer is not None and not _is_worth_retrying(answer)):
             return None
         asked = None if answer is None else retry_after_of(answer.headers)
         if asked is not None:
-            # Never sooner than asked, or all who were turned away would come back together.
+            # Never earlier than asked: the server spaces the retries of rejected requests.
             return asked * uniform(1.0, 1.25) if asked <= self.longest_wait_s else None
         return min(self.longest_wait_s, self.first_wait_s * 2.0**attempt) * uniform(0.5, 1.0)
 
@@ -35,14 +44,14 @@ def _is_worth_retrying(answer: httpx.Response) -> bool:
     return answer.status_code in (408, 409, 429) or answer.status_code >= 500
 
 
-# A timeout of the answer is the caller's patience at its end: trying again would double the work.
+# A read timeout is not retried: the caller has waited its limit, and a retry would double the work.
 RETRIED = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 
 DEFAULT_RETRIES = Retries()
 
 
 class Attempts:
-    """At one call: each failure is answered with the seconds until the next attempt, or raised."""
+    """Counts the attempts of one call; each failure yields the wait before the next attempt, or is raised."""
 
     def __init__(self, retries: Retries, path: str) -> None:
         self._retries = retries
@@ -50,12 +59,15 @@ class Attempts:
         self._failed = 0
 
     def after_refusal(self, answer: httpx.Response) -> float:
-        """`answer` has been read whole."""
+        """Seconds to wait after an error response, whose body was read. Raises ApiError to give up."""
         return self._after(api_error(answer.status_code, answer.content, answer.headers), answer)
 
     def after_loss(self, error: httpx.TransportError, answer: httpx.Response | None) -> float:
-        """`answer` if its head had come."""
-        failure = ConnectionLost(f"{self._path}: no answer: {error!r}")
+        """Seconds to wait after a transport error. Raises ConnectionLost to give up.
+
+        `answer` is the response if its headers had arrived.
+        """
+        failure = ConnectionLost(f"{self._path}: no response: {error!r}")
         failure.__cause__ = error
         if not isinstance(error, RETRIED):
             raise failure

@@ -56,14 +56,14 @@ def test_check_says_that_only_vllm_knows_its_arguments(tmp_path, monkeypatch, ca
         assert main(["check", str(file)]) == 0
         told = capsys.readouterr().out
         assert "KV blocks" in told
-        assert ("models.chat.engine: not checked, because vllm is not installed" in told) == is_told
+        assert ("models.chat.engine: not validated, because vllm is not installed" in told) == is_told
 
 
 @pytest.mark.parametrize("port", ["99999", "-1", "http"])
 def test_a_port_that_is_none_is_told(capsys, port):
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "any.yaml", f"--port={port}"])
-    assert f"{port}: a port is a number from 0 to 65535" in capsys.readouterr().err
+    assert f"{port}: should be a number from 0 to 65535" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("log", "to"), [("no.jsonl", "lengths.npz"), ("log.jsonl", "no/lengths.npz")])
