@@ -66,12 +66,12 @@ def configuration_markdown() -> str:
     ]
     for path, section in sections(Config, ""):
         lines += [f"## `{path}`", "", *(inspect.getdoc(section) or "").split("\n"), "", *_HEAD]
-        told = descriptions(section)
+        texts = descriptions(section)
         for key in fields(section):
             default = _default(key)
             if section is EngineOptions and (shared := _shared_with(key.name)):
                 default = f"as `{shared}`"
-            lines.append(f"| `{key.name}` | {_form(key.type)} | {default} | {told[key.name]} |")
+            lines.append(f"| `{key.name}` | {_form(key.type)} | {default} | {texts[key.name]} |")
         lines.append("")
     lines += ["## Renamed keys", "", "| Earlier name | Name |", "|---|---|"]
     lines += [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]

@@ -41,7 +41,7 @@ class TenantSection:
     """Service classes that the tenant may use; all by default."""
     weight: Annotated[float, Field(gt=0, le=1_000)] | None = None
     """Share of each engine relative to other tenants with waiting requests; 1 if only others state one.
-    If no tenant states a weight, tenants are not told apart."""
+    If no tenant states a weight, scheduling ignores tenants."""
     requests_per_minute: PerMinute | None = None
     """Rate limit (token bucket of one minute); no limit by default."""
     tokens_per_minute: PerMinute | None = None

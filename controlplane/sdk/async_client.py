@@ -32,7 +32,7 @@ class AsyncTextStream(Streamed, AbstractAsyncContextManager["AsyncTextStream"]):
 
     async def __aiter__(self) -> AsyncIterator[str]:
         try:
-            async for received in self._answer.aiter_bytes():
+            async for received in self._response.aiter_bytes():
                 for text in self._events.read(received):
                     yield text
         except httpx.TransportError as error:
@@ -43,7 +43,7 @@ class AsyncTextStream(Streamed, AbstractAsyncContextManager["AsyncTextStream"]):
 
     async def aclose(self) -> None:
         """Closes the connection, which aborts an unfinished request."""
-        await self._answer.aclose()
+        await self._response.aclose()
 
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
@@ -89,27 +89,27 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
         await self.aclose()
 
     async def _whole(self, call: HttpCall[Reply]) -> Reply:
-        answer = await self._begun(call)
+        response = await self._begun(call)
         try:
-            await answer.aread()
+            await response.aread()
         except httpx.TransportError as error:
             raise call.cut_off(error) from error
         finally:
-            await answer.aclose()
-        return call.reply(answer)
+            await response.aclose()
+        return call.reply(response)
 
     async def _begun(self, call: HttpCall[Reply]) -> httpx.Response:
         """Sends the call, with retries, and returns the response before its body is read."""
         request = self._http.build_request("POST", call.path, content=call.body)
         attempts = Attempts(self._retries, call.path)
         while True:
-            answer: httpx.Response | None = None
+            response: httpx.Response | None = None
             try:
-                answer = await self._http.send(request, stream=True)
-                if answer.is_success:
-                    return answer
-                await answer.aread()
-                wait_s = attempts.after_refusal(answer)
+                response = await self._http.send(request, stream=True)
+                if response.is_success:
+                    return response
+                await response.aread()
+                wait_s = attempts.after_refusal(response)
             except httpx.TransportError as error:
-                wait_s = attempts.after_loss(error, answer)
+                wait_s = attempts.after_loss(error, response)
             await asyncio.sleep(wait_s)

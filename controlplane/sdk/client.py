@@ -32,7 +32,7 @@ class TextStream(Streamed, AbstractContextManager["TextStream"]):
 
     def __iter__(self) -> Iterator[str]:
         try:
-            for received in self._answer.iter_bytes():
+            for received in self._response.iter_bytes():
                 yield from self._events.read(received)
         except httpx.TransportError as error:
             raise self._events.lost(str(error)) from error
@@ -42,7 +42,7 @@ class TextStream(Streamed, AbstractContextManager["TextStream"]):
 
     def close(self) -> None:
         """Closes the connection, which aborts an unfinished request."""
-        self._answer.close()
+        self._response.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -86,27 +86,27 @@ class Tandem(AbstractContextManager["Tandem"]):
         self.close()
 
     def _whole(self, call: HttpCall[Reply]) -> Reply:
-        answer = self._begun(call)
+        response = self._begun(call)
         try:
-            answer.read()
+            response.read()
         except httpx.TransportError as error:
             raise call.cut_off(error) from error
         finally:
-            answer.close()
-        return call.reply(answer)
+            response.close()
+        return call.reply(response)
 
     def _begun(self, call: HttpCall[Reply]) -> httpx.Response:
         """Sends the call, with retries, and returns the response before its body is read."""
         request = self._http.build_request("POST", call.path, content=call.body)
         attempts = Attempts(self._retries, call.path)
         while True:
-            answer: httpx.Response | None = None
+            response: httpx.Response | None = None
             try:
-                answer = self._http.send(request, stream=True)
-                if answer.is_success:
-                    return answer
-                answer.read()
-                wait_s = attempts.after_refusal(answer)
+                response = self._http.send(request, stream=True)
+                if response.is_success:
+                    return response
+                response.read()
+                wait_s = attempts.after_refusal(response)
             except httpx.TransportError as error:
-                wait_s = attempts.after_loss(error, answer)
+                wait_s = attempts.after_loss(error, response)
             time.sleep(wait_s)

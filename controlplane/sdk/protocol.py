@@ -146,8 +146,8 @@ def decision(headers: Mapping[str, str]) -> Decision:
     )
 
 
-def _chat_reply(answer: httpx.Response) -> ChatReply:
-    raw = orjson.loads(answer.content)
+def _chat_reply(response: httpx.Response) -> ChatReply:
+    raw = orjson.loads(response.content)
     choice = raw["choices"][0]
     message = choice["message"]
     return ChatReply(
@@ -156,16 +156,16 @@ def _chat_reply(answer: httpx.Response) -> ChatReply:
         tool_calls=message.get("tool_calls") or (),
         finish_reason=choice["finish_reason"],
         usage=Usage.model_validate(raw["usage"]),
-        decision=decision(answer.headers),
+        decision=decision(response.headers),
         raw=raw,
     )
 
 
-def _embeddings(answer: httpx.Response) -> Embeddings:
-    raw = orjson.loads(answer.content)
+def _embeddings(response: httpx.Response) -> Embeddings:
+    raw = orjson.loads(response.content)
     rows = [np.frombuffer(b64decode(row["embedding"]), dtype="<f4") for row in raw["data"]]
     return Embeddings(
-        np.stack(rows).astype(np.float32), Usage.model_validate(raw["usage"]), decision(answer.headers)
+        np.stack(rows).astype(np.float32), Usage.model_validate(raw["usage"]), decision(response.headers)
     )
 
 
@@ -175,12 +175,12 @@ class ChatEvents:
     Lines are split at LF only, because JSON may contain U+2028.
     """
 
-    def __init__(self, answer: httpx.Response) -> None:
-        self._headers = answer.headers
+    def __init__(self, response: httpx.Response) -> None:
+        self._headers = response.headers
         self._rest = b""
         self._seen: list[str] = []
         self._is_done = False
-        self.decision = decision(answer.headers)
+        self.decision = decision(response.headers)
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self._calls: dict[int, dict[str, Any]] = {}
@@ -251,9 +251,9 @@ class Streamed:
     begins.
     """
 
-    def __init__(self, answer: httpx.Response) -> None:
-        self._answer = answer
-        self._events = ChatEvents(answer)
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        self._events = ChatEvents(response)
 
     @property
     def decision(self) -> Decision:
