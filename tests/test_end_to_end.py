@@ -1,4 +1,4 @@
-"""The whole service as a client meets it: the command, real engines, the real OpenAI client."""
+"""The complete service: the command line, real engines and the real OpenAI client."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ TEXTS = ["A queue forms where arrivals outpace service.", "Memory is what runs o
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    """One server for all tests here: a small pool, three classes, both kinds of model, the plug-in."""
+    """One server for all tests: a small pool, three classes, both kinds of model, the engine plug-in."""
     folder = tmp_path_factory.mktemp("service")
     config = folder / "service.yaml"
     config.write_text(yaml.safe_dump(CONFIG | ORDERED), encoding="utf-8")
@@ -52,7 +52,7 @@ def metric(url: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
-def test_chat_is_the_same_whole_and_streamed(client):
+def test_buffered_and_streamed_chat_agree(client):
     asked = {
         "model": "tiny-llama",
         "messages": [{"role": "user", "content": "Say something."}],
@@ -78,14 +78,14 @@ def test_embeddings_are_those_of_the_model(client):
     answer = client.embeddings.create(model="minilm", input=TEXTS)
     assert np.allclose([row.embedding for row in answer.data], model.encode(TEXTS), atol=1e-5)
     model.max_seq_length = 6
-    # On a busy machine the first answer may teach that nothing is quick enough for the default promise.
+    # On a busy machine the first response may teach the predictor that the default objective is unattainable.
     patient = {"truncate_prompt_tokens": 6, "service_class": "batch"}
     cut = client.embeddings.create(model="minilm", input=TEXTS, extra_body=patient)
     assert np.allclose([row.embedding for row in cut.data], model.encode(TEXTS), atol=1e-5)
     assert cut.usage.prompt_tokens == 12
 
 
-def test_the_decision_is_told(url):
+def test_response_has_the_decision(url):
     body = {"model": "tiny-llama", "prompt": "x", "max_tokens": 4}
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"x-service-class": "interactive"})
     assert answer.headers["x-tandem-decision"] == "ADMIT"
@@ -100,12 +100,12 @@ def test_the_sdk_streams_and_embeds(url):
         assert len(tandem.embed(TEXTS, model="minilm").vectors) == 2
 
 
-def test_a_client_that_leaves_mid_stream_leaves_nothing(url):
+def test_client_that_disconnects_mid_stream_frees_its_memory(url):
     body = {"model": "tiny-llama", "prompt": "x", "max_tokens": 400, "stream": True, "ignore_eos": True}
     before = metric(url, 'tandem_requests_total{class="standard",kind="generate",outcome="aborted"}')
     with httpx.stream("POST", f"{url}/v1/completions", json=body) as answer:
         next(answer.iter_bytes())
-    # The next request is decided after the abort has been noticed, or it waits for it.
+    # The next request is decided after the abort was noticed.
     httpx.post(f"{url}/v1/completions", json={**body, "stream": False, "max_tokens": 300}, timeout=60)
     after = metric(url, 'tandem_requests_total{class="standard",kind="generate",outcome="aborted"}')
     assert after == before + 1
@@ -126,8 +126,8 @@ def finished(url: str, service_class: str) -> float:
     return metric(url, f'{series}"met"') + metric(url, f'{series}"late"')
 
 
-async def test_the_engine_makes_room_for_the_urgent_and_every_block_comes_back(url):
-    """Background work that needs all blocks, then requests of a higher class."""
+async def test_engine_preempts_for_urgent_requests_and_frees_every_block(url):
+    """Background requests need all blocks; then requests of a higher class arrive."""
     preempted = metric(url, "tandem_engine_preemptions_total")
     before = finished(url, "interactive"), finished(url, "batch")
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
@@ -136,7 +136,7 @@ async def test_the_engine_makes_room_for_the_urgent_and_every_block_comes_back(u
             assert not all(task.done() for task in background), "nobody was seen to wait"
             await asyncio.sleep(0.05)
         assert metric(url, "tandem_requests_waiting") == 0, "one queue, and it is the engine's"
-        # Late on no machine, however slow: who would be is refused.
+        # An objective that the slowest machine meets; a request predicted to be late would be rejected.
         patient = {"x-slo-ttft-ms": "20000"}
         urgent = [asyncio.create_task(complete(http, "interactive", 20, **patient)) for _ in range(4)]
         assert set(await asyncio.gather(*urgent, *background)) == {200}
@@ -147,7 +147,7 @@ async def test_the_engine_makes_room_for_the_urgent_and_every_block_comes_back(u
     assert (finished(url, "interactive"), finished(url, "batch")) == (before[0] + 4, before[1] + 40)
 
 
-async def test_the_operator_changes_the_order_of_the_running_engine(url):
+async def test_ordering_of_the_running_engine_can_change(url):
     async with httpx.AsyncClient(base_url=url, headers={"authorization": "Bearer root"}) as admin:
         for ordering in ("srmt", "edf"):
             change = {"scheduling": {"engine": {"ordering": ordering}}}
@@ -156,7 +156,7 @@ async def test_the_operator_changes_the_order_of_the_running_engine(url):
             assert await complete(admin, "standard", 5) == 200
 
 
-async def test_three_times_the_sustainable_rate_is_answered_and_leaves_nothing(url):
+async def test_three_times_the_sustainable_rate_leaves_no_memory_behind(url):
     report = await overload(url, 3.0, 5.0, 1)
     assert report["unanswered"] == {}
     assert report["rejections_without_retry_after"] == 0
@@ -166,7 +166,7 @@ async def test_three_times_the_sustainable_rate_is_answered_and_leaves_nothing(u
     assert report["ready_after"] == 200
 
 
-def test_check_prints_the_plan_and_refuses_what_is_wrong(tmp_path: Path):
+def test_check_prints_the_plan_and_refuses_invalid_arguments(tmp_path: Path):
     command = [sys.executable, "-m", "controlplane.cli", "check"]
     path = tmp_path / "wrong.yaml"
     misspelt = Path("configs/dev.yaml").read_text(encoding="utf-8").replace("max_num_seqs", "max_numseqs")
@@ -182,7 +182,7 @@ def test_check_prints_the_plan_and_refuses_what_is_wrong(tmp_path: Path):
 
 
 def cpu_seconds_once_it_ended(process_id: int) -> tuple[float, float]:
-    """What a process has used by now, and by its end. Its parent has not asked how it ended yet."""
+    """CPU seconds of a process now and at its end; the parent has not reaped it yet."""
 
     def looked() -> tuple[str, float]:
         told = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -196,7 +196,7 @@ def cpu_seconds_once_it_ended(process_id: int) -> tuple[float, float]:
     return before, now[1]
 
 
-def test_an_answer_under_way_survives_a_terminals_interrupt_and_then_the_process_ends(tmp_path: Path):
+def test_running_request_survives_ctrl_c_and_then_the_process_exits(tmp_path: Path):
     config = {**CONFIG, "models": {"chat": CONFIG["models"]["chat"]}}
     path = tmp_path / "drain.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -207,11 +207,11 @@ def test_an_answer_under_way_survives_a_terminals_interrupt_and_then_the_process
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
             events = answer.iter_lines()
             next(events)
-            # Ctrl-C reaches every process of the server, the engine's too.
+            # Ctrl-C reaches every process of the server, including the engine's.
             os.killpg(server.process_id, signal.SIGINT)
             rest = list(events)
         assert "data: [DONE]" in rest
-        # Taking vLLM's modules apart, object by object, would take seconds of nothing else.
+        # Destroying vLLM's modules at exit would take seconds.
         before, after = cpu_seconds_once_it_ended(server.process_id)
         assert after - before < 1.5
     told = (tmp_path / "log").read_text(encoding="utf-8")
@@ -223,14 +223,14 @@ def children_of(process_id: int) -> list[int]:
     return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
 
 
-def test_a_server_that_is_killed_leaves_nobody_behind(tmp_path: Path):
+def test_killed_server_leaves_no_process_behind(tmp_path: Path):
     path = tmp_path / "killed.yaml"
     path.write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
     port = free_port()
     command = [sys.executable, "-m", "controlplane.cli", "serve", str(path), "--port", str(port)]
     with serving(Server("tandem", command, port, "/ready"), tmp_path / "log") as server:
         left = [os.pidfd_open(child) for child in children_of(server.process_id)]
-        # The engine, the embedding worker, and Python's resource tracker, which ends with the last of them.
+        # The engine, the embedding worker, and Python's resource tracker, which ends after them.
         assert len(left) >= 3
         os.kill(server.process_id, signal.SIGKILL)
         end = time.monotonic() + 30

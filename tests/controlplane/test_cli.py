@@ -1,3 +1,5 @@
+"""The commands check, serve and predictor."""
+
 import json
 import socket
 import sys
@@ -26,7 +28,7 @@ def test_serve_names_the_extra_that_is_missing(tmp_path, monkeypatch, capsys, mo
     ("engine", "told"),
     [("{kv_cache_dtype: fp5}", "models.chat: KV cache dtype 'fp5': known are"), ("{dtype: }", "")],
 )
-def test_check_answers_a_cache_that_is_not_known(tmp_path, monkeypatch, capsys, engine, told):
+def test_check_with_an_unknown_kv_cache_size(tmp_path, monkeypatch, capsys, engine, told):
     monkeypatch.setitem(sys.modules, "vllm", None)
     file = tmp_path / "my.yaml"
     chat = f"{{model: {model_in(tmp_path)}, engine: {engine}}}"
@@ -46,7 +48,7 @@ def model_in(folder):
     return folder
 
 
-def test_check_says_that_only_vllm_knows_its_arguments(tmp_path, monkeypatch, capsys):
+def test_check_without_vllm_skips_engine_arguments(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "vllm", None)
     model_in(tmp_path)
     file = tmp_path / "my.yaml"
@@ -60,14 +62,14 @@ def test_check_says_that_only_vllm_knows_its_arguments(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize("port", ["99999", "-1", "http"])
-def test_a_port_that_is_none_is_told(capsys, port):
+def test_invalid_port_is_named(capsys, port):
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "any.yaml", f"--port={port}"])
     assert f"{port}: should be a number from 0 to 65535" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("log", "to"), [("no.jsonl", "lengths.npz"), ("log.jsonl", "no/lengths.npz")])
-def test_the_file_that_is_not_there_is_named(tmp_path, monkeypatch, capsys, log, to):
+def test_missing_log_is_named(tmp_path, monkeypatch, capsys, log, to):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log.jsonl").touch()
     assert main(["predictor", "train", log, "--to", to]) == 2
@@ -76,7 +78,7 @@ def test_the_file_that_is_not_there_is_named(tmp_path, monkeypatch, capsys, log,
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "192.0.2.1", "no-such-host.invalid", "x" * 64])
-def test_an_address_that_cannot_be_had_is_told_before_any_engine_starts(tmp_path, capsys, host):
+def test_unavailable_address_is_reported_before_engines_start(tmp_path, capsys, host):
     pytest.importorskip("sentence_transformers")
     file = tmp_path / "my.yaml"
     file.write_text(f"server: {{host: {host}}}\nmodels: {{embeddings: [{{model: m}}]}}\n", encoding="utf-8")
@@ -86,7 +88,7 @@ def test_an_address_that_cannot_be_had_is_told_before_any_engine_starts(tmp_path
     assert f"server.host={host}, server.port={port}: " in capsys.readouterr().err
 
 
-def test_an_empty_host_does_not_open_the_door_to_everyone(tmp_path, capsys):
+def test_empty_host_is_refused(tmp_path, capsys):
     pytest.importorskip("sentence_transformers")
     file = tmp_path / "my.yaml"
     file.write_text("models: {embeddings: [{model: m}]}\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Prometheus finds what its conventions promise: totals are counters, what is not said is absent."""
+"""Prometheus conventions: totals are counters that start at 0, unknown values are absent."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,7 +14,7 @@ from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stag
 
 QUOTA = {"policy": "dynamic", "llm": {"nominal": 0.7, "min": 0.3}, "embedding": {"nominal": 0.3}}
 ORDERS = {"scheduling": {"engine": {}}, "quota": QUOTA | {"tick_ms": 10_000}}
-GROWING = {
+TOTAL_SERIES = {
     "tandem_device_alerts",
     "tandem_device_read_failures",
     "tandem_embedding_out_of_memory",
@@ -32,13 +32,13 @@ async def page(stage: Stage) -> str:
     return (await stage.http.get("/metrics")).text
 
 
-async def test_what_only_grows_is_a_counter():
+async def test_totals_are_counters():
     async with staged(**ORDERS) as stage:
         stage.service.quota_controller.health.failed(Refused("no such quota"))
         stage.service.quota_controller.moves = 3
         text = await page(stage)
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert {families[name].type for name in GROWING} == {"counter"}
+    assert {families[name].type for name in TOTAL_SERIES} == {"counter"}
     assert 'tandem_quota_failures_total{fault="refused"} 1.0' in text
     assert "tandem_quota_moves_total 3.0" in text
     assert 'tandem_reclaimed_bytes_total{owner="llm"} 0.0' in text
@@ -50,7 +50,7 @@ async def test_what_only_grows_is_a_counter():
 
 
 def counted(text: str) -> dict[str, dict[tuple[str, ...], float]]:
-    """The values of our labelled counters, by the values of their labels in order of name."""
+    """Values of the labelled counters, by their label values in order of label name."""
     return {
         family.name: {
             tuple(one.labels[key] for key in sorted(one.labels)): one.value for one in family.samples
@@ -60,7 +60,7 @@ def counted(text: str) -> dict[str, dict[tuple[str, ...], float]]:
     }
 
 
-async def test_what_can_be_counted_stands_at_zero_before_it_happens():
+async def test_counters_start_at_zero():
     classes = {
         "quick": {"ttft_ms": 500, "tpot_ms": 50, "default": True},
         "slow": {"e2e_ms": 1_000},
@@ -82,7 +82,7 @@ async def test_what_can_be_counted_stands_at_zero_before_it_happens():
     assert ("DEFER", "embed", "no_pace") not in found["tandem_decisions"]
 
 
-async def test_what_happens_begins_no_series():
+async def test_events_create_no_new_series():
     async with staged(classes={"quick": {"ttft_ms": 0.001, "default": True}}) as stage:
         before = counted(await page(stage))
         for path, body in (
@@ -99,21 +99,21 @@ async def test_what_happens_begins_no_series():
     }
 
 
-def test_of_what_is_not_served_nothing_is_said():
+def test_kinds_that_are_not_served_have_no_series():
     some = ServiceClass("some", Slo(tpot=milliseconds(50)), priority=0, sheddable=True)
     found = counted(Metrics([some], [Kind.EMBED]).exposition({}).decode())
     assert found.keys() == {"tandem_decisions", "tandem_requests"}
     assert {kind for _, kind, _ in (found["tandem_requests"] | found["tandem_decisions"])} == {"embed"}
 
 
-async def test_what_a_dead_engine_said_last_is_not_said_again():
+async def test_gauges_of_a_dead_engine_are_absent():
     async with staged() as stage:
         assert 'tandem_engine_used_bytes{owner="llm"} 0.0' in await page(stage)
         stage.generator.die()
         assert "tandem_engine_used_bytes{" not in await page(stage)
 
 
-def test_the_judge_reads_totals_that_are_there():
+def test_totals_that_the_judge_reads_exist():
     told = Metrics().exposition({}).decode()
     read = {name.decode() for name in TOTALS if name.startswith(b"tandem_")}
     assert read and {name for name in read if f"# TYPE {name} counter" in told} == read

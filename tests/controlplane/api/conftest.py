@@ -1,3 +1,5 @@
+"""A service with scripted engines for the tests of the HTTP layer."""
+
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,4 +1,4 @@
-"""A real service behind the door; its two engines follow scripts."""
+"""The HTTP application on a real service with scripted engines."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +26,7 @@ HELLO = Script(tokens=len(WORDS), words=WORDS)
 
 @dataclass
 class Stage:
-    """`http` speaks to the application in this process, without a socket."""
+    """The application with its service and engines; `http` calls it in this process, without a socket."""
 
     service: Service
     app: FastAPI
@@ -35,7 +35,7 @@ class Stage:
     http: httpx.AsyncClient
 
     def is_clean(self) -> bool:
-        """Whether nothing is held, nobody waits and no engine works."""
+        """Whether no lease is open, no request waits and no engine works."""
         owners = self.service.state()["owners"].values()  # type: ignore[attr-defined]
         held = any(owner["held_bytes"] or owner["running"] or owner["waiting"] for owner in owners)
         tickets = self.service.dispatcher.tickets()
@@ -46,8 +46,10 @@ class Stage:
 async def staged(
     settings: ApiSettings | None = None, *, is_stepped: bool = False, **sections: Any
 ) -> AsyncIterator[Stage]:
-    """Engines that say HELLO, of themselves or step by step; `sections` of the operator's YAML besides
-    the models. Leaves with a check that nothing leaked."""
+    """Starts a stage whose engines output HELLO, freely or step by step.
+
+    `sections` are those of the YAML file besides the models. Checks at the end that nothing leaked.
+    """
     models = {"chat": {"model": CHAT_MODEL}, "embeddings": [{"model": EMBED_MODEL}]}
     generator = ScriptedGenerator(
         model=CHAT_MODEL,
@@ -63,7 +65,7 @@ async def staged(
     config = parse({"models": models, **sections})
     service = Service(config, [generator], [embedder], workspace_bytes=4 * embedder.workspace_bytes)
     app = create_app(service, settings or ApiSettings())
-    # A failure that nobody expected is logged, told as a 500 and raised again for the server's own log.
+    # An unexpected exception is logged, returned as a 500 and raised again for uvicorn's log.
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
@@ -76,7 +78,7 @@ async def staged(
 
 
 async def until(claim: Callable[[], bool]) -> None:
-    """Lets everything else run until the claim holds; TimeoutError after five seconds."""
+    """Yields to the event loop until the claim holds; TimeoutError after five seconds."""
     async with asyncio.timeout(5):
         while not claim():  # noqa: ASYNC110 (others' state rings no bell)
             await asyncio.sleep(0)
@@ -88,7 +90,7 @@ class _Quiet(uvicorn.Server):
 
 @asynccontextmanager
 async def listening(app: FastAPI) -> AsyncIterator[str]:
-    """The application behind a real socket; yields its base URL."""
+    """Serves the application on a real socket; yields its base URL."""
     config = uvicorn.Config(app, port=0, lifespan="off", log_level="error", access_log=False)
     listener = config.bind_socket()
     listener.listen()

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request is told in one shape, naming what, and nothing stays behind."""
+"""Invalid requests: every error names the field, the value and the rule, and no lease remains."""
 
 import asyncio
 import gzip
@@ -169,7 +169,7 @@ async def test_body(
 
 
 @pytest.mark.parametrize("half", ["\\ud800", "\\ud800b", "\\udc00"])
-async def test_half_a_character_is_named(stage: Stage, half: str):
+async def test_unpaired_surrogate_is_named(stage: Stage, half: str):
     content = f'{{"model": "{EMBED_MODEL}", "input": "{half}"}}'
     answer = await stage.http.post(EMBED, content=content)
     check_error(answer, 400, None, "invalid_json")
@@ -184,7 +184,7 @@ async def test_half_a_character_is_named(stage: Stage, half: str):
         (said(mood="good"), "messages[0].mood: unknown field; remove it"),
     ],
 )
-async def test_a_field_that_is_nearly_right_is_named(stage: Stage, body: dict[str, Any], told: str):
+async def test_misspelt_field_gets_a_suggestion(stage: Stage, body: dict[str, Any], told: str):
     answer = await stage.http.post(CHAT, json=body)
     assert answer.json()["error"]["message"].endswith(told)
 
@@ -264,7 +264,7 @@ async def test_declared_length_over_the_limit_is_refused_unread(stage: Stage):
 
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd, gzip", "x" * 4_000])
-async def test_a_compressed_body_is_told_from_one_that_is_not_json(stage: Stage, coding: str):
+async def test_compressed_body_is_refused(stage: Stage, coding: str):
     packed = gzip.compress(orjson.dumps(chat()))
     answer = await stage.http.post(CHAT, content=packed, headers={"content-encoding": coding})
     check_error(answer, 415, "content-encoding", "unsupported_content_encoding")
@@ -272,13 +272,13 @@ async def test_a_compressed_body_is_told_from_one_that_is_not_json(stage: Stage,
     assert answer.headers["accept-encoding"] == "identity"
 
 
-async def test_a_body_that_is_said_to_be_as_it_is_is_read(stage: Stage):
+async def test_identity_content_encoding_is_accepted(stage: Stage):
     answer = await stage.http.post(EMBED, json=embed(), headers={"content-encoding": "Identity"})
     assert answer.status_code == 200
     assert (await stage.http.get("/health", headers={"content-encoding": "gzip"})).status_code == 200
 
 
-async def test_client_that_leaves_in_the_middle_of_its_body(stage: Stage):
+async def test_client_that_disconnects_within_its_body(stage: Stage):
     async with listening(stage.app) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
         writer.write(b'POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{"model"')
@@ -322,7 +322,7 @@ async def test_wrong_key(path: str, headers: dict[str, Any]):
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
-async def test_keys_name_tenants_and_bound_their_classes():
+async def test_keys_select_the_tenant_and_its_classes():
     async with staged(LOCKED, classes=CLASSES) as stage:
         for secret, service_class, status in [
             ("sesame", "gold", 200),
@@ -340,7 +340,7 @@ async def test_keys_name_tenants_and_bound_their_classes():
         check_error(answer, 403, "service_class", "service_class_not_allowed")
 
 
-async def test_admin_has_an_own_key_and_is_shut_without_one(stage: Stage):
+async def test_admin_needs_its_own_key_and_is_disabled_without_one(stage: Stage):
     check_error(await stage.http.get("/admin/state"), 403, None, "admin_disabled")
     async with staged(LOCKED) as locked:
         answer = await locked.http.get("/admin/state", headers={"authorization": "Bearer sesame"})
@@ -349,12 +349,12 @@ async def test_admin_has_an_own_key_and_is_shut_without_one(stage: Stage):
         assert set(answer.json()["owners"]) == {"llm", "embedding"}
 
 
-async def test_what_only_the_engine_can_refuse_is_a_400(stage: Stage):
+async def test_refusal_by_the_engine_is_a_400(stage: Stage):
     stage.generator.default = Script(refuses="roles must alternate")
     check_error(await stage.http.post(CHAT, json=chat()), 400, None, "invalid_value")
 
 
-async def test_a_fault_of_ours_is_a_500_that_tells_nothing(stage: Stage):
+async def test_unexpected_exception_is_a_500_without_details(stage: Stage):
     stage.service.metrics_text = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     answer = await stage.http.get("/metrics")
     check_error(answer, 500, None, "internal_error", kind="server_error")
@@ -374,7 +374,7 @@ def check_error(
     assert answer.headers["x-request-id"]
 
 
-async def test_a_client_that_leaves_mid_stream_aborts_its_request():
+async def test_client_that_disconnects_mid_stream_aborts_its_request():
     async with (
         staged(is_stepped=True) as stage,
         listening(stage.app) as url,

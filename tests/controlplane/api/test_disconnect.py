@@ -1,4 +1,4 @@
-"""Whoever leaves, at whichever of the points where its request waits, leaves nothing behind."""
+"""A client that disconnects at any await of its request leaves no lease and no task."""
 
 import asyncio
 from collections import Counter
@@ -31,7 +31,7 @@ STAYING = (0,) * MAX_RUNNING
 
 
 class Client:
-    """Leaves where its request waits for the `leaves_at`th time: as that wait begins, or as it ends."""
+    """Disconnects at the `leaves_at`th await of its request, as that await begins or as it ends."""
 
     def __init__(self, leaves_at: int, body: dict[str, Any], *, is_cut: bool, as_it_ends: bool) -> None:
         self._leaves_at = leaves_at
@@ -92,7 +92,7 @@ class Client:
 @pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("as_it_ends", [False, True])
 @pytest.mark.parametrize("asked", ASKED)
-async def test_who_leaves_at_any_wait_ends_once_and_holds_nothing(asked, is_cut, as_it_ends):
+async def test_disconnect_at_any_await_ends_the_request_once_and_frees_its_memory(asked, is_cut, as_it_ends):
     path, body = ASKED[asked]
     ends: Counter[str] = Counter()
     async with staged(admission={"engine_queue": 0}) as stage:
@@ -108,7 +108,7 @@ async def test_who_leaves_at_any_wait_ends_once_and_holds_nothing(asked, is_cut,
             client, *others = (
                 Client(at, body, is_cut=is_cut, as_it_ends=as_it_ends) for at in (leaves_at, *STAYING)
             )
-            # Those that stay come first, so the one that leaves waits in line too.
+            # The other requests come first, so that this one waits in the queue, too.
             await asyncio.gather(*(one.ask(stage, path) for one in (*others, client)))
             await until(stage.is_clean)
             if client.waits < leaves_at:

@@ -1,4 +1,4 @@
-"""When a request is over, nothing of it is left for a collection of garbage, which a server makes seldom."""
+"""Objects of a finished request are freed by reference counting; the server collects garbage rarely."""
 
 import gc
 from types import FrameType
@@ -28,7 +28,9 @@ def module_of(thing: object) -> str:
         ("completions", {"model": CHAT_MODEL, "prompt": ["a", "b"], "max_tokens": 4}, 200),
     ],
 )
-async def test_what_a_request_makes_goes_with_it(stage: Stage, path: str, body: dict[str, Any], status: int):
+async def test_objects_of_a_request_are_freed_without_garbage_collection(
+    stage: Stage, path: str, body: dict[str, Any], status: int
+):
     async def ask() -> None:
         assert (await stage.http.post(f"/v1/{path}", json=body)).status_code == status
 

@@ -1,4 +1,4 @@
-"""What is told when the gate says no, an engine fails, a caller leaves; and that nothing is left behind."""
+"""Rejections, engine failures and disconnects: status, code, headers, and that no lease remains."""
 
 import asyncio
 from functools import partial
@@ -65,7 +65,7 @@ def rejected(reason: Reason, retry_after_ms: float | None) -> Rejected:
 
 
 @pytest.mark.parametrize(("reason", "status", "code", "dropped"), REJECTIONS)
-def test_every_reason_has_its_status_and_words(reason: Reason, status: int, code: str, dropped: str | None):
+def test_every_reason_has_a_status_and_a_message(reason: Reason, status: int, code: str, dropped: str | None):
     failure = failure_of(rejected(reason, 1500.2), overload_status=429)
     assert (failure.status, failure.code) == (status, code)
     assert failure.headers.get("x-llm-d-request-dropped-reason") == dropped
@@ -74,7 +74,7 @@ def test_every_reason_has_its_status_and_words(reason: Reason, status: int, code
     assert failure.message.endswith(": 7 of 5")
 
 
-def test_who_was_let_in_before_is_told_apart_from_who_never_was():
+def test_evicted_and_rejected_requests_have_different_drop_reasons():
     said = rejected(Reason.SLO_UNATTAINABLE, 1)
     failure = failure_of(Rejected(said.request, said.reject, is_evicted=True), overload_status=429)
     assert (failure.status, failure.code) == (429, "slo_unattainable")
@@ -93,18 +93,18 @@ def test_retry_after_is_whole_seconds_and_at_least_one(wait_ms: float, in_ms: st
     assert (headers["retry-after-ms"], headers["retry-after"]) == (in_ms, in_seconds)
 
 
-def test_when_trying_again_cannot_help_clients_are_told_not_to():
+def test_should_retry_is_false_when_a_retry_cannot_help():
     headers = failure_of(rejected(Reason.QUEUE_FULL, None), overload_status=429).headers
     assert headers["x-should-retry"] == "false"
     assert "retry-after" not in headers
 
 
-def test_the_overload_status_is_the_operators():
+def test_the_overload_status_is_configurable():
     assert failure_of(rejected(Reason.QUEUE_FULL, 1), overload_status=503).status == 503
     assert failure_of(rejected(Reason.RATE_LIMITED, 1), overload_status=503).status == 429
 
 
-async def test_a_defect_of_the_gate_is_told_as_ours_and_logged_once(caplog: pytest.LogCaptureFixture):
+async def test_defect_in_the_gate_is_a_500_and_logged_once(caplog: pytest.LogCaptureFixture):
     def faulty(*_: object) -> None:
         raise ZeroDivisionError("a defect")
 
@@ -123,7 +123,7 @@ NO_QUEUE = {"max_waiting": 0, "engine_queue": 0}
 
 
 async def busy(http: httpx.AsyncClient, stage: Stage) -> list[asyncio.Task[httpx.Response]]:
-    """As many running requests as may run."""
+    """Fills every slot of the engine."""
     running = [asyncio.create_task(http.post(CHAT, json=chat())) for _ in range(MAX_RUNNING)]
     await stage.generator.until_runs(MAX_RUNNING)
     return running
@@ -135,7 +135,7 @@ async def all_done(stage: Stage, running: list[asyncio.Task[httpx.Response]]) ->
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_full_queue_rejects_with_a_time(is_streamed: bool):  # noqa: FBT001
+async def test_full_queue_rejects_with_retry_after(is_streamed: bool):  # noqa: FBT001
     async with staged(is_stepped=True, admission=NO_QUEUE) as stage:
         running = await busy(stage.http, stage)
         answer = await stage.http.post(CHAT, json=chat(stream=is_streamed))
@@ -148,14 +148,14 @@ async def test_a_full_queue_rejects_with_a_time(is_streamed: bool):  # noqa: FBT
         await all_done(stage, running)
 
 
-async def test_one_rejected_prompt_ends_the_others():
+async def test_one_rejected_prompt_aborts_the_others():
     async with staged(is_stepped=True, admission=NO_QUEUE) as stage:
         answer = await stage.http.post(TEXT, json=text(prompt=["p"] * 5))
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
         assert {run.end for run in stage.generator.runs} <= {"aborted"}
 
 
-async def test_a_deferred_request_says_so():
+async def test_deferred_request_has_the_decision_header():
     async with staged(is_stepped=True, admission={"engine_queue": 0}) as stage:
         running = await busy(stage.http, stage)
         late = asyncio.create_task(stage.http.post(CHAT, json=chat(stream=True)))
@@ -190,7 +190,7 @@ async def test_an_engine_that_fails_before_its_first_token(
     assert ended(stage, "generate", outcome) == 1
 
 
-async def test_embeddings_that_their_engine_refuses_are_no_failure_of_it(stage: Stage):
+async def test_refusal_by_the_embedding_engine_is_not_a_failure(stage: Stage):
     stage.embedder.upcoming.append(Script(refuses="no such token id"))
     answer = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": [1]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
@@ -211,18 +211,18 @@ def ended(stage: Stage, kind: str, outcome: str) -> float | None:
         RuntimeError("/secret/path"),
     ],
 )
-def test_what_a_backend_says_of_itself_stays_here(failure: Exception, caplog: pytest.LogCaptureFixture):
+def test_backend_error_texts_reach_only_the_log(failure: Exception, caplog: pytest.LogCaptureFixture):
     assert "/secret" not in failure_of(failure, overload_status=429).message
     assert "/secret" in caplog.text
 
 
-def test_an_engine_that_is_dead_is_not_told_with_every_request(caplog: pytest.LogCaptureFixture):
+def test_dead_engine_is_not_logged_with_every_request(caplog: pytest.LogCaptureFixture):
     for _ in range(50):
         failure_of(BackendDown("it died in the night"), overload_status=429)
     assert caplog.text.count("it died in the night") == 1
 
 
-def test_a_caller_learns_which_input_failed_and_that_it_was_for_want_of_memory():
+def test_error_names_the_failed_input_and_out_of_memory():
     failed, starved = (
         failure_of(kind("it broke", position=3), overload_status=429) for kind in (BackendFailed, NoMemory)
     )
@@ -232,14 +232,14 @@ def test_a_caller_learns_which_input_failed_and_that_it_was_for_want_of_memory()
     assert "input[3] does not fit" in starved.message
 
 
-def test_who_finds_an_engine_that_starts_again_is_told_when_to_come_back():
+def test_restarting_engine_gives_retry_after():
     found = failure_of(BackendDown("another is starting", retry_after=6.2), overload_status=429)
     assert (found.status, found.headers) == (503, {"retry-after-ms": "6200", "retry-after": "7"})
     assert not failure_of(BackendDown("it is dead"), overload_status=429).headers
 
 
 @pytest.mark.parametrize("body", [chat(stream=True), text(stream=True), text(stream=True, prompt=["a", "b"])])
-async def test_a_stream_lost_midway_ends_in_an_error_event(body: dict[str, Any]):
+async def test_stream_that_fails_midway_ends_with_an_error_event(body: dict[str, Any]):
     path = CHAT if "messages" in body else TEXT
     prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
     async with (
@@ -281,7 +281,7 @@ async def test_an_embedding_engine_that_fails(stage: Stage):
         (EMBED, {"model": EMBED_MODEL, "input": "hi"}),
     ],
 )
-async def test_a_caller_that_leaves_takes_its_work_along(path: str, body: dict[str, Any]):
+async def test_disconnect_aborts_the_request(path: str, body: dict[str, Any]):
     async with (
         staged(is_stepped=True) as stage,
         listening(stage.app) as url,
@@ -295,7 +295,7 @@ async def test_a_caller_that_leaves_takes_its_work_along(path: str, body: dict[s
         assert {run.end for run in engine.runs} == {"aborted"}
 
 
-async def test_a_caller_that_leaves_the_queue_is_forgotten():
+async def test_disconnect_removes_a_waiting_request():
     async with (
         staged(is_stepped=True, admission={"engine_queue": 0}) as stage,
         listening(stage.app) as url,
@@ -310,8 +310,8 @@ async def test_a_caller_that_leaves_the_queue_is_forgotten():
         await all_done(stage, running)
 
 
-async def test_a_caller_that_stops_reading_counts_as_gone():
-    """The socket's buffers fill, the server's send waits, and after its patience the request is aborted."""
+async def test_client_that_stops_reading_counts_as_disconnected():
+    """The socket buffers fill, `send` blocks, and after the timeout the request is aborted."""
     async with staged(ApiSettings(stalled_client_s=0.2)) as stage:
         stage.generator.default = Script(tokens=200, words=("x" * 100_000,))
         async with listening(stage.app) as url:
@@ -326,7 +326,7 @@ async def test_a_caller_that_stops_reading_counts_as_gone():
             writer.close()
 
 
-async def test_the_same_id_at_the_same_time_is_told_apart():
+async def test_concurrent_requests_may_share_a_request_id():
     async with staged(is_stepped=True) as stage:
         ask = partial(stage.http.post, CHAT, json=chat(), headers={"x-request-id": "same"})
         asking = [asyncio.create_task(ask()) for _ in range(2)]
@@ -336,14 +336,14 @@ async def test_the_same_id_at_the_same_time_is_told_apart():
         assert [done.result().headers["x-request-id"] for done in asking] == ["same", "same"]
 
 
-async def test_what_arrives_while_shutting_down_is_told_to_go_elsewhere(stage: Stage):
+async def test_new_requests_are_rejected_while_draining(stage: Stage):
     await stage.service.dispatcher.drain(1.0)
     answer = await stage.http.post(CHAT, json=chat())
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
     assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-shutting-down"
 
 
-async def test_embeddings_that_outlast_the_drain_are_told_to_go_elsewhere():
+async def test_embeddings_that_outlast_the_drain_get_a_503():
     async with staged(is_stepped=True) as stage:
         asking = asyncio.create_task(stage.http.post(EMBED, json={"model": EMBED_MODEL, "input": "hi"}))
         await stage.embedder.until_runs(1)

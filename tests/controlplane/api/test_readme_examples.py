@@ -39,7 +39,7 @@ async def test_programs_run(program):
 
 
 @pytest.mark.parametrize("curl", CURLS)
-async def test_requests_are_answered(curl):
+async def test_curl_requests_succeed(curl):
     async with staged(SETTINGS, classes=CLASSES) as stage:
         # As in configs/dev.yaml.
         stage.generator.max_model_tokens = 2_048

@@ -1,4 +1,4 @@
-"""How the service leaves the network: on which signals, how soon, and what those are told who still wait."""
+"""Signals, drain, address errors and keep-alive of the server."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture(autouse=True)
 def unharmed() -> Iterator[None]:
-    """A signal that the server does not hear fails a test, and does not end all of them."""
+    """A signal that the server does not handle fails the test instead of ending the test run."""
     before = {n: signal.signal(n, lambda *_: None) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
@@ -49,7 +49,7 @@ def send(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_every_signal_to_end_is_an_orderly_way_out(number: int):
+async def test_every_termination_signal_drains(number: int):
     async with staged(is_stepped=True) as stage, hosted(stage) as (http, serving):
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
         await stage.generator.until_runs(1)
@@ -60,7 +60,7 @@ async def test_every_signal_to_end_is_an_orderly_way_out(number: int):
         await asyncio.wait_for(serving, 10)
 
 
-async def test_one_in_the_background_of_a_script_can_be_interrupted():
+async def test_background_process_handles_sigint():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         async with staged() as stage, hosted(stage) as (_, serving):
@@ -71,7 +71,7 @@ async def test_one_in_the_background_of_a_script_can_be_interrupted():
         signal.signal(signal.SIGINT, before)
 
 
-async def test_who_was_started_to_outlive_its_terminal_does():
+async def test_nohup_process_ignores_sighup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         async with staged() as stage, hosted(stage) as (http, serving):
@@ -82,8 +82,8 @@ async def test_who_was_started_to_outlive_its_terminal_does():
         signal.signal(signal.SIGHUP, before)
 
 
-async def test_a_second_signal_ends_what_still_runs(caplog):
-    """The drain time is half a minute."""
+async def test_second_signal_aborts_running_requests(caplog):
+    """The drain time is 30 s; the second signal cuts it to 0."""
     caplog.set_level("INFO", "tandem")
     async with staged(is_stepped=True) as stage, hosted(stage) as (http, serving):
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
@@ -100,7 +100,7 @@ async def test_a_second_signal_ends_what_still_runs(caplog):
     ]  # fmt: skip
 
 
-async def test_an_address_that_was_taken_while_engines_loaded_ends_it_in_order():
+async def test_address_taken_during_start_stops_the_service():
     with socket.create_server(("127.0.0.1", 0)) as other:
         server = {"port": other.getsockname()[1]}
         config = parse({"server": server, "models": {"embeddings": [{"model": "m"}]}})
@@ -112,7 +112,7 @@ async def test_an_address_that_was_taken_while_engines_loaded_ends_it_in_order()
         await service.check()
 
 
-async def test_an_engine_that_refuses_what_is_configured_is_no_failure_to_try_again():
+async def test_refused_engine_configuration_exits_with_2():
     async def refuse() -> None:
         raise ValueError("engine arguments: no such")
 
@@ -123,7 +123,7 @@ async def test_an_engine_that_refuses_what_is_configured_is_no_failure_to_try_ag
     assert await _host(service, config) == 2
 
 
-async def test_who_stands_in_front_gives_an_unused_connection_up_first():
-    """Else a request meets a connection that has just been closed: load balancers keep them for 60 s."""
+async def test_keep_alive_is_longer_than_that_of_load_balancers():
+    """Load balancers keep idle connections for 60 s and must close them first."""
     async with staged() as stage:
         assert _options(stage.service, stage.service.config).timeout_keep_alive > 60

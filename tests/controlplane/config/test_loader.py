@@ -1,3 +1,5 @@
+"""Parsing of the configuration file and its error messages."""
+
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -109,14 +111,14 @@ def test_an_error_names_path_value_rule_and_remedy(content, expected):
     assert str(caught.value).startswith("file.yaml: ")
 
 
-def test_who_is_served_alone_may_have_the_whole_pool():
-    """What the other kind would have by default is nobody's then."""
+def test_a_single_kind_may_own_the_whole_pool():
+    """The default share of the other kind is unused then."""
     alone = parse({"models": {"embeddings": EMBEDDINGS}, "quota": {"embedding": {"nominal": 1.0}}})
     assert alone.quota.embedding.nominal == 1
     assert parse({"models": MODELS, "quota": {"llm": {"nominal": 1.0}}}).quota.llm.nominal == 1
 
 
-def test_every_mistake_is_told_at_once():
+def test_all_mistakes_are_reported_together():
     with pytest.raises(ConfigError) as caught:
         parse({"models": MODELS, "pool": {"margin": 2}, "admission": {"max_waiting": -1}})
     assert len(str(caught.value).splitlines()) == 2
@@ -129,7 +131,7 @@ def test_every_mistake_is_told_at_once():
         {"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["x"]}}},
     ],
 )
-def test_one_mistake_is_told_once(content):
+def test_one_mistake_is_reported_once(content):
     with pytest.raises(ConfigError) as caught:
         parse(content)
     assert len(str(caught.value).splitlines()) == 1
@@ -176,7 +178,7 @@ def test_a_key_given_twice_is_refused(tmp_path: Path):
         load(path)
 
 
-def test_mappings_are_merged_as_yaml_says(tmp_path: Path):
+def test_yaml_merge_keys_work(tmp_path: Path):
     path = tmp_path / "merged.yaml"
     path.write_text(
         "models: {chat: {model: a}}\n"
@@ -189,14 +191,14 @@ def test_mappings_are_merged_as_yaml_says(tmp_path: Path):
     assert (second.priority, second.ttft_ms, second.default) == (3, 500, False)
 
 
-def test_a_key_in_the_place_of_its_hash_does_not_reach_the_log():
+def test_api_key_in_place_of_its_hash_is_not_logged():
     keys = {"server": {"admin_key_sha256": "hush"}, "tenants": {"t": {"api_keys_sha256": "hush"}}}
     with pytest.raises(ConfigError) as caught:
         parse({"models": MODELS, **keys})
     assert "hush" not in str(caught.value)
 
 
-def test_a_missing_file_is_told(tmp_path: Path):
+def test_missing_file_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"no\.yaml: No such file"):
         load(tmp_path / "no.yaml")
 
@@ -214,14 +216,14 @@ def test_a_missing_file_is_told(tmp_path: Path):
         (b"models: " + b"[" * 3_000 + b"]" * 3_000, "nested too deeply"),
     ],
 )
-def test_what_cannot_be_read_is_told(tmp_path: Path, content: bytes, told: str):
+def test_unreadable_file_is_named(tmp_path: Path, content: bytes, told: str):
     broken = tmp_path / "broken.yaml"
     broken.write_bytes(content)
     with pytest.raises(ConfigError, match=told):
         load(broken)
 
 
-def test_another_librarys_reading_of_dates_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_changes_to_yaml_safe_loader_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     read = yaml.SafeLoader.yaml_constructors
     monkeypatch.setitem(read, "tag:yaml.org,2002:timestamp", read["tag:yaml.org,2002:str"])
     config = tmp_path / "dated.yaml"
@@ -245,13 +247,13 @@ def test_sizes_are_read_in_decimal_and_binary_units():
 
 
 @pytest.mark.parametrize("said", [{}, {"engine": "off"}, {"engine": False}, {"engine": None}])
-def test_without_the_engine_section_vllm_schedules_as_ever(said):
+def test_engine_off_keeps_vllms_scheduler(said):
     config = parse({"models": MODELS, "scheduling": said})
     assert config.engine_options() is None
     assert config.engine_queue() == 64
 
 
-def test_the_engine_orders_as_the_gate_does_but_for_what_is_said_of_it():
+def test_engine_options_default_to_those_of_the_gate():
     scheduling = {"ordering": "least-slack", "default_deadline_ms": 7_000, "engine": {}}
     config = parse({"models": MODELS, "scheduling": scheduling, "admission": {"victim_tau_ms": 50}})
     options = config.engine_options()

@@ -1,4 +1,4 @@
-"""Shares of a file become bytes of the pool that there is."""
+"""Conversion of quota shares to bytes of the actual pool."""
 
 import pytest
 from hypothesis import example, given
@@ -33,7 +33,7 @@ def test_shares_become_bytes_in_whole_blocks():
 
 @st.composite
 def shares(draw):
-    """Two kinds' shares, down to a floor that is the whole share."""
+    """Shares of both owners; a minimum may be the whole share."""
     llm = draw(st.integers(0, 100)) / 100
     parts = {"llm": llm, "embedding": 1 - llm}
     return {kind: {"nominal": part, "min": part * draw(st.floats(0, 1))} for kind, part in parts.items()}
@@ -47,7 +47,7 @@ def shares(draw):
     st.sampled_from([1, 7, 384]),
 )
 @example({"llm": {"nominal": 0.96, "min": 0.96}, "embedding": {"nominal": 0.04}}, 2_002, 1.0, 1.0, 384)
-def test_at_rest_the_llm_has_its_nominal_share_to_the_last_block(shares, pool, cache, batch, block):
+def test_without_urgency_the_llm_owns_its_nominal_share(shares, pool, cache, batch, block):
     sizes = {"most_llm_bytes": int(pool * cache), "most_embedding_bytes": int(pool * batch)}
     found = sharing(section(policy="dynamic", **shares), pool_bytes=pool, block_bytes=block, **sizes)
     resting = found.nominal[Owner.LLM]
@@ -57,14 +57,14 @@ def test_at_rest_the_llm_has_its_nominal_share_to_the_last_block(shares, pool, c
     assert resting > wanted - block
 
 
-def test_nobody_is_given_what_it_cannot_use():
+def test_no_owner_gets_more_than_it_can_use():
     found = sharing(section(policy="dynamic", **SHARES), most_llm_bytes=800, most_embedding_bytes=300)
-    # A cache of 800 leaves 200 to the embeddings at least; more than 300 they have no use for.
+    # A cache of 800 leaves at least 200 to the embeddings, which cannot use more than 300.
     assert found.options.minimum == {Owner.LLM: 700, Owner.EMBEDDING: 200}
     assert (found.options.lowest, found.options.highest) == (700, 800)
 
 
-def test_quotas_move_if_they_are_dynamic_or_somebody_may_borrow():
+def test_quotas_change_if_dynamic_or_if_borrowing_is_allowed():
     assert not section().moves
     assert section(policy="dynamic").moves
     assert section(**SHARES).moves

@@ -1,4 +1,4 @@
-"""Both clients against the real door, and against servers that answer badly."""
+"""Both SDK clients against the real server, and against servers that fail."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -40,7 +40,7 @@ async def url(stage: Stage) -> AsyncIterator[str]:
 
 
 def use_all(url: str) -> dict[str, Any]:
-    """Everything the blocking client can do, in one thread."""
+    """Calls every method of the blocking client in one thread."""
     with sdk.Tandem(url) as tandem:
         reply = tandem.chat(
             "hi", model=CHAT_MODEL, max_tokens=9, temperature=0.5, service_class="gold", ttft_ms=150
@@ -123,7 +123,7 @@ async def test_errors_are_typed(url: str, call: Callable[[sdk.AsyncTandem], Any]
     assert caught.value.request_id
 
 
-async def test_a_stream_lost_midway_says_what_had_come(stage: Stage, url: str):
+async def test_stream_lost_midway_has_the_received_text(stage: Stage, url: str):
     stage.generator.default = replace(HELLO, fails_at=2)
     async with sdk.AsyncTandem(url) as tandem:
         stream = await tandem.stream("hi", model=CHAT_MODEL)
@@ -134,10 +134,10 @@ async def test_a_stream_lost_midway_says_what_had_come(stage: Stage, url: str):
     assert isinstance(lost.value.__cause__, sdk.ServerError)
 
 
-# --- servers that answer badly ---------------------------------------------------------------
+# --- servers that fail -----------------------------------------------------------------------
 
 
-# A response is used up by its reader, so that each is made when it is due.
+# A response can be read once, so each is created when it is needed.
 Answer = Callable[[], httpx.Response]
 
 
@@ -158,7 +158,7 @@ _GOOD = partial(
 
 
 class Answers(httpx.MockTransport):
-    """Gives one answer after another; an exception is raised."""
+    """Returns the given responses in turn; an exception is raised."""
 
     def __init__(self, *answers: Answer | Exception) -> None:
         self.calls = 0
@@ -198,7 +198,7 @@ BOTH = pytest.mark.parametrize("is_async", [False, True])
         error(400, "odd", x_should_retry="true"),
     ],
 )
-async def test_what_may_pass_is_tried_again(is_async: bool, first: Any):  # noqa: FBT001
+async def test_transient_failures_are_retried(is_async: bool, first: Any):  # noqa: FBT001
     answers = Answers(first, _GOOD)
     assert await ask(is_async, answers) == "ok"
     assert answers.calls == 2
@@ -216,7 +216,7 @@ async def test_what_may_pass_is_tried_again(is_async: bool, first: Any):  # noqa
         (httpx.ReadTimeout("too slow"), sdk.ConnectionLost),
     ],
 )
-async def test_what_will_not_pass_is_not_tried_again(is_async: bool, first: Any, kind: type[Exception]):  # noqa: FBT001
+async def test_permanent_failures_are_not_retried(is_async: bool, first: Any, kind: type[Exception]):  # noqa: FBT001
     answers = Answers(first, _GOOD)
     with pytest.raises(kind):
         await ask(is_async, answers)
@@ -224,7 +224,7 @@ async def test_what_will_not_pass_is_not_tried_again(is_async: bool, first: Any,
 
 
 @BOTH
-async def test_the_last_failure_is_told(is_async: bool):  # noqa: FBT001
+async def test_the_last_failure_is_raised(is_async: bool):  # noqa: FBT001
     answers = Answers(*[error(429, "rate_limit_exceeded", retry_after_ms="2")] * 3)
     with pytest.raises(sdk.RateLimited) as caught:
         await ask(is_async, answers)
@@ -238,7 +238,7 @@ async def test_the_overload_status_may_be_503():
         await ask(True, Answers(error(503, "overloaded")), _NO_RETRY)
 
 
-def test_a_wait_is_never_shorter_than_asked_nor_longer_than_allowed():
+def test_retry_wait_is_bounded():
     retries = sdk.Retries(most=2, longest_wait_s=10)
     waits = [retries.wait_s(0, error(429, "overloaded", retry_after_ms="4000")()) for _ in range(50)]
     assert all(wait is not None and 4.0 <= wait <= 5.0 for wait in waits)
@@ -248,7 +248,7 @@ def test_a_wait_is_never_shorter_than_asked_nor_longer_than_allowed():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-async def test_a_stream_may_be_cut_anywhere(size: int):
+async def test_stream_may_be_split_at_any_byte(size: int):
     events = [
         {"choices": [{"delta": {"role": "assistant", "content": "é\u2028"}, "finish_reason": None}]},
         {"choices": [{"delta": {"content": "x"}, "finish_reason": "length"}]},
@@ -274,7 +274,7 @@ def streamed(*choices: dict[str, Any]) -> Answers:
     return Answers(lambda: httpx.Response(200, content=b"".join(chunks) + b"data: [DONE]\n\n"))
 
 
-def test_a_stream_puts_tool_calls_together():
+def test_stream_assembles_tool_calls():
     pieces: list[dict[str, Any]] = [
         {"index": 0, "id": "c1", "type": "function", "function": {"name": "weather", "arguments": ""}},
         {"index": 0, "function": {"arguments": '{"city"'}},
@@ -295,7 +295,7 @@ def test_a_stream_puts_tool_calls_together():
         ]
 
 
-async def test_what_was_thought_is_told_apart(stage: Stage, url: str):
+async def test_reasoning_is_separate(stage: Stage, url: str):
     stage.generator.default = replace(HELLO, tokens=5, thoughts=("Let", " me"))
     async with sdk.AsyncTandem(url) as tandem:
         reply = await tandem.chat("hi", model=CHAT_MODEL)
@@ -307,7 +307,7 @@ async def test_what_was_thought_is_told_apart(stage: Stage, url: str):
         assert (await tandem.chat("hi", model=CHAT_MODEL)).reasoning == ""
 
 
-def test_of_several_choices_a_stream_gives_the_first():
+def test_stream_yields_the_first_choice():
     answers = streamed(
         {"index": 1, "delta": {"content": "other"}},
         {"index": 0, "delta": {"content": "one"}, "finish_reason": "stop"},
@@ -320,7 +320,7 @@ def test_of_several_choices_a_stream_gives_the_first():
 
 
 @BOTH
-async def test_a_stream_without_its_end_is_lost(is_async: bool):  # noqa: FBT001
+async def test_stream_without_done_is_lost(is_async: bool):  # noqa: FBT001
     wire = b'data: {"choices":[{"delta":{"content":"half"},"finish_reason":null}]}\n\n'
     answers = Answers(lambda: httpx.Response(200, content=wire))
     with pytest.raises(sdk.StreamLost) as lost:
@@ -334,6 +334,6 @@ async def test_a_stream_without_its_end_is_lost(is_async: bool):  # noqa: FBT001
     assert lost.value.text == "half"
 
 
-async def test_the_url_that_openais_client_takes_does_too(stage: Stage, url: str):
+async def test_base_url_may_end_in_v1(stage: Stage, url: str):
     async with sdk.AsyncTandem(f"{url}/v1/") as tandem:
         assert (await tandem.chat("hi", model=CHAT_MODEL)).text == TEXT

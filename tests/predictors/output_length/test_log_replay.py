@@ -40,14 +40,14 @@ def test_eval_prints_scores(log, capsys):
     assert abs(found["drift"]["chat"]) < 1
 
 
-def test_empty_log_and_too_small_remember_are_rejected(tmp_path, log, capsys):
+def test_empty_log_and_too_small_max_examples_are_rejected(tmp_path, log, capsys):
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     assert main(["predictor", "eval", str(empty)]) == 2
     assert "the log holds no request" in capsys.readouterr().err
     for remember in ("0", "999999999999"):
-        assert main(["predictor", "eval", str(log), "--remember", remember]) == 2
-        assert f"--remember={remember}: from 200" in capsys.readouterr().err
+        assert main(["predictor", "eval", str(log), "--max-examples", remember]) == 2
+        assert f"--max-examples={remember}: from 200" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

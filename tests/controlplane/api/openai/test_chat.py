@@ -1,4 +1,4 @@
-"""What a good request gets: OpenAI's objects, whole and streamed, and what reached the engine."""
+"""Valid chat and completion requests: OpenAI's objects, buffered and streamed, and what the engine gets."""
 
 from dataclasses import replace
 from typing import Any
@@ -66,7 +66,7 @@ async def test_whole_chat(stage: Stage):
     assert float(answer.headers["x-tandem-queue-ms"]) >= 0
 
 
-async def test_predicted_ttft_is_told_once_a_pace_is_known(stage: Stage):
+async def test_predicted_ttft_header_appears_once_the_step_time_is_known(stage: Stage):
     for _ in range(3):
         answer = await stage.http.post(CHAT, json=chat())
     assert float(answer.headers["x-tandem-predicted-ttft-ms"]) > 0
@@ -97,7 +97,7 @@ async def test_usage_comes_in_a_last_chunk_without_choices(stage: Stage, path: s
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-async def test_usage_so_far_comes_with_every_chunk_if_wanted(stage: Stage, path: str):
+async def test_continuous_usage_stats_add_usage_to_every_chunk(stage: Stage, path: str):
     body = (chat if path == CHAT else text)(
         stream_options={"include_usage": True, "continuous_usage_stats": True}
     )
@@ -107,7 +107,7 @@ async def test_usage_so_far_comes_with_every_chunk_if_wanted(stage: Stage, path:
     ]  # fmt: skip
 
 
-async def test_cached_tokens_are_told(stage: Stage):
+async def test_usage_counts_cached_tokens(stage: Stage):
     stage.generator.default = replace(HELLO, cached_tokens=2)
     usage = (await stage.http.post(CHAT, json=chat())).json()["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
@@ -124,7 +124,7 @@ async def test_several_choices(stage: Stage):
     assert roles == [(0, "assistant"), (1, "assistant"), (0, None), (1, None), (0, None), (1, None)]
 
 
-async def test_what_was_thought_comes_before_what_is_said(stage: Stage):
+async def test_reasoning_precedes_content(stage: Stage):
     stage.generator.default = replace(HELLO, tokens=5, thoughts=("Let", " me"))
     body = (await stage.http.post(CHAT, json=chat())).json()
     message = body["choices"][0]["message"]
@@ -155,7 +155,7 @@ async def test_tools_reach_the_engine_and_calls_come_back(stage: Stage):
     assert (prompt.tools, prompt.tool_choice) == (tools, "auto")
 
 
-async def test_logprobs_in_both_shapes(stage: Stage):
+async def test_logprobs_in_both_formats(stage: Stage):
     body = (await stage.http.post(CHAT, json=chat(logprobs=True, top_logprobs=2))).json()
     content = body["choices"][0]["logprobs"]["content"]
     assert [(e["token"], len(e["top_logprobs"])) for e in content] == [(word, 2) for word in WORDS]
@@ -180,7 +180,7 @@ async def test_completion_prompts(stage: Stage, prompt: Any, prompt_tokens: list
     assert {run.sampling and run.sampling.max_tokens for run in stage.generator.runs} == {16}
 
 
-async def test_more_prompts_than_may_run_are_all_answered_in_one_stream(stage: Stage):
+async def test_more_prompts_than_slots_share_one_stream(stage: Stage):
     prompts = [f"p{number}" for number in range(30)]
     streamed = await chunks(stage, TEXT, text(prompt=prompts, n=1, echo=True))
     told: dict[int, str] = {}
@@ -246,14 +246,14 @@ async def test_template_options_reach_the_engine(stage: Stage):
 
 
 @pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("low", True)])
-async def test_no_effort_is_no_thinking(stage: Stage, effort: str, thinks: bool):  # noqa: FBT001
+async def test_reasoning_effort_none_disables_thinking(stage: Stage, effort: str, thinks: bool):  # noqa: FBT001
     assert (await stage.http.post(CHAT, json=chat(reasoning_effort=effort))).status_code == 200
     prompt = stage.generator.runs[0].chat
     assert prompt is not None
     assert prompt.template_options == {"reasoning_effort": effort, "enable_thinking": thinks}
 
 
-async def test_a_body_may_begin_as_windows_writes_files(stage: Stage):
+async def test_body_may_begin_with_a_byte_order_mark(stage: Stage):
     content = b"\xef\xbb\xbf" + orjson.dumps(chat())
     assert (await stage.http.post(CHAT, content=content)).status_code == 200
 
@@ -267,7 +267,7 @@ async def test_the_last_message_may_be_continued(stage: Stage):
         assert prompt.template_options == {"continue_final_message": True, "add_generation_prompt": False}
 
 
-async def test_what_cannot_change_the_answer_is_accepted(stage: Stage):
+async def test_fields_without_effect_are_accepted(stage: Stage):
     body = chat(
         user="u", safety_identifier="s", metadata={"a": "b"}, store=True, service_tier="auto",
         prompt_cache_key="k", prediction={"type": "content", "content": "x"}, modalities=["text"],
@@ -280,16 +280,16 @@ async def test_what_cannot_change_the_answer_is_accepted(stage: Stage):
 @pytest.mark.parametrize(
     "message",
     [
-        # As openai-python and LiteLLM dump an answer, and as OpenRouter tells one.
+        # A response as openai-python, LiteLLM and OpenRouter serialise it.
         {"function_call": None, "tool_calls": None, "refusal": None, "annotations": None, "audio": None},
         {"provider_specific_fields": {"refusal": None}, "thinking_blocks": [{"thinking": "hm"}]},
         {"reasoning_details": [{"type": "reasoning.text"}]},
-        # As lm-evaluation-harness writes each message.
+        # A message as lm-evaluation-harness writes it.
         {"type": "text"},
         {"content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
     ],
 )
-async def test_messages_may_be_as_clients_keep_them(stage: Stage, message: dict[str, Any]):
+async def test_messages_may_have_the_fields_of_earlier_responses(stage: Stage, message: dict[str, Any]):
     body = chat(messages=[*_HI, {"role": "assistant", "content": "x"} | message, *_HI])
     answer = await stage.http.post(CHAT, json=body)
     assert answer.status_code == 200, answer.text
@@ -304,7 +304,7 @@ async def test_messages_may_be_as_clients_keep_them(stage: Stage, message: dict[
         ({"max_tokens": 3, "max_completion_tokens": 3}, 3),
     ],
 )
-async def test_a_completion_that_states_no_length_takes_the_room_there_is(
+async def test_default_max_tokens_is_bounded_by_the_context(
     stage: Stage, stated: dict[str, int | None], allowed: int
 ):
     answer = await stage.http.post(TEXT, json=text(prompt="x" * 250, **stated))
@@ -338,13 +338,13 @@ async def test_models(stage: Stage):
     assert (await stage.http.get(f"/v1/models/{CHAT_MODEL}")).json() == body["data"][0]
 
 
-async def test_models_are_told_with_where_they_come_from():
+async def test_models_state_their_root():
     config = parse({"models": {"chat": {"model": "org/chat", "name": "chat"}}})
     service = Service(config, [ScriptedGenerator(model="chat")], [], workspace_bytes=0)
     assert [(card.id, card.root) for card in service.models()] == [("chat", "org/chat")]
 
 
-async def test_health_is_the_process_and_ready_the_engines(stage: Stage):
+async def test_health_checks_the_process_and_ready_the_engines(stage: Stage):
     assert (await stage.http.get("/ready")).status_code == 200
     stage.embedder.die("its worker has died")
     ready = await stage.http.get("/ready")
@@ -353,7 +353,7 @@ async def test_health_is_the_process_and_ready_the_engines(stage: Stage):
     assert (await stage.http.get("/health")).status_code == 200
 
 
-async def test_metrics_count_what_was_asked(stage: Stage):
+async def test_metrics_count_requests(stage: Stage):
     await stage.http.post(CHAT, json=chat())
     answer = await stage.http.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -369,7 +369,7 @@ async def test_openapi_describes_the_bodies(stage: Stage, path: str, field: str)
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models"])
-async def test_the_head_alone_may_be_asked_for(stage: Stage, path: str):
+async def test_head_requests_are_supported(stage: Stage, path: str):
     async with listening(stage.app) as url, httpx.AsyncClient(base_url=url) as http:
         head = await http.head(path)
         assert (head.status_code, head.content) == (200, b"")

@@ -1,4 +1,4 @@
-"""Vectors come back for each input in order, in both encodings, as long as was asked."""
+"""Embeddings: one vector per input in order, both encodings, truncation and dimensions."""
 
 from base64 import b64decode
 from typing import Any
@@ -60,13 +60,13 @@ async def test_inputs(stage: Stage, given: Any, tokens: list[list[int]]):
         ("", "of token ids; change it"),
     ],
 )
-async def test_the_item_at_fault_is_named(stage: Stage, given: Any, told: str):
+async def test_invalid_item_is_named(stage: Stage, given: Any, told: str):
     answer = await stage.http.post(EMBED, json=embed(input=given))
     assert answer.json()["error"]["message"].endswith(told)
 
 
 @pytest.mark.parametrize("given", [[5, 300], [[5], [300]]])
-async def test_ids_that_the_model_lacks_are_refused_before_anything_is_decided(stage: Stage, given: Any):
+async def test_unknown_token_ids_are_refused_before_admission(stage: Stage, given: Any):
     stage.embedder.vocabulary = 300
     answer = await stage.http.post(EMBED, json=embed(input=given))
     error = answer.json()["error"]
@@ -85,11 +85,11 @@ async def test_base64_is_little_endian_float32(stage: Stage):
     assert decoded.tolist() == np.float32(plain).tolist()
 
 
-async def test_no_encoding_stated_as_proxies_state_it(stage: Stage):
+async def test_null_encoding_format_is_accepted(stage: Stage):
     assert await vectors(stage, encoding_format=None) == await vectors(stage)
 
 
-async def test_dimensions_are_honoured_at_unit_length(stage: Stage):
+async def test_dimensions_are_truncated_to_unit_length(stage: Stage):
     [plain] = await vectors(stage)
     [whole] = await vectors(stage, dimensions=8)
     [short] = await vectors(stage, dimensions=4)
@@ -97,7 +97,7 @@ async def test_dimensions_are_honoured_at_unit_length(stage: Stage):
     assert short == pytest.approx(np.array(whole[:4]) / np.linalg.norm(whole[:4]), rel=1e-5)
 
 
-async def test_forecasts_are_given_the_whole_vector_of_a_prompt_whatever_dimensions_it_was_embedded_to():
+async def test_predictor_gets_the_full_vector_whatever_the_dimensions():
     async with staged(predictors={"encoder": EMBED_MODEL}) as stage:
         [whole] = await vectors(stage)
         [short] = await vectors(stage, dimensions=4)
@@ -115,7 +115,7 @@ async def test_forecasts_are_given_the_whole_vector_of_a_prompt_whatever_dimensi
     assert np.frombuffer(features.vector, np.float16).tolist() == np.float16(whole).tolist()
 
 
-async def test_the_most_inputs_come_back_in_order(stage: Stage):
+async def test_maximum_number_of_inputs_keeps_its_order(stage: Stage):
     inputs = [[7, number % 50] for number in range(2048)]
     alone = {number: (await vectors(stage, input=[[7, number]]))[0] for number in range(50)}
     assert await vectors(stage, input=inputs) == [alone[number] for _, number in inputs]
@@ -133,22 +133,22 @@ async def test_the_most_inputs_come_back_in_order(stage: Stage):
         ("x" * 63 + "yz", {"truncate_prompt_tokens": -1, "truncation_side": "left"}, "x" * 62 + "yz"),
     ],
 )
-async def test_what_is_too_long_is_cut_where_asked(
+async def test_long_inputs_are_truncated_on_the_requested_side(
     stage: Stage, given: Any, fields: dict[str, Any], left: Any
 ):
     assert await vectors(stage, input=given, **fields) == await vectors(stage, input=left)
 
 
-async def test_usage_counts_what_is_left(stage: Stage):
+async def test_usage_counts_tokens_after_truncation(stage: Stage):
     body = embed(input=["abcdef", "ab"], truncate_prompt_tokens=3)
     assert (await stage.http.post(EMBED, json=body)).json()["usage"]["prompt_tokens"] == 5
 
 
-async def test_a_text_of_white_space_is_a_text(stage: Stage):
+async def test_whitespace_is_a_valid_input(stage: Stage):
     assert len(await vectors(stage, input=[" \n", "a"])) == 2
 
 
-async def test_a_named_prompt_goes_before_texts_only(stage: Stage):
+async def test_prompt_name_applies_to_texts_only(stage: Stage):
     stage.embedder.prompts = {"query": "q: "}
     assert await vectors(stage, input="hi", prompt_name="query") == await vectors(stage, input="q: hi")
     for refused in ({"prompt_name": "poem"}, {"prompt_name": "query", "input": [5, 6]}, {"prompt_name": ""}):
@@ -165,16 +165,14 @@ async def test_a_named_prompt_goes_before_texts_only(stage: Stage):
         ("truncation_direction", "truncation_side"),
     ],
 )
-async def test_what_other_servers_call_otherwise_is_refused_with_its_name_here(
-    stage: Stage, field: str, remedy: str
-):
+async def test_fields_of_other_servers_are_refused_with_the_name_here(stage: Stage, field: str, remedy: str):
     answer = await stage.http.post(EMBED, json=embed(**{field: "query"}))
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "unsupported_parameter"
     assert remedy in answer.json()["error"]["message"]
 
 
-async def test_an_embedding_keeps_no_pace_as_it_has_no_tokens_to_pace(stage: Stage):
+async def test_embeddings_have_no_tpot_objective(stage: Stage):
     await vectors(stage, slo={"ttft_ms": 60_000, "tpot_ms": 50})
     told = (await stage.http.get("/metrics")).text
     kept = [line for line in told.splitlines() if line.startswith("tandem_slo_attained_total{")]

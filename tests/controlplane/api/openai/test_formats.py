@@ -1,4 +1,4 @@
-"""How deltas of every kind become OpenAI's choices, whole and in chunks."""
+"""Conversion of deltas to OpenAI's choices, buffered and streamed."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def asked(**fields: Any) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_validate_json(orjson.dumps(body))
 
 
-def gathered(*, is_single_call: bool) -> dict[str, Any]:
+def collected(*, is_single_call: bool) -> dict[str, Any]:
     choice = ChatChoice(ShownParts.of(asked(parallel_tool_calls=not is_single_call)))
     for delta in _CALLS:
         choice.add(delta)
@@ -35,8 +35,8 @@ def gathered(*, is_single_call: bool) -> dict[str, Any]:
     return shown
 
 
-def test_calls_are_put_together():
-    shown = gathered(is_single_call=False)
+def test_tool_calls_are_assembled():
+    shown = collected(is_single_call=False)
     assert shown["message"]["content"] is None
     assert shown["message"]["tool_calls"] == [
         {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}},
@@ -45,8 +45,8 @@ def test_calls_are_put_together():
     assert shown["finish_reason"] == "tool_calls"
 
 
-def test_without_parallel_calls_only_the_first_is_kept():
-    assert [call["id"] for call in gathered(is_single_call=True)["message"]["tool_calls"]] == ["c1"]
+def test_without_parallel_calls_only_the_first_call_is_shown():
+    assert [call["id"] for call in collected(is_single_call=True)["message"]["tool_calls"]] == ["c1"]
     form = ChatChunkFormat(ShownParts.of(asked(parallel_tool_calls=False)))
     shown: list[Any] = [form.choice(delta) for delta in _CALLS]
     assert [len(choice["delta"].get("tool_calls", ())) for choice in shown] == [1, 1, 1, 0]
@@ -63,7 +63,7 @@ _THINKING = [
 ]
 
 
-def test_thoughts_are_told_beside_the_text():
+def test_reasoning_is_separate_from_the_text():
     form, choice = ChatChunkFormat(ShownParts.of(asked())), ChatChoice(ShownParts.of(asked()))
     shown: list[Any] = [form.choice(delta) for delta in _THINKING]
     assert [chunk["delta"] for chunk in shown] == [
@@ -80,14 +80,14 @@ def test_thoughts_are_told_beside_the_text():
     assert whole["finish_reason"] == "stop"
 
 
-def test_thoughts_alone_leave_the_text_null():
+def test_content_is_null_with_reasoning_only():
     choice = ChatChoice(ShownParts.of(asked()))
     choice.add(Delta(0, "", (1,), "length", reasoning="Hm"))
     shown: Any = choice.to_json(0)
     assert (shown["message"]["content"], shown["message"]["reasoning"]) == (None, "Hm")
 
 
-def test_thoughts_can_be_left_out_with_their_probabilities():
+def test_hidden_reasoning_hides_its_logprobs():
     body = asked(include_reasoning=False, logprobs=True)
     form, choice = ChatChunkFormat(ShownParts.of(body)), ChatChoice(ShownParts.of(body))
     chunks: list[Any] = [form.choice(delta) for delta in _THINKING[:2]]
@@ -111,7 +111,7 @@ def test_each_choice_begins_with_its_role():
     ]
 
 
-def test_why_a_sample_stopped_is_told():
+def test_choice_has_stop_reason():
     choice = ChatChoice(ShownParts.of(asked()))
     choice.add(Delta(0, "a", (1,)))
     choice.add(Delta(0, "", (2,), "stop", stop_reason="END"))
@@ -126,7 +126,7 @@ def test_why_a_sample_stopped_is_told():
         CompletionChunkFormat(CompletionRequest(model="m", prompt="p")),
     ],
 )
-def test_why_a_sample_stopped_is_told_in_its_last_chunk(form: Format):
+def test_last_chunk_has_stop_reason(form: Format):
     begun, last = form.choice(Delta(0, "a", (1,))), form.choice(Delta(0, "", (2,), "stop", stop_reason="END"))
     assert begun is not None
     assert "stop_reason" not in begun
@@ -136,7 +136,7 @@ def test_why_a_sample_stopped_is_told_in_its_last_chunk(form: Format):
 
 _PROBABLE = (
     TokenLogprob("é", -0.5, (("é", -0.5), ("e", -1.5))),
-    # Half a character, and impossible: neither has a JSON number or bytes of its own.
+    # An incomplete character, and a log probability of minus infinity.
     TokenLogprob("\ufffd", float("-inf")),
 )
 
@@ -164,7 +164,7 @@ def test_completion_logprobs():
     }
 
 
-def test_cached_tokens_are_of_the_prompt_not_of_each_sample():
+def test_cached_tokens_are_counted_once_per_prompt():
     tally = UsageCounter(10, n=2)
     for index in range(4):
         tally.count(Delta(index, "a", (1, 2), cached_tokens=3))
@@ -176,7 +176,7 @@ def test_cached_tokens_are_of_the_prompt_not_of_each_sample():
     }
 
 
-def test_a_chunk_is_one_event_of_plain_json():
+def test_chunk_is_one_event_of_plain_json():
     envelope = Envelope({"id": "a", "object": "k", "created": 1, "model": "m\n"}, has_usage=True)
     event = envelope.choice({"index": 0})
     assert event.startswith(b"data: ")
@@ -192,10 +192,10 @@ def test_a_chunk_is_one_event_of_plain_json():
     assert orjson.loads(envelope.usage({"x": 1})[6:])["usage"] == {"x": 1}
 
 
-def test_offsets_are_those_of_the_whole_answer_though_text_is_held_back():
+def test_text_offsets_count_tokens_while_text_is_buffered():
     body = CompletionRequest(model="m", prompt="p", logprobs=1)
     half, rest, end = (TokenLogprob(token, -1.0) for token in ("ab", "c", "d"))
-    # "ab" may begin a stop string, so nothing is shown until "c" is there.
+    # "ab" may begin a stop string, so the text is held back until "c" arrives.
     deltas = [
         Delta(0, "", (1,), logprobs=(half,)),
         Delta(0, "abc", (2,), logprobs=(rest,)),

@@ -61,7 +61,7 @@ async def test_completion(client: openai.AsyncOpenAI):
     assert [choice.text for choice in reply.choices] == [TEXT, TEXT]
 
 
-async def test_embeddings_which_it_asks_for_in_base64(client: openai.AsyncOpenAI):
+async def test_embeddings_in_base64(client: openai.AsyncOpenAI):
     reply = await client.embeddings.create(model=EMBED_MODEL, input=["a", "bc"])
     plain = await client.embeddings.create(model=EMBED_MODEL, input=["a", "bc"], encoding_format="float")
     got, expected = ([row.embedding for row in data] for data in (reply.data, plain.data))
@@ -74,7 +74,7 @@ async def test_models(client: openai.AsyncOpenAI):
     assert (await client.models.retrieve(CHAT_MODEL)).id == CHAT_MODEL
 
 
-async def test_its_errors_are_typed(client: openai.AsyncOpenAI):
+async def test_errors_are_typed(client: openai.AsyncOpenAI):
     with pytest.raises(openai.NotFoundError) as missing:
         await client.chat.completions.create(model="nobody", messages=_HI)
     assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
@@ -84,7 +84,7 @@ async def test_its_errors_are_typed(client: openai.AsyncOpenAI):
         await client.chat.completions.create(model=CHAT_MODEL, messages=_HI, extra_body={"wish": 1})
 
 
-async def test_a_stream_lost_midway_raises(client: openai.AsyncOpenAI, locked: Stage):
+async def test_stream_that_fails_midway_raises(client: openai.AsyncOpenAI, locked: Stage):
     locked.generator.default = replace(HELLO, fails_at=2)
     stream = await client.chat.completions.create(model=CHAT_MODEL, messages=_HI, stream=True)
     with pytest.raises(openai.APIError):
@@ -92,7 +92,7 @@ async def test_a_stream_lost_midway_raises(client: openai.AsyncOpenAI, locked: S
             pass
 
 
-async def test_it_comes_back_after_the_time_it_was_told():
+async def test_client_honours_retry_after():
     async with (
         staged(is_stepped=True, admission={"max_waiting": 0, "engine_queue": 0}) as stage,
         listening(stage.app) as url,

@@ -1,4 +1,4 @@
-"""What an operator sees and changes while requests run."""
+"""The admin endpoints while requests run."""
 
 import asyncio
 from hashlib import sha256
@@ -32,7 +32,7 @@ async def test_policies_change_while_requests_wait():
         assert [task.result().status_code for task in asking] == [200] * 6
 
 
-async def test_the_engine_is_told_what_changed():
+async def test_change_is_sent_to_the_engine():
     async with staged(SETTINGS, scheduling={"engine": {"ordering": "edf"}}) as stage:
         engine = {"ordering": "srmt", "urgency": 0.25}
         change = {"scheduling": {"engine": engine, "default_deadline_ms": 5_000}}
@@ -41,7 +41,7 @@ async def test_the_engine_is_told_what_changed():
         assert stage.generator.options == {"ordering": "srmt", "urgency": 0.25, "default_deadline_ms": 5_000}
 
 
-async def test_an_engine_that_dies_while_it_is_told_is_told_to_the_operator():
+async def test_engine_that_dies_during_a_change_is_reported():
     async with staged(SETTINGS, scheduling={"engine": {"ordering": "edf"}}) as stage:
         before = (await stage.http.get("/admin/config", headers=ADMIN)).json()
 
@@ -66,11 +66,11 @@ async def test_an_engine_that_dies_while_it_is_told_is_told_to_the_operator():
         ({"scheduling": {"engine": {}}}, "scheduling.engine: cannot change"),
         ({"admission": {"length_predictor": "max-tokens"}}, "admission.length_predictor: cannot change"),
         ({"admission": {"max_waiting": -1}}, "admission.max_waiting=-1"),
-        # Its answer could not be written as JSON, nor any that shows it.
+        # The value cannot be written as JSON.
         ({"admission": {"max_waiting": "1" * 20}}, "should be less than or equal to 1000000000"),
     ],
 )
-async def test_a_change_that_cannot_be_changes_nothing(change, expected):
+async def test_invalid_change_changes_nothing(change, expected):
     async with staged(SETTINGS) as stage:
         before = (await stage.http.get("/admin/config", headers=ADMIN)).json()
         answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
@@ -79,7 +79,7 @@ async def test_a_change_that_cannot_be_changes_nothing(change, expected):
         assert (await stage.http.get("/admin/config", headers=ADMIN)).json() == before
 
 
-async def test_quotas_that_stand_still_are_told_where_an_operator_looks():
+async def test_suspended_quotas_are_reported():
     quota = {"policy": "dynamic", "llm": {"nominal": 0.7, "min": 0.3}, "embedding": {"nominal": 0.3}}
     async with staged(SETTINGS, scheduling={"engine": {}}, quota=quota | {"tick_ms": 10_000}) as stage:
         assert (await stage.http.get("/ready")).json() == {"status": "ready"}
@@ -92,7 +92,7 @@ async def test_quotas_that_stand_still_are_told_where_an_operator_looks():
         assert 'tandem_quota_failures_total{fault="refused"} 1.0' in (await stage.http.get("/metrics")).text
 
 
-async def test_an_operator_drains_it_before_ending_it():
+async def test_drain():
     async with staged(SETTINGS, is_stepped=True) as stage:
         body = {"model": CHAT_MODEL, "prompt": "x"}
         running = asyncio.create_task(stage.http.post("/v1/completions", json=body))
@@ -112,7 +112,7 @@ async def test_an_operator_drains_it_before_ending_it():
         assert (await stage.http.post("/admin/drain", headers=ADMIN)).json() == {"status": "drained"}
 
 
-async def test_only_the_operator_may_look_and_change():
+async def test_admin_needs_the_admin_key():
     async with staged(SETTINGS) as stage:
         assert (await stage.http.post("/admin/drain")).status_code == 401
         assert (await stage.http.post("/admin/explain", json=ASKED)).status_code == 401
@@ -132,7 +132,7 @@ async def explained(stage, **said):
     return answer.json()
 
 
-async def test_an_operator_asks_what_would_be_decided_and_nothing_comes_of_it():
+async def test_explain_is_a_dry_run():
     async with staged(SETTINGS, is_stepped=True, admission={"engine_queue": 0}) as stage:
         before = stage.service.state()
         told = await explained(stage)
@@ -147,7 +147,7 @@ async def test_an_operator_asks_what_would_be_decided_and_nothing_comes_of_it():
         assert not stage.service.dispatcher.tickets()
 
 
-async def test_what_is_explained_is_what_the_gate_then_decides():
+async def test_explain_agrees_with_the_decision():
     classes = {"standard": {"default": True, "sheddable": False}, "picky": {"ttft_ms": 1}}
     async with staged(SETTINGS, is_stepped=True, admission={"engine_queue": 0}, classes=classes) as stage:
         body = {"model": CHAT_MODEL, "prompt": [1] * 16, "max_tokens": 8}
@@ -188,13 +188,13 @@ async def test_what_is_explained_is_what_the_gate_then_decides():
         ({"service_class": "gold"}, 400, "no such class"),
     ],
 )
-async def test_what_could_not_be_asked_is_not_explained(said, status, expected):
+async def test_explain_refuses_invalid_requests(said, status, expected):
     async with staged(SETTINGS) as stage:
         answer = await stage.http.post("/admin/explain", json={**ASKED, **said}, headers=ADMIN)
         assert (answer.status_code, expected in answer.json()["error"]["message"]) == (status, True)
 
 
-async def test_after_a_drain_nobody_would_be_let_in():
+async def test_explain_after_a_drain_is_a_rejection():
     async with staged(SETTINGS) as stage:
         await stage.http.post("/admin/drain", headers=ADMIN)
         answer = await stage.http.post("/admin/explain", json=ASKED, headers=ADMIN)
