@@ -91,11 +91,13 @@ class _Endpoint(Generic[Body]):
         """Serves one request. An exception before the first byte becomes an error response."""
         parsed = await self.endpoints.parse(Request(scope, receive), self.model)
         stalled_after_s = self.endpoints.settings.stalled_client_s
+        watch = DisconnectWatch(receive, send, stalled_after_s=stalled_after_s)
         try:
-            async with DisconnectWatch(receive, send, stalled_after_s=stalled_after_s) as watch:
+            async with watch:
                 await self.reply(parsed, watch.send)
         except ClientDisconnected:
-            log.info("request %s: client disconnected; request aborted", parsed.request_id)
+            message = "request %s: client disconnected after %d chunks; request aborted"
+            log.debug(message, parsed.request_id, watch.chunks)
 
 
 def ticket_headers(tickets: list[Ticket]) -> RawHeaders:
@@ -139,12 +141,15 @@ class DisconnectWatch:
         self._stalled_after_s = stalled_after_s
         self._sending_since: float | None = None
         self._is_gone = False
+        self.chunks = 0
+        """Parts of the response body that were sent."""
 
     async def send(self, message: Message) -> None:
         """Sends an ASGI message and watches how long the client takes to read it."""
         self._sending_since = asyncio.get_running_loop().time()
         await self._send(message)
         self._sending_since = None
+        self.chunks += message["type"] == "http.response.body"
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()

@@ -217,12 +217,15 @@ def _reject_message(error: Rejected) -> str:
     """Cause, values and remedy of a rejection."""
     reject, slo = error.reject, error.request.slo
     cause = _REJECT_CAUSES[reject.reason]
-    if reject.detail:
+    if reject.reason is Reason.NEVER_FITS and reject.detail:
+        # The policy's detail names the remedy, too.
         return f"{cause}: {reject.detail}"
-    if reject.reason is Reason.SLO_UNATTAINABLE:
+    if reject.detail:
+        cause = f"{cause}: {reject.detail}"
+    elif reject.reason is Reason.SLO_UNATTAINABLE:
         objectives = (("TTFT", slo.ttft), ("TPOT", slo.tpot), ("end to end", slo.e2e))
         stated = [f"{name} {to_milliseconds(time):g} ms" for name, time in objectives if time is not None]
-        cause += f" ({', '.join(stated)})"
+        cause += f" ({', '.join(stated)})" if stated else ""
     remedies = [_REJECT_REMEDIES[reject.reason]] if reject.reason in _REJECT_REMEDIES else []
     if reject.retry_after is not None:
         remedies.insert(0, f"retry after {_wait_ms(to_milliseconds(reject.retry_after)) / 1_000:g} s")

@@ -192,11 +192,11 @@ def _number(value: float) -> str:
 
 def _shared_with(name: str) -> str | None:
     """The key of `scheduling` or `admission` that an engine option takes its default from."""
-    found = {key.name: f"{part}.{key.name}" for part in CHANGEABLE for key in fields(section_of(part))}
+    found = {key.name: f"{part}.{key.name}" for part in CHANGEABLE for key in fields(_section_of(part))}
     return found.get(name)
 
 
-def section_of(name: str) -> Any:
+def _section_of(name: str) -> Any:
     """The class of a top-level section."""
     return section_in(next(key.type for key in fields(Config) if key.name == name))
 

@@ -1,6 +1,7 @@
 """Rejections, engine failures and disconnects: status, code, headers, and that no lease remains."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -71,7 +72,17 @@ def test_every_reason_has_a_status_and_a_message(reason: Reason, status: int, co
     assert failure.headers.get("x-llm-d-request-dropped-reason") == dropped
     assert failure.headers["retry-after-ms"] == "1501"
     assert failure.headers["retry-after"] == "2"
-    assert failure.message.endswith(": 7 of 5")
+    assert ": 7 of 5" in failure.message
+    assert reason is Reason.NEVER_FITS or "; retry after 1.501 s" in failure.message
+
+
+def test_slo_rejection_names_the_objective_and_the_remedies():
+    request = replace(rejected(Reason.SLO_UNATTAINABLE, 1).request, slo=Slo(ttft=milliseconds(500)))
+    error = Rejected(request, Reject(Reason.SLO_UNATTAINABLE, milliseconds(4_000)))
+    assert failure_of(error, overload_status=429).message == (
+        "the request is predicted to miss its objective (TTFT 500 ms); "
+        "retry after 4 s, relax the objective or use another service class"
+    )
 
 
 def test_evicted_and_rejected_requests_have_different_drop_reasons():
