@@ -70,7 +70,7 @@ class _Server(uvicorn.Server):
         is_second = self.should_exit
         self.should_exit, self.force_exit = True, is_second
         grace = 0.0 if is_second else self._service.config.server.drain_ms / 1_000
-        here = len(self._service.dispatcher.tickets())
+        here = len(self._service.gate.tickets())
         _log.info("told to end: of %d requests here, those that run may go on for %g s", here, grace)
         self._draining.add(asyncio.ensure_future(self._service.drain(grace)))
 

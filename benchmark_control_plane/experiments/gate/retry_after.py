@@ -103,7 +103,7 @@ async def _asked(service: Service, number: int, one: SimulatedRequest) -> None:
         str(number), Caller("simulated"), "simulated", range(one.prompt_tokens), max_tokens=limit,
         sampling=Sampling(max_tokens=limit), hints=RequestHints(),
     )  # fmt: skip
-    answer = await service.dispatcher.generate(job)
+    answer = await service.gate.generate(job)
     async for _ in answer:
         pass
 

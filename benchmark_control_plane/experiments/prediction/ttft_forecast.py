@@ -103,7 +103,7 @@ async def _asked(service: Service, prompt: list[int], tokens: int, *, fixed: boo
     job = await service.intake.completion(
         "ttft", Caller("benchmark"), MODEL, prompt, max_tokens=tokens, sampling=sampling, hints=RequestHints()
     )
-    answer = await service.dispatcher.generate(job)
+    answer = await service.gate.generate(job)
     ticket = answer.ticket
     starting = ticket.starting
     async with aclosing(answer):

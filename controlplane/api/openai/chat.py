@@ -47,11 +47,11 @@ async def _answer(service: Service, reception: EndpointFactory, ask: ChatAsk, se
     }
     if not body.stream:
         choices = [ChatChoice(body) for _ in range(job.sampling.n)]
-        await send_whole(send, service.dispatcher, [job], head=head, choices=choices, tally=tally)
+        await send_whole(send, service.gate, [job], head=head, choices=choices, tally=tally)
         return
     await send_stream(
         send,
-        service.dispatcher,
+        service.gate,
         [job],
         envelope=Envelope(
             head | {"object": "chat.completion.chunk"},

@@ -14,7 +14,6 @@ from controlplane.api.errors import Problem
 from controlplane.api.protocol.requests import EmbeddingRequest
 from controlplane.core.ports import Vectors
 from controlplane.service.jobs import TruncationRequest
-from controlplane.service.prediction.fail_open import Subject
 from controlplane.service.service import Service
 
 # Encoding holds the event loop, about 1 ms for this many rows of 1,024 floats; others go between.
@@ -38,10 +37,9 @@ async def _answer(service: Service, ask: ParsedRequest[EmbeddingRequest], send: 
     )
     if body.dimensions is not None:
         _check_dimensions(service, body.model, body.dimensions)
-    embedded = await service.dispatcher.embed(job)
+    embedded = await service.gate.embed(job)
     vectors = embedded.vectors
-    with service.fail_open[Subject.PROMPT_VECTORS]:
-        service.intake.embedded(job, vectors)
+    service.intake.embedded(job, vectors)
     if body.dimensions not in (None, vectors.shape[1]):
         vectors = shortened(vectors, body.dimensions)
     rows = await _encoded(vectors, is_base64=body.encoding_format == "base64")
@@ -64,7 +62,7 @@ def _cut(body: EmbeddingRequest) -> TruncationRequest | None:
 
 
 def _check_dimensions(service: Service, model: str, wanted: int) -> None:
-    native, supported = service.embedding_dimensions(model)
+    native, supported = service.status.embedding_dimensions(model)
     known = sorted({native, *supported})
     if wanted not in known:
         raise Problem(

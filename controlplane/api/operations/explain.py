@@ -46,20 +46,20 @@ def explain_routes(service: Service, settings: ApiSettings) -> APIRouter:
             raise invalid_body(error, ExplainRequest) from None
         hints = hints_of(request.scope["headers"], supposed)
         job = await _job(service, request_id_of(request), supposed, hints)
-        dispatcher = service.dispatcher
-        return json_response(render_dry_run(dispatcher.dry_run(dispatcher.hypothetical(job))))
+        gate = service.gate
+        return json_response(render_dry_run(gate.dry_run(gate.hypothetical(job))))
 
     @routes.get("/admin/explain/{request_id}", response_model=None)
     async def explain_waiting(request: Request, request_id: str) -> Response:
         """The same about each part of a request that waits, by the id that its caller knows."""
         require_admin(request.headers, settings)
-        dispatcher = service.dispatcher
-        queued = [one for owner in Owner for one in dispatcher.queued(owner)]
+        gate = service.gate
+        queued = [one for owner in Owner for one in gate.queued(owner)]
         waiting = [one for one in queued if one.request.id.rpartition("-")[0] == request_id]
         if not waiting:
             told = f"{request_id}: no such request waits; /admin/state lists those that are here"
             raise Problem(404, told, code="not_found")
-        return json_response({"waiting": [render_dry_run(dispatcher.dry_run(one)) for one in waiting]})
+        return json_response({"waiting": [render_dry_run(gate.dry_run(one)) for one in waiting]})
 
     return routes
 
@@ -69,7 +69,7 @@ async def _job(
 ) -> GenerateJob | EmbedJob:
     """Raises Refused, as for a real one."""
     model, prompt, intake = supposed.model, range(supposed.prompt_tokens), service.intake
-    if any(card.id == model and card.kind == "embed" for card in service.models()):
+    if any(card.id == model and card.kind == "embed" for card in service.status.models()):
         return await intake.embeddings(request_id, ANONYMOUS, model, [prompt] * supposed.inputs, hints)
     sampling, most = Sampling(1), supposed.max_tokens
     return await intake.completion(

@@ -9,6 +9,8 @@ from controlplane.core.memory import MemoryLedger
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
+from controlplane.service.gate.backpressure import RateLimiter
+from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor, Subject
 from controlplane.service.prediction.ttft import TtftPredictor
 from controlplane.service.ticket import Ticket
@@ -27,6 +29,8 @@ class Accounting:
         self,
         ledger: MemoryLedger,
         metrics: Metrics,
+        rates: RateLimiter,
+        tenants: TenantQueues,
         lengths: GuardedLengthPredictor,
         paces: Mapping[Owner, ObservedPace | ReportedPace],
         first_tokens: TtftPredictor,
@@ -34,6 +38,8 @@ class Accounting:
     ) -> None:
         self._ledger = ledger
         self._metrics = metrics
+        self._rates = rates
+        self._tenants = tenants
         self._lengths = lengths
         self._paces = paces
         self._first_tokens = first_tokens
@@ -76,10 +82,13 @@ class Accounting:
 
     def end(self, ticket: Ticket, now: Instant, outcome: Outcome | None) -> None:
         """`None` for a request that finished: its own stamps say whether in time."""
+        request, seen = ticket.request, ticket.timeline
+        if seen.dispatched is None:
+            self._tenants.give_back(ticket)
+        self._rates.charge(request.tenant, now, seen.output_tokens)
         self.release(ticket)
         ticket.move(Phase.FINISHED)
-        ticket.timeline.finished = now
-        request, seen = ticket.request, ticket.timeline
+        seen.finished = now
         if outcome is None:
             outcome = Outcome.MET if all(seen.kept(request.slo).values()) else Outcome.LATE
         ticket.outcome = outcome

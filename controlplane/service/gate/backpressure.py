@@ -87,7 +87,7 @@ class RetrySpacer:
     def __init__(self) -> None:
         self._taken_until: dict[Owner, Instant] = {}
 
-    def spaced(self, reject: Reject, owner: Owner, work: Duration | None, now: Instant) -> Reject:
+    def space(self, reject: Reject, owner: Owner, work: Duration | None, now: Instant) -> Reject:
         """For a request that the owner would be busy with for so long, if that is known."""
         if reject.retry_after is None or work is None:
             return reject

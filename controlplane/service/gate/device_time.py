@@ -73,7 +73,7 @@ class DeviceContention:
         self._wanting = 0
 
     @contextmanager
-    def wanted(self) -> Iterator[None]:
+    def embedding_pending(self) -> Iterator[None]:
         """By one request, for as long as the block lasts."""
         self._wanting += 1
         if self._wanting == 1:

@@ -8,45 +8,35 @@ another time.
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
+from controlplane.config import Config
 from controlplane.core.clock import Clock, Duration, Instant, after, seconds, to_seconds
-from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reason, Reject
-from controlplane.core.memory import Footprint, MemoryLedger
-from controlplane.core.ports import Embedder, Generator, Vectors
+from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reject
+from controlplane.core.memory import MemoryLedger
+from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request
-from controlplane.core.view import Waiting
-from controlplane.metrics import Metrics
+from controlplane.core.view import Pace, Reserve, Waiting
+from controlplane.metrics import Metrics, Readings
 from controlplane.policy.gate.admission import Admission, wait_bound
 from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.gate.ordering import Ordering
 from controlplane.policy.gate.preemption import choose_victims
+from controlplane.policy.registry import engine_precedence
 from controlplane.service.gate.accounting import Accounting
 from controlplane.service.gate.backpressure import RateLimiter, RetrySpacer
-from controlplane.service.gate.device_time import DeviceContention, embedding_time_slack
+from controlplane.service.gate.device_time import embedding_time_slack
 from controlplane.service.gate.engine_leases import EngineLeases, GoesBefore
 from controlplane.service.gate.explain import DryRun
 from controlplane.service.gate.fair_queueing import TenantQueues
-from controlplane.service.gate.intake import make_ticket
 from controlplane.service.gate.snapshot import SnapshotBuilder
-from controlplane.service.gate.token_stream import TokenStream, ended_by
 from controlplane.service.gate.waiting_queue import WaitingQueue
-from controlplane.service.jobs import EmbedJob, GenerateJob
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
 from controlplane.service.prediction.ttft import TtftPredictor
 from controlplane.service.runtime.health import HealthTracker
-from controlplane.service.ticket import DecisionFailed, Rejected, Ticket
+from controlplane.service.ticket import DecisionFailed, Ticket
 from predictors.timing.step_time import paces
-
-_CLOSING = Reject(Reason.SHUTTING_DOWN, seconds(1))
-
-
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    ticket: Ticket
-    vectors: Vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +48,16 @@ class Policies:
     ordering: Ordering
     engine_queue: int
     engine_goes_before: GoesBefore | None = None
+
+
+def policies_of(config: Config) -> Policies:
+    engine = config.engine_options()
+    return Policies(
+        config.admission_policy(),
+        config.ordering_policy(),
+        config.engine_queue(),
+        None if engine is None else engine_precedence(engine),
+    )
 
 
 class Dispatcher:
@@ -76,68 +76,30 @@ class Dispatcher:
         self._clock = clock
         self._policies = policies
         self._generators = generators
-        self._embedders = embedders
-        self._lengths = lengths
-        self._drafted = partial(make_ticket, generators=generators, embedders=embedders, lengths=lengths)
         self._metrics = metrics
-        self._rates = rates
         self._tenants = tenants
         self._waiting = WaitingQueue()
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self.is_closed = False
         self._departures: set[asyncio.Task[None]] = set()
         self.health = HealthTracker("requests fail undecided", "requests are decided again")
         self.ledger = ledger
-        self.on_offer: Callable[[Request, Footprint], None] | None = None
         self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
         self.paces = paces(next((g.step_cost for g in generators.values()), None), embedders.values())
-        self._inside: EngineLeases | None = None
+        self._engine_leases: EngineLeases | None = None
         if policies.engine_goes_before is not None:
-            self._inside = EngineLeases(generators, ledger, self._tickets, policies.engine_goes_before)
-            self.paces[Owner.LLM] = self._inside.pace
+            self._engine_leases = EngineLeases(generators, ledger, self._tickets, policies.engine_goes_before)
+            self.paces[Owner.LLM] = self._engine_leases.pace
         self.snapshots = SnapshotBuilder(
-            ledger, self._tickets, generators, embedders, self.paces, self._inside
+            ledger, self._tickets, generators, embedders, self.paces, self._engine_leases
         )
-        self._device = DeviceContention(generators.values())
-        self._returns = RetrySpacer()
+        self._retry_spacer = RetrySpacer()
         self.ttft = TtftPredictor(generators, self.paces, self._tickets)
-        self.accounting = Accounting(ledger, metrics, lengths, self.paces, self.ttft, generators)
-
-    async def generate(self, job: GenerateJob) -> TokenStream:
-        """Returns once the request is admitted. Raises Rejected.
-
-        Cancelling while it waits aborts it; after that the answer's `aclose` does.
-        """
-        ticket = self._drafted(job)
-        await self._admitted(ticket)
-        return TokenStream(self, self._generators[job.request.model], ticket, job)
-
-    async def embed(self, job: EmbedJob) -> Embedded:
-        """Raises Rejected, Refused, BackendDown, BackendFailed. Cancelling aborts."""
-        request, embedder = job.request, self._embedders[job.request.model]
-        ticket = self._drafted(job)
-        await self._admitted(ticket)
-        try:
-            deadline = request.slo.first_token_deadline(request.arrival)
-            with self._device.wanted():
-                async with ticket.revocable():
-                    vectors = await embedder.embed(request, job.inputs, deadline=deadline)
-        except BaseException as error:
-            self.end(ticket, ended_by(error))
-            raise
-        self.end(ticket, None)
-        return Embedded(ticket, vectors)
-
-    def hypothetical(self, job: GenerateJob | EmbedJob) -> Waiting:
-        """Where it would stand, had it come now. Raises Rejected where nobody is let in any more."""
-        if self.is_closed:
-            raise Rejected(job.request, _CLOSING)
-        ticket = self._drafted(job)
-        self._lengths.withdraw(job.request)
-        return self._placed(ticket)
+        self.accounting = Accounting(
+            ledger, metrics, rates, tenants, lengths, self.paces, self.ttft, generators
+        )
 
     def dry_run(self, place: Waiting) -> DryRun:
         """What would be decided now of one that waits, or is supposed to. Nothing changes."""
@@ -177,11 +139,11 @@ class Dispatcher:
     def set_policies(self, policies: Policies) -> None:
         """Decides by these from now on; what waits is ranked anew."""
         self._policies = policies
-        if self._inside is not None and policies.engine_goes_before is not None:
-            self._inside.goes_before = policies.engine_goes_before
+        if self._engine_leases is not None and policies.engine_goes_before is not None:
+            self._engine_leases.goes_before = policies.engine_goes_before
         for waiting in self._waiting:
             self._waiting.leave(waiting.request.id)
-            with self._failing_of_defects(ticket := self._tickets[waiting.request.id]):
+            with self.failing_of_defects(ticket := self._tickets[waiting.request.id]):
                 # It may have been cut to a smaller quota since.
                 ticket.footprint = waiting.footprint
                 self._enter(ticket)
@@ -189,8 +151,8 @@ class Dispatcher:
 
     def sync_engine_leases(self) -> None:
         """Brings the leases of an engine that orders by itself up to date."""
-        if self._inside is not None:
-            self._inside.sync()
+        if self._engine_leases is not None:
+            self._engine_leases.sync()
 
     def running(self, owner: Owner) -> int:
         return len(self.ledger.table(owner))
@@ -201,43 +163,52 @@ class Dispatcher:
     def tickets(self) -> tuple[Ticket, ...]:
         return tuple(self._tickets.values())
 
-    async def drain(self, grace: float) -> None:
-        """Accepts nothing more, rejects who never started, and after `grace` seconds what has not ended."""
-        self.is_closed = True
-        for waiting in self._waiting:
-            if (ticket := self._tickets[waiting.request.id]).phase is not Phase.PREEMPTED:
-                self._refuse(ticket, _CLOSING)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace):
-                await self._idle.wait()
-        for ticket in self.tickets():
-            self._refuse(ticket, _CLOSING)
-            if ticket.request.kind is Kind.GENERATE:  # asks for its next turn, as if preempted, and is told
-                leaving = self._generators[ticket.request.model].preempt(ticket.request.id)
-                self._departures.add(asyncio.create_task(leaving))
+    def pace(self, owner: Owner) -> Pace | None:
+        return self.paces[owner].pace
+
+    def set_largest_request(self, largest: Mapping[Owner, int]) -> None:
+        self.snapshots.largest.update(largest)
+
+    def set_reserve(self, owner: Owner, reserve: Reserve | None) -> None:
+        self.snapshots.reserved[owner] = reserve
+
+    def readings(self, metrics: Metrics) -> Readings:
+        return self.ttft.readings(metrics)
 
     # --- the path of one request -------------------------------------------------------------
 
-    async def _admitted(self, ticket: Ticket) -> None:
+    def register(self, ticket: Ticket) -> None:
         self._tickets[ticket.request.id] = ticket
         self._idle.clear()
-        with self._failing_of_defects(ticket):
-            self._offer(ticket)
-        await self.wait_for_grant(ticket)
 
-    def _offer(self, ticket: Ticket) -> None:
-        request, now = ticket.request, self._clock.now()
-        if self.on_offer is not None:
-            self.on_offer(request, ticket.footprint)
-        if self.is_closed:
-            self._refuse(ticket, _CLOSING)
-        elif (wait := self._rates.wait(request.tenant, now, request.prompt_tokens)) is not None:
-            self._refuse(ticket, Reject(Reason.RATE_LIMITED, wait))
-        else:
-            longest = self._policies.admission.options.max_wait
-            self._tenants.take_turn(ticket, self.snapshots.alone(ticket), longest, now)
-            self._enter(ticket)
-            self.decide()
+    def enqueue(self, ticket: Ticket) -> None:
+        longest = self._policies.admission.options.max_wait
+        self._tenants.take_turn(ticket, self.snapshots.alone(ticket), longest, self._clock.now())
+        self._enter(ticket)
+        self.decide()
+
+    def refuse(self, ticket: Ticket, reject: Reject) -> None:
+        outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
+        self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
+        if ticket.outcome is None:
+            self._close(ticket, outcome)
+        ticket.refuse(reject)
+
+    def reject_waiting(self, reject: Reject) -> None:
+        """Who never started; who was preempted may finish."""
+        for waiting in self._waiting:
+            if (ticket := self._tickets[waiting.request.id]).phase is not Phase.PREEMPTED:
+                self.refuse(ticket, reject)
+
+    async def until_idle(self) -> None:
+        await self._idle.wait()
+
+    def evict_all(self, reject: Reject) -> None:
+        for ticket in self.tickets():
+            self.refuse(ticket, reject)
+            if ticket.request.kind is Kind.GENERATE:  # asks for its next turn, as if preempted, and is told
+                leaving = self._generators[ticket.request.model].preempt(ticket.request.id)
+                self._departures.add(asyncio.create_task(leaving))
 
     async def wait_for_grant(self, ticket: Ticket) -> None:
         """Raises Rejected, Undecided."""
@@ -250,10 +221,10 @@ class Dispatcher:
             raise
 
     def _enter(self, ticket: Ticket) -> None:
-        ticket.place = self._placed(ticket)
+        ticket.place = self.placed(ticket)
         self._waiting.enter(ticket.place)
 
-    def _placed(self, ticket: Ticket) -> Waiting:
+    def placed(self, ticket: Ticket) -> Waiting:
         request, footprint = ticket.request, ticket.footprint
         pace = self.paces[request.kind.owner].pace_of(request.model)
         options = self._policies.admission.options
@@ -278,21 +249,10 @@ class Dispatcher:
 
     def _close(self, ticket: Ticket, outcome: Outcome | None) -> None:
         self._waiting.leave(ticket.request.id)
-        if ticket.timeline.dispatched is None:
-            self._tenants.give_back(ticket)
-        now = self._clock.now()
         del self._tickets[ticket.request.id]
         if not self._tickets:
             self._idle.set()
-        self._rates.charge(ticket.request.tenant, now, ticket.timeline.output_tokens)
-        self.accounting.end(ticket, now, outcome)
-
-    def _refuse(self, ticket: Ticket, reject: Reject) -> None:
-        outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
-        self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
-        if ticket.outcome is None:
-            self._close(ticket, outcome)
-        ticket.refuse(reject)
+        self.accounting.end(ticket, self._clock.now(), outcome)
 
     # --- the cycle and its plan --------------------------------------------------------------
 
@@ -317,20 +277,20 @@ class Dispatcher:
 
     def _apply(self, plan: Plan, now: Instant) -> None:
         for request_id, said in plan.rejections:
-            with self._failing_of_defects(ticket := self._tickets[request_id]):
+            with self.failing_of_defects(ticket := self._tickets[request_id]):
                 alone = self.snapshots.alone(ticket)
-                reject = self._returns.spaced(said, ticket.request.kind.owner, alone, now)
-                self._refuse(ticket, reject)
+                reject = self._retry_spacer.space(said, ticket.request.kind.owner, alone, now)
+                self.refuse(ticket, reject)
                 self._notify_refusal(ticket.request, reject)
         for request_id, admit in plan.dispatches:
-            with self._failing_of_defects(ticket := self._tickets[request_id]):
+            with self.failing_of_defects(ticket := self._tickets[request_id]):
                 self._dispatch(ticket, admit, now)
         for request_id, defer in plan.deferrals:
-            with self._failing_of_defects(ticket := self._tickets[request_id]):
+            with self.failing_of_defects(ticket := self._tickets[request_id]):
                 self._defer(ticket, defer)
 
     @contextmanager
-    def _failing_of_defects(self, ticket: Ticket) -> Iterator[None]:
+    def failing_of_defects(self, ticket: Ticket) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -363,7 +323,7 @@ class Dispatcher:
         self._waiting.leave(request.id)
         ticket.departures = tuple(self._preempt(victim.request_id) for victim in admit.victims)
         footprint = admit.footprint
-        if request.kind is Kind.GENERATE and self._inside is not None:
+        if request.kind is Kind.GENERATE and self._engine_leases is not None:
             # The engine gives it memory when it starts it.
             footprint = replace(footprint, base=0, per_step=0)
         ticket.lease = self.ledger.open(
@@ -389,7 +349,7 @@ class Dispatcher:
         generator = self._generators[victim.request.model]
         victim.footprint = victim.footprint_to_resume(generator.geometry)
         self._metrics.preempted(victim.request.service_class.name)
-        with self._failing_of_defects(victim):
+        with self.failing_of_defects(victim):
             self._enter(victim)
         return asyncio.create_task(generator.preempt(request_id))
 

@@ -21,7 +21,7 @@ from controlplane.service.jobs import (
     RequestHints,
     TruncationRequest,
 )
-from controlplane.service.prediction.fail_open import GuardedLengthPredictor
+from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor, Subject
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.ticket import Ticket
 from predictors.output_length.features import asked_text, gist_of, gist_of_chat
@@ -47,6 +47,7 @@ class Intake:
         classes: Mapping[str, ServiceClass],
         default_class: str,
         *,
+        fail_open: FailOpen,
         keeps_gists: bool = False,
         seen_vectors: PromptVectorCache | None = None,
     ) -> None:
@@ -57,6 +58,7 @@ class Intake:
         self._embedders = embedders
         self._classes = classes
         self._default_class = default_class
+        self._fail_open = fail_open
         self._keeps_gists = keeps_gists
         self._seen_vectors = seen_vectors
         self._serial = count(1)
@@ -158,7 +160,9 @@ class Intake:
 
     def embedded(self, job: EmbedJob, vectors: Vectors) -> None:
         """A prompt that was embedded is better foretold."""
-        if self._seen_vectors is not None and job.texts:
+        if self._seen_vectors is None or not job.texts:
+            return
+        with self._fail_open[Subject.PROMPT_VECTORS]:
             self._seen_vectors.computed(job.request.model, job.texts, vectors)
 
     def _generate(

@@ -7,11 +7,12 @@ is its quota of the pool.
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from backends.vllm.hybrid.support import HybridSetup, fallbacks, memory_ratio, refusal, scratch_bytes
 from controlplane.config import Config, ConfigError
 from controlplane.core.geometry import DTYPE_BYTES, GeometryError, KvGeometry, kv_geometry
+
+log = logging.getLogger(__name__)
 
 _EXAMPLE_LENGTHS = (512, 2_048, 8_192, 32_768)
 
@@ -40,6 +41,44 @@ class ModelFacts:
         return max(self.weight_bytes, self.weight_bytes * loaded // stored)
 
 
+Facts = Callable[[str], ModelFacts]
+
+
+class HybridFallback(Protocol):
+    """Engine arguments that shrink the cache otherwise, and what they lose."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def arguments(self) -> Mapping[str, str]: ...
+
+    @property
+    def element_bytes(self) -> int: ...
+
+    @property
+    def loss(self) -> str: ...
+
+
+class HybridSupport(Protocol):
+    """What the LLM backend says of hidden states in its cache, from config.json and engine arguments."""
+
+    def refusal(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None: ...
+
+    def memory_ratio(self, config: Mapping[str, Any]) -> float: ...
+
+    def scratch_bytes(self, config: Mapping[str, Any], *, requests: int, tokens: int) -> int: ...
+
+    def fallbacks(self, arguments: Mapping[str, Any], element_bytes: int) -> Iterator[HybridFallback]: ...
+
+
+class HybridChoice(NamedTuple):
+    """`forms` is the configured word, auto or on."""
+
+    architecture: str
+    forms: str
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     memory_bytes: int
@@ -65,7 +104,7 @@ class MemoryPlan:
 
 
 def memory_plan(
-    config: Config, facts: Callable[[str], ModelFacts], device_memory: Callable[[], int]
+    config: Config, facts: Facts, device_memory: Callable[[], int], hybrid: HybridSupport
 ) -> MemoryPlan:
     """Raises ConfigError when the parts do not fit, naming by how much."""
     chat = config.models.chat
@@ -77,7 +116,7 @@ def memory_plan(
         found.loaded_bytes(model.dtype)
         for found, model in zip(embedding_facts, config.models.embeddings, strict=True)
     )
-    activation = _activation_bytes(config, chat_facts)
+    activation = _activation_bytes(config, chat_facts, hybrid)
     available = memory - weights - embedding_weights - activation - config.pool.reserve
     if available <= 0:
         raise ConfigError(
@@ -131,7 +170,7 @@ def _max_model_tokens(engine: Mapping[str, Any], facts: ModelFacts) -> int:
     return int(engine.get("max_model_len") or facts.context_tokens)
 
 
-def _activation_bytes(config: Config, facts: ModelFacts | None) -> int:
+def _activation_bytes(config: Config, facts: ModelFacts | None, hybrid: HybridSupport) -> int:
     """Peak of one full prefill: hidden states, the MLP's two halves and fp32 logits of every sequence. Where
     requests may decode from hidden states, a layer may need more for that than its MLP does after it."""
     if config.pool.activation != "auto":
@@ -145,9 +184,9 @@ def _activation_bytes(config: Config, facts: ModelFacts | None) -> int:
     tokens = int(engine.get("max_num_batched_tokens") or 8_192)
     sequences = int(engine.get("max_num_seqs") or 256)
     largest = 2 * tokens * 2 * inner
-    if chat.hybrid_cache != "off" and refusal(facts.config, engine) is None:
+    if chat.hybrid_cache != "off" and hybrid.refusal(facts.config, engine) is None:
         longest = _max_model_tokens(engine, facts)
-        largest = max(largest, scratch_bytes(facts.config, requests=sequences, tokens=longest))
+        largest = max(largest, hybrid.scratch_bytes(facts.config, requests=sequences, tokens=longest))
     return 2 * tokens * 4 * hidden + largest + 4 * sequences * int(text.get("vocab_size") or 0)
 
 
@@ -179,15 +218,7 @@ def plan_text(plan: MemoryPlan) -> str:
     return "\n".join(lines)
 
 
-# FOLDED hybrid_cache.py:
-# May requests of the chat model keep hidden states, and what would that save?
-
-log = logging.getLogger(__name__)
-
-Facts = Callable[[str], ModelFacts]
-
-
-def hybrid_setup(config: Config, facts: Facts) -> HybridSetup | None:
+def hybrid_choice(config: Config, facts: Facts, support: HybridSupport) -> HybridChoice | None:
     """None for keys and values only. Raises ConfigError where hidden states are asked for and cannot be."""
     chat = config.models.chat
     if chat is None or chat.hybrid_cache == "off":
@@ -198,29 +229,29 @@ def hybrid_setup(config: Config, facts: Facts) -> HybridSetup | None:
             f"{said}: the scheduler in the engine decides who keeps hidden states; set scheduling.engine, "
             "{} for its defaults"
         )
-    reason = _refusal(config, facts)
+    reason = _refusal(config, facts, support)
     if reason is None:
         architecture = facts(chat.model).config["architectures"][0]
         log.info("%s: requests may keep hidden states; prefix caching is off, as they cannot be shared", said)
-        return HybridSetup(architecture, chat.hybrid_cache)
+        return HybridChoice(architecture, chat.hybrid_cache)
     if chat.hybrid_cache == "on":
         raise ConfigError(f"{said}: {reason}; choose auto or off")
     log.info("%s: requests keep keys and values only. %s", said, reason)
     return None
 
 
-def hybrid_described(config: Config, facts: Facts, plan: MemoryPlan) -> str | None:
-    """A line for a person; None without a chat model. Raises as `hybrid_setup`."""
+def hybrid_text(config: Config, facts: Facts, plan: MemoryPlan, support: HybridSupport) -> str | None:
+    """A line for a person; None without a chat model. Raises as `hybrid_choice`."""
     chat, geometry = config.models.chat, plan.geometry
     if chat is None or geometry is None:
         return None
-    setup = hybrid_setup(config, facts)
+    setup = hybrid_choice(config, facts, support)
     title = f"hybrid cache: {chat.hybrid_cache}"
-    reason = _refusal(config, facts)
+    reason = _refusal(config, facts, support)
     if reason is not None:
         told = [f"{title}; not for this model and engine ({reason})"]
-        return "\n".join([*told, *_instead(chat.engine, plan)])
-    ratio = memory_ratio(facts(chat.model).config)
+        return "\n".join([*told, *_instead(chat.engine, plan, support)])
+    ratio = support.memory_ratio(facts(chat.model).config)
     tokens = plan.max_model_tokens
     rows = int(geometry.block_tokens / ratio)
     hidden = plan.kv_blocks // -(-tokens // rows)
@@ -231,12 +262,12 @@ def hybrid_described(config: Config, facts: Facts, plan: MemoryPlan) -> str | No
     )
 
 
-def _instead(engine: Mapping[str, Any], plan: MemoryPlan) -> Iterator[str]:
+def _instead(engine: Mapping[str, Any], plan: MemoryPlan, support: HybridSupport) -> Iterator[str]:
     """What the operator may choose in the place of hidden states."""
     if plan.geometry is None:
         return
     tokens, size = plan.max_model_tokens, plan.geometry.bytes_per_element
-    for fallback in fallbacks(engine, size):
+    for fallback in support.fallbacks(engine, size):
         smaller = replace(plan, geometry=replace(plan.geometry, bytes_per_element=fallback.element_bytes))
         stated = ", ".join(f"{name}: {value}" for name, value in fallback.arguments.items())
         yield (
@@ -246,6 +277,6 @@ def _instead(engine: Mapping[str, Any], plan: MemoryPlan) -> Iterator[str]:
         )
 
 
-def _refusal(config: Config, facts: Facts) -> str | None:
+def _refusal(config: Config, facts: Facts, support: HybridSupport) -> str | None:
     chat = config.models.chat
-    return None if chat is None else refusal(facts(chat.model).config, chat.engine)
+    return None if chat is None else support.refusal(facts(chat.model).config, chat.engine)

@@ -5,12 +5,11 @@ to the engines.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from backends import bundled_models
 from controlplane.config import ConfigError
 from controlplane.service.memory.memory_plan import ModelFacts
 
@@ -18,10 +17,10 @@ from controlplane.service.memory.memory_plan import ModelFacts
 _WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin")
 
 
-def model_facts(name: str) -> ModelFacts:
-    """Raises ConfigError naming what is missing."""
+def model_facts(name: str, resolve: Callable[[str], str]) -> ModelFacts:
+    """`resolve` gives the folder of a bundled model, any other name as it is. Raises ConfigError."""
     try:
-        path = Path(bundled_models.resolve(name))
+        path = Path(resolve(name))
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(f"models: {error}") from error
     return _in_folder(path) if path.is_dir() else _on_hub(name)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from backends.device.kv_memory import StaticMemory
 from controlplane.config import Config, ConfigError
 from controlplane.core.device import DeviceMemory
 from controlplane.core.ports import Embedder, Generator
@@ -47,15 +46,14 @@ def shared_pool(
     config: Config,
     generators: Mapping[str, Generator],
     embedders: Mapping[str, Embedder],
-    workspace_bytes: int,
-    device_memory: Callable[[], DeviceMemory] | None,
+    device_memory: Callable[[], DeviceMemory],
 ) -> SharedPool | None:
     """What the quotas move in; None where they stay as they are. Raises ConfigError."""
     section = config.quota
     if not section.moves or not generators or not embedders:
         return None
     generator = next(iter(generators.values()))
-    memory = StaticMemory(generator.kv_bytes, workspace_bytes) if device_memory is None else device_memory()
+    memory = device_memory()
     try:
         sharing = section.sharing(
             pool_bytes=memory.pool_bytes,
@@ -66,6 +64,22 @@ def shared_pool(
         return SharedPool(generator, tuple(embedders.values()), memory, sharing)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def fixed_shares(
+    generators: Mapping[str, Generator], embedders: Mapping[str, Embedder], workspace_bytes: int
+) -> Mapping[Owner, int]:
+    """The quotas where they never change. Raises ConfigError if the largest batches exceed theirs."""
+    kv_bytes = sum(generator.kv_bytes for generator in generators.values())
+    # Each model has its own process, so their batches are on the device at the same time.
+    together = sum(embedder.workspace_bytes for embedder in embedders.values())
+    if together > workspace_bytes:
+        raise ConfigError(
+            f"models.embeddings {', '.join(embedders)}: the largest batches take {together} bytes "
+            f"and quota.embedding gives {workspace_bytes}; lower batch_tokens, or raise "
+            "quota.embedding.nominal or pool.memory"
+        )
+    return {Owner.LLM: kv_bytes, Owner.EMBEDDING: workspace_bytes if embedders else 0}
 
 
 # FOLDED embedding_bytes.py:
@@ -83,3 +97,9 @@ def share_out(budget: int, embedders: Collection[Embedder]) -> None:
     full = [embedder.workspace_bytes for embedder in embedders]
     for embedder, part in zip(embedders, parts(budget, least, full), strict=True):
         embedder.set_budget_bytes(part)
+
+
+def withhold_workspace(embedders: Collection[Embedder], withheld_bytes: int) -> None:
+    """Cuts the batches where no quota moves; the engine's KV cache cannot shrink."""
+    whole = sum(embedder.workspace_bytes for embedder in embedders)
+    share_out(max(whole - withheld_bytes, sum(map(longest_input_bytes, embedders))), embedders)

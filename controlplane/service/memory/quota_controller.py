@@ -9,18 +9,19 @@ what it had changed, and the next ones try again.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controlplane.config import Config
 from controlplane.core.clock import Clock, Duration, Instant, between, milliseconds
 from controlplane.core.decision import Defer, Reason, Reject
+from controlplane.core.device import DeviceMemory
 from controlplane.core.errors import BackendFailed, Refused
-from controlplane.core.memory import Footprint, Quota
-from controlplane.core.ports import EngineState
+from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.ports import Embedder, EngineState, Generator
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.metrics import Metrics, Readings
-from controlplane.policy.sharing.lending import lent, target_next
+from controlplane.policy.sharing.lending import Sharing, lent, target_next
 from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.memory.demand import MemoryDemandForecast, RecentArrivals, urgencies
@@ -44,6 +45,7 @@ class QuotaController:
 
     clock: Clock
     dispatcher: Dispatcher
+    ledger: MemoryLedger
     pool: SharedPool
     foresight: MemoryDemandForecast
     owned: Mapping[Owner, int] = field(init=False)
@@ -53,6 +55,10 @@ class QuotaController:
     moves: int = field(init=False, default=0)
     withheld: int = field(init=False, default=0)
     health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_TROUBLE))
+    _generator: Generator = field(init=False)
+    _embedders: Sequence[Embedder] = field(init=False)
+    _memory: DeviceMemory = field(init=False)
+    _sharing: Sharing = field(init=False)
     _target: int = field(init=False)
     _order: int = field(init=False)
     _full: int = field(init=False)
@@ -65,26 +71,30 @@ class QuotaController:
     _last_tick: Instant | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.owned = self.usable = dict(self.pool.sharing.nominal)
+        self._generator, self._embedders = self.pool.generator, self.pool.embedders
+        self._memory, self._sharing = self.pool.memory, self.pool.sharing
+        self.owned = self.usable = dict(self._sharing.nominal)
         self._target = self.owned[Owner.LLM]
-        self._order = self.pool.memory.most_llm_bytes
-        self._full = sum(embedder.workspace_bytes for embedder in self.pool.embedders)
+        self._order = self._memory.most_llm_bytes
+        self._full = sum(embedder.workspace_bytes for embedder in self._embedders)
         self._bytes_per_token = max(
-            longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self.pool.embedders
+            longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self._embedders
         )
-        self.dispatcher.snapshots.largest = {
-            Owner.LLM: self.pool.sharing.options.highest,
-            Owner.EMBEDDING: self._full,
-        }
-        self.dispatcher.on_offer = self._offered
+        self.dispatcher.set_largest_request(
+            {Owner.LLM: self._sharing.options.highest, Owner.EMBEDDING: self._full}
+        )
         self.dispatcher.on_refusal = self._refused
+
+    def withhold(self, withheld_bytes: int) -> None:
+        """Keeps so many bytes back from both quotas, from the next tick on."""
+        self.withheld = withheld_bytes
 
     async def start(self) -> None:
         """Puts the nominal quotas in force. Raises Refused by an engine that keeps to no quota."""
         await self._tell_engine(self.usable[Owner.LLM])
-        share_out(self.usable[Owner.EMBEDDING], self.pool.embedders)
+        share_out(self.usable[Owner.EMBEDDING], self._embedders)
 
-    def _offered(self, request: Request, footprint: Footprint) -> None:
+    def offered(self, request: Request, footprint: Footprint) -> None:
         self._lately.came[request.kind.owner] += 1
         self.foresight.offered(request, footprint, self.clock.now())
 
@@ -97,9 +107,9 @@ class QuotaController:
         now = self.clock.now()
         is_early = self._last_tick is not None and between(self._last_tick, now) < _SHORTEST_GAP
         if not is_early and (self._urgent is None or self._urgent.done()):
-            self._urgent = asyncio.ensure_future(self._tick_soon())
+            self._urgent = asyncio.ensure_future(self.tick_now())
 
-    async def _tick_soon(self) -> None:
+    async def tick_now(self) -> None:
         await self.tick(self.clock.now())
 
     async def tick(self, now: Instant) -> None:
@@ -120,7 +130,7 @@ class QuotaController:
         owned = self.owned
         self._own(now)
         try:
-            await self._apply(lent(self.owned, self._needed(now), self.pool.sharing), now)
+            await self._apply(lent(self.owned, self._needed(now), self._sharing), now)
         except Exception:
             # Else they would jump, by all that could not be followed, once it can.
             self.owned = owned
@@ -128,15 +138,15 @@ class QuotaController:
         finally:
             released = self._released_bytes(self.foresight.horizon)
             reserve = self.foresight.reserve(now, released_bytes=released)
-            self.dispatcher.snapshots.reserved[Owner.LLM] = reserve
+            self.dispatcher.set_reserve(Owner.LLM, reserve)
 
     def _own(self, now: Instant) -> None:
         elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
         self._lately.fade(now)
-        paces = {owner: pace.pace for owner, pace in self.dispatcher.paces.items()}
-        options = self.pool.sharing.options
+        paces = {owner: self.dispatcher.pace(owner) for owner in Owner}
+        options = self._sharing.options
         self.urgency = urgencies(self.dispatcher.tickets(), paces, self._lately, now, options.urgency)
-        self._target = target_next(self._target, self.urgency, self.pool.sharing)
+        self._target = target_next(self._target, self.urgency, self._sharing)
         self.owned = next_nominals(self.owned, self._target, elapsed=elapsed, options=options)
         self._moved_at = now
 
@@ -149,21 +159,21 @@ class QuotaController:
         return {Owner.LLM: held[Owner.LLM], Owner.EMBEDDING: wanted}
 
     def _predicted_bytes(self, owner: Owner) -> int:
-        leases = self.dispatcher.ledger.table(owner)
+        leases = self.ledger.table(owner)
         peak = int((leases.base + leases.per_step * leases.steps).sum())
         return peak + sum(waiting.footprint.peak for waiting in self.dispatcher.queued(owner))
 
     def _released_bytes(self, within: Duration) -> int:
         """By answers that are predicted to end."""
-        pace = self.dispatcher.paces[Owner.LLM].pace
+        pace = self.dispatcher.pace(Owner.LLM)
         if pace is None or pace.step <= 0:
             return 0
-        leases = self.dispatcher.ledger.table(Owner.LLM)
+        leases = self.ledger.table(Owner.LLM)
         ends = leases.steps <= within / pace.step
         return int((leases.base + leases.per_step * leases.steps)[ends].sum())
 
     async def _apply(self, usable: Mapping[Owner, int], now: Instant) -> None:
-        before, budget = self.dispatcher.ledger.quota(Owner.LLM).nominal, self._budget
+        before, budget = self.ledger.quota(Owner.LLM).nominal, self._budget
         try:
             llm, state = await self._move_llm(usable, before, now)
         except Exception:
@@ -171,7 +181,7 @@ class QuotaController:
             raise
         if llm > before:
             self._set(Owner.LLM, llm)
-        room = self.pool.memory.workspace_room(state) - self.withheld
+        room = self._memory.workspace_room(state) - self.withheld
         self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._waiting)), now)
         self.moves += usable != self.usable
         self.usable = usable
@@ -181,27 +191,27 @@ class QuotaController:
         self, usable: Mapping[Owner, int], before: int, now: Instant
     ) -> tuple[int, EngineState]:
         """What the LLM may have now that the engine has confirmed it, and the engine's state."""
-        state, llm = self.pool.generator.state(), usable[Owner.LLM]
+        state, llm = self._generator.state(), usable[Owner.LLM]
         if llm < before:
             self._set(Owner.LLM, llm)
         elif llm > before:
             # First the budget falls; the LLM gets what the batches under way leave.
             self._set_budget(min(usable[Owner.EMBEDDING], self._budget), now)
-            block = self.pool.sharing.options.block_bytes
-            free = self.pool.memory.pool_bytes - self.withheld - self._batches_in_flight()
+            block = self._sharing.options.block_bytes
+            free = self._memory.pool_bytes - self.withheld - self._batches_in_flight()
             llm = max(before, min(llm, free // block * block))
         order, found = self._engine_order(llm, state), state
         # One that was started anew has it all; after a failure nobody knows what is in force.
         self._order = max(self._order, state.quota_bytes or 0)
         if order != self._order or self.health.fault is not None:
             await self._tell_engine(order)
-            state = self.pool.generator.state()
+            state = self._generator.state()
         self._reclaim(llm, found)
         return llm, state
 
     async def _tell_engine(self, order: int) -> None:
         """Raises Unanswered where no answer comes: it may have the order then, or get it still."""
-        memory, generator, former = self.pool.memory, self.pool.generator, self._order
+        memory, generator, former = self._memory, self._generator, self._order
         # Its limit is never below its quota.
         memory.limit_llm(max(order, former))
         self._order = max(order, former)
@@ -224,11 +234,11 @@ class QuotaController:
     @property
     def _waiting(self) -> int:
         """Beside all that the engine may use."""
-        return self.pool.memory.pool_bytes - self._order - self.withheld
+        return self._memory.pool_bytes - self._order - self.withheld
 
     def _engine_order(self, llm: int, state: EngineState) -> int:
         """Never below what is in use: that would preempt. One block each lets running answers go on."""
-        growth = state.running * self.pool.sharing.options.block_bytes
+        growth = state.running * self._sharing.options.block_bytes
         if state.used_bytes > llm:
             return max(llm, min(self._order, state.used_bytes + growth))
         return llm
@@ -239,14 +249,14 @@ class QuotaController:
             return
         demanded = sum(one.footprint.base for one in waiting)
         priority = max(one.request.service_class.priority for one in waiting)
-        free = max(0, self._budget - self.dispatcher.ledger.held(Owner.EMBEDDING))
+        free = max(0, self._budget - self.ledger.held(Owner.EMBEDDING))
         needed = bytes_to_reclaim(held=state.used_bytes, nominal=llm, free=free, demanded=demanded)
         if needed > 0:
             self.reclaimed_bytes += self.dispatcher.reclaim(Owner.LLM, needed, priority)
 
     @property
     def _budget(self) -> int:
-        return self.dispatcher.ledger.quota(Owner.EMBEDDING).nominal
+        return self.ledger.quota(Owner.EMBEDDING).nominal
 
     def _batches_in_flight(self) -> int:
         """The present budget; one that was larger counts until what was sent under it is done."""
@@ -256,7 +266,7 @@ class QuotaController:
         if not any(self._is_computed_since(ticket, since) for ticket in self.dispatcher.tickets()):
             self._shrunk = None
             return self._budget
-        return max(self._budget, min(former, self.dispatcher.ledger.demanded(Owner.EMBEDDING)))
+        return max(self._budget, min(former, self.ledger.demanded(Owner.EMBEDDING)))
 
     @staticmethod
     def _is_computed_since(ticket: Ticket, since: Instant) -> bool:
@@ -272,10 +282,10 @@ class QuotaController:
             most = former if self._shrunk is None else max(former, self._shrunk[1])
             self._shrunk = (now, most)
         self._set(Owner.EMBEDDING, budget)
-        share_out(budget, self.pool.embedders)
+        share_out(budget, self._embedders)
 
     def _set(self, owner: Owner, nominal: int) -> None:
-        self.dispatcher.ledger.set_quota(owner, Quota(nominal))
+        self.ledger.set_quota(owner, Quota(nominal))
         if owner is Owner.EMBEDDING:
             self.dispatcher.cap_waiting(owner, nominal)
 
@@ -284,8 +294,8 @@ class QuotaController:
         load = self.foresight.load
         forecast = load.next_window(self.clock.now())
         return {
-            "device_memory": self.pool.memory.mode,
-            "pool_bytes": self.pool.memory.pool_bytes,
+            "device_memory": self._memory.mode,
+            "pool_bytes": self._memory.pool_bytes,
             "withheld_bytes": self.withheld,
             "engine_quota_bytes": self._order,
             "owned_bytes": {owner.value: share for owner, share in self.owned.items()},
@@ -320,7 +330,7 @@ class QuotaController:
 
 
 def quota_controller(
-    pool: SharedPool, config: Config, clock: Clock, dispatcher: Dispatcher
+    pool: SharedPool, config: Config, clock: Clock, dispatcher: Dispatcher, ledger: MemoryLedger
 ) -> QuotaController:
     forecast = config.quota.forecast
     priorities = {one.priority for one in config.classes.values()}
@@ -329,4 +339,4 @@ def quota_controller(
     # Half of what was promised is plenty to spend on waiting; the rest is for the work.
     patience = milliseconds(min(promised, default=0.0) / 2)
     foresight = MemoryDemandForecast(milliseconds(forecast.window_ms), forecast.level, highest, patience)
-    return QuotaController(clock, dispatcher, pool, foresight)
+    return QuotaController(clock, dispatcher, ledger, pool, foresight)

@@ -6,6 +6,7 @@ model is put in force between two requests. Should it fail, the model in force s
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -27,14 +28,15 @@ _NEW_SHARE = 0.25
 _AT_LEAST = 100
 
 
+LENGTH_PREDICTORS: Mapping[str, Callable[[Config], LengthPredictor]] = {
+    "learned": lambda config: LearnedLengths(remember=config.predictors.remember),
+    "history": lambda config: HistoryQuantiles(),
+    "max-tokens": lambda config: MaxTokens(),
+}
+
+
 def lengths_of(config: Config) -> LengthPredictor:
-    match config.admission.lengths:
-        case "learned":
-            return LearnedLengths(remember=config.predictors.remember)
-        case "history":
-            return HistoryQuantiles()
-        case "max-tokens":
-            return MaxTokens()
+    return LENGTH_PREDICTORS[config.admission.lengths](config)
 
 
 def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.vllm.hybrid import support
 from benchmark_control_plane.judge.experiment import read_experiment, single
 from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
 from controlplane.config import parse
@@ -38,7 +39,7 @@ def test_every_system_of_the_gpu_has_the_same_cache_and_two_fit_a_card_of_80_gb(
             given = vllm_arguments(live, single(system).split)
         else:
             config = parse(tandem_config(on_a_gpu, live, system, {"interactive": {"ttft_ms": 100}}, {}))
-            plan = memory_plan(config, FACTS.__getitem__, lambda: pytest.fail("it is stated"))
+            plan = memory_plan(config, FACTS.__getitem__, lambda: pytest.fail("it is stated"), support)
             assert plan.workspace_bytes > GIB
             # The cache that vLLM is given instead of the planned one takes no more.
             assert plan.kv_bytes >= (given := config.models.chat.engine)["kv_cache_memory_bytes"]

@@ -355,7 +355,7 @@ async def test_what_only_the_engine_can_refuse_is_a_400(stage: Stage):
 
 
 async def test_a_fault_of_ours_is_a_500_that_tells_nothing(stage: Stage):
-    stage.service.metrics_text = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    stage.service.status.metrics_text = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     answer = await stage.http.get("/metrics")
     check_error(answer, 500, None, "internal_error", kind="server_error")
     assert "division" not in answer.text

@@ -96,7 +96,7 @@ async def test_who_leaves_at_any_wait_ends_once_and_holds_nothing(asked, is_cut,
     path, body = ASKED[asked]
     ends: Counter[str] = Counter()
     async with staged(admission={"engine_queue": 0}) as stage:
-        accounting = stage.service.dispatcher.accounting
+        accounting = stage.service.gate.dispatcher.accounting
         end = accounting.end
 
         def counted(ticket, now, outcome):

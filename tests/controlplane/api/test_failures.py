@@ -109,7 +109,7 @@ async def test_a_defect_of_the_gate_is_told_as_ours_and_logged_once(caplog: pyte
         raise ZeroDivisionError("a defect")
 
     async with staged() as stage:
-        stage.service.dispatcher.on_offer = faulty
+        stage.service.gate.on_offer = faulty
         for path, body in ((CHAT, chat()), (EMBED, {"model": EMBED_MODEL, "input": "hi"})):
             caplog.clear()
             answer = await stage.http.post(path, json=body)
@@ -159,7 +159,7 @@ async def test_a_deferred_request_says_so():
     async with staged(is_stepped=True, admission={"engine_queue": 0}) as stage:
         running = await busy(stage.http, stage)
         late = asyncio.create_task(stage.http.post(CHAT, json=chat(stream=True)))
-        await until(lambda: len(stage.service.dispatcher.tickets()) == MAX_RUNNING + 1)
+        await until(lambda: len(stage.service.gate.tickets()) == MAX_RUNNING + 1)
         await all_done(stage, running)
         await stage.generator.until_runs(MAX_RUNNING + 1)
         await all_done(stage, [late])
@@ -199,7 +199,7 @@ async def test_embeddings_that_their_engine_refuses_are_no_failure_of_it(stage: 
 
 def ended(stage: Stage, kind: str, outcome: str) -> float | None:
     labels = {"class": "standard", "kind": kind, "outcome": outcome}
-    return stage.service.metrics.registry.get_sample_value("tandem_requests_total", labels)
+    return stage.service.status.metrics.registry.get_sample_value("tandem_requests_total", labels)
 
 
 @pytest.mark.parametrize(
@@ -303,9 +303,9 @@ async def test_a_caller_that_leaves_the_queue_is_forgotten():
     ):
         running = await busy(http, stage)
         late = asyncio.create_task(http.post(CHAT, json=chat()))
-        await until(lambda: len(stage.service.dispatcher.tickets()) == MAX_RUNNING + 1)
+        await until(lambda: len(stage.service.gate.tickets()) == MAX_RUNNING + 1)
         late.cancel()
-        await until(lambda: len(stage.service.dispatcher.tickets()) == MAX_RUNNING)
+        await until(lambda: len(stage.service.gate.tickets()) == MAX_RUNNING)
         assert len(stage.generator.runs) == MAX_RUNNING
         await all_done(stage, running)
 
@@ -337,7 +337,7 @@ async def test_the_same_id_at_the_same_time_is_told_apart():
 
 
 async def test_what_arrives_while_shutting_down_is_told_to_go_elsewhere(stage: Stage):
-    await stage.service.dispatcher.drain(1.0)
+    await stage.service.gate.drain(1.0)
     answer = await stage.http.post(CHAT, json=chat())
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
     assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-shutting-down"
@@ -347,7 +347,7 @@ async def test_embeddings_that_outlast_the_drain_are_told_to_go_elsewhere():
     async with staged(is_stepped=True) as stage:
         asking = asyncio.create_task(stage.http.post(EMBED, json={"model": EMBED_MODEL, "input": "hi"}))
         await stage.embedder.until_runs(1)
-        await stage.service.dispatcher.drain(0.01)
+        await stage.service.gate.drain(0.01)
         answer = await asking
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
         assert answer.headers["retry-after"] == "1"

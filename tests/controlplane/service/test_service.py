@@ -14,10 +14,9 @@ from controlplane.config import ConfigError, parse
 from controlplane.config.models import EmbeddingModel
 from controlplane.core.device import DeviceReading
 from controlplane.core.errors import BackendDown
-from controlplane.service.bootstrap import assemble, embedders_of, plan_of
+from controlplane.service.bootstrap import assemble, build_service, embedders_of, plan_of
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.runtime.timers import LoopClock
-from controlplane.service.service import Service
 
 GIB = 2**30
 TWO = {"models": {"embeddings": [{"model": "one"}, {"model": "two"}]}}
@@ -28,7 +27,9 @@ def two_embedders():
 
 
 async def started(workspace_bytes: int) -> None:
-    service = Service(parse(TWO), [], two_embedders(), workspace_bytes=workspace_bytes, clock=LoopClock())
+    service = build_service(
+        parse(TWO), [], two_embedders(), workspace_bytes=workspace_bytes, clock=LoopClock()
+    )
     await service.start()
     await service.stop()
 
@@ -66,7 +67,7 @@ def test_what_is_withheld_from_several_models_is_withheld_once(free, budget):
     embedders = two_embedders()
 
     async def main():
-        service = Service(
+        service = build_service(
             parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock(),
             monitor=lambda withhold: MemoryMonitor(Nearly(free), lambda: 0, withhold, 1_000),
         )  # fmt: skip
@@ -102,7 +103,7 @@ def test_nothing_is_left_running_when_the_device_cannot_be_asked():
     embedders = two_embedders()
 
     async def main():
-        service = Service(
+        service = build_service(
             parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock(),
             monitor=lambda withhold: MemoryMonitor(Broken(), lambda: 0, withhold, 1_000),
         )  # fmt: skip
@@ -126,13 +127,13 @@ def test_what_engines_lived_through_is_counted():
     embedders = two_embedders()
 
     async def main():
-        service = Service(parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock())
+        service = build_service(parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock())
         await service.start()
         for embedder in embedders:
             embedder.stall_count += 1
             embedder.restarts += 2
             embedder.out_of_memory += 3
-        told = service.metrics_text().decode()
+        told = service.status.metrics_text().decode()
         assert 'tandem_engine_stalls_total{owner="embedding"} 2.0' in told
         assert 'tandem_engine_stalls_total{owner="llm"} 0.0' in told
         assert "tandem_embedding_restarts_total 4.0" in told
@@ -147,7 +148,7 @@ def test_nothing_is_left_running_when_the_start_is_given_up():
 
     async def main():
         slow.on_start = asyncio.Event().wait
-        service = Service(parse(TWO), [], [quick, slow], workspace_bytes=2_000, clock=LoopClock())
+        service = build_service(parse(TWO), [], [quick, slow], workspace_bytes=2_000, clock=LoopClock())
         starting = asyncio.create_task(service.start())
         await asyncio.sleep(1)
         await quick.check()

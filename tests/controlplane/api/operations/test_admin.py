@@ -19,13 +19,13 @@ async def test_policies_change_while_requests_wait():
     async with staged(SETTINGS, is_stepped=True, **sections) as stage:
         body = {"model": CHAT_MODEL, "prompt": "x"}
         asking = [asyncio.create_task(stage.http.post("/v1/completions", json=body)) for _ in range(6)]
-        await until(lambda: stage.service.dispatcher.waiting(Owner.LLM) == 2)
+        await until(lambda: stage.service.gate.dispatcher.waiting(Owner.LLM) == 2)
         change = {"admission": {"engine_queue": 1}, "scheduling": {"ordering": "least-slack"}}
         answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
         assert answer.status_code == 200
         assert answer.json()["scheduling"]["ordering"] == "least-slack"
         assert answer.json() == (await stage.http.get("/admin/config", headers=ADMIN)).json()
-        assert stage.service.dispatcher.waiting(Owner.LLM) == 1
+        assert stage.service.gate.dispatcher.waiting(Owner.LLM) == 1
         while not all(task.done() for task in asking):
             stage.generator.allow()
             await asyncio.sleep(0)
@@ -97,7 +97,7 @@ async def test_an_operator_drains_it_before_ending_it():
         running = asyncio.create_task(stage.http.post("/v1/completions", json=body))
         await stage.generator.until_runs(1)
         draining = asyncio.create_task(stage.http.post("/admin/drain", headers=ADMIN))
-        await until(lambda: stage.service.dispatcher.is_closed)
+        await until(lambda: stage.service.gate.is_closed)
         late = await stage.http.post("/v1/completions", json=body)
         assert (late.status_code, late.json()["error"]["code"]) == (503, "shutting_down")
         ready = await stage.http.get("/ready")
@@ -133,7 +133,7 @@ async def explained(stage, **said):
 
 async def test_an_operator_asks_what_would_be_decided_and_nothing_comes_of_it():
     async with staged(SETTINGS, is_stepped=True, admission={"engine_queue": 0}) as stage:
-        before = stage.service.state()
+        before = stage.service.status.state()
         told = await explained(stage)
         assert (told["decision"], told["reason"], told["victims"]) == ("ADMIT", None, [])
         assert told["request"]["class"] == "standard"
@@ -141,9 +141,9 @@ async def test_an_operator_asks_what_would_be_decided_and_nothing_comes_of_it():
         assert told["memory"]["predicted_peak_bytes"] <= told["memory"]["ceiling_bytes"]
         told = await explained(stage, model=EMBED_MODEL, max_tokens=None, inputs=3)
         assert (told["decision"], told["request"]["prompt_tokens"]) == ("ADMIT", 48)
-        assert stage.service.state() == before
+        assert stage.service.status.state() == before
         assert stage.generator.runs == stage.embedder.runs == []
-        assert not stage.service.dispatcher.tickets()
+        assert not stage.service.gate.tickets()
 
 
 async def test_what_is_explained_is_what_the_gate_then_decides():
@@ -157,7 +157,7 @@ async def test_what_is_explained_is_what_the_gate_then_decides():
         assert (told["places"], told["queue"]) == ({"running": 4, "free": 0}, {"others": 0, "before_it": 0})
         named = {"x-request-id": "mine"}
         asking.append(asyncio.create_task(stage.http.post("/v1/completions", json=body, headers=named)))
-        await until(lambda: stage.service.dispatcher.waiting(Owner.LLM) == 1)
+        await until(lambda: stage.service.gate.dispatcher.waiting(Owner.LLM) == 1)
         (mine,) = (await stage.http.get("/admin/explain/mine", headers=ADMIN)).json()["waiting"]
         assert (mine["decision"], mine["reason"]) == ("DEFER", "no_slot")
         assert (await explained(stage))["queue"] == {"others": 1, "before_it": 1}

@@ -8,7 +8,7 @@ from controlplane.service.gate.snapshot import decode_load
 
 def test_of_each_promised_pace_the_time_and_the_tokens_left(bench):
     async def scenario(b):
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         begun = await b.ask("hello", max_tokens=8, tpot_ms=80)
         for _ in range(3):
             await anext(begun)

@@ -30,7 +30,7 @@ def test_an_admitted_request_streams_and_ends_met(bench):
     async def scenario(b):
         answer = await b.ask(max_tokens=3, service_class="interactive")
         assert answer.ticket.decision == "ADMIT"
-        assert b.service.dispatcher.running(Owner.LLM) == 1
+        assert b.service.gate.dispatcher.running(Owner.LLM) == 1
         assert await read(answer) == "word word word "
 
     b = bench(scenario)
@@ -53,7 +53,7 @@ def test_a_deferred_request_starts_when_a_place_is_free(bench):
         second = asyncio.create_task(b.ask(max_tokens=1))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 1
         await read(first)
         answer = await second
         assert answer.ticket.decision == "DEFER"
@@ -119,7 +119,7 @@ def test_a_client_that_leaves_while_waiting_leaves_the_queue(bench):
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert b.service.dispatcher.waiting(Owner.LLM) == 0
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 0
         await read(running)
 
     assert bench(scenario, generator=one_at_a_time(), **ALONE).outcomes == ["aborted", "met"]
@@ -171,7 +171,7 @@ def test_a_failing_engine_fails_the_request_and_frees_its_lease(bench, script, e
 
 def test_what_can_never_fit_is_rejected_with_the_numbers(bench):
     async def scenario(b):
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         whole = dispatcher.ledger.quota(Owner.LLM).nominal
         dispatcher.ledger.set_quota(Owner.LLM, Quota(64 * b.generator.geometry.bytes_per_token))
         with pytest.raises(Rejected) as caught:
@@ -186,7 +186,7 @@ def test_what_can_never_fit_is_rejected_with_the_numbers(bench):
 
 def test_raising_a_quota_wakes_who_waits(bench):
     async def scenario(b):
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         whole = dispatcher.ledger.quota(Owner.LLM).nominal
         dispatcher.ledger.set_quota(Owner.LLM, Quota(160 * b.generator.geometry.bytes_per_token))
         first = await b.ask("x" * 64, max_tokens=64)
@@ -207,7 +207,7 @@ def test_memory_of_one_request_is_predicted_for_the_next(bench):
     """With max-tokens reservation two requests of 128 tokens do not share 160 tokens' worth of blocks."""
 
     async def scenario(b):
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         dispatcher.ledger.set_quota(Owner.LLM, Quota(160 * b.generator.geometry.bytes_per_token))
         first = await b.ask("x" * 32, max_tokens=96)
         second = asyncio.create_task(b.ask("x" * 32, max_tokens=96))
@@ -257,11 +257,11 @@ def test_equal_priority_is_never_preempted(bench):
 
 def test_embeddings_are_leased_and_released(bench):
     async def scenario(b):
-        intake, dispatcher = b.service.intake, b.service.dispatcher
+        intake, gate, dispatcher = b.service.intake, b.service.gate, b.service.gate.dispatcher
         job = await intake.embeddings(
             "e", Caller("tests"), b.embedder.model, ["one", "two two"], RequestHints()
         )
-        embedding = asyncio.create_task(dispatcher.embed(job))
+        embedding = asyncio.create_task(gate.embed(job))
         await b.embedder.until_runs(1)
         assert dispatcher.ledger.held(Owner.EMBEDDING) == b.embedder.batch_bytes([3, 7]) // 2
         assert b.generator.is_sharing, "answers may go as slowly as promised meanwhile"
@@ -275,13 +275,13 @@ def test_embeddings_are_leased_and_released(bench):
 
 def test_embeddings_beyond_the_workspace_wait_their_turn(bench):
     async def scenario(b):
-        intake, dispatcher = b.service.intake, b.service.dispatcher
+        intake, gate, dispatcher = b.service.intake, b.service.gate, b.service.gate.dispatcher
         texts = ["x" * 500] * 8
         jobs = [
             await intake.embeddings(f"e{n}", Caller("tests"), b.embedder.model, texts, RequestHints())
             for n in range(8)
         ]
-        tasks = [asyncio.create_task(dispatcher.embed(job)) for job in jobs]
+        tasks = [asyncio.create_task(gate.embed(job)) for job in jobs]
         await b.embedder.until_runs(4)
         assert dispatcher.running(Owner.EMBEDDING) == 4
         assert dispatcher.waiting(Owner.EMBEDDING) == 4
@@ -317,7 +317,7 @@ def test_answers_of_lower_priority_do_not_cut_embeddings(bench):
             job = await b.service.intake.embeddings(
                 name, Caller("tests"), b.embedder.model, ["x"], RequestHints(service_class=name)
             )
-            task = asyncio.create_task(b.service.dispatcher.embed(job))
+            task = asyncio.create_task(b.service.gate.embed(job))
             await b.embedder.until_runs(runs)
             limits.append(b.embedder.batch_limit())
             await task
@@ -346,14 +346,14 @@ def test_too_long_an_input_is_cut_only_when_asked(bench):
 
 def test_a_tenant_over_its_rate_is_rejected_with_the_refill(bench):
     async def scenario(b):
-        b.service.dispatcher.paces[Owner.LLM].observe_step(1)
+        b.service.gate.dispatcher.paces[Owner.LLM].observe_step(1)
         job = await b.service.intake.completion(
             "r", Caller("web"), b.generator.model, "hi",
             max_tokens=1, sampling=(await b.job()).sampling, hints=RequestHints(),
         )  # fmt: skip
-        await read(await b.service.dispatcher.generate(job))
+        await read(await b.service.gate.generate(job))
         with pytest.raises(Rejected) as caught:
-            await b.service.dispatcher.generate(job)
+            await b.service.gate.generate(job)
         assert caught.value.reject.reason is Reason.RATE_LIMITED
         assert to_seconds(caught.value.reject.retry_after) == pytest.approx(60 - 0.1, abs=0.05)
 
@@ -368,7 +368,7 @@ def test_an_embedding_is_refused_for_work_with_which_it_cannot_be_in_time(bench)
             job = await b.service.intake.embeddings(
                 "test", Caller("tests"), b.embedder.model, ["x" * 100] * inputs, hints
             )
-            return await b.service.dispatcher.embed(job)
+            return await b.service.gate.embed(job)
 
         # What a token costs is known before the first pass: it was measured when the engine started.
         first = asyncio.create_task(embed(8, 2_500))

@@ -103,7 +103,7 @@ def test_who_was_refused_is_told_so_though_its_engine_dies_in_the_same_turn(benc
 
 async def embedding(b):
     job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["one"], RequestHints())
-    return await b.service.dispatcher.embed(job)
+    return await b.service.gate.embed(job)
 
 
 def test_an_embedding_that_outlasts_the_drain_is_told(bench):

@@ -34,10 +34,10 @@ def test_whatever_is_accepted_is_forwarded_at_once_and_held_as_the_engine_says(b
         answers = [await b.ask("x" * 40, max_tokens=50) for _ in range(3)]
         reading = [asyncio.create_task(read(answer)) for answer in answers]
         await asyncio.sleep(0.15)
-        ledger = b.service.dispatcher.ledger
-        assert b.service.dispatcher.waiting(Owner.LLM) == 0
+        ledger = b.service.gate.dispatcher.ledger
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 0
         assert [answer.ticket.decision for answer in answers] == ["ADMIT"] * 3
-        owner = b.service.state()["owners"]["llm"]
+        owner = b.service.status.state()["owners"]["llm"]
         assert owner["held_bytes"] == b.generator.state().used_bytes == 3 * BLOCK
         assert (owner["running"], ledger.deficit(Owner.LLM)) == (3, 0)
         standing = [ledger.lease_state(answer.ticket.lease)[0] for answer in answers]
@@ -95,7 +95,7 @@ def test_memory_that_the_engine_can_take_from_others_makes_nobody_late(bench):
 
 def test_what_the_quota_can_never_hold_is_refused(bench):
     async def scenario(b):
-        b.service.dispatcher.ledger.set_quota(Owner.LLM, Quota(4 * BLOCK))
+        b.service.gate.dispatcher.ledger.set_quota(Owner.LLM, Quota(4 * BLOCK))
         with pytest.raises(Rejected) as caught:
             await b.ask("x" * 40, max_tokens=60)
         assert caught.value.reject.reason is Reason.NEVER_FITS
@@ -108,7 +108,7 @@ def test_what_the_quota_can_never_hold_is_refused(bench):
 
 def test_a_lower_quota_frees_memory_only_as_the_engine_gives_it_back(bench):
     async def scenario(b):
-        dispatcher, ledger = b.service.dispatcher, b.service.dispatcher.ledger
+        dispatcher, ledger = b.service.gate.dispatcher, b.service.gate.dispatcher.ledger
         answer = await b.ask("x" * 100, max_tokens=20)
         reading = asyncio.create_task(read(answer))
         await asyncio.sleep(0.15)
@@ -131,7 +131,7 @@ def test_a_full_engine_queue_holds_at_the_gate(bench):
         third = asyncio.create_task(b.ask(max_tokens=1))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 1
         await asyncio.gather(read(first), read(second))
         assert (await third).ticket.phase is Phase.PREFILL
         await read(await third)
@@ -156,7 +156,7 @@ def test_who_would_break_the_pace_of_those_inside_waits_at_the_gate(bench):
         third = asyncio.create_task(b.ask(max_tokens=20, **PACED))
         reading = [asyncio.create_task(read(answer)) for answer in answers]
         await asyncio.sleep(0.15)
-        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 1
         await asyncio.gather(*reading)
         await read(await third)
 
@@ -170,7 +170,7 @@ def test_who_has_no_room_inside_makes_no_step_longer(bench):
         steps_of_5_ms_more_for_each_answer(b)
         # One of the four fills the cache; three wait for it inside.
         answers = [await b.ask("x" * 110, max_tokens=17, **PACED) for _ in range(4)]
-        assert b.service.dispatcher.waiting(Owner.LLM) == 0
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 0
         await asyncio.gather(*map(read, answers))
 
     config = {**ORDERED, "admission": {"lengths": "max-tokens"}}

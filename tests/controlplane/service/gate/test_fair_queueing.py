@@ -89,7 +89,7 @@ def test_the_scarcer_of_memory_and_places_says_how_long_a_request_takes_with_its
 
 def test_a_client_that_leaves_before_its_turn_is_not_charged(bench):
     async def scenario(b):
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         dispatcher.paces[Owner.LLM].observe_step(seconds(1))
         running = await b.ask()
         turns = []

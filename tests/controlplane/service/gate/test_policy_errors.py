@@ -45,11 +45,11 @@ class FaultyFor:
 
 
 def decide_by(b, **changes) -> None:
-    b.service.dispatcher.set_policies(replace(b.service.dispatcher._policies, **changes))
+    b.service.gate.set_policies(replace(b.service.gate.dispatcher._policies, **changes))
 
 
 def faulty_admission(b) -> Admission:
-    sound = b.service.dispatcher._policies.admission
+    sound = b.service.gate.dispatcher._policies.admission
     return FaultyAdmission(sound.options, sound.eviction, sound.fits)
 
 
@@ -67,16 +67,16 @@ def errors(caplog) -> list[str]:
 
 def test_who_cannot_be_decided_fails_at_once_and_the_log_tells_once(bench, caplog):
     async def scenario(b):
-        sound = b.service.dispatcher._policies.admission
+        sound = b.service.gate.dispatcher._policies.admission
         let_admission_raise(b)
         for _ in range(3):
             with pytest.raises(DecisionFailed, match="division by zero"):
                 await b.ask()
             b.assert_nothing_is_held()
-        assert b.service.impaired() == {"decisions": Fault.DEFECT}
+        assert b.service.status.impaired() == {"decisions": Fault.DEFECT}
         decide_by(b, admission=sound)
         assert await read(await b.ask()) == 4
-        assert b.service.impaired() == {}
+        assert b.service.status.impaired() == {}
 
     assert bench(scenario).outcomes == ["failed"] * 3 + ["met"]
     [told] = errors(caplog)
@@ -98,10 +98,10 @@ def test_a_drain_does_not_wait_for_who_failed(bench):
 def test_an_observer_that_raises_fails_the_newcomer_alone(bench, caplog):
     async def scenario(b):
         running = asyncio.create_task(read(await b.ask(max_tokens=8)))
-        b.service.dispatcher.on_offer = faulty
+        b.service.gate.on_offer = faulty
         with pytest.raises(DecisionFailed):
             await b.ask()
-        b.service.dispatcher.on_offer = None
+        b.service.gate.on_offer = None
         assert await running == 8
 
     assert bench(scenario).outcomes == ["failed", "met"]
@@ -113,7 +113,7 @@ def test_an_order_that_raises_for_one_leaves_the_others_in_line(bench):
         running = asyncio.create_task(read(await b.ask(max_tokens=8)))
         waiting = asyncio.create_task(b.ask("waits"))
         await asyncio.sleep(0.01)
-        decide_by(b, ordering=FaultyFor(b.service.dispatcher._policies.ordering, len("poison")))
+        decide_by(b, ordering=FaultyFor(b.service.gate.dispatcher._policies.ordering, len("poison")))
         with pytest.raises(DecisionFailed, match="unranked"):
             await b.ask("poison")
         assert await running == 8
@@ -131,7 +131,7 @@ def test_a_defect_while_others_wait_is_not_theirs_and_their_wait_stays_bounded(b
         running = asyncio.create_task(read(await b.ask(max_tokens=8)))
         waiting = asyncio.create_task(b.ask("waits"))
         await asyncio.sleep(0.01)
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         dispatcher._policies = replace(dispatcher._policies, admission=faulty_admission(b))
         assert await running == 8
         assert dispatcher.waiting(Owner.LLM) == 1
@@ -146,7 +146,7 @@ def test_a_defect_while_others_wait_is_not_theirs_and_their_wait_stays_bounded(b
 
 def test_who_was_half_dispatched_gives_its_lease_back_and_the_next_one_takes_its_place(bench):
     async def scenario(b):
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         running = asyncio.create_task(read(await b.ask(max_tokens=8)))
         waiting = [asyncio.create_task(b.ask(text)) for text in ("first", "second")]
         await asyncio.sleep(0.01)
@@ -173,7 +173,7 @@ def test_embeddings_fail_alike(bench):
             "e", Caller("tests"), b.embedder.model, ["one"], RequestHints()
         )
         with pytest.raises(DecisionFailed):
-            await b.service.dispatcher.embed(job)
+            await b.service.gate.embed(job)
 
     assert bench(scenario).outcomes == ["failed"]
 
@@ -216,7 +216,7 @@ def test_who_was_preempted_goes_on_though_the_cycle_that_should_have_let_it_in_r
         victim = await victim_of(b)
         urgent = await b.ask(max_tokens=2, service_class="interactive")
         assert urgent.ticket.decision == "ADMIT_WITH_PREEMPTION"
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         sound = dispatcher._policies
         dispatcher.decide()
         dispatcher._policies = replace(sound, admission=faulty_admission(b))

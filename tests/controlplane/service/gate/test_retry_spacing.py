@@ -12,7 +12,7 @@ WORK = milliseconds(100)
 
 def told(returns, drain, now=0, work=WORK):
     reject = Reject(Reason.SLO_UNATTAINABLE, drain)
-    return returns.spaced(reject, Owner.LLM, work, Instant(now)).retry_after
+    return returns.space(reject, Owner.LLM, work, Instant(now)).retry_after
 
 
 def test_a_burst_is_told_rising_times_after_the_drain():

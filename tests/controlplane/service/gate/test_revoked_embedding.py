@@ -25,7 +25,7 @@ def slow() -> ScriptedEmbedder:
 async def embedding(b, name: str, size: int):
     model = b.embedder.model
     job = await b.service.intake.embeddings(name, Caller("tests"), model, ["a" * size], RequestHints())
-    return await b.service.dispatcher.embed(job)
+    return await b.service.gate.embed(job)
 
 
 def test_the_larger_of_two_that_cannot_both_be_in_time_is_told_at_once(bench):

@@ -6,6 +6,7 @@ from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.decision import Reason
+from controlplane.service.bootstrap import build_service
 from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
@@ -18,7 +19,7 @@ async def told(service: Service, model: str, tokens: int, **hints: float) -> Rea
     """Why it was turned away."""
     job = await service.intake.embeddings("e", Caller("t"), model, ["x" * tokens], RequestHints(**hints))
     try:
-        await service.dispatcher.embed(job)
+        await service.gate.embed(job)
     except Rejected as error:
         return error.reject.reason
     return None
@@ -41,7 +42,9 @@ def play(scenario) -> list[Reason | None]:
         ]
         content = {"models": {"embeddings": [{"model": name} for name in speeds]}, "classes": CLASSES}
         workspace = sum(embedder.workspace_bytes for embedder in embedders)
-        service = Service(parse(content), [], embedders, workspace_bytes=2 * workspace, clock=LoopClock())
+        service = build_service(
+            parse(content), [], embedders, workspace_bytes=2 * workspace, clock=LoopClock()
+        )
         await service.start()
         await both_used(service)
         found = await scenario(service)

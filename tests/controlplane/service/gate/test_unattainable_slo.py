@@ -62,7 +62,7 @@ def test_who_would_wait_besides_is_refused(played):
 async def embed(b) -> None:
     hints = RequestHints(service_class="interactive", e2e_ms=1)
     job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["x" * 99], hints)
-    await b.service.dispatcher.embed(job)
+    await b.service.gate.embed(job)
 
 
 def test_an_embedding_too(bench):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from controlplane.config import ConfigError
+from controlplane.service.bootstrap import model_facts
 from controlplane.service.memory.memory_plan import ModelFacts
-from controlplane.service.memory.model_config import model_facts
 
 CONFIG = b'{"max_position_embeddings": 512}'
 

@@ -15,6 +15,7 @@ from controlplane.config import ConfigError, parse
 from controlplane.core.generation import Sampling
 from controlplane.core.memory import Quota
 from controlplane.core.request import Owner
+from controlplane.service.bootstrap import build_service
 from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.runtime.timers import LoopClock
@@ -56,14 +57,14 @@ class Bench:
         await self.quota_controller.tick(LoopClock().now())
 
     def quota(self, owner: Owner) -> int:
-        return self.service.dispatcher.ledger.quota(owner).nominal
+        return self.service.gate.dispatcher.ledger.quota(owner).nominal
 
     async def ask(self, name: str, prompt_tokens: int, service_class: str = "standard"):
         job = await self.service.intake.completion(
             name, Caller("t"), self.generator.model, "x" * prompt_tokens,
             max_tokens=50, sampling=Sampling(max_tokens=50), hints=RequestHints(service_class=service_class),
         )  # fmt: skip
-        answer = await self.service.dispatcher.generate(job)
+        answer = await self.service.gate.generate(job)
 
         async def read() -> None:
             async for _ in answer:
@@ -79,7 +80,7 @@ class Bench:
             ["x" * 100] * inputs,
             RequestHints(service_class=service_class),
         )
-        return asyncio.create_task(self.service.dispatcher.embed(job))
+        return asyncio.create_task(self.service.gate.embed(job))
 
 
 def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900, memory=None, others=()):
@@ -93,7 +94,7 @@ def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900, memory=Non
         embedder = ScriptedEmbedder(
             batch_tokens=most_batch_tokens, max_input_tokens=100, is_stepped=True, bytes_per_token=KIB
         )
-        service = Service(
+        service = build_service(
             parse({"models": {"chat": {"model": "scripted"}}, "classes": CLASSES, "quota": quota}),
             [generator], [embedder, *others], workspace_bytes=400 * KIB, clock=LoopClock(), ticks=NoTicks(),
             device_memory=lambda: memory,
@@ -103,13 +104,13 @@ def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900, memory=Non
         tasks = await scenario(bench)
         generator.allow(1_000)
         embedder.allow(1_000)
-        while service.dispatcher.tickets():
+        while service.gate.tickets():
             generator.allow(100)
             embedder.allow(100)
             await bench.tick()
             await asyncio.sleep(0.01)
         await asyncio.gather(*tasks)
-        service.dispatcher.ledger.check_integrity()
+        service.gate.dispatcher.ledger.check_integrity()
         await service.stop()
 
     run(main())
@@ -180,7 +181,7 @@ def test_who_is_turned_away_for_memory_is_not_kept_waiting_for_a_tick():
         before = b.quota_controller._last_tick
         waiting = asyncio.create_task(b.ask("last", 250))
         await asyncio.sleep(0.01)
-        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 1
         assert b.quota_controller._last_tick != before
         assert b.quota(Owner.LLM) > 800 * KIB
         await given_up(waiting)
@@ -232,7 +233,7 @@ def test_running_answers_are_preempted_only_for_embeddings_of_higher_priority(se
             await asyncio.sleep(0.01)
             b.quota_controller.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
             await b.tick()
-        preempted = [t for t in b.service.dispatcher.tickets() if t.preemptions]
+        preempted = [t for t in b.service.gate.tickets() if t.preemptions]
         assert bool(preempted) == is_preempted
         assert (b.quota_controller.reclaimed_bytes > 0) == is_preempted
         return [asyncio.create_task(quiet(t)) for t in tasks]
@@ -295,10 +296,10 @@ def test_a_dead_engine_leaves_the_quotas_alone():
 def test_state_and_metrics_show_the_sharing():
     async def scenario(b):
         await b.tick()
-        shown = b.service.state()["sharing"]
+        shown = b.service.status.state()["sharing"]
         assert shown["device_memory"] == "elastic"
         assert sum(shown["usable_bytes"].values()) == shown["pool_bytes"] == 1_000 * KIB
-        text = b.service.metrics_text().decode()
+        text = b.service.status.metrics_text().decode()
         assert 'tandem_owned_bytes{owner="llm"} 819200.0' in text
         assert 'tandem_urgency{owner="embedding"} 0.0' in text
         return []
@@ -350,7 +351,7 @@ def test_on_a_shared_device_nothing_overflows_and_everything_is_answered():
 
 def test_who_waits_with_batches_cut_to_a_smaller_quota_stays_so_when_policies_change():
     async def scenario(bench):
-        dispatcher = bench.service.dispatcher
+        dispatcher = bench.service.gate.dispatcher
         tasks = [await bench.embed(name, 4) for name in ("runs", "waits")]
         await bench.embedder.until_runs(1)
         dispatcher.ledger.set_quota(Owner.EMBEDDING, Quota(100 * KIB))

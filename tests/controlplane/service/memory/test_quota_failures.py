@@ -52,15 +52,17 @@ def test_an_order_that_is_refused_leaves_everything_as_it_was(llm, answer, fault
             own(b, llm)
             await b.tick()
             assert in_force(b) == (800, 200, 800, 200)
-        assert b.service.impaired() == {"quotas": fault}
-        assert b.service.state()["sharing"]["trouble"]["fault"] == fault
-        assert f'tandem_quota_failures_total{{fault="{fault}"}} 5.0' in b.service.metrics_text().decode()
+        assert b.service.status.impaired() == {"quotas": fault}
+        assert b.service.status.state()["sharing"]["trouble"]["fault"] == fault
+        exposition = b.service.status.metrics_text().decode()
+        assert f'tandem_quota_failures_total{{fault="{fault}"}} 5.0' in exposition
         assert [level for level, _ in told(caplog)] == ["ERROR"], "told once"
         b.generator.on_order = None
         own(b, llm)
         await b.tick()
         assert in_force(b) == (llm // KIB, 1_000 - llm // KIB) * 2
-        assert b.service.impaired() == {} and b.service.state()["sharing"]["trouble"]["fault"] is None
+        assert b.service.status.impaired() == {}
+        assert b.service.status.state()["sharing"]["trouble"]["fault"] is None
         assert told(caplog)[1] == ("INFO", "quotas move again after 5 failures")
         return []
 
@@ -91,7 +93,7 @@ def test_what_stands_still_does_not_seem_to_move_where_nothing_is_asked():
         await b.tick()
         own(b, 800 * KIB)
         await b.tick()
-        assert b.service.impaired() == {"quotas": "refused"}
+        assert b.service.status.impaired() == {"quotas": "refused"}
         return []
 
     play(scenario)
@@ -109,7 +111,7 @@ def test_nobody_is_preempted_for_a_quota_that_does_not_come():
             await asyncio.sleep(0.01)
             own(b, LLM_LOSES)
             await b.tick()
-        assert b.service.impaired() and b.quota_controller.reclaimed_bytes == 0
+        assert b.service.status.impaired() and b.quota_controller.reclaimed_bytes == 0
         b.generator.on_order = None
         return [asyncio.create_task(quiet(task)) for task in tasks]
 
@@ -125,7 +127,7 @@ def test_an_engine_that_never_answers_holds_up_no_later_tick(llm):
         b.generator.on_order = asyncio.Event().wait
         own(b, llm)
         await b.tick()
-        assert b.service.impaired() == {"quotas": "backend_down"}
+        assert b.service.status.impaired() == {"quotas": "backend_down"}
         # It may have taken the order: what it may hold by that is nobody else's.
         most = max(llm, 800 * KIB)
         assert b.quota(Owner.LLM) == 800 * KIB
@@ -133,7 +135,7 @@ def test_an_engine_that_never_answers_holds_up_no_later_tick(llm):
         b.generator.on_order = None
         own(b, 800 * KIB)
         await b.tick()
-        assert in_force(b) == (800, 200, 800, 200) and b.service.impaired() == {}
+        assert in_force(b) == (800, 200, 800, 200) and b.service.status.impaired() == {}
         return []
 
     play(scenario)
@@ -142,11 +144,11 @@ def test_an_engine_that_never_answers_holds_up_no_later_tick(llm):
 def test_what_is_reserved_is_not_kept_for_ever_while_quotas_stand_still():
     async def scenario(b):
         b.generator.on_order = refuse
-        reserved = b.service.dispatcher.snapshots.reserved
+        reserved = b.service.gate.dispatcher.snapshots.reserved
         reserved[Owner.LLM] = Reserve(100 * KIB, priority=5)
         own(b, LLM_LOSES)
         await b.tick()
-        assert b.service.impaired() and reserved[Owner.LLM] is None
+        assert b.service.status.impaired() and reserved[Owner.LLM] is None
         b.generator.on_order = None
         return []
 
@@ -174,12 +176,12 @@ def test_a_restarted_engine_gets_its_quota_again():
         for _ in range(3):
             own(b, LLM_LOSES)
             await b.tick()
-        assert b.service.impaired() == {"quotas": "backend_down"}
+        assert b.service.status.impaired() == {"quotas": "backend_down"}
         await b.generator.start()
         assert b.generator.quota_bytes == 900 * KIB
         own(b, LLM_LOSES)
         await b.tick()
-        assert in_force(b) == (608, 392, 608, 392) and b.service.impaired() == {}
+        assert in_force(b) == (608, 392, 608, 392) and b.service.status.impaired() == {}
         # Also where no tick saw that it was gone.
         b.generator.die()
         await b.generator.start()
@@ -218,11 +220,11 @@ def test_a_limit_that_another_program_moved_stops_quotas_until_it_is_back(tmp_pa
             own(b, llm)
             await b.tick()
             assert in_force(b) == (800, 200, 800, 200)
-        assert b.service.impaired() == {"quotas": "os_error" if is_gone else "limit_conflict"}
+        assert b.service.status.impaired() == {"quotas": "os_error" if is_gone else "limit_conflict"}
         segment.write_bytes(struct.pack("=qqq", 800 * KIB, 0, 0))
         own(b, llm)
         await b.tick()
-        assert b.service.impaired() == {}
+        assert b.service.status.impaired() == {}
         assert in_force(b) == (llm // KIB, 1_000 - llm // KIB) * 2
         assert memory.read().total == llm
         return []
@@ -253,7 +255,7 @@ def test_a_defect_of_ours_is_told_with_where_it_was(caplog):
         load, b.quota_controller.foresight.load = b.quota_controller.foresight.load, None
         await b.tick()
         await b.tick()
-        assert b.service.impaired() == {"quotas": "defect"}
+        assert b.service.status.impaired() == {"quotas": "defect"}
         (record,) = [record for record in caplog.records if record.name == LOGGER]
         assert record.exc_info is not None
         b.quota_controller.foresight.load = load

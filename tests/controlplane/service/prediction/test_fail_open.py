@@ -1,6 +1,7 @@
 """What learns from requests never stands in their way."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +24,8 @@ def tracebacks(caplog) -> int:
 
 
 def failures(service, subject: str) -> float | None:
-    return service.metrics.registry.get_sample_value("tandem_learning_failures_total", {"subject": subject})
+    registry = service.status.metrics.registry
+    return registry.get_sample_value("tandem_learning_failures_total", {"subject": subject})
 
 
 async def read(answer) -> int:
@@ -36,18 +38,18 @@ async def read(answer) -> int:
 )
 def test_a_predictor_that_raises_breaks_no_answer(bench, caplog, broken, subject):
     async def scenario(b):
-        lengths: LearnedLengths = b.service._lengths
+        lengths: LearnedLengths = b.service.status.lengths
         setattr(lengths, broken, faulty)
         for _ in range(3):
             assert await read(await b.ask(max_tokens=40)) == 40
             leaving = await b.ask(max_tokens=40)
             await anext(leaving)
             await leaving.aclose()
-        assert b.service.impaired() == {"learning": "defect"}
+        assert b.service.status.impaired() == {"learning": "defect"}
         delattr(lengths, broken)
         assert await read(await b.ask(max_tokens=40)) == 40
         await (await b.ask()).aclose()
-        assert b.service.impaired() == {}
+        assert b.service.status.impaired() == {}
 
     b = bench(scenario)
     assert b.outcomes == ["met", "aborted"] * 4
@@ -58,7 +60,7 @@ def test_a_predictor_that_raises_breaks_no_answer(bench, caplog, broken, subject
 @pytest.mark.parametrize("broken", ["observe_step", "observe_prefill"])
 def test_a_pace_that_cannot_be_learned_breaks_no_answer(bench, caplog, broken):
     async def scenario(b):
-        for pace in b.service.dispatcher.paces.values():
+        for pace in b.service.gate.dispatcher.paces.values():
             setattr(pace, broken, faulty)
         for _ in range(2):
             assert await read(await b.ask(max_tokens=4)) == 4
@@ -71,7 +73,7 @@ def test_a_pace_that_cannot_be_learned_breaks_no_answer(bench, caplog, broken):
 
 def test_a_first_token_that_cannot_be_judged_breaks_no_answer(bench):
     async def scenario(b):
-        b.service.dispatcher.ttft.appeared = faulty
+        b.service.gate.dispatcher.ttft.appeared = faulty
         assert await read(await b.ask(max_tokens=4)) == 4
 
     assert bench(scenario).outcomes == ["met"]
@@ -79,7 +81,7 @@ def test_a_first_token_that_cannot_be_judged_breaks_no_answer(bench):
 
 def test_what_an_engine_reports_ends_no_engine(bench):
     async def scenario(b):
-        for pace in b.service.dispatcher.paces.values():
+        for pace in b.service.gate.dispatcher.paces.values():
             pace.observe_work = pace.observe_prefill = faulty
         b.generator.on_step(EngineStep(1, 1, 1, milliseconds(1)))
         b.embedder.on_pass(EmbeddingPass(1, 1, 1, milliseconds(1)))
@@ -89,7 +91,7 @@ def test_what_an_engine_reports_ends_no_engine(bench):
 
 async def test_vectors_that_cannot_be_kept_are_sent_all_the_same():
     async with staged() as stage:
-        stage.service.intake.embedded = faulty
+        stage.service.intake._seen_vectors = SimpleNamespace(computed=faulty)
         answer = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": "hi"})
         assert answer.status_code == 200
         assert (await stage.http.get("/ready")).json()["impaired"] == {"learning": "defect"}

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from backends.testing.scripted import ScriptedGenerator
+from controlplane.config.reconfigure import changeable
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.policy.engine.options import EngineOptions
 
@@ -15,7 +16,7 @@ TO_SRMT = {"scheduling": {"engine": {"ordering": "srmt"}}, "admission": {"max_wa
 
 def in_force(b):
     """Ordering and admission of the gate, and what the engine has taken."""
-    now = b.service.changeable()
+    now = changeable(b.service.config)
     return now["scheduling"]["engine"]["ordering"], now["admission"]["max_waiting"], dict(b.generator.options)
 
 
@@ -90,6 +91,6 @@ def test_changes_that_come_at_once_are_made_one_after_the_other(play):
         may_go.set()
         await asyncio.gather(first, second)
         assert in_force(b) == ("edf", 5, {"urgency": 0.25})
-        assert b.service.changeable()["scheduling"]["engine"]["urgency"] == 0.25
+        assert changeable(b.service.config)["scheduling"]["engine"]["urgency"] == 0.25
 
     play(scenario)

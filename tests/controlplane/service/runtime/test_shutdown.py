@@ -9,9 +9,9 @@ from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.errors import BackendDown
+from controlplane.service.bootstrap import build_service
 from controlplane.service.runtime.shutdown import stop_all
 from controlplane.service.runtime.timers import LoopClock
-from controlplane.service.service import Service
 
 
 def told(caplog) -> list[str]:
@@ -66,11 +66,11 @@ def test_who_is_cancelled_meanwhile_goes_through_the_rest_first():
 
 @pytest.fixture
 def service():
-    found = Service(
+    found = build_service(
         parse({"models": {"embeddings": [{"model": "one"}]}}),
         [], [ScriptedEmbedder(model="one", bytes_per_token=1)], workspace_bytes=10_000, clock=LoopClock(),
     )  # fmt: skip
-    found._learning = Unsaved()
+    found._training = Unsaved()
     return found
 
 
@@ -87,7 +87,7 @@ class Unsaved:
 def test_engines_stop_though_what_was_learned_cannot_be_kept(service, caplog):
     async def main():
         await service.start()
-        [engine] = service._backends()
+        [engine] = service._backends
         await engine.check()
         await service.stop()
         with pytest.raises(BackendDown, match="stopped"):
@@ -98,13 +98,13 @@ def test_engines_stop_though_what_was_learned_cannot_be_kept(service, caplog):
 
 
 def test_a_start_that_fails_tells_its_own_reason_and_leaves_no_engine(service, caplog):
-    service._learning.start = fail_at_once
+    service._training.start = fail_at_once
 
     async def main():
         with pytest.raises(RuntimeError, match="stopped before"):
             await service.start()
         with pytest.raises(BackendDown, match="stopped"):
-            await service._backends()[0].check()
+            await service._backends[0].check()
 
     run(main())
     assert len(told(caplog)) == 1
