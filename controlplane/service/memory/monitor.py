@@ -7,7 +7,6 @@ So is what another process takes of the last bytes that are free. A reading that
 the next one is taken all the same.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from controlplane.core.device import DeviceProbe, DeviceReading
 from controlplane.metrics import Metrics, Readings
 from controlplane.service.runtime.health import HealthTracker
+from controlplane.service.runtime.timers import LoopTimer
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +42,15 @@ class MemoryMonitor:
     """How often a disagreement began."""
     health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_TROUBLE))
     _base: int | None = field(init=False, default=None)
-    _timer: asyncio.TimerHandle | None = field(init=False, default=None)
+    _timer: LoopTimer = field(init=False, default_factory=LoopTimer)
 
     def start(self, every: float) -> None:
         """Takes the base now, and samples every so many seconds."""
         self.sample()
-        self._schedule(every)
+        self._timer.every(every, self._sample_or_fail)
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.stop()
         self.probe.close()
 
     def sample(self) -> None:
@@ -97,20 +96,10 @@ class MemoryMonitor:
             self.withhold(kept)
             self.withheld = kept
 
-    def _schedule(self, every: float) -> None:
-        loop = asyncio.get_running_loop()
-        due = loop.time() + every
-
-        def again() -> None:
-            nonlocal due
-            try:
-                self.sample()
-            except Exception as error:
-                self.health.failed(error)
-            else:
-                self.health.succeeded()
-            # Samples that a busy loop has missed are not made up for.
-            due = max(due + every, loop.time())
-            self._timer = loop.call_at(due, again)
-
-        self._timer = loop.call_at(due, again)
+    def _sample_or_fail(self) -> None:
+        try:
+            self.sample()
+        except Exception as error:
+            self.health.failed(error)
+        else:
+            self.health.succeeded()

@@ -9,11 +9,10 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from apscheduler.schedulers.asyncio import AsyncIOScheduler
-
 from controlplane.config import Config, ConfigError
 from controlplane.core.ports import LengthPredictor
 from controlplane.metrics import Metrics, Readings
+from controlplane.service.runtime.timers import PeriodicTimer, SchedulerTimer
 from predictors.output_length import checkpoint
 from predictors.output_length.checkpoint import Checkpoint, read_or_set_aside, save
 from predictors.output_length.history import HistoryQuantiles, MaxTokens
@@ -72,13 +71,21 @@ def require_place(config: Config) -> None:
 class LengthTraining:
     """`file` None: what was learned is forgotten at the end."""
 
-    def __init__(self, lengths: LearnedLengths, *, every_seconds: float, file: Path | None) -> None:
+    def __init__(
+        self,
+        lengths: LearnedLengths,
+        *,
+        every_seconds: float,
+        file: Path | None,
+        timer: PeriodicTimer | None = None,
+    ) -> None:
         self._lengths = lengths
+        self._timer = timer or SchedulerTimer()
         self._every_seconds = every_seconds
         self._file = file
         self._learned_from = 0
         self._warned: frozenset[str] = frozenset()
-        self._scheduler: AsyncIOScheduler | None = None
+        self._is_started = False
 
     async def start(self) -> None:
         """Takes up what the file holds."""
@@ -87,16 +94,13 @@ class LengthTraining:
             if kept is not None:
                 self._lengths.restore(kept)
                 self._learned_from = self._lengths.examples.seen if kept.model is not None else 0
-        self._scheduler = AsyncIOScheduler()
-        self._scheduler.add_job(
-            self.train_if_due, "interval", seconds=self._every_seconds, max_instances=1, coalesce=True
-        )
-        self._scheduler.start()
+        self._timer.every(self._every_seconds, self.train_if_due)
+        self._is_started = True
 
     async def stop(self) -> None:
-        if self._scheduler is not None:
-            self._scheduler.shutdown(wait=False)
-            self._scheduler = None
+        if self._is_started:
+            self._is_started = False
+            self._timer.stop()
             await self._save()
 
     async def train_if_due(self) -> None:
