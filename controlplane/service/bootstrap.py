@@ -33,7 +33,11 @@ from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.pool import fixed_shares, shared_pool, withhold_workspace
 from controlplane.service.memory.quota_controller import QuotaController, quota_controller
 from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor
-from controlplane.service.prediction.length_training import LengthTraining, lengths_of, require_place
+from controlplane.service.prediction.length_training import (
+    LengthTraining,
+    length_predictor_of,
+    require_writable_file,
+)
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.prediction.rate_observer import RateObserver
 from controlplane.service.runtime.engine_control import EngineConfigurator
@@ -174,7 +178,7 @@ def check_engine_arguments(config: Config) -> None:
 
 def assemble(config: Config) -> Service:
     """The service of a configuration, not started. Raises ConfigError."""
-    require_place(config)
+    require_writable_file(config)
     plan, is_static = plan_of(config), config.pool.device_memory == "static"
     log.info("the memory plan:\n%s", plan_text(plan))
     return build_service(
@@ -209,7 +213,7 @@ def build_service(
         ticks: runs the quota ticks.
         lengths: replaces the length predictor that the configuration names.
     """
-    predictor = lengths or lengths_of(config)
+    predictor = lengths or length_predictor_of(config)
     training = None
     if clock is None and isinstance(predictor, LearnedLengths):
         section = config.predictors
@@ -276,14 +280,14 @@ def _parts(
         config.service_classes(),
         config.default_class(),
         fail_open=fail_open,
-        keeps_gists=isinstance(predictor, LearnedLengths),
-        seen_vectors=PromptVectorCache(config.predictors.encoder) if config.predictors.encoder else None,
+        keeps_features=isinstance(predictor, LearnedLengths),
+        prompt_vectors=PromptVectorCache(config.predictors.encoder) if config.predictors.encoder else None,
     )
     quotas: QuotaController | None = None
     withhold: Callable[[int], None] = partial(withhold_workspace, list(embedders.values()))
     if pool is not None:
         quotas = quota_controller(pool, config, clock, dispatcher, ledger)
-        gate.on_offer, withhold = quotas.offered, quotas.withhold
+        gate.on_offer, withhold = quotas.observe_arrival, quotas.withhold
     monitor = None if make_monitor is None else make_monitor(withhold)
     if monitor is not None:
         monitor.allocated = lambda: sum(embedder.allocator_bytes for embedder in embedders.values())

@@ -43,7 +43,7 @@ class TruncationRequest:
     side: TruncationSide | None = None
 
 
-_AS_THE_MODEL = TruncationRequest()
+MODEL_LIMIT = TruncationRequest()
 
 
 @dataclass(frozen=True, slots=True)

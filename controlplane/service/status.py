@@ -51,7 +51,7 @@ class ServiceStatus:
         }
         health = {name: work.health for name, work in repeated.items() if work is not None}
         found = {name: each.fault.value for name, each in health.items() if each.fault is not None}
-        return found | ({"learning": Fault.DEFECT.value} if self.fail_open.are_failing else {})
+        return found | ({"learning": Fault.DEFECT.value} if self.fail_open.is_failing else {})
 
     def models(self) -> list[ModelCard]:
         roots = {model.served_name: model.model for model in self.config.models.all()}

@@ -14,7 +14,7 @@ from controlplane.core.request import Phase, Request, Timeline, moved
 from controlplane.core.view import Pace, Running, Waiting
 from predictors.timing.ttft import Ahead, TtftForecast
 
-_NONE = Duration(0)
+_ZERO = Duration(0)
 
 
 class Rejected(Exception):
@@ -50,57 +50,58 @@ class Ticket:
     forecast: LengthForecast | None
     timeline: Timeline
     granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    place: Waiting | None = None
+    entry: Waiting | None = None
     """Where it stood in the queue last."""
     phase: Phase = Phase.QUEUED
     lease: Lease | None = None
     decision: str = "ADMIT"
     predicted_ttft: Duration | None = None
-    starting: EngineStart | None = None
+    engine_start: EngineStart | None = None
     departures: tuple[asyncio.Task[None], ...] = ()
     """Victims on their way out of the engine; the request starts when they have left."""
-    work: Duration = _NONE
-    """What its owner does for it alone; `turn` is how far its tenant's other work moved it back."""
-    turn: Duration = _NONE
+    service_time: Duration = _ZERO
+    """Predicted time for which its owner's whole quota would be busy with it."""
+    tenant_delay: Duration = _ZERO
+    """How far weighted fair queueing moves it back behind its tenant's other work."""
     preemptions: int = 0
     cached_tokens: int = 0
     """Of its prompt, those the engine had in its cache when it began."""
     is_resumable: bool = False
     """Whether it can be preempted and resumed without the client noticing."""
     outcome: Outcome | None = None
-    _call: asyncio.Timeout | None = None
+    _timeout: asyncio.Timeout | None = None
 
-    def ask_again(self) -> None:
+    def renew_grant(self) -> None:
         """For its next turn."""
         self.granted = asyncio.get_running_loop().create_future()
 
     def refuse(self, reject: Reject) -> None:
         """Tells who waits for its turn, who asks for the next one, or who is inside `revocable`."""
         if self.granted.done():
-            self.ask_again()
+            self.renew_grant()
         was_let_in = self.timeline.dispatched is not None
         self.granted.set_exception(Rejected(self.request, reject, is_evicted=was_let_in))
         self.granted.exception()  # taken: a caller that leaves just now is not there to do so
-        if self._call is not None:
-            self._call.reschedule(0)
+        if self._timeout is not None:
+            self._timeout.reschedule(0)
 
     @asynccontextmanager
     async def revocable(self) -> AsyncIterator[None]:
         """For a turn that is one call: cancels the block and raises Rejected once it is refused; it may have
         been since its turn came, and may be in the turn of the event loop in which the call comes back."""
-        self.stand_by_refusal()
-        self._call = asyncio.timeout(None)
+        self.raise_if_refused()
+        self._timeout = asyncio.timeout(None)
         try:
-            async with self._call:
+            async with self._timeout:
                 yield
         except Exception:
-            self.stand_by_refusal()
+            self.raise_if_refused()
             raise
         finally:
-            self._call = None
-        self.stand_by_refusal()
+            self._timeout = None
+        self.raise_if_refused()
 
-    def stand_by_refusal(self) -> None:
+    def raise_if_refused(self) -> None:
         """Its outcome is counted and its memory given to others: that is what its caller is told."""
         if self.outcome is not None:
             self.granted.result()
@@ -110,7 +111,7 @@ class Ticket:
 
     @property
     def rank(self) -> int:
-        return 0 if self.place is None else self.place.rank[0]
+        return 0 if self.entry is None else self.entry.rank[0]
 
     @property
     def queue_ms(self) -> float:

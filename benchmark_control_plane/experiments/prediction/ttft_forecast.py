@@ -105,7 +105,7 @@ async def _asked(service: Service, prompt: list[int], tokens: int, *, fixed: boo
     )
     answer = await service.gate.generate(job)
     ticket = answer.ticket
-    starting = ticket.starting
+    starting = ticket.engine_start
     async with aclosing(answer):
         async for _ in answer:
             pass

@@ -39,7 +39,7 @@ async def _answer(service: Service, ask: ParsedRequest[EmbeddingRequest], send: 
         _check_dimensions(service, body.model, body.dimensions)
     embedded = await service.gate.embed(job)
     vectors = embedded.vectors
-    service.intake.embedded(job, vectors)
+    service.intake.remember_vectors(job, vectors)
     if body.dimensions not in (None, vectors.shape[1]):
         vectors = shortened(vectors, body.dimensions)
     rows = await _encoded(vectors, is_base64=body.encoding_format == "base64")

@@ -17,9 +17,9 @@ from controlplane.service.ticket import Ticket
 from predictors.timing.step_time import ObservedPace, ReportedPace
 
 # A forecast is worth telling the engine when it moves what remains by so much of it.
-_MATERIAL = 0.25
+_MATERIAL_CHANGE = 0.25
 # Before, little can have been learned since it was forecast.
-_LATEST_FROM_TOKENS = 32
+_REFORECAST_FROM_TOKENS = 32
 
 
 class Accounting:
@@ -42,10 +42,10 @@ class Accounting:
         self._tenants = tenants
         self._lengths = lengths
         self._paces = paces
-        self._first_tokens = first_tokens
+        self._ttft = first_tokens
         self._generators = generators
-        self._pace = lengths.fail_open[Subject.PACE]
-        self._remaining = lengths.fail_open[Subject.REMAINING_LENGTH]
+        self._rate_guard = lengths.fail_open[Subject.PACE]
+        self._length_guard = lengths.fail_open[Subject.REMAINING_LENGTH]
 
     def release(self, ticket: Ticket) -> None:
         """Gives the memory back without ending the request."""
@@ -53,11 +53,11 @@ class Accounting:
             self._ledger.close(ticket.lease)
             ticket.lease = None
 
-    def tokens(self, ticket: Ticket, now: Instant, steps: int) -> None:
+    def count_tokens(self, ticket: Ticket, now: Instant, steps: int) -> None:
         """`steps` tokens came out at once: stamp them and let the lease grow."""
         seen = ticket.timeline
-        with self._pace:
-            self._teach_pace(ticket, now, steps)
+        with self._rate_guard:
+            self._observe_rate(ticket, now, steps)
         if ticket.phase is Phase.PREFILL:
             ticket.move(Phase.DECODE)
         seen.stamp_tokens(now, steps)
@@ -66,15 +66,15 @@ class Accounting:
             done = seen.output_tokens
             # Often while little is known, then rarely; at once when the answer outruns its forecast.
             if left == 1 or not done & (done - 1):
-                with self._remaining:
-                    self._sharpen(ticket)
+                with self._length_guard:
+                    self._reforecast(ticket)
 
-    def _teach_pace(self, ticket: Ticket, now: Instant, steps: int) -> None:
+    def _observe_rate(self, ticket: Ticket, now: Instant, steps: int) -> None:
         seen = ticket.timeline
         if ticket.phase is Phase.DECODE and seen.last_token is not None:
             self._paces[Owner.LLM].observe_step(Duration(between(seen.last_token, now) // steps))
         elif ticket.phase is Phase.PREFILL:
-            self._first_tokens.appeared(ticket, now)
+            self._ttft.first_token(ticket, now)
             if seen.first_token is None and seen.dispatched is not None:
                 self._metrics.read(ticket.request, ticket.cached_tokens)
                 took = between(seen.dispatched, now)
@@ -84,7 +84,7 @@ class Accounting:
         """`None` for a request that finished: its own stamps say whether in time."""
         request, seen = ticket.request, ticket.timeline
         if seen.dispatched is None:
-            self._tenants.give_back(ticket)
+            self._tenants.refund(ticket)
         self._rates.charge(request.tenant, now, seen.output_tokens)
         self.release(ticket)
         ticket.move(Phase.FINISHED)
@@ -100,12 +100,12 @@ class Accounting:
         else:
             self._lengths.withdraw(request)
 
-    def _sharpen(self, ticket: Ticket) -> None:
+    def _reforecast(self, ticket: Ticket) -> None:
         """Forecast what remains again."""
         if ticket.forecast is None or ticket.lease is None:
             return
         done = ticket.timeline.output_tokens
-        ticket.forecast = self._latest(ticket, ticket.forecast, done)
+        ticket.forecast = self._updated_forecast(ticket, ticket.forecast, done)
         left = ticket.forecast.remaining(after=done)
         cap = ticket.request.max_output_tokens - done
         per_token = ticket.footprint.per_step / ticket.request.sequences**0.5
@@ -113,14 +113,14 @@ class Accounting:
             ticket.lease, steps=min(round(left.mean), max(1, cap)), spread=left.deviation * per_token
         )
 
-    def _latest(self, ticket: Ticket, said: LengthForecast, done: int) -> LengthForecast:
+    def _updated_forecast(self, ticket: Ticket, said: LengthForecast, done: int) -> LengthForecast:
         """What answers that ended meanwhile have taught. The engine, which looks at the tokens so far by
         itself, hears of it only if it matters."""
-        if done < _LATEST_FROM_TOKENS:
+        if done < _REFORECAST_FROM_TOKENS:
             return said
-        found = self._lengths.forecast(ticket.request, instead=said)
+        found = self._lengths.forecast(ticket.request, default=said)
         before = said.expected_remaining(done)
-        if abs(found.expected_remaining(done) - before) <= _MATERIAL * before:
+        if abs(found.expected_remaining(done) - before) <= _MATERIAL_CHANGE * before:
             return said
         self._generators[ticket.request.model].set_forecast(ticket.request.id, found)
         return found

@@ -79,20 +79,20 @@ class RateLimiter:
 # come back as the same burst.
 
 # Those who come back find newcomers, and a drain that took longer than was thought.
-_MARGIN = 3.0
-_LATEST = seconds(2)
+_SAFETY_FACTOR = 3.0
+_MAX_EXTRA_DELAY = seconds(2)
 
 
 class RetrySpacer:
     def __init__(self) -> None:
-        self._taken_until: dict[Owner, Instant] = {}
+        self._next_slot: dict[Owner, Instant] = {}
 
     def space(self, reject: Reject, owner: Owner, work: Duration | None, now: Instant) -> Reject:
         """For a request that the owner would be busy with for so long, if that is known."""
         if reject.retry_after is None or work is None:
             return reject
-        late = min(_LATEST, scaled(reject.retry_after, _MARGIN - 1))
+        late = min(_MAX_EXTRA_DELAY, scaled(reject.retry_after, _SAFETY_FACTOR - 1))
         at = after(now, Duration(reject.retry_after + late))
-        at = max(at, self._taken_until.get(owner, at))
-        self._taken_until[owner] = after(at, scaled(work, _MARGIN))
+        at = max(at, self._next_slot.get(owner, at))
+        self._next_slot[owner] = after(at, scaled(work, _SAFETY_FACTOR))
         return replace(reject, retry_after=between(now, at))

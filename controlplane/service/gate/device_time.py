@@ -24,7 +24,9 @@ def embedding_time_slack(
         default=0,
     )
     running = [
-        Decoding(_pledges(ticket, ledger.lease_state(ticket.lease)[1], pace, now), ticket.request.slo.tpot)
+        Decoding(
+            _token_deadlines(ticket, ledger.lease_state(ticket.lease)[1], pace, now), ticket.request.slo.tpot
+        )
         for ticket in tickets
         if ticket.lease is not None
         and ticket.request.kind is Kind.GENERATE
@@ -39,7 +41,9 @@ def _priority(ticket: Ticket) -> int:
     return ticket.request.service_class.priority
 
 
-def _pledges(ticket: Ticket, to_go: int, pace: Pace | None, now: Instant) -> tuple[TokenDeadline, ...]:
+def _token_deadlines(
+    ticket: Ticket, to_go: int, pace: Pace | None, now: Instant
+) -> tuple[TokenDeadline, ...]:
     """`to_go` is the predicted number of tokens still to come."""
     slo, seen = ticket.request.slo, ticket.timeline
     slack, first = ticket.slack(now), 0
@@ -57,7 +61,7 @@ def _pledges(ticket: Ticket, to_go: int, pace: Pace | None, now: Instant) -> tup
 
 def _steps_to_first_token(ticket: Ticket, pace: Pace | None, now: Instant) -> int:
     """What is left of what was said when it was sent to the engine; one when that is over, or nothing was."""
-    starting = ticket.starting
+    starting = ticket.engine_start
     if starting is None or pace is None or pace.step <= 0:
         return 1
     return max(1, (starting.said.median - between(starting.at, now)) // pace.step)
@@ -70,21 +74,21 @@ def _steps_to_first_token(ticket: Ticket, pace: Pace | None, now: Instant) -> in
 class DeviceContention:
     def __init__(self, generators: Collection[Generator]) -> None:
         self._generators = generators
-        self._wanting = 0
+        self._pending = 0
 
     @contextmanager
     def embedding_pending(self) -> Iterator[None]:
         """By one request, for as long as the block lasts."""
-        self._wanting += 1
-        if self._wanting == 1:
-            self._tell(is_shared=True)
+        self._pending += 1
+        if self._pending == 1:
+            self._notify(is_shared=True)
         try:
             yield
         finally:
-            self._wanting -= 1
-            if self._wanting == 0:
-                self._tell(is_shared=False)
+            self._pending -= 1
+            if self._pending == 0:
+                self._notify(is_shared=False)
 
-    def _tell(self, *, is_shared: bool) -> None:
+    def _notify(self, *, is_shared: bool) -> None:
         for generator in self._generators:
             generator.set_device_contention(is_shared=is_shared)

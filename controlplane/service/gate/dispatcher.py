@@ -27,7 +27,7 @@ from controlplane.policy.registry import engine_precedence
 from controlplane.service.gate.accounting import Accounting
 from controlplane.service.gate.backpressure import RateLimiter, RetrySpacer
 from controlplane.service.gate.device_time import embedding_time_slack
-from controlplane.service.gate.engine_leases import EngineLeases, GoesBefore
+from controlplane.service.gate.engine_leases import EngineLeases, Precedence
 from controlplane.service.gate.explain import DryRun
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.snapshot import SnapshotBuilder
@@ -41,13 +41,13 @@ from predictors.timing.step_time import paces
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """`engine_goes_before` says of two that wait inside an engine which it starts first; None where the
+    """`engine_precedence` says of two that wait inside an engine which it starts first; None where the
     engine does not order by itself."""
 
     admission: Admission
     ordering: Ordering
     engine_queue: int
-    engine_goes_before: GoesBefore | None = None
+    engine_precedence: Precedence | None = None
 
 
 def policies_of(config: Config) -> Policies:
@@ -89,8 +89,8 @@ class Dispatcher:
         self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
         self.paces = paces(next((g.step_cost for g in generators.values()), None), embedders.values())
         self._engine_leases: EngineLeases | None = None
-        if policies.engine_goes_before is not None:
-            self._engine_leases = EngineLeases(generators, ledger, self._tickets, policies.engine_goes_before)
+        if policies.engine_precedence is not None:
+            self._engine_leases = EngineLeases(generators, ledger, self._tickets, policies.engine_precedence)
             self.paces[Owner.LLM] = self._engine_leases.pace
         self.snapshots = SnapshotBuilder(
             ledger, self._tickets, generators, embedders, self.paces, self._engine_leases
@@ -105,13 +105,13 @@ class Dispatcher:
         """What would be decided now of one that waits, or is supposed to. Nothing changes."""
         now, admission, owner = self._clock.now(), self._policies.admission, place.request.kind.owner
         self.sync_engine_leases()
-        queue = self._waiting.queue_with(place)
+        queue = self._waiting.queue_including(place)
         view = self.snapshots.pool({owner: queue}, now, engine_queue=self._policies.engine_queue)
         return DryRun(place, view.shares[owner], queue, run_cycle(view, now, admission), admission, now)
 
-    def cap_waiting(self, owner: Owner, most_bytes: int) -> None:
+    def cap_footprints(self, owner: Owner, most_bytes: int) -> None:
         """What waits needs no more than this: its batches are cut to it."""
-        self._waiting.cap_waiting(owner, most_bytes)
+        self._waiting.cap_footprints(owner, most_bytes)
 
     def reclaim(self, owner: Owner, needed_bytes: int, priority: int) -> int:
         """Preempts requests of lower priority that free so much; all or nothing. Returns bytes freed."""
@@ -139,11 +139,11 @@ class Dispatcher:
     def set_policies(self, policies: Policies) -> None:
         """Decides by these from now on; what waits is ranked anew."""
         self._policies = policies
-        if self._engine_leases is not None and policies.engine_goes_before is not None:
-            self._engine_leases.goes_before = policies.engine_goes_before
+        if self._engine_leases is not None and policies.engine_precedence is not None:
+            self._engine_leases.precedes = policies.engine_precedence
         for waiting in self._waiting:
-            self._waiting.leave(waiting.request.id)
-            with self.failing_of_defects(ticket := self._tickets[waiting.request.id]):
+            self._waiting.remove(waiting.request.id)
+            with self.failing_on_error(ticket := self._tickets[waiting.request.id]):
                 # It may have been cut to a smaller quota since.
                 ticket.footprint = waiting.footprint
                 self._enter(ticket)
@@ -183,7 +183,7 @@ class Dispatcher:
 
     def enqueue(self, ticket: Ticket) -> None:
         longest = self._policies.admission.options.max_wait
-        self._tenants.take_turn(ticket, self.snapshots.alone(ticket), longest, self._clock.now())
+        self._tenants.assign_delay(ticket, self.snapshots.service_time(ticket), longest, self._clock.now())
         self._enter(ticket)
         self.decide()
 
@@ -221,22 +221,22 @@ class Dispatcher:
             raise
 
     def _enter(self, ticket: Ticket) -> None:
-        ticket.place = self.placed(ticket)
-        self._waiting.enter(ticket.place)
+        ticket.entry = self.entry_for(ticket)
+        self._waiting.add(ticket.entry)
 
-    def placed(self, ticket: Ticket) -> Waiting:
+    def entry_for(self, ticket: Ticket) -> Waiting:
         request, footprint = ticket.request, ticket.footprint
         pace = self.paces[request.kind.owner].pace_of(request.model)
         options = self._policies.admission.options
         until = None if ticket.phase is Phase.PREEMPTED else wait_bound(request, footprint, pace, options)
         work = float(footprint.steps) if request.kind is Kind.EMBED else footprint.area
         first, arrival, name = self._policies.ordering.rank(request, footprint, pace)
-        rank = (first + ticket.turn, arrival, name)
+        rank = (first + ticket.tenant_delay, arrival, name)
         return Waiting(request, footprint, until, rank, work)
 
-    def stamp(self, ticket: Ticket, steps: int) -> None:
+    def count_tokens(self, ticket: Ticket, steps: int) -> None:
         """The longest sample grew by `steps` tokens."""
-        self.accounting.tokens(ticket, self._clock.now(), steps)
+        self.accounting.count_tokens(ticket, self._clock.now(), steps)
 
     def end(self, ticket: Ticket, outcome: Outcome | None) -> None:
         """Closes a request that has not ended yet; any later call does nothing."""
@@ -248,7 +248,7 @@ class Dispatcher:
             self.decide()
 
     def _close(self, ticket: Ticket, outcome: Outcome | None) -> None:
-        self._waiting.leave(ticket.request.id)
+        self._waiting.remove(ticket.request.id)
         del self._tickets[ticket.request.id]
         if not self._tickets:
             self._idle.set()
@@ -277,20 +277,20 @@ class Dispatcher:
 
     def _apply(self, plan: Plan, now: Instant) -> None:
         for request_id, said in plan.rejections:
-            with self.failing_of_defects(ticket := self._tickets[request_id]):
-                alone = self.snapshots.alone(ticket)
+            with self.failing_on_error(ticket := self._tickets[request_id]):
+                alone = self.snapshots.service_time(ticket)
                 reject = self._retry_spacer.space(said, ticket.request.kind.owner, alone, now)
                 self.refuse(ticket, reject)
                 self._notify_refusal(ticket.request, reject)
         for request_id, admit in plan.dispatches:
-            with self.failing_of_defects(ticket := self._tickets[request_id]):
+            with self.failing_on_error(ticket := self._tickets[request_id]):
                 self._dispatch(ticket, admit, now)
         for request_id, defer in plan.deferrals:
-            with self.failing_of_defects(ticket := self._tickets[request_id]):
+            with self.failing_on_error(ticket := self._tickets[request_id]):
                 self._defer(ticket, defer)
 
     @contextmanager
-    def failing_of_defects(self, ticket: Ticket) -> Iterator[None]:
+    def failing_on_error(self, ticket: Ticket) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -320,7 +320,7 @@ class Dispatcher:
 
     def _dispatch(self, ticket: Ticket, admit: Admit, now: Instant) -> None:
         request = ticket.request
-        self._waiting.leave(request.id)
+        self._waiting.remove(request.id)
         ticket.departures = tuple(self._preempt(victim.request_id) for victim in admit.victims)
         footprint = admit.footprint
         if request.kind is Kind.GENERATE and self._engine_leases is not None:
@@ -334,7 +334,7 @@ class Dispatcher:
         if ticket.timeline.dispatched is None:
             ticket.decision = "DEFER" if ticket.phase is Phase.DEFERRED else decision
             ticket.timeline.dispatched = now
-            self.ttft.started(ticket, admit.wait, now)
+            self.ttft.dispatched(ticket, admit.wait, now)
         ticket.move(Phase.PREFILL)
         ticket.granted.set_result(None)
 
@@ -343,13 +343,13 @@ class Dispatcher:
         victim = self._tickets[request_id]
         self.accounting.release(victim)
         victim.move(Phase.PREEMPTED)
-        victim.starting = None
+        victim.engine_start = None
         victim.preemptions += 1
-        victim.ask_again()
+        victim.renew_grant()
         generator = self._generators[victim.request.model]
         victim.footprint = victim.footprint_to_resume(generator.geometry)
         self._metrics.preempted(victim.request.service_class.name)
-        with self.failing_of_defects(victim):
+        with self.failing_on_error(victim):
             self._enter(victim)
         return asyncio.create_task(generator.preempt(request_id))
 

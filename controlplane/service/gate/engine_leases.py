@@ -14,25 +14,25 @@ from controlplane.core.view import Waiting
 from controlplane.service.ticket import Ticket
 from predictors.timing.step_time import ReportedPace
 
-GoesBefore = Callable[[Waiting, Waiting], bool]
+Precedence = Callable[[Waiting, Waiting], bool]
 
 
 class EngineLeases:
-    """`tickets` is the dispatcher's own table, `goes_before` the engine's order of two that wait in it."""
+    """`tickets` is the dispatcher's own table, `precedes` the engine's order of two that wait in it."""
 
     def __init__(
         self,
         generators: Mapping[str, Generator],
         ledger: MemoryLedger,
         tickets: Mapping[str, Ticket],
-        goes_before: GoesBefore,
+        goes_before: Precedence,
     ) -> None:
         self._generators = generators
         self._ledger = ledger
         self._tickets = tickets
         self._held: dict[str, int] = {}
         self._last: EngineState | None = None
-        self.goes_before = goes_before
+        self.precedes = goes_before
         self.pace = ReportedPace(next((one.step_cost for one in generators.values()), None))
 
     def sync(self) -> None:
@@ -44,9 +44,9 @@ class EngineLeases:
                 # Its requests are about to fail, which closes their leases.
                 continue
             if state is not self._last:
-                self._follow(state)
+                self._apply(state)
 
-    def _follow(self, state: EngineState) -> None:
+    def _apply(self, state: EngineState) -> None:
         self._last = state
         self.pace.pace = state.pace or self.pace.pace
         held = dict(state.held_bytes or {})
@@ -58,14 +58,14 @@ class EngineLeases:
             self._ledger.follow(ticket.lease, held=size, per_step=per_step)
         self._held = held
 
-    def work_before(self, waiting: Waiting) -> float:
+    def work_ahead(self, waiting: Waiting) -> float:
         """Of those inside that have not started, or were preempted, and go before this one."""
         return sum(
             place.work
             for ticket in self._tickets.values()
-            if (place := ticket.place) is not None
+            if (place := ticket.entry) is not None
             and ticket.lease is not None
             and place.request.kind is Kind.GENERATE
             and place.request.id not in self._held
-            and self.goes_before(place, waiting)
+            and self.precedes(place, waiting)
         )

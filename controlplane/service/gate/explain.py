@@ -11,9 +11,9 @@ from controlplane.policy.gate.admission import Admission, latest_start, predicte
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What the cycle saw, and its `plan`, which nobody carries out. `place` is the one asked about."""
+    """What the cycle saw, and its `plan`, which nobody carries out. `entry` is the one asked about."""
 
-    place: Waiting
+    entry: Waiting
     share: Share
     queue: Queue
     plan: Plan
@@ -24,7 +24,7 @@ class DryRun:
 def render_dry_run(run: DryRun) -> dict[str, object]:
     """For a person: bytes, tokens, and milliseconds from now. Those who are refused together are told to come
     back one after the other; here stands the first such time."""
-    place, share = run.place, run.share
+    place, share = run.entry, run.share
     request, footprint = place.request, place.footprint
     look, ceiling = run.admission.lookahead(share), share.as_seen_by(request).ceiling
     before = [one for one in run.queue.waiting if one.rank < place.rank]
@@ -36,7 +36,7 @@ def render_dry_run(run: DryRun) -> dict[str, object]:
         wait = predicted_wait(share, look, place, ahead=share.work(before) + inside)
     latest = latest_start(request, footprint, share.pace_of(request.model))
     return {
-        **_said(decision),
+        **_decision_fields(decision),
         "others_refused": [name for name, _ in run.plan.rejections if name != request.id],
         "request": {
             "kind": request.kind.value,
@@ -57,10 +57,10 @@ def render_dry_run(run: DryRun) -> dict[str, object]:
         "places": {"running": len(share.leases), "free": share.free_slots},
         "queue": {"others": len(run.queue.waiting) - 1, "before_it": len(before)},
         "time": {
-            "predicted_wait_ms": _shown(wait),
+            "predicted_wait_ms": _milliseconds(wait),
             "latest_start_ms": _from_now(latest, run.now),
             "decided_within_ms": _from_now(place.until, run.now),
-            "step_ms": None if share.pace is None else _shown(share.pace.step),
+            "step_ms": None if share.pace is None else _milliseconds(share.pace.step),
         },
     }
 
@@ -69,10 +69,10 @@ def _decision(run: DryRun) -> AdmissionDecision:
     plan = run.plan
     decided: Mapping[str, AdmissionDecision]
     decided = {**dict(plan.dispatches), **dict(plan.deferrals), **dict(plan.rejections)}
-    return decided[run.place.request.id]
+    return decided[run.entry.request.id]
 
 
-def _said(decision: AdmissionDecision) -> dict[str, object]:
+def _decision_fields(decision: AdmissionDecision) -> dict[str, object]:
     match decision:
         case Admit(victims=victims):
             said = "ADMIT_WITH_PREEMPTION" if victims else "ADMIT"
@@ -80,12 +80,12 @@ def _said(decision: AdmissionDecision) -> dict[str, object]:
         case Defer(reason=reason):
             return {"decision": "DEFER", "reason": reason.value}
         case Reject(reason=reason, retry_after=after):
-            return {"decision": "REJECT", "reason": reason.value, "retry_after_ms": _shown(after)}
+            return {"decision": "REJECT", "reason": reason.value, "retry_after_ms": _milliseconds(after)}
 
 
 def _from_now(at: Instant | None, now: Instant) -> float | None:
-    return None if at is None else _shown(Duration(at - now))
+    return None if at is None else _milliseconds(Duration(at - now))
 
 
-def _shown(duration: Duration | None) -> float | None:
+def _milliseconds(duration: Duration | None) -> float | None:
     return None if duration is None else round(to_milliseconds(duration), 3)

@@ -38,7 +38,7 @@ class FairQueue:
         self._ends[tenant] = start + work / self._weight(tenant)
         return scaled(Duration(1), (start - self._present) * self._served())
 
-    def give_back(self, tenant: str, work: Duration) -> None:
+    def refund(self, tenant: str, work: Duration) -> None:
         """It was not done."""
         if tenant in self._ends:
             self._ends[tenant] -= work / self._weight(tenant)
@@ -67,17 +67,19 @@ class TenantQueues:
     """Turns for each owner, taken by tickets."""
 
     weights: Mapping[str, float]
-    _turns: dict[Owner, FairQueue] = field(init=False)
+    _queues: dict[Owner, FairQueue] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._turns = {owner: FairQueue(self.weights) for owner in Owner}
+        self._queues = {owner: FairQueue(self.weights) for owner in Owner}
 
-    def take_turn(self, ticket: Ticket, work: Duration | None, longest: Duration, now: Instant) -> None:
+    def assign_delay(self, ticket: Ticket, work: Duration | None, longest: Duration, now: Instant) -> None:
         """`work` is None before anything was observed: it counts nothing then."""
-        ticket.work = work or Duration(0)
+        ticket.service_time = work or Duration(0)
         request = ticket.request
-        ticket.turn = min(longest, self._turns[request.kind.owner].shift(request.tenant, ticket.work, now))
+        ticket.tenant_delay = min(
+            longest, self._queues[request.kind.owner].shift(request.tenant, ticket.service_time, now)
+        )
 
-    def give_back(self, ticket: Ticket) -> None:
+    def refund(self, ticket: Ticket) -> None:
         """It never ran."""
-        self._turns[ticket.request.kind.owner].give_back(ticket.request.tenant, ticket.work)
+        self._queues[ticket.request.kind.owner].refund(ticket.request.tenant, ticket.service_time)

@@ -90,7 +90,7 @@ class Gate:
             raise Rejected(job.request, _CLOSING)
         ticket = self._make_ticket(job)
         self._lengths.withdraw(job.request)
-        return self.dispatcher.placed(ticket)
+        return self.dispatcher.entry_for(ticket)
 
     def dry_run(self, entry: Waiting) -> DryRun:
         """What a cycle would decide now about a waiting or hypothetical request. Changes nothing."""
@@ -122,7 +122,7 @@ class Gate:
 
     async def _admit(self, ticket: Ticket) -> None:
         self.dispatcher.register(ticket)
-        with self.dispatcher.failing_of_defects(ticket):
+        with self.dispatcher.failing_on_error(ticket):
             self._offer(ticket)
         await self.dispatcher.wait_for_grant(ticket)
 

@@ -14,7 +14,7 @@ from controlplane.core.ports import Embedder, Generator, Vectors
 from controlplane.core.request import Kind, PromptFeatures, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.jobs import (
-    _AS_THE_MODEL,
+    MODEL_LIMIT,
     Caller,
     EmbedJob,
     GenerateJob,
@@ -48,10 +48,10 @@ class Intake:
         default_class: str,
         *,
         fail_open: FailOpen,
-        keeps_gists: bool = False,
-        seen_vectors: PromptVectorCache | None = None,
+        keeps_features: bool = False,
+        prompt_vectors: PromptVectorCache | None = None,
     ) -> None:
-        """`keeps_gists`: requests carry what the length predictor reads of a prompt, and the vector of its
+        """`keeps_features`: requests carry what the length predictor reads of a prompt, and the vector of its
         last turn if it is among those seen."""
         self._clock = clock
         self._generators = generators
@@ -59,8 +59,8 @@ class Intake:
         self._classes = classes
         self._default_class = default_class
         self._fail_open = fail_open
-        self._keeps_gists = keeps_gists
-        self._seen_vectors = seen_vectors
+        self._keeps_features = keeps_features
+        self._prompt_vectors = prompt_vectors
         self._serial = count(1)
 
     async def chat(
@@ -77,9 +77,9 @@ class Intake:
         arrival = self._clock.now()
         generator = self._generator(model)
         token_ids = await generator.render_chat(prompt)
-        gist = gist_of_chat(prompt.messages) if self._keeps_gists else None
-        if gist is not None and self._seen_vectors is not None:
-            gist = self._seen_vectors.beside(gist, asked_text(prompt.messages))
+        gist = gist_of_chat(prompt.messages) if self._keeps_features else None
+        if gist is not None and self._prompt_vectors is not None:
+            gist = self._prompt_vectors.with_vector(gist, asked_text(prompt.messages))
         draft = _RequestFields(request_id, caller, hints, arrival, gist)
         return self._generate(draft, generator, token_ids, max_tokens, sampling, prompt)
 
@@ -99,9 +99,9 @@ class Intake:
         arrival = self._clock.now()
         generator = self._generator(model)
         token_ids = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
-        gist = gist_of(prompt) if self._keeps_gists and isinstance(prompt, str) else None
-        if gist is not None and self._seen_vectors is not None and isinstance(prompt, str):
-            gist = self._seen_vectors.beside(gist, prompt)
+        gist = gist_of(prompt) if self._keeps_features and isinstance(prompt, str) else None
+        if gist is not None and self._prompt_vectors is not None and isinstance(prompt, str):
+            gist = self._prompt_vectors.with_vector(gist, prompt)
         draft = _RequestFields(request_id, caller, hints, arrival, gist)
         return self._generate(draft, generator, token_ids, max_tokens, sampling, None, unstated=unstated)
 
@@ -155,15 +155,15 @@ class Intake:
         draft = _RequestFields(request_id, caller, hints, arrival)
         tokens = sum(map(len, token_ids))
         request = self._request(draft, Kind.EMBED, model, tokens, 0, len(token_ids))
-        is_plain = prompt is None and cut in (None, _AS_THE_MODEL)
+        is_plain = prompt is None and cut in (None, MODEL_LIMIT)
         return EmbedJob(request, token_ids, texts if is_plain else ())
 
-    def embedded(self, job: EmbedJob, vectors: Vectors) -> None:
+    def remember_vectors(self, job: EmbedJob, vectors: Vectors) -> None:
         """A prompt that was embedded is better foretold."""
-        if self._seen_vectors is None or not job.texts:
+        if self._prompt_vectors is None or not job.texts:
             return
         with self._fail_open[Subject.PROMPT_VECTORS]:
-            self._seen_vectors.computed(job.request.model, job.texts, vectors)
+            self._prompt_vectors.store(job.request.model, job.texts, vectors)
 
     def _generate(
         self,

@@ -19,14 +19,14 @@ Paces = dict[Owner, ObservedPace | ReportedPace]
 
 @dataclass(eq=False, slots=True)
 class SnapshotBuilder:
-    """Changes nothing. `tickets` is the dispatcher's own table; `inside` is None where no engine orders."""
+    """Changes nothing. `tickets` is the dispatcher's own table; `engine_leases` is None where no engine orders."""
 
     ledger: MemoryLedger
     tickets: Mapping[str, Ticket]
     generators: Mapping[str, Generator]
     embedders: Mapping[str, Embedder]
     paces: Paces
-    inside: EngineLeases | None
+    engine_leases: EngineLeases | None
     largest: dict[Owner, int] = field(init=False, default_factory=dict)
     """The most that a single request could ever have, where that is not the present quota."""
     reserved: dict[Owner, Reserve | None] = field(init=False, default_factory=dict)
@@ -46,7 +46,7 @@ class SnapshotBuilder:
             if ticket.lease is not None and ticket.is_resumable and ticket.phase is Phase.DECODE
         )
 
-    def alone(self, ticket: Ticket) -> Duration | None:
+    def service_time(self, ticket: Ticket) -> Duration | None:
         """How long its owner would be busy with it; None before anything was observed."""
         owner = ticket.request.kind.owner
         pace, ceiling = self.paces[owner].pace_of(ticket.request.model), self.ledger.ceiling(owner)
@@ -88,8 +88,8 @@ class SnapshotBuilder:
                 is_beside_others=len(ledger.table(Owner.LLM)) > 0,
             )
         share = replace(share, decode_load=decode_load(self.tickets.values(), share, self.paces[owner], now))
-        if self.inside is not None:
-            return replace(share, preemptible=tuple, inside=self.inside.work_before)
+        if self.engine_leases is not None:
+            return replace(share, preemptible=tuple, inside=self.engine_leases.work_ahead)
         return share
 
 

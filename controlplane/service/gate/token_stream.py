@@ -20,7 +20,7 @@ from controlplane.service.ticket import Ticket
 class StreamHost(Protocol):
     """What an answer needs of its dispatcher."""
 
-    def stamp(self, ticket: Ticket, steps: int) -> None: ...
+    def count_tokens(self, ticket: Ticket, steps: int) -> None: ...
 
     def end(self, ticket: Ticket, outcome: Outcome | None) -> None: ...
 
@@ -36,8 +36,8 @@ class TokenStream:
         self._generator = generator
         self._job = job
         self._tokens: list[int] = []
-        self._clean = 0
-        self._owed = 0
+        self._decoded = 0
+        self._repeated = 0
         self._lengths: dict[int, int] = {}
         self._longest = 0
         self._deltas: AsyncGenerator[Delta] | None = None
@@ -56,10 +56,10 @@ class TokenStream:
             await self.aclose()
             raise
         except Exception as error:
-            self.ticket.stand_by_refusal()
+            self.ticket.raise_if_refused()
             self._host.end(self.ticket, ended_by(error))
             raise
-        self._stamp(delta)
+        self._count(delta)
         return delta
 
     async def aclose(self) -> None:
@@ -80,7 +80,7 @@ class TokenStream:
                     # It may have been refused meanwhile.
                     continue
                 self._deltas = self._start()
-            delta = self._noted(await anext(self._deltas))
+            delta = self._record(await anext(self._deltas))
             if delta.finish_reason != "preempted":
                 return delta
             await self._deltas.aclose()
@@ -94,19 +94,24 @@ class TokenStream:
             return self._generate(job.prompt, job.sampling)
         # Tokens whose text is still an incomplete character are generated again: the engine decodes
         # text from where the prompt ends. They were counted before, so they are not counted twice.
-        self._owed = len(self._tokens) - self._clean
-        del self._tokens[self._clean :]
+        self._repeated = len(self._tokens) - self._decoded
+        del self._tokens[self._decoded :]
         sampling = replace(job.sampling, max_tokens=job.sampling.max_tokens - len(self._tokens))
         return self._generate([*job.prompt, *self._tokens], sampling)
 
     def _generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta]:
         job, ticket, seen = self._job, self.ticket, self.ticket.timeline
         standing = Handoff(
-            ticket.rank, ticket.turn, ticket.forecast, len(self._tokens), seen.first_token, seen.last_token
+            ticket.rank,
+            ticket.tenant_delay,
+            ticket.forecast,
+            len(self._tokens),
+            seen.first_token,
+            seen.last_token,
         )
         return self._generator.generate(job.request, prompt, sampling, job.chat, standing=standing)
 
-    def _stamp(self, delta: Delta) -> None:
+    def _count(self, delta: Delta) -> None:
         """Samples of one request grow side by side: the longest is what it has taken in steps."""
         length = self._lengths.get(delta.index, 0) + len(delta.token_ids)
         self._lengths[delta.index] = length
@@ -115,18 +120,18 @@ class TokenStream:
             self.ticket.cached_tokens = delta.cached_tokens
         if steps > 0:
             self._longest = length
-            self._host.stamp(self.ticket, steps)
+            self._host.count_tokens(self.ticket, steps)
 
-    def _noted(self, delta: Delta) -> Delta:
+    def _record(self, delta: Delta) -> Delta:
         if not self.ticket.is_resumable:
             return delta
         self._tokens += delta.token_ids
         if delta.text or delta.reasoning:
-            self._clean = len(self._tokens)
-        if not self._owed:
+            self._decoded = len(self._tokens)
+        if not self._repeated:
             return delta
-        counted = delta.token_ids[self._owed :]
-        self._owed -= len(delta.token_ids) - len(counted)
+        counted = delta.token_ids[self._repeated :]
+        self._repeated -= len(delta.token_ids) - len(counted)
         return replace(delta, token_ids=counted)
 
 

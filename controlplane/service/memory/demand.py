@@ -20,7 +20,7 @@ from controlplane.service.ticket import Ticket
 from predictors.load.embedding_load import EmbeddingLoad
 from predictors.load.series import LEVELS, SeriesForecaster
 
-_FADING_SECONDS = 3.0
+_DECAY_SECONDS = 3.0
 
 
 def slacks(
@@ -39,24 +39,26 @@ def slacks(
             promise = request.slo.tpot if begun is not None else between(request.arrival, deadline or now)
             work = work_before_deadline(request, ticket.footprint, paces[Owner.LLM])
             left = slack if begun is not None else Duration(slack - work)
-            found[Owner.LLM].append(_stretched(left, promise, critical))
+            found[Owner.LLM].append(_scaled_slack(left, promise, critical))
     pace = paces[Owner.EMBEDDING]
     ahead = 0
     for deadline, ticket in sorted(embeds, key=lambda e: (e[0], e[1].request.id)):
         ahead += ticket.request.prompt_tokens
         work = Duration(0) if pace is None else scaled(pace.per_prompt_token, ahead)
         promise = between(ticket.request.arrival, deadline)
-        found[Owner.EMBEDDING].append(_stretched(Duration(between(now, deadline) - work), promise, critical))
+        found[Owner.EMBEDDING].append(
+            _scaled_slack(Duration(between(now, deadline) - work), promise, critical)
+        )
     return found
 
 
-def _stretched(slack: Duration, promise: Duration | None, critical: Duration) -> Duration:
+def _scaled_slack(slack: Duration, promise: Duration | None, critical: Duration) -> Duration:
     if slack <= 0 or promise is None or promise >= 2 * critical:
         return slack
     return scaled(slack, 2 * critical / promise)
 
 
-def _nobody() -> dict[Owner, float]:
+def _zeros() -> dict[Owner, float]:
     return dict.fromkeys(Owner, 0.0)
 
 
@@ -64,14 +66,14 @@ def _nobody() -> dict[Owner, float]:
 class RecentArrivals:
     """Requests that came, and those of them turned away for want of memory, fading."""
 
-    came: dict[Owner, float] = field(default_factory=_nobody)
-    lost: dict[Owner, float] = field(default_factory=_nobody)
+    arrived: dict[Owner, float] = field(default_factory=_zeros)
+    lost: dict[Owner, float] = field(default_factory=_zeros)
     since: Instant | None = None
 
     def fade(self, now: Instant) -> None:
         if self.since is not None:
-            kept = exp(-to_seconds(between(self.since, now)) / _FADING_SECONDS)
-            for counts in (self.came, self.lost):
+            kept = exp(-to_seconds(between(self.since, now)) / _DECAY_SECONDS)
+            for counts in (self.arrived, self.lost):
                 for owner in counts:
                     counts[owner] *= kept
         self.since = now
@@ -85,7 +87,7 @@ def urgencies(
     options: UrgencyOptions,
 ) -> dict[Owner, float]:
     return {
-        owner: urgency_of_all(each, options, lost=lately.lost[owner], came=lately.came[owner])
+        owner: urgency_of_all(each, options, lost=lately.lost[owner], came=lately.arrived[owner])
         for owner, each in slacks(tickets, paces, now, options.critical).items()
     }
 
@@ -98,22 +100,22 @@ def urgencies(
 # bytes that they arrive with; what of it has come already is no longer kept, nor what will be given back
 # before the first of them must start.
 
-_AT_ONCE = Duration(0)
+_NO_WAIT = Duration(0)
 
 
 @dataclass(slots=True)
 class MemoryDemandForecast:
     """Without a `level` nothing is kept. `high_priority` is None where all have the same; requests of it can
-    wait for `patience`."""
+    wait for `max_wait`."""
 
     window: Duration
     level: float | None
     high_priority: int | None
-    patience: Duration = _AT_ONCE
+    max_wait: Duration = _NO_WAIT
     load: EmbeddingLoad = field(init=False)
     high: SeriesForecaster = field(init=False, default_factory=SeriesForecaster)
     _high_bytes: int = field(init=False, default=0)
-    _until: Instant | None = field(init=False, default=None)
+    _window_end: Instant | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.load = EmbeddingLoad(self.window)
@@ -121,9 +123,9 @@ class MemoryDemandForecast:
     @property
     def horizon(self) -> Duration:
         """What is given back within it serves those that come in the next window."""
-        return Duration(self.window + self.patience)
+        return Duration(self.window + self.max_wait)
 
-    def offered(self, request: Request, footprint: Footprint, now: Instant) -> None:
+    def observe_arrival(self, request: Request, footprint: Footprint, now: Instant) -> None:
         if request.kind is Kind.EMBED:
             self.load.arrived(now, request.prompt_tokens)
         elif request.service_class.priority == self.high_priority:
@@ -149,11 +151,11 @@ class MemoryDemandForecast:
         return Reserve(left, self.high_priority) if left > 0 else None
 
     def _close_until(self, now: Instant) -> None:
-        if self._until is None:
-            self._until = after(now, self.window)
-        while now >= self._until:
+        if self._window_end is None:
+            self._window_end = after(now, self.window)
+        while now >= self._window_end:
             self.high.observe(self._high_bytes)
             self._high_bytes = 0
             # After a long silence one window of it is as good as all.
-            missed = max(1, between(self._until, now) // self.window)
-            self._until = after(self._until, Duration(self.window * missed))
+            missed = max(1, between(self._window_end, now) // self.window)
+            self._window_end = after(self._window_end, Duration(self.window * missed))

@@ -18,8 +18,8 @@ from controlplane.service.runtime.timers import LoopTimer
 
 log = logging.getLogger(__name__)
 
-_LETTING_GO = 1 / 16
-_TROUBLE = ("the device's memory is not watched", "the device's memory is watched again")
+_RELEASE_SHARE = 1 / 16
+_HEALTH_MESSAGES = ("the device's memory is not watched", "the device's memory is watched again")
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +40,7 @@ class MemoryMonitor:
     withheld: int = field(init=False, default=0)
     alerts: int = field(init=False, default=0)
     """How often a disagreement began."""
-    health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_TROUBLE))
+    health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_HEALTH_MESSAGES))
     _base: int | None = field(init=False, default=None)
     _timer: LoopTimer = field(init=False, default_factory=LoopTimer)
 
@@ -64,7 +64,7 @@ class MemoryMonitor:
         had = self.disagreement > self.bound
         self.disagreement = max(0, found.ours - self._base - self.granted())
         self.alerts += self.disagreement > self.bound and not had
-        self._keep(max(0, self.disagreement - self.bound, self.bound - found.free))
+        self._set_withheld(max(0, self.disagreement - self.bound, self.bound - found.free))
 
     def to_json(self) -> dict[str, float]:
         """For a person: bytes, and counts."""
@@ -88,10 +88,10 @@ class MemoryMonitor:
             "allocator": self.allocated(),
         }
 
-    def _keep(self, needed: int) -> None:
+    def _set_withheld(self, needed: int) -> None:
         kept = needed
         if needed < self.withheld:
-            kept = max(needed, int(self.withheld * (1 - _LETTING_GO)))
+            kept = max(needed, int(self.withheld * (1 - _RELEASE_SHARE)))
         if kept != self.withheld:
             self.withhold(kept)
             self.withheld = kept

@@ -92,7 +92,7 @@ def longest_input_bytes(embedder: Embedder) -> int:
     return embedder.batch_bytes([embedder.max_input_tokens])
 
 
-def share_out(budget: int, embedders: Collection[Embedder]) -> None:
+def split_budget(budget: int, embedders: Collection[Embedder]) -> None:
     least = [longest_input_bytes(embedder) for embedder in embedders]
     full = [embedder.workspace_bytes for embedder in embedders]
     for embedder, part in zip(embedders, parts(budget, least, full), strict=True):
@@ -102,4 +102,4 @@ def share_out(budget: int, embedders: Collection[Embedder]) -> None:
 def withhold_workspace(embedders: Collection[Embedder], withheld_bytes: int) -> None:
     """Cuts the batches where no quota moves; the engine's KV cache cannot shrink."""
     whole = sum(embedder.workspace_bytes for embedder in embedders)
-    share_out(max(whole - withheld_bytes, sum(map(longest_input_bytes, embedders))), embedders)
+    split_budget(max(whole - withheld_bytes, sum(map(longest_input_bytes, embedders))), embedders)

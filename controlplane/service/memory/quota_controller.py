@@ -25,49 +25,49 @@ from controlplane.policy.sharing.lending import Sharing, lent, target_next
 from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.memory.demand import MemoryDemandForecast, RecentArrivals, urgencies
-from controlplane.service.memory.pool import SharedPool, longest_input_bytes, share_out
+from controlplane.service.memory.pool import SharedPool, longest_input_bytes, split_budget
 from controlplane.service.runtime.engine_control import await_engine
 from controlplane.service.runtime.health import Fault, HealthTracker
 from controlplane.service.ticket import Ticket
 from predictors.load.series import LEVELS
 
 # Between two ticks on urgency; the step limit counts time, so ticks in between move no more.
-_SHORTEST_GAP = milliseconds(5)
+_MIN_TICK_GAP = milliseconds(5)
 
-_TROUBLE = ("quotas stand still", "quotas move again")
+_HEALTH_MESSAGES = ("quotas stand still", "quotas move again")
 
 
 @dataclass(eq=False, slots=True)
 class QuotaController:
     """`owned` moves with urgency, `usable` is what is in force. `withheld` bytes are kept back from both,
-    for a device that has less than the ledger thinks. `_order` is the most that the engine may use: what it
+    for a device that has less than the ledger thinks. `_engine_quota` is the most that the engine may use: what it
     confirmed last or says, or what it was asked for since without an answer."""
 
     clock: Clock
     dispatcher: Dispatcher
     ledger: MemoryLedger
     pool: SharedPool
-    foresight: MemoryDemandForecast
+    demand: MemoryDemandForecast
     owned: Mapping[Owner, int] = field(init=False)
     usable: Mapping[Owner, int] = field(init=False)
     urgency: Mapping[Owner, float] = field(init=False, default_factory=lambda: dict.fromkeys(Owner, 0.0))
     reclaimed_bytes: int = field(init=False, default=0)
     moves: int = field(init=False, default=0)
     withheld: int = field(init=False, default=0)
-    health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_TROUBLE))
+    health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_HEALTH_MESSAGES))
     _generator: Generator = field(init=False)
     _embedders: Sequence[Embedder] = field(init=False)
     _memory: DeviceMemory = field(init=False)
     _sharing: Sharing = field(init=False)
     _target: int = field(init=False)
-    _order: int = field(init=False)
-    _full: int = field(init=False)
+    _engine_quota: int = field(init=False)
+    _max_workspace: int = field(init=False)
     _bytes_per_token: float = field(init=False)
-    _lately: RecentArrivals = field(init=False, default_factory=RecentArrivals)
+    _recent: RecentArrivals = field(init=False, default_factory=RecentArrivals)
     _moved_at: Instant | None = field(init=False, default=None)
-    _shrunk: tuple[Instant, int] | None = field(init=False, default=None)
+    _budget_before_cut: tuple[Instant, int] | None = field(init=False, default=None)
     _is_ticking: bool = field(init=False, default=False)
-    _urgent: asyncio.Task[None] | None = field(init=False, default=None)
+    _urgent_tick: asyncio.Task[None] | None = field(init=False, default=None)
     _last_tick: Instant | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -75,13 +75,13 @@ class QuotaController:
         self._memory, self._sharing = self.pool.memory, self.pool.sharing
         self.owned = self.usable = dict(self._sharing.nominal)
         self._target = self.owned[Owner.LLM]
-        self._order = self._memory.most_llm_bytes
-        self._full = sum(embedder.workspace_bytes for embedder in self._embedders)
+        self._engine_quota = self._memory.most_llm_bytes
+        self._max_workspace = sum(embedder.workspace_bytes for embedder in self._embedders)
         self._bytes_per_token = max(
             longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self._embedders
         )
         self.dispatcher.set_largest_request(
-            {Owner.LLM: self._sharing.options.highest, Owner.EMBEDDING: self._full}
+            {Owner.LLM: self._sharing.options.highest, Owner.EMBEDDING: self._max_workspace}
         )
         self.dispatcher.on_refusal = self._refused
 
@@ -91,23 +91,23 @@ class QuotaController:
 
     async def start(self) -> None:
         """Puts the nominal quotas in force. Raises Refused by an engine that keeps to no quota."""
-        await self._tell_engine(self.usable[Owner.LLM])
-        share_out(self.usable[Owner.EMBEDDING], self._embedders)
+        await self._set_engine_quota(self.usable[Owner.LLM])
+        split_budget(self.usable[Owner.EMBEDDING], self._embedders)
 
-    def offered(self, request: Request, footprint: Footprint) -> None:
-        self._lately.came[request.kind.owner] += 1
-        self.foresight.offered(request, footprint, self.clock.now())
+    def observe_arrival(self, request: Request, footprint: Footprint) -> None:
+        self._recent.arrived[request.kind.owner] += 1
+        self.demand.observe_arrival(request, footprint, self.clock.now())
 
     def _refused(self, owner: Owner, decision: Defer | Reject) -> None:
         """Somebody was short: of memory, or by its consequence."""
         if decision.reason not in (Reason.NO_MEMORY, Reason.SLO_UNATTAINABLE, Reason.QUEUE_TIMEOUT):
             return
         if isinstance(decision, Reject):
-            self._lately.lost[owner] += 1
+            self._recent.lost[owner] += 1
         now = self.clock.now()
-        is_early = self._last_tick is not None and between(self._last_tick, now) < _SHORTEST_GAP
-        if not is_early and (self._urgent is None or self._urgent.done()):
-            self._urgent = asyncio.ensure_future(self.tick_now())
+        is_early = self._last_tick is not None and between(self._last_tick, now) < _MIN_TICK_GAP
+        if not is_early and (self._urgent_tick is None or self._urgent_tick.done()):
+            self._urgent_tick = asyncio.ensure_future(self.tick_now())
 
     async def tick_now(self) -> None:
         await self.tick(self.clock.now())
@@ -118,7 +118,7 @@ class QuotaController:
             return
         self._is_ticking, self._last_tick = True, now
         try:
-            await self._share_anew(now)
+            await self._rebalance(now)
         except Exception as error:
             self.health.failed(error)
         else:
@@ -126,36 +126,36 @@ class QuotaController:
         finally:
             self._is_ticking = False
 
-    async def _share_anew(self, now: Instant) -> None:
+    async def _rebalance(self, now: Instant) -> None:
         owned = self.owned
-        self._own(now)
+        self._update_owned(now)
         try:
-            await self._apply(lent(self.owned, self._needed(now), self._sharing), now)
+            await self._apply(lent(self.owned, self._demanded(now), self._sharing), now)
         except Exception:
             # Else they would jump, by all that could not be followed, once it can.
             self.owned = owned
             raise
         finally:
-            released = self._released_bytes(self.foresight.horizon)
-            reserve = self.foresight.reserve(now, released_bytes=released)
+            released = self._released_bytes(self.demand.horizon)
+            reserve = self.demand.reserve(now, released_bytes=released)
             self.dispatcher.set_reserve(Owner.LLM, reserve)
 
-    def _own(self, now: Instant) -> None:
+    def _update_owned(self, now: Instant) -> None:
         elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
-        self._lately.fade(now)
+        self._recent.fade(now)
         paces = {owner: self.dispatcher.pace(owner) for owner in Owner}
         options = self._sharing.options
-        self.urgency = urgencies(self.dispatcher.tickets(), paces, self._lately, now, options.urgency)
+        self.urgency = urgencies(self.dispatcher.tickets(), paces, self._recent, now, options.urgency)
         self._target = target_next(self._target, self.urgency, self._sharing)
         self.owned = next_nominals(self.owned, self._target, elapsed=elapsed, options=options)
         self._moved_at = now
 
-    def _needed(self, now: Instant) -> dict[Owner, int]:
+    def _demanded(self, now: Instant) -> dict[Owner, int]:
         """What each could use: the predicted peak of the LLM's requests; of the embeddings', those in
         flight, waiting and foreseen, as far as full batches of them go."""
         held = {owner: self._predicted_bytes(owner) for owner in Owner}
-        foreseen = int(self.foresight.embedding_tokens(now) * self._bytes_per_token)
-        wanted = min(self._full, held[Owner.EMBEDDING] + foreseen)
+        foreseen = int(self.demand.embedding_tokens(now) * self._bytes_per_token)
+        wanted = min(self._max_workspace, held[Owner.EMBEDDING] + foreseen)
         return {Owner.LLM: held[Owner.LLM], Owner.EMBEDDING: wanted}
 
     def _predicted_bytes(self, owner: Owner) -> int:
@@ -177,12 +177,12 @@ class QuotaController:
         try:
             llm, state = await self._move_llm(usable, before, now)
         except Exception:
-            self._put_back(before, budget, now)
+            self._roll_back(before, budget, now)
             raise
         if llm > before:
             self._set(Owner.LLM, llm)
         room = self._memory.workspace_room(state) - self.withheld
-        self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._waiting)), now)
+        self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._unclaimed_bytes)), now)
         self.moves += usable != self.usable
         self.usable = usable
         self.dispatcher.decide()
@@ -200,47 +200,47 @@ class QuotaController:
             block = self._sharing.options.block_bytes
             free = self._memory.pool_bytes - self.withheld - self._batches_in_flight()
             llm = max(before, min(llm, free // block * block))
-        order, found = self._engine_order(llm, state), state
+        order, found = self._engine_quota_for(llm, state), state
         # One that was started anew has it all; after a failure nobody knows what is in force.
-        self._order = max(self._order, state.quota_bytes or 0)
-        if order != self._order or self.health.fault is not None:
-            await self._tell_engine(order)
+        self._engine_quota = max(self._engine_quota, state.quota_bytes or 0)
+        if order != self._engine_quota or self.health.fault is not None:
+            await self._set_engine_quota(order)
             state = self._generator.state()
         self._reclaim(llm, found)
         return llm, state
 
-    async def _tell_engine(self, order: int) -> None:
+    async def _set_engine_quota(self, order: int) -> None:
         """Raises Unanswered where no answer comes: it may have the order then, or get it still."""
-        memory, generator, former = self._memory, self._generator, self._order
+        memory, generator, former = self._memory, self._generator, self._engine_quota
         # Its limit is never below its quota.
         memory.limit_llm(max(order, former))
-        self._order = max(order, former)
+        self._engine_quota = max(order, former)
         try:
             await await_engine(generator.set_quota(order), generator, "quota")
         except (Refused, BackendFailed):
-            self._order = former
+            self._engine_quota = former
             memory.limit_llm(former)
             raise
-        self._order = order
+        self._engine_quota = order
         if order < former:
             memory.limit_llm(order)
 
-    def _put_back(self, llm: int, budget: int, now: Instant) -> None:
+    def _roll_back(self, llm: int, budget: int, now: Instant) -> None:
         """What was in force before a change, as far as it surely still is."""
-        self._set(Owner.LLM, min(llm, self._order))
-        self._set_budget(max(0, min(budget, self._waiting)), now)
+        self._set(Owner.LLM, min(llm, self._engine_quota))
+        self._set_budget(max(0, min(budget, self._unclaimed_bytes)), now)
         self.dispatcher.decide()
 
     @property
-    def _waiting(self) -> int:
+    def _unclaimed_bytes(self) -> int:
         """Beside all that the engine may use."""
-        return self._memory.pool_bytes - self._order - self.withheld
+        return self._memory.pool_bytes - self._engine_quota - self.withheld
 
-    def _engine_order(self, llm: int, state: EngineState) -> int:
+    def _engine_quota_for(self, llm: int, state: EngineState) -> int:
         """Never below what is in use: that would preempt. One block each lets running answers go on."""
         growth = state.running * self._sharing.options.block_bytes
         if state.used_bytes > llm:
-            return max(llm, min(self._order, state.used_bytes + growth))
+            return max(llm, min(self._engine_quota, state.used_bytes + growth))
         return llm
 
     def _reclaim(self, llm: int, state: EngineState) -> None:
@@ -260,11 +260,11 @@ class QuotaController:
 
     def _batches_in_flight(self) -> int:
         """The present budget; one that was larger counts until what was sent under it is done."""
-        if self._shrunk is None:
+        if self._budget_before_cut is None:
             return self._budget
-        since, former = self._shrunk
+        since, former = self._budget_before_cut
         if not any(self._is_computed_since(ticket, since) for ticket in self.dispatcher.tickets()):
-            self._shrunk = None
+            self._budget_before_cut = None
             return self._budget
         return max(self._budget, min(former, self.ledger.demanded(Owner.EMBEDDING)))
 
@@ -279,25 +279,25 @@ class QuotaController:
         if budget == former:
             return
         if budget < former:
-            most = former if self._shrunk is None else max(former, self._shrunk[1])
-            self._shrunk = (now, most)
+            most = former if self._budget_before_cut is None else max(former, self._budget_before_cut[1])
+            self._budget_before_cut = (now, most)
         self._set(Owner.EMBEDDING, budget)
-        share_out(budget, self._embedders)
+        split_budget(budget, self._embedders)
 
     def _set(self, owner: Owner, nominal: int) -> None:
         self.ledger.set_quota(owner, Quota(nominal))
         if owner is Owner.EMBEDDING:
-            self.dispatcher.cap_waiting(owner, nominal)
+            self.dispatcher.cap_footprints(owner, nominal)
 
     def to_json(self) -> dict[str, object]:
         """For a person."""
-        load = self.foresight.load
+        load = self.demand.load
         forecast = load.next_window(self.clock.now())
         return {
             "device_memory": self._memory.mode,
             "pool_bytes": self._memory.pool_bytes,
             "withheld_bytes": self.withheld,
-            "engine_quota_bytes": self._order,
+            "engine_quota_bytes": self._engine_quota,
             "owned_bytes": {owner.value: share for owner, share in self.owned.items()},
             "usable_bytes": {owner.value: share for owner, share in self.usable.items()},
             "urgency": {owner.value: urgency for owner, urgency in self.urgency.items()},
@@ -315,7 +315,7 @@ class QuotaController:
         }
 
     def readings(self, metrics: Metrics) -> Readings:
-        load = self.foresight.load
+        load = self.demand.load
         forecast = load.next_window(self.clock.now())
         levels = [str(level) for level in LEVELS]
         return {

@@ -35,7 +35,7 @@ class Guard(AbstractContextManager["Guard"]):
     def __init__(self, subject: Subject, metrics: Metrics) -> None:
         self._subject = subject
         self._metrics = metrics
-        self._told: set[tuple[CodeType, int]] = set()
+        self._logged: set[tuple[CodeType, int]] = set()
         self.is_failing = False
         metrics.may_not_learn(subject)
 
@@ -50,22 +50,22 @@ class Guard(AbstractContextManager["Guard"]):
         self.is_failing = True
         self._metrics.not_learned(self._subject)
         *_, (frame, line) = walk_tb(trace)
-        if (frame.f_code, line) not in self._told:
-            self._told.add((frame.f_code, line))
+        if (frame.f_code, line) not in self._logged:
+            self._logged.add((frame.f_code, line))
             log.error("%s: %s; requests go on without it", self._subject, error, exc_info=error)
         return True
 
 
 class FailOpen:
     def __init__(self, metrics: Metrics) -> None:
-        self._of = {subject: Guard(subject, metrics) for subject in Subject}
+        self._guards = {subject: Guard(subject, metrics) for subject in Subject}
 
     def __getitem__(self, subject: Subject) -> Guard:
-        return self._of[subject]
+        return self._guards[subject]
 
     @property
-    def are_failing(self) -> bool:
-        return any(lesson.is_failing for lesson in self._of.values())
+    def is_failing(self) -> bool:
+        return any(lesson.is_failing for lesson in self._guards.values())
 
 
 class GuardedLengthPredictor:
@@ -73,17 +73,17 @@ class GuardedLengthPredictor:
 
     def __init__(self, given: LengthPredictor, lessons: FailOpen) -> None:
         self.fail_open = lessons
-        self._given = given
+        self._predictor = given
 
-    def forecast(self, request: Request, *, instead: LengthForecast | None = None) -> LengthForecast:
+    def forecast(self, request: Request, *, default: LengthForecast | None = None) -> LengthForecast:
         with self.fail_open[Subject.LENGTH_FORECAST]:
-            return self._given.forecast(request)
-        return instead or MaxTokens().forecast(request)
+            return self._predictor.forecast(request)
+        return default or MaxTokens().forecast(request)
 
     def observe(self, request: Request, output_tokens: int) -> None:
         with self.fail_open[Subject.ANSWER_LENGTH]:
-            self._given.observe(request, output_tokens)
+            self._predictor.observe(request, output_tokens)
 
     def withdraw(self, request: Request) -> None:
         with self.fail_open[Subject.LOST_ANSWER]:
-            self._given.withdraw(request)
+            self._predictor.withdraw(request)

@@ -23,8 +23,8 @@ from predictors.output_length.training import trained_elsewhere
 log = logging.getLogger(__name__)
 
 # The next model is worth learning when a quarter of what is known is new.
-_NEW_SHARE = 0.25
-_AT_LEAST = 100
+_MIN_NEW_SHARE = 0.25
+_MIN_NEW_EXAMPLES = 100
 
 
 LENGTH_PREDICTORS: Mapping[str, Callable[[Config], LengthPredictor]] = {
@@ -34,7 +34,7 @@ LENGTH_PREDICTORS: Mapping[str, Callable[[Config], LengthPredictor]] = {
 }
 
 
-def lengths_of(config: Config) -> LengthPredictor:
+def length_predictor_of(config: Config) -> LengthPredictor:
     return LENGTH_PREDICTORS[config.admission.lengths](config)
 
 
@@ -54,7 +54,7 @@ def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings
     return found
 
 
-def require_place(config: Config) -> None:
+def require_writable_file(config: Config) -> None:
     """Before engines are loaded, which takes minutes. Raises ConfigError."""
     file = config.predictors.file
     if config.admission.lengths != "learned" or file is None:
@@ -83,8 +83,8 @@ class LengthTraining:
         self._timer = timer or SchedulerTimer()
         self._every_seconds = every_seconds
         self._file = file
-        self._learned_from = 0
-        self._warned: frozenset[str] = frozenset()
+        self._trained_on = 0
+        self._uncovered: frozenset[str] = frozenset()
         self._is_started = False
 
     async def start(self) -> None:
@@ -93,7 +93,7 @@ class LengthTraining:
             kept = await asyncio.to_thread(read_or_set_aside, self._file)
             if kept is not None:
                 self._lengths.restore(kept)
-                self._learned_from = self._lengths.examples.seen if kept.model is not None else 0
+                self._trained_on = self._lengths.examples.seen if kept.model is not None else 0
         self._timer.every(self._every_seconds, self.train_if_due)
         self._is_started = True
 
@@ -104,10 +104,10 @@ class LengthTraining:
             await self._save()
 
     async def train_if_due(self) -> None:
-        self._warn()
+        self._log_coverage()
         examples = self._lengths.examples
-        new = examples.seen - self._learned_from
-        if len(examples) >= ENOUGH and new >= max(_AT_LEAST, _NEW_SHARE * len(examples)):
+        new = examples.seen - self._trained_on
+        if len(examples) >= ENOUGH and new >= max(_MIN_NEW_EXAMPLES, _MIN_NEW_SHARE * len(examples)):
             await self.learn()
 
     async def learn(self) -> None:
@@ -118,7 +118,7 @@ class LengthTraining:
             log.warning("no new length model, the last one stays in force: %s", error)
             return
         self._lengths.swap(model)
-        self._learned_from = seen
+        self._trained_on = seen
         log.info("a length model of %d finished requests is in force", len(self._lengths.examples))
         await self._save()
 
@@ -136,12 +136,12 @@ class LengthTraining:
                 error.strerror or error,
             )
 
-    def _warn(self) -> None:
+    def _log_coverage(self) -> None:
         out = frozenset(name for name, is_out in self._lengths.out_of_coverage().items() if is_out)
-        for name in sorted(out - self._warned):
+        for name in sorted(out - self._uncovered):
             log.warning(
                 "class %s: too many answers are longer than their 0.9 quantile; its forecasts widen", name
             )
-        for name in sorted(self._warned - out):
+        for name in sorted(self._uncovered - out):
             log.info("class %s: forecasts cover again what they state", name)
-        self._warned = out
+        self._uncovered = out

@@ -13,7 +13,7 @@ import numpy as np
 from controlplane.core.ports import Vectors
 from controlplane.core.request import PromptFeatures
 
-_MOST = 4_096
+_MAX_ENTRIES = 4_096
 _DIGEST_BYTES = 16
 
 
@@ -22,24 +22,24 @@ class PromptVectorCache:
     """`model` is the embedding model whose vectors are kept; those of others are passed over."""
 
     model: str
-    _kept: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
+    _vectors: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
 
-    def computed(self, model: str, texts: Sequence[str], vectors: Vectors) -> None:
+    def store(self, model: str, texts: Sequence[str], vectors: Vectors) -> None:
         if model != self.model:
             return
         for text, vector in zip(texts, vectors, strict=True):
-            self._kept[_digest(text)] = vector.astype(np.float16).tobytes()
-            self._kept.move_to_end(_digest(text))
-        while len(self._kept) > _MOST:
-            self._kept.popitem(last=False)
+            self._vectors[_digest(text)] = vector.astype(np.float16).tobytes()
+            self._vectors.move_to_end(_digest(text))
+        while len(self._vectors) > _MAX_ENTRIES:
+            self._vectors.popitem(last=False)
 
-    def beside(self, gist: PromptFeatures, text: str) -> PromptFeatures:
+    def with_vector(self, gist: PromptFeatures, text: str) -> PromptFeatures:
         """The gist with the vector of its text, if that was embedded."""
         digest = _digest(text)
-        vector = self._kept.get(digest)
+        vector = self._vectors.get(digest)
         if vector is None:
             return gist
-        self._kept.move_to_end(digest)
+        self._vectors.move_to_end(digest)
         return replace(gist, vector=vector)
 
 

@@ -18,7 +18,7 @@ from predictors.calibration import LEVEL, Calibration
 from predictors.timing.step_time import ObservedPace, ReportedPace
 from predictors.timing.ttft import Ahead, TtftModel, steps_until_slot
 
-_TOLD = (0.5, LEVEL)
+_LEVELS = (0.5, LEVEL)
 
 
 class TtftPredictor:
@@ -33,10 +33,10 @@ class TtftPredictor:
         self._tickets = tickets
         self._generators = generators
         self._paces = paces
-        self._time = TtftModel()
+        self._model = TtftModel()
         self.calibration = Calibration()
 
-    def started(self, ticket: Ticket, wait: Duration, now: Instant) -> None:
+    def dispatched(self, ticket: Ticket, wait: Duration, now: Instant) -> None:
         """The ticket, which has its lease, goes to the engine, which makes it wait so long if it orders."""
         request = ticket.request
         pace = self._paces[request.kind.owner].pace_of(request.model)
@@ -51,27 +51,27 @@ class TtftPredictor:
             ahead = Ahead(request.prompt_tokens, turn=wait)
         else:
             ahead = _ahead(ticket, self._tickets.values(), generator.max_running)
-        said = self._time.predict(ahead, pace)
-        ticket.starting = EngineStart(now, ahead, pace, said)
+        said = self._model.predict(ahead, pace)
+        ticket.engine_start = EngineStart(now, ahead, pace, said)
         waited = between(request.arrival, now)
         ticket.predicted_ttft = Duration(waited + said.median)
         stated = (to_milliseconds(ticket.predicted_ttft), to_milliseconds(Duration(waited + said.upper)))
         self.calibration.stated(request.id, (0.5, LEVEL), stated)
 
-    def appeared(self, ticket: Ticket, now: Instant) -> None:
+    def first_token(self, ticket: Ticket, now: Instant) -> None:
         """Its first token."""
-        starting, request = ticket.starting, ticket.request
+        starting, request = ticket.engine_start, ticket.request
         if starting is None:
             return
-        ticket.starting = None
+        ticket.engine_start = None
         took = between(starting.at, now)
-        self._time.observe(starting.ahead, starting.pace, starting.said, took)
+        self._model.observe(starting.ahead, starting.pace, starting.said, took)
         since_arrival = to_milliseconds(between(request.arrival, now))
         self.calibration.happened(request.id, request.service_class.name, round(since_arrival))
 
     def readings(self, metrics: Metrics) -> Readings:
         errors = self.calibration.mean_absolute_error()
-        gaps = {f"{level:g}": self._paces[Owner.LLM].foretold_gap(level) for level in _TOLD}
+        gaps = {f"{level:g}": self._paces[Owner.LLM].foretold_gap(level) for level in _LEVELS}
         return {
             metrics.tpot_forecast: {level: to_seconds(gap) for level, gap in gaps.items() if gap is not None},
             metrics.ttft_coverage: self.calibration.coverage(),
@@ -87,7 +87,7 @@ def _ahead(ticket: Ticket, others: Iterable[Ticket], slots: int) -> Ahead:
     for number, other in enumerate(others):
         if other is ticket or other.lease is None or other.forecast is None:
             continue
-        steps = _steps_to_go(other.forecast, other.timeline.output_tokens, _spread_out(number))
+        steps = _remaining_steps(other.forecast, other.timeline.output_tokens, _golden_level(number))
         if other.phase is Phase.DECODE:
             decoding.append(steps)
         elif other.phase is Phase.PREFILL and other.rank <= ticket.rank:
@@ -97,13 +97,13 @@ def _ahead(ticket: Ticket, others: Iterable[Ticket], slots: int) -> Ahead:
     return Ahead(unread, steps_until_slot(decoding, in_turn, slots))
 
 
-def _steps_to_go(forecast: LengthForecast, done: int, level: float) -> float:
+def _remaining_steps(forecast: LengthForecast, done: int, level: float) -> float:
     """At this level of what is thought possible after so many tokens."""
     gone = forecast.level_of(done) if done else 0.0
     return max(1.0, forecast.quantile(gone + level * (1.0 - gone)) - done)
 
 
-def _spread_out(number: int) -> float:
+def _golden_level(number: int) -> float:
     """Levels that fill the span from 0 to 1 evenly, whichever few in a row are taken (golden ratio): of many
     answers of which the same is known, the first to end is short."""
     return (0.5 + number * 0.618034) % 1.0

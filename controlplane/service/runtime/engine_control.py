@@ -13,7 +13,7 @@ from controlplane.core.ports import Generator
 from controlplane.policy.engine.options import EngineOptions
 
 # A step over a long prompt may take seconds.
-_ANSWER_WITHIN_SECONDS = 15.0
+_TIMEOUT_SECONDS = 15.0
 
 
 class EngineTimeout(BackendDown):
@@ -23,11 +23,11 @@ class EngineTimeout(BackendDown):
 async def await_engine(order: Awaitable[None], generator: Generator, name: str) -> None:
     """Raises Unanswered, and whatever the order raises."""
     try:
-        async with asyncio.timeout(_ANSWER_WITHIN_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             await order
     except TimeoutError as error:
         raise EngineTimeout(
-            f"the engine of {generator.model} took no {name} within {_ANSWER_WITHIN_SECONDS:.0f} s"
+            f"the engine of {generator.model} took no {name} within {_TIMEOUT_SECONDS:.0f} s"
         ) from error
 
 
@@ -39,17 +39,17 @@ class EngineConfigurator:
 
     generators: Collection[Generator]
     options: EngineOptions | None
-    _is_certain: bool = field(init=False, default=True)
+    _is_confirmed: bool = field(init=False, default=True)
 
     async def apply(self, options: EngineOptions | None) -> None:
         """Raises Refused, and BackendDown or BackendFailed that say what was changed and what not."""
-        if options is None or (self._is_certain and options == self.options):
+        if options is None or (self._is_confirmed and options == self.options):
             return
         told = asdict(options)
-        if self._is_certain and self.options is not None:
+        if self._is_confirmed and self.options is not None:
             before = asdict(self.options)
             told = {name: value for name, value in told.items() if value != before[name]}
-        self._is_certain = False
+        self._is_confirmed = False
         try:
             for generator in self.generators:
                 await await_engine(generator.set_options(told), generator, "rules")
@@ -60,4 +60,4 @@ class EngineConfigurator:
             ) from error
         except (BackendDown, BackendFailed) as error:
             raise type(error)(f"{error}; neither it nor the gate was changed") from error
-        self.options, self._is_certain = options, True
+        self.options, self._is_confirmed = options, True

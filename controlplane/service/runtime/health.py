@@ -35,30 +35,30 @@ _FAULTS: dict[type[Exception], Fault] = {
 
 @dataclass(eq=False, slots=True)
 class HealthTracker:
-    """`stopped` and `resumed` say in the log what no longer, and what again, goes on."""
+    """`failing_message` and `recovered_message` say in the log what no longer, and what again, goes on."""
 
-    stopped: str
-    resumed: str
+    failing_message: str
+    recovered_message: str
     fault: Fault | None = field(init=False, default=None)
     """Of the last run; None if it succeeded."""
     failures: Counter[Fault] = field(init=False, default_factory=Counter)
     _message: str | None = field(init=False, default=None)
-    _in_a_row: int = field(init=False, default=0)
+    _consecutive: int = field(init=False, default=0)
 
     def failed(self, error: Exception) -> None:
         is_new = self.fault is None
         self.fault = next((f for kind, f in _FAULTS.items() if isinstance(error, kind)), Fault.DEFECT)
         self.failures[self.fault] += 1
-        self._in_a_row += 1
+        self._consecutive += 1
         self._message = str(error) or repr(error)
         if is_new:
             where = error if self.fault is Fault.DEFECT else None
-            log.error("%s: %s; trying on", self.stopped, self._message, exc_info=where)
+            log.error("%s: %s; trying on", self.failing_message, self._message, exc_info=where)
 
     def succeeded(self) -> None:
         if self.fault is not None:
-            log.info("%s after %d failures", self.resumed, self._in_a_row)
-            self.fault, self._message, self._in_a_row = None, None, 0
+            log.info("%s after %d failures", self.recovered_message, self._consecutive)
+            self.fault, self._message, self._consecutive = None, None, 0
 
     def to_json(self) -> dict[str, object]:
         counts = {fault.value: count for fault, count in self.failures.items()}

@@ -19,7 +19,7 @@ async def stop_all(*stages: Stage) -> None:
     cancelled: asyncio.CancelledError | None = None
     for stage in stages:
         try:
-            ends = await asyncio.gather(*map(_stopped, stage.values()), return_exceptions=True)
+            ends = await asyncio.gather(*map(_stop_part, stage.values()), return_exceptions=True)
         except asyncio.CancelledError as error:
             cancelled = error
             continue
@@ -30,6 +30,6 @@ async def stop_all(*stages: Stage) -> None:
         raise cancelled
 
 
-async def _stopped(stop: Stop) -> None:
+async def _stop_part(stop: Stop) -> None:
     if (ending := stop()) is not None:
         await ending

@@ -63,7 +63,7 @@ def test_what_is_turned_away_moves_nobody_back():
     turns = FairQueue({"a": 1.0, "b": 1.0})
     for _ in range(50):
         turns.shift("a", WORK, Instant(0))
-        turns.give_back("a", WORK)
+        turns.refund("a", WORK)
     assert turns.shift("a", WORK, Instant(0)) == 0
 
 
@@ -71,8 +71,8 @@ def test_no_wait_beyond_the_bound_and_none_without_weights_or_backlog():
     tenants, granted = TenantQueues({"a": 1.0, "b": 1.0}), asyncio.new_event_loop().create_future()
     tickets = [Ticket(a_request(), Footprint(1), None, Timeline(Instant(0)), granted) for _ in range(100)]
     for ticket in tickets:
-        tenants.take_turn(ticket, WORK, seconds(1), Instant(0))
-    assert max(ticket.turn for ticket in tickets) == seconds(1)
+        tenants.assign_delay(ticket, WORK, seconds(1), Instant(0))
+    assert max(ticket.tenant_delay for ticket in tickets) == seconds(1)
     for nobody_else in ({}, {"a": 2.0}):
         assert [FairQueue(nobody_else).shift("a", WORK, Instant(n)) for n in range(3)] == [0, 0, 0]
     idle = FairQueue({"a": 1.0, "b": 1.0})
@@ -97,7 +97,7 @@ def test_a_client_that_leaves_before_its_turn_is_not_charged(bench):
             waiting = asyncio.create_task(b.ask())
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            turns.append(dispatcher.tickets()[-1].turn)
+            turns.append(dispatcher.tickets()[-1].tenant_delay)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
         assert turns == [turns[0]] * 3

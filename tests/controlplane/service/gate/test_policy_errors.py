@@ -150,13 +150,13 @@ def test_who_was_half_dispatched_gives_its_lease_back_and_the_next_one_takes_its
         running = asyncio.create_task(read(await b.ask(max_tokens=8)))
         waiting = [asyncio.create_task(b.ask(text)) for text in ("first", "second")]
         await asyncio.sleep(0.01)
-        started = dispatcher.ttft.started
+        started = dispatcher.ttft.dispatched
 
         def once_faulty(*arguments):
-            dispatcher.ttft.started = started
+            dispatcher.ttft.dispatched = started
             raise Defect("no forecast")
 
-        dispatcher.ttft.started = once_faulty
+        dispatcher.ttft.dispatched = once_faulty
         assert await running == 8
         with pytest.raises(DecisionFailed, match="no forecast"):
             await waiting[0]

@@ -20,9 +20,9 @@ def taught(foresight: MemoryDemandForecast) -> MemoryDemandForecast:
     for second in range(30):
         for part in range(3):
             now = Instant(seconds(second) + milliseconds(100 * part))
-            foresight.offered(request(), Footprint(100), now)
-        foresight.offered(request(Kind.EMBED, tokens=500), Footprint(1), now)
-        foresight.offered(request(priority=1), Footprint(7_000), now)
+            foresight.observe_arrival(request(), Footprint(100), now)
+        foresight.observe_arrival(request(Kind.EMBED, tokens=500), Footprint(1), now)
+        foresight.observe_arrival(request(priority=1), Footprint(7_000), now)
     return foresight
 
 
@@ -37,9 +37,9 @@ def test_embedding_tokens_and_urgent_bytes_are_expected_as_they_came():
 
 def test_what_has_come_is_no_longer_kept_and_what_did_not_come_is_let_go():
     foresight = taught(MemoryDemandForecast(seconds(1), 0.9, high_priority=2))
-    foresight.offered(request(), Footprint(200), Instant(seconds(30.1)))
+    foresight.observe_arrival(request(), Footprint(200), Instant(seconds(30.1)))
     assert foresight.reserve(Instant(seconds(30.2)), released_bytes=0) == Reserve(100, 2)
-    foresight.offered(request(), Footprint(200), Instant(seconds(30.3)))
+    foresight.observe_arrival(request(), Footprint(200), Instant(seconds(30.3)))
     assert foresight.reserve(Instant(seconds(30.4)), released_bytes=0) is None
     for second in range(31, 100):
         foresight.reserve(Instant(seconds(second)), released_bytes=0)

@@ -355,7 +355,7 @@ def test_who_waits_with_batches_cut_to_a_smaller_quota_stays_so_when_policies_ch
         tasks = [await bench.embed(name, 4) for name in ("runs", "waits")]
         await bench.embedder.until_runs(1)
         dispatcher.ledger.set_quota(Owner.EMBEDDING, Quota(100 * KIB))
-        dispatcher.cap_waiting(Owner.EMBEDDING, 100 * KIB)
+        dispatcher.cap_footprints(Owner.EMBEDDING, 100 * KIB)
         await bench.service.reconfigure({"scheduling": {"ordering": "fcfs"}})
         assert [one.footprint.worst for one in dispatcher.queued(Owner.EMBEDDING)] == [100 * KIB]
         return tasks

@@ -252,13 +252,13 @@ def test_a_refused_order_gives_the_limit_back(tmp_path):
 
 def test_a_defect_of_ours_is_told_with_where_it_was(caplog):
     async def scenario(b):
-        load, b.quota_controller.foresight.load = b.quota_controller.foresight.load, None
+        load, b.quota_controller.demand.load = b.quota_controller.demand.load, None
         await b.tick()
         await b.tick()
         assert b.service.status.impaired() == {"quotas": "defect"}
         (record,) = [record for record in caplog.records if record.name == LOGGER]
         assert record.exc_info is not None
-        b.quota_controller.foresight.load = load
+        b.quota_controller.demand.load = load
         return []
 
     play(scenario)

@@ -73,7 +73,7 @@ def test_a_pace_that_cannot_be_learned_breaks_no_answer(bench, caplog, broken):
 
 def test_a_first_token_that_cannot_be_judged_breaks_no_answer(bench):
     async def scenario(b):
-        b.service.gate.dispatcher.ttft.appeared = faulty
+        b.service.gate.dispatcher.ttft.first_token = faulty
         assert await read(await b.ask(max_tokens=4)) == 4
 
     assert bench(scenario).outcomes == ["met"]
@@ -91,7 +91,7 @@ def test_what_an_engine_reports_ends_no_engine(bench):
 
 async def test_vectors_that_cannot_be_kept_are_sent_all_the_same():
     async with staged() as stage:
-        stage.service.intake._seen_vectors = SimpleNamespace(computed=faulty)
+        stage.service.intake._prompt_vectors = SimpleNamespace(store=faulty)
         answer = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": "hi"})
         assert answer.status_code == 200
         assert (await stage.http.get("/ready")).json()["impaired"] == {"learning": "defect"}

@@ -12,7 +12,7 @@ from controlplane.config import ConfigError, parse
 from controlplane.core.clock import Instant
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.prediction.length_training import LengthTraining, require_place
+from controlplane.service.prediction.length_training import LengthTraining, require_writable_file
 from predictors.output_length.features import gist_of
 from predictors.output_length.learned import LearnedLengths
 
@@ -134,7 +134,7 @@ def test_a_place_where_nothing_can_be_kept_stops_the_start(tmp_path):
         return parse({"models": models, "predictors": predictors, "admission": admission})
 
     with pytest.raises(ConfigError, match=r"predictors\.file=.*lengths\.npz: No such file.*name a file in"):
-        require_place(config())
-    require_place(config(lengths="history"))
+        require_writable_file(config())
+    require_writable_file(config(lengths="history"))
     with pytest.raises(ConfigError, match=r"predictors\.file=.*: not a regular file; name a file"):
-        require_place(config(file=""))
+        require_writable_file(config(file=""))

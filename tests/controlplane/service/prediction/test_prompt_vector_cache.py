@@ -8,18 +8,18 @@ GIST = PromptFeatures((1.0,), (2,))
 
 def test_a_text_embedded_before_brings_its_vector():
     seen = PromptVectorCache("minilm")
-    seen.computed("minilm", ["a bee", "a wasp"], np.array([[0.5, 0.25], [1.0, 0.0]], np.float32))
-    seen.computed("other", ["a fly"], np.array([[1.0]], np.float32))
-    assert np.frombuffer(seen.beside(GIST, "a bee").vector, np.float16).tolist() == [0.5, 0.25]
-    assert seen.beside(GIST, "a fly") is GIST
+    seen.store("minilm", ["a bee", "a wasp"], np.array([[0.5, 0.25], [1.0, 0.0]], np.float32))
+    seen.store("other", ["a fly"], np.array([[1.0]], np.float32))
+    assert np.frombuffer(seen.with_vector(GIST, "a bee").vector, np.float16).tolist() == [0.5, 0.25]
+    assert seen.with_vector(GIST, "a fly") is GIST
 
 
 def test_the_vector_used_longest_ago_makes_room():
     seen = PromptVectorCache("minilm")
     one = np.ones((1, 1), np.float32)
-    seen.computed("minilm", ["old"], one)
-    seen.computed("minilm", ["older"], one)
-    seen.beside(GIST, "old")
+    seen.store("minilm", ["old"], one)
+    seen.store("minilm", ["older"], one)
+    seen.with_vector(GIST, "old")
     for number in range(4_095):
-        seen.computed("minilm", [f"text {number}"], one)
-    assert seen.beside(GIST, "old").vector and not seen.beside(GIST, "older").vector
+        seen.store("minilm", [f"text {number}"], one)
+    assert seen.with_vector(GIST, "old").vector and not seen.with_vector(GIST, "older").vector
