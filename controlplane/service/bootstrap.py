@@ -50,13 +50,16 @@ log = logging.getLogger(__name__)
 
 
 def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
+    """The LLM engines of a configuration, not started."""
     chat = config.models.chat
     return [] if chat is None else [LLM_BACKENDS["vllm"](config, chat, plan)]
 
 
 def vllm_generator(config: Config, chat: ChatModel, plan: MemoryPlan) -> Generator:
+    """An AsyncLLM engine of vLLM, with Tandem's scheduler plug-in if `scheduling.engine` is set."""
     scheduling = config.engine_options()
-    # By priority vLLM's own scheduler orders what was sent ahead, and picks victims, by the gate's rank.
+    # With its priority policy vLLM's own scheduler orders the forwarded requests, and picks victims, by the
+    # gate's rank.
     own = {"scheduling_policy": "priority"} if scheduling is None else {}
     hybrid = memory_plan.hybrid_choice(config, model_facts, hybrid_support)
     return VllmGenerator(
@@ -72,8 +75,10 @@ def vllm_generator(config: Config, chat: ChatModel, plan: MemoryPlan) -> Generat
 
 
 def embedders_of(config: Config) -> list[Embedder]:
+    """The embedding engines of a configuration, not started."""
     models = config.models
-    # Where no quota moves, a budget falls only for a device that has less than was planned.
+    # With fixed quotas a budget is reduced only when the device has less memory than planned; then the
+    # allocator must return it. Budgets that change all the time would pay for an allocation in each pass.
     returns_memory = config.pool.device_memory == "kvcached" or not config.quota.moves
     return [
         EMBEDDING_BACKENDS["sentence-transformers"](
@@ -88,6 +93,7 @@ def embedders_of(config: Config) -> list[Embedder]:
 def embedder_of(
     model: EmbeddingModel, *, yields_cpu: bool = False, returns_memory: bool = False
 ) -> WorkerEmbedder:
+    """sentence-transformers in a worker process of its own."""
     return WorkerEmbedder(
         model.model,
         served_name=model.served_name,
@@ -111,18 +117,21 @@ EMBEDDING_BACKENDS: Mapping[str, Callable[..., Embedder]] = {"sentence-transform
 
 
 def warn_if_taken(plan: MemoryPlan) -> None:
-    """Before anything is loaded. Raises ValueError as `device.memory_bytes`."""
+    """Logs a warning if other processes hold memory of the plan; called before any model is loaded.
+
+    Raises ValueError if the device cannot be read.
+    """
     free, needed = device_probe.free_gpu_bytes(), plan.memory_bytes - plan.margin_bytes
     if free is not None and free < needed:
         log.warning(
-            "the plan takes up to %s bytes of the device and %s are free now; end what else holds it, or set "
-            "pool.memory to what may be used",
+            "the plan uses up to %s bytes of the device and %s are free now; stop the other processes, or "
+            "set pool.memory to the memory that may be used",
             *(f"{needed:,}", f"{free:,}"),
         )
 
 
 def kvcached_memory(plan: MemoryPlan) -> DeviceMemory:
-    """Once the engine runs. Raises ConfigError."""
+    """The memory that kvcached maps on demand; called once the engine runs. Raises ConfigError."""
     try:
         segment = kvcached_segment()
         return KvcachedMemory(segment, pool_bytes=plan.pool_bytes, unit_bytes=kvcached_unit(plan.chat_layers))
@@ -131,8 +140,11 @@ def kvcached_memory(plan: MemoryPlan) -> DeviceMemory:
 
 
 def monitor_of(plan: MemoryPlan, *, is_static: bool) -> Callable[[Callable[[int], None]], MemoryMonitor]:
-    """Given whom to tell what is withheld. Our processes may come to hold the pool and one forward pass more
-    than at the start, less a cache that counts since then; half the margin is what nobody minds."""
+    """A function that builds the memory monitor, given the function to call with the withheld bytes.
+
+    After the start our processes may hold the pool and one forward pass more than the baseline, but not a KV
+    cache that the baseline includes. Half the margin is the tolerated disagreement.
+    """
 
     def build(withhold: Callable[[int], None]) -> MemoryMonitor:
         probe = device_probe.open_probe()
@@ -144,12 +156,12 @@ def monitor_of(plan: MemoryPlan, *, is_static: bool) -> Callable[[Callable[[int]
 
 
 def model_facts(name: str) -> ModelFacts:
-    """Raises ConfigError naming what is missing."""
+    """Config and weight sizes of a model. Raises ConfigError naming what is missing."""
     return model_config.model_facts(name, bundled_models.resolve)
 
 
 def plan_of(config: Config) -> MemoryPlan:
-    """Raises ConfigError."""
+    """The memory plan of a configuration. Raises ConfigError."""
     try:
         plan = memory_plan.memory_plan(config, model_facts, device_probe.memory_bytes, hybrid_support)
         warn_if_taken(plan)
@@ -159,12 +171,15 @@ def plan_of(config: Config) -> MemoryPlan:
 
 
 def hybrid_text(config: Config, plan: MemoryPlan) -> str | None:
-    """What hidden states save, for `tandem check`; None without a chat model. Raises ConfigError."""
+    """What hidden states would save, as text; None without a chat model. Raises ConfigError."""
     return memory_plan.hybrid_text(config, model_facts, plan, hybrid_support)
 
 
 def check_engine_arguments(config: Config) -> None:
-    """Imports vLLM, which takes seconds. Raises ConfigError naming each argument that it does not know."""
+    """Checks `models.chat.engine` against vLLM, whose import takes seconds.
+
+    Raises ConfigError naming each unknown argument.
+    """
     from backends.vllm.arguments import check_arguments, scheduled
 
     chat, options = config.models.chat, config.engine_options()
@@ -206,6 +221,9 @@ def build_service(
     """The service of these backends, not started.
 
     Args:
+        config: the whole configuration.
+        generators: LLM engines, not started.
+        embedders: embedding engines, not started.
         workspace_bytes: quota of all embedding models where no quota moves.
         device_memory: called once the backends run; without it their memory is static.
         monitor: builds the memory monitor, given what to call when the withheld bytes change.
@@ -255,7 +273,7 @@ def _parts(
     metrics: Metrics,
     fail_open: FailOpen,
 ) -> Parts:
-    """Called once the backends run, which then know their sizes. Raises ConfigError."""
+    """Builds what depends on the sizes that the started backends report. Raises ConfigError."""
     pool = shared_pool(config, generators, embedders, device_memory)
     shares = fixed_shares(generators, embedders, workspace_bytes) if pool is None else pool.sharing.nominal
     ledger = MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
@@ -305,7 +323,7 @@ def _tenant_limits(config: Config) -> dict[str, TenantLimits]:
 
 
 def _tenant_weights(config: Config) -> dict[str, float]:
-    """Of every tenant as soon as one states any."""
+    """The weights of all tenants, 1 by default; empty if no tenant states one, which turns fairness off."""
     stated = {name: tenant.weight for name, tenant in config.tenants.items()}
     is_any = any(weight is not None for weight in stated.values())
     return {name: weight or 1.0 for name, weight in stated.items()} if is_any else {}

@@ -64,7 +64,10 @@ class Service:
         self._is_started = False
 
     async def start(self) -> None:
-        """Raises BackendDown or ConfigError; then, and when it is cancelled, nothing is left running."""
+        """Starts all backends, then the gate. Raises BackendDown or ConfigError.
+
+        After an error or a cancellation nothing is left running.
+        """
         starts = (backend.start() for backend in self._backends)
         try:
             results = await asyncio.gather(*starts, return_exceptions=True)
@@ -86,36 +89,42 @@ class Service:
         self._is_started = True
 
     async def stop(self) -> None:
+        """Stops periodic work, drains, then stops the backends; without a start it does nothing."""
         if not self._is_started:
             return
         self._is_started = False
         await stop_all(self._periodic_work(), {"the drain": self.drain}, self._engines())
 
     def _periodic_work(self) -> Stage:
-        ticks: Stage = {"the quotas' ticks": self._timer.stop}
+        ticks: Stage = {"the quota timer": self._timer.stop}
         return ticks if self.monitor is None else {**ticks, "the memory monitor": self.monitor.stop}
 
     def _engines(self) -> Stage:
-        """What requests need until they are drained."""
+        """The parts that running requests need until the drain ends."""
         engines: Stage = {backend.model: backend.stop for backend in self._backends}
-        return engines if self._training is None else {**engines, "learning": self._training.stop}
+        return engines if self._training is None else {**engines, "length training": self._training.stop}
 
     async def drain(self, grace: float | None = None) -> None:
-        """Ends admission; returns when nothing runs any more, or after `grace` (the drain time) seconds."""
+        """Ends admission; returns when all requests have ended, or after `grace` seconds.
+
+        `grace` defaults to `server.drain_ms`.
+        """
         await self.gate.drain(self.config.server.drain_ms / 1_000 if grace is None else grace)
 
     async def check(self) -> None:
-        """Raises BackendDown naming the backend that does not really answer."""
+        """Raises BackendDown naming the backend that does not respond."""
         if not self._is_started:
             raise BackendDown("the service is starting or stopping")
         if self.gate.is_closed:
-            raise BackendDown("the service was drained: it accepts nothing more; end it, and start it anew")
+            raise BackendDown("the service was drained and accepts no requests; restart it")
         for backend in self._backends:
             await backend.check()
 
     async def reconfigure(self, content: object) -> None:
-        """Other policies and parameters from now on, in the engine and then in the gate, one change after the
-        other. Raises ConfigError, and what `EngineConfigurator.become` does."""
+        """Changes policies and parameters, first in the engine and then in the gate; one change at a time.
+
+        Raises ConfigError, Refused, BackendDown or BackendFailed; then the gate is unchanged.
+        """
         async with self._reconfiguring:
             config = changed(self.config, content)
             policies = policies_of(config)

@@ -43,7 +43,7 @@ class ServiceStatus:
     monitor: MemoryMonitor | None
 
     def impaired(self) -> dict[str, str]:
-        """What does not go on as it should though requests are served, with the kind of fault."""
+        """The repeated work that fails while requests are served, with the kind of fault."""
         repeated = {
             "decisions": self.dispatcher,
             "quotas": self.quota_controller,
@@ -54,18 +54,19 @@ class ServiceStatus:
         return found | ({"learning": Fault.DEFECT.value} if self.fail_open.is_failing else {})
 
     def models(self) -> list[ModelCard]:
+        """All served models."""
         roots = {model.served_name: model.model for model in self.config.models.all()}
         sizes = {g.model: ("generate", g.max_model_tokens) for g in self.generators.values()}
         sizes |= {e.model: ("embed", e.max_input_tokens) for e in self.embedders.values()}
         return [ModelCard(model, kind, size, roots[model]) for model, (kind, size) in sizes.items()]
 
     def embedding_dimensions(self, model: str) -> tuple[int, tuple[int, ...]]:
-        """The model's own length and all that may be asked for. Raises KeyError."""
+        """The model's native dimension and the shorter ones that it supports. Raises KeyError."""
         embedder = self.embedders[model]
         return embedder.dimension, tuple(embedder.supported_dimensions)
 
     def state(self) -> dict[str, object]:
-        """What is held and who waits, for a person."""
+        """Memory, quotas and requests, for the operator."""
         return {
             "owners": {owner.value: self._owner_state(owner) for owner in Owner},
             "device": None if self.monitor is None else self.monitor.to_json(),
@@ -98,7 +99,7 @@ class ServiceStatus:
         }
 
     def metrics_text(self) -> bytes:
-        """Prometheus exposition."""
+        """All series in the Prometheus text format."""
         m, states = self.metrics, {owner.value: self._owner_state(owner) for owner in Owner}
         engine = self._engine_states()
 
@@ -137,7 +138,7 @@ class ServiceStatus:
         )
 
     def _engine_states(self) -> dict[str, EngineState]:
-        """A dead engine has no state; its last one would look alive."""
+        """The engine's state; empty for a dead engine, whose last state would look alive."""
         try:
             states = [generator.state() for generator in self.generators.values()]
             return {Owner.LLM.value: states[0]} if states else {}

@@ -114,8 +114,8 @@ async def _asked(service: Service, prompt: list[int], tokens: int, *, fixed: boo
         return None
     waited = between(seen.arrival, starting.at)
     return ForecastPairs(
-        _seconds(Duration(waited + starting.said.median)),
-        _seconds(Duration(waited + starting.said.upper)),
+        _seconds(Duration(waited + starting.forecast.median)),
+        _seconds(Duration(waited + starting.forecast.upper)),
         _seconds(seen.ttft),
         starting.ahead.waits,
     )

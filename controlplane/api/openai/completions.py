@@ -61,7 +61,7 @@ async def _jobs(service: Service, ask: ParsedRequest[CompletionRequest]) -> list
             body.model,
             prompt,
             max_tokens=body.most_tokens,
-            unstated=DEFAULT_MAX_TOKENS,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
             sampling=sampling,
             hints=ask.hints,
         )

@@ -32,7 +32,7 @@ async def _answer(service: Service, ask: ParsedRequest[EmbeddingRequest], send: 
         body.model,
         body.inputs,
         ask.hints,
-        cut=_cut(body),
+        truncation=_cut(body),
         prompt=body.prompt_name,
     )
     if body.dimensions is not None:

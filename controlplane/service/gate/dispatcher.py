@@ -1,9 +1,8 @@
-"""Who runs now? Owns the ledger and the waiting room, runs the cycle, applies its plan.
+"""Runs the scheduling cycle over all waiting requests and applies its plan.
 
-A cycle runs on every arrival, release and quota change, and when the wait of a deferred request is up.
-The dispatcher opens leases; every path out closes them through `Accounting.end`, once. A defect on the way
-(a policy that raises) costs those whom it kept from a decision: they fail, and whoever waits on is decided
-another time.
+A cycle runs on every arrival, release and quota change, and at the decision deadline of a deferred request.
+The dispatcher opens leases; every path out closes them through `Accounting.end`, once. An exception in a
+policy fails only the requests that were undecided in that cycle; the others are retried.
 """
 
 import asyncio
@@ -41,8 +40,11 @@ from predictors.timing.step_time import paces
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """`engine_precedence` says of two that wait inside an engine which it starts first; None where the
-    engine does not order by itself."""
+    """The gate's policies.
+
+    `engine_queue` is how many requests may be forwarded to an LLM engine beyond its free slots.
+    `engine_precedence(a, b)` is true if the engine starts `a` before `b`; None if it uses its own scheduler.
+    """
 
     admission: Admission
     ordering: Ordering
@@ -51,6 +53,7 @@ class Policies:
 
 
 def policies_of(config: Config) -> Policies:
+    """The policies that a configuration names."""
     engine = config.engine_options()
     return Policies(
         config.admission_policy(),
@@ -61,6 +64,11 @@ def policies_of(config: Config) -> Policies:
 
 
 class Dispatcher:
+    """Owns the waiting queue and all tickets; the only writer of the ledger's leases.
+
+    `on_refusal` is called with each deferral or rejection by a cycle.
+    """
+
     def __init__(
         self,
         clock: Clock,
@@ -84,7 +92,7 @@ class Dispatcher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._departures: set[asyncio.Task[None]] = set()
-        self.health = HealthTracker("requests fail undecided", "requests are decided again")
+        self.health = HealthTracker("requests fail without a decision", "requests are decided again")
         self.ledger = ledger
         self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
         self.paces = paces(next((g.step_cost for g in generators.values()), None), embedders.values())
@@ -101,93 +109,105 @@ class Dispatcher:
             ledger, metrics, rates, tenants, lengths, self.paces, self.ttft, generators
         )
 
-    def dry_run(self, place: Waiting) -> DryRun:
-        """What would be decided now of one that waits, or is supposed to. Nothing changes."""
-        now, admission, owner = self._clock.now(), self._policies.admission, place.request.kind.owner
+    def dry_run(self, entry: Waiting) -> DryRun:
+        """What a cycle would decide now about a waiting or hypothetical request. Changes nothing."""
+        now, admission, owner = self._clock.now(), self._policies.admission, entry.request.kind.owner
         self.sync_engine_leases()
-        queue = self._waiting.queue_including(place)
+        queue = self._waiting.queue_including(entry)
         view = self.snapshots.pool({owner: queue}, now, engine_queue=self._policies.engine_queue)
-        return DryRun(place, view.shares[owner], queue, run_cycle(view, now, admission), admission, now)
+        return DryRun(entry, view.shares[owner], queue, run_cycle(view, now, admission), admission, now)
 
     def cap_footprints(self, owner: Owner, most_bytes: int) -> None:
-        """What waits needs no more than this: its batches are cut to it."""
+        """Caps the footprints of waiting requests, since batches are cut to a smaller quota."""
         self._waiting.cap_footprints(owner, most_bytes)
 
     def reclaim(self, owner: Owner, needed_bytes: int, priority: int) -> int:
-        """Preempts requests of lower priority that free so much; all or nothing. Returns bytes freed."""
+        """Preempts requests of lower priority than `priority` that free `needed_bytes`; all or nothing.
+
+        Returns the bytes freed.
+        """
         victims = choose_victims(
             self.snapshots.preemptible(owner, self._clock.now()),
             needed_bytes=needed_bytes,
             incoming_priority=priority,
             options=self._policies.admission.eviction,
         )
-        # Here nobody waits for these departures to be complete.
+        # No request waits for these preemptions, so the set keeps their tasks alive.
         self._departures |= (tasks := {self._preempt(victim.request_id) for victim in victims})
         for task in tasks:
             task.add_done_callback(self._departures.discard)
         return sum(victim.freed_bytes for victim in victims)
 
     def queued(self, owner: Owner) -> Sequence[Waiting]:
+        """The waiting requests of `owner`, by rank."""
         return self._waiting.queued(owner)
 
     def decode_slack(self) -> Duration | None:
-        """How long an embedding batch may keep the device now."""
+        """How long an embedding batch may occupy the device now; None for as long as it takes."""
         return embedding_time_slack(
             self._tickets.values(), self.ledger, self.paces[Owner.LLM], self._clock.now()
         )
 
     def set_policies(self, policies: Policies) -> None:
-        """Decides by these from now on; what waits is ranked anew."""
+        """Replaces the policies; waiting requests are ranked and decided again."""
         self._policies = policies
         if self._engine_leases is not None and policies.engine_precedence is not None:
             self._engine_leases.precedes = policies.engine_precedence
         for waiting in self._waiting:
             self._waiting.remove(waiting.request.id)
             with self.failing_on_error(ticket := self._tickets[waiting.request.id]):
-                # It may have been cut to a smaller quota since.
+                # The entry's footprint may have been capped since it entered the queue.
                 ticket.footprint = waiting.footprint
                 self._enter(ticket)
         self.decide()
 
     def sync_engine_leases(self) -> None:
-        """Brings the leases of an engine that orders by itself up to date."""
+        """Updates the leases of an engine that schedules by Tandem's policies."""
         if self._engine_leases is not None:
             self._engine_leases.sync()
 
     def running(self, owner: Owner) -> int:
+        """How many leases `owner` has."""
         return len(self.ledger.table(owner))
 
     def waiting(self, owner: Owner) -> int:
+        """How many requests of `owner` wait."""
         return self._waiting.count(owner)
 
     def tickets(self) -> tuple[Ticket, ...]:
+        """All requests that have not ended, in the order of their arrival."""
         return tuple(self._tickets.values())
 
     def pace(self, owner: Owner) -> Pace | None:
+        """The observed step rate of `owner`; None before any step."""
         return self.paces[owner].pace
 
     def set_largest_request(self, largest: Mapping[Owner, int]) -> None:
+        """Sets the most bytes that one request of each owner may ever have; a larger one is rejected."""
         self.snapshots.largest.update(largest)
 
     def set_reserve(self, owner: Owner, reserve: Reserve | None) -> None:
+        """Sets the memory of `owner` that requests of lower priority may not use."""
         self.snapshots.reserved[owner] = reserve
 
     def readings(self, metrics: Metrics) -> Readings:
+        """The calibration of the TTFT forecasts."""
         return self.ttft.readings(metrics)
 
-    # --- the path of one request -------------------------------------------------------------
-
     def register(self, ticket: Ticket) -> None:
+        """Adds a request that has arrived; it must end through `end` or `refuse`."""
         self._tickets[ticket.request.id] = ticket
         self._idle.clear()
 
     def enqueue(self, ticket: Ticket) -> None:
+        """Puts a registered request into the waiting queue, behind its tenant's share, and runs a cycle."""
         longest = self._policies.admission.options.max_wait
         self._tenants.assign_delay(ticket, self.snapshots.service_time(ticket), longest, self._clock.now())
         self._enter(ticket)
         self.decide()
 
     def refuse(self, ticket: Ticket, reject: Reject) -> None:
+        """Rejects a request, or evicts it if it was dispatched before."""
         outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
         self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
         if ticket.outcome is None:
@@ -195,26 +215,28 @@ class Dispatcher:
         ticket.refuse(reject)
 
     def reject_waiting(self, reject: Reject) -> None:
-        """Who never started; who was preempted may finish."""
+        """Rejects the waiting requests; preempted ones may resume."""
         for waiting in self._waiting:
             if (ticket := self._tickets[waiting.request.id]).phase is not Phase.PREEMPTED:
                 self.refuse(ticket, reject)
 
     async def until_idle(self) -> None:
+        """Waits until every request has ended."""
         await self._idle.wait()
 
     def evict_all(self, reject: Reject) -> None:
+        """Ends every request, and preempts the generating ones so that their streams raise Rejected."""
         for ticket in self.tickets():
             self.refuse(ticket, reject)
-            if ticket.request.kind is Kind.GENERATE:  # asks for its next turn, as if preempted, and is told
+            if ticket.request.kind is Kind.GENERATE:
                 leaving = self._generators[ticket.request.model].preempt(ticket.request.id)
                 self._departures.add(asyncio.create_task(leaving))
 
     async def wait_for_grant(self, ticket: Ticket) -> None:
-        """Raises Rejected, Undecided."""
+        """Returns once the request is admitted. Raises Rejected or DecisionFailed."""
         try:
-            # Shielded: a cancelled waiter still stands in the queue until it has run to clean up, and a
-            # cycle before that may grant it; what was granted is then closed like any abort.
+            # Shielded: a cancelled request stays in the queue until its task runs, and a cycle before that
+            # may admit it; `end` then closes its lease like that of any aborted request.
             await asyncio.shield(ticket.granted)
         except asyncio.CancelledError:
             self.end(ticket, Outcome.ABORTED)
@@ -225,6 +247,7 @@ class Dispatcher:
         self._waiting.add(ticket.entry)
 
     def entry_for(self, ticket: Ticket) -> Waiting:
+        """The queue entry of a request: its rank, work, footprint and decision deadline."""
         request, footprint = ticket.request, ticket.footprint
         pace = self.paces[request.kind.owner].pace_of(request.model)
         options = self._policies.admission.options
@@ -235,11 +258,14 @@ class Dispatcher:
         return Waiting(request, footprint, until, rank, work)
 
     def count_tokens(self, ticket: Ticket, steps: int) -> None:
-        """The longest sample grew by `steps` tokens."""
+        """Records that the longest sequence of a request grew by `steps` tokens."""
         self.accounting.count_tokens(ticket, self._clock.now(), steps)
 
     def end(self, ticket: Ticket, outcome: Outcome | None) -> None:
-        """Closes a request that has not ended yet; any later call does nothing."""
+        """Ends a request, and runs a cycle if it held memory; later calls do nothing.
+
+        With outcome None it finished.
+        """
         if ticket.outcome is not None:
             return
         has_freed = ticket.lease is not None
@@ -254,10 +280,8 @@ class Dispatcher:
             self._idle.set()
         self.accounting.end(ticket, self._clock.now(), outcome)
 
-    # --- the cycle and its plan --------------------------------------------------------------
-
     def decide(self) -> None:
-        """Raises nothing: whoever happens to bring a cycle about is not to blame for it."""
+        """Runs one cycle. Raises nothing, since its caller may be an unrelated request."""
         now = self._clock.now()
         queues = self._waiting.queues(now)
         undecided = [waiting for queue in queues.values() for waiting in queue.undecided]
@@ -267,7 +291,7 @@ class Dispatcher:
             plan = run_cycle(view, now, self._policies.admission)
         except Exception as error:
             self._fail([self._tickets[waiting.request.id] for waiting in undecided], error)
-            # Who was preempted waits without a bound.
+            # A preempted request has no decision deadline that would bring about the next cycle.
             self._set_timer(after(now, seconds(1)))
         else:
             if undecided:
@@ -276,10 +300,10 @@ class Dispatcher:
             self._set_timer(None)
 
     def _apply(self, plan: Plan, now: Instant) -> None:
-        for request_id, said in plan.rejections:
+        for request_id, planned in plan.rejections:
             with self.failing_on_error(ticket := self._tickets[request_id]):
-                alone = self.snapshots.service_time(ticket)
-                reject = self._retry_spacer.space(said, ticket.request.kind.owner, alone, now)
+                service_time = self.snapshots.service_time(ticket)
+                reject = self._retry_spacer.space(planned, ticket.request.kind.owner, service_time, now)
                 self.refuse(ticket, reject)
                 self._notify_refusal(ticket.request, reject)
         for request_id, admit in plan.dispatches:
@@ -291,6 +315,7 @@ class Dispatcher:
 
     @contextmanager
     def failing_on_error(self, ticket: Ticket) -> Iterator[None]:
+        """Fails the request with DecisionFailed if the block raises, and suppresses the exception."""
         try:
             yield
         except Exception as error:
@@ -305,7 +330,7 @@ class Dispatcher:
             if not ticket.granted.done():
                 ticket.granted.set_exception(DecisionFailed(f"{ticket.request.id}: {error!r}"))
         if has_freed:
-            # A plan may be half carried out now.
+            # The memory that was freed may serve requests that the interrupted plan left waiting.
             asyncio.get_running_loop().call_soon(self.decide)
 
     def _defer(self, ticket: Ticket, defer: Defer) -> None:
@@ -324,7 +349,7 @@ class Dispatcher:
         ticket.departures = tuple(self._preempt(victim.request_id) for victim in admit.victims)
         footprint = admit.footprint
         if request.kind is Kind.GENERATE and self._engine_leases is not None:
-            # The engine gives it memory when it starts it.
+            # The lease follows the blocks that the engine reports once it starts the request.
             footprint = replace(footprint, base=0, per_step=0)
         ticket.lease = self.ledger.open(
             request.id, request.kind.owner, footprint, priority=request.service_class.priority
@@ -339,7 +364,10 @@ class Dispatcher:
         ticket.granted.set_result(None)
 
     def _preempt(self, request_id: str) -> asyncio.Task[None]:
-        """Takes the victim's lease and sends it back to the queue; the task ends when its blocks are free."""
+        """Closes the victim's lease and queues it again.
+
+        The task ends when the engine has freed its blocks.
+        """
         victim = self._tickets[request_id]
         self.accounting.release(victim)
         victim.move(Phase.PREEMPTED)
@@ -354,8 +382,9 @@ class Dispatcher:
         return asyncio.create_task(generator.preempt(request_id))
 
     def _set_timer(self, again: Instant | None) -> None:
+        """Runs the next cycle at the earliest decision deadline, or at `again` if that is earlier."""
         if self._timer is not None:
             self._timer.cancel()
-        moments = [moment for moment in (self._waiting.next_bound(), again) if moment is not None]
-        if moments and len(self._waiting):
-            self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(min(moments))), self.decide)
+        times = [time for time in (self._waiting.next_bound(), again) if time is not None]
+        if times and len(self._waiting):
+            self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(min(times))), self.decide)

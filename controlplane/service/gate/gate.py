@@ -34,7 +34,7 @@ class Embedded:
 
 
 class Gate:
-    """Takes every request from its arrival to its last token; the `dispatcher` decides when it starts.
+    """Serves each request from its arrival to its last token; the `dispatcher` decides when it starts.
 
     `on_offer` is called with each request that arrives, before any decision.
     """
@@ -60,8 +60,9 @@ class Gate:
         self._contention = DeviceContention(generators.values())
 
     async def generate(self, job: GenerateJob) -> TokenStream:
-        """Returns once the request is admitted. Raises Rejected, or DecisionFailed if a policy raises.
+        """Starts a generation request; returns once it is admitted.
 
+        Raises Rejected, or DecisionFailed if a policy raises.
         Cancelling the call while the request waits aborts it; afterwards the stream's `aclose` does.
         """
         ticket = self._make_ticket(job)
@@ -69,7 +70,10 @@ class Gate:
         return TokenStream(self.dispatcher, self._generators[job.request.model], ticket, job)
 
     async def embed(self, job: EmbedJob) -> Embedded:
-        """Raises Rejected, DecisionFailed, Refused, BackendDown, BackendFailed. Cancelling aborts."""
+        """Computes the vectors of one embedding request; cancelling the call aborts it.
+
+        Raises Rejected, DecisionFailed, Refused, BackendDown or BackendFailed.
+        """
         request, embedder = job.request, self._embedders[job.request.model]
         ticket = self._make_ticket(job)
         await self._admit(ticket)

@@ -1,7 +1,7 @@
-"""The tokens of one admitted request, in order, whatever happens to it on the way.
+"""The stream of tokens of one admitted request, across preemptions.
 
-A preempted request resumes by recompute: its tokens so far become prompt, and its client sees a pause.
-Every path out (finish, error, cancellation, `aclose`) ends the request through the dispatcher once.
+A preempted request resumes by recompute: its tokens so far become part of the prompt, and its client sees a
+pause. Every path out (finish, error, cancellation, `aclose`) ends the request through the dispatcher once.
 """
 
 import asyncio
@@ -18,17 +18,23 @@ from controlplane.service.ticket import Ticket
 
 
 class StreamHost(Protocol):
-    """What an answer needs of its dispatcher."""
+    """The part of the dispatcher that a stream calls."""
 
-    def count_tokens(self, ticket: Ticket, steps: int) -> None: ...
+    def count_tokens(self, ticket: Ticket, steps: int) -> None:
+        """Records that the longest sequence grew by `steps` tokens."""
 
-    def end(self, ticket: Ticket, outcome: Outcome | None) -> None: ...
+    def end(self, ticket: Ticket, outcome: Outcome | None) -> None:
+        """Ends the request; None means that it finished."""
 
-    async def wait_for_grant(self, ticket: Ticket) -> None: ...
+    async def wait_for_grant(self, ticket: Ticket) -> None:
+        """Returns once the request is admitted. Raises Rejected or DecisionFailed."""
 
 
 class TokenStream:
-    """Async iterator of Delta. The caller must exhaust it or `aclose` it."""
+    """Async iterator of Delta; the caller must exhaust it or call `aclose`.
+
+    Raises Rejected if the request is evicted, BackendDown or BackendFailed if the engine fails.
+    """
 
     def __init__(self, host: StreamHost, generator: Generator, ticket: Ticket, job: GenerateJob) -> None:
         self.ticket = ticket
@@ -63,7 +69,7 @@ class TokenStream:
         return delta
 
     async def aclose(self) -> None:
-        """Aborts what has not ended; the lease is closed after the engine was told."""
+        """Aborts the request if it has not ended: first in the engine, then its lease."""
         try:
             if self._deltas is not None:
                 await self._deltas.aclose()
@@ -77,7 +83,7 @@ class TokenStream:
                 if self.ticket.departures:
                     await asyncio.gather(*self.ticket.departures)
                     self.ticket.departures = ()
-                    # It may have been refused meanwhile.
+                    # The request may have been refused while its victims left the engine.
                     continue
                 self._deltas = self._start()
             delta = self._record(await anext(self._deltas))
@@ -92,27 +98,27 @@ class TokenStream:
         job = self._job
         if not self._tokens:
             return self._generate(job.prompt, job.sampling)
-        # Tokens whose text is still an incomplete character are generated again: the engine decodes
-        # text from where the prompt ends. They were counted before, so they are not counted twice.
+        # Tokens at the end whose text is an incomplete character are generated again, since the engine
+        # decodes text from the end of the prompt. They were counted before and must not be counted twice.
         self._repeated = len(self._tokens) - self._decoded
         del self._tokens[self._decoded :]
         sampling = replace(job.sampling, max_tokens=job.sampling.max_tokens - len(self._tokens))
         return self._generate([*job.prompt, *self._tokens], sampling)
 
     def _generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta]:
-        job, ticket, seen = self._job, self.ticket, self.ticket.timeline
-        standing = Handoff(
+        job, ticket, timeline = self._job, self.ticket, self.ticket.timeline
+        handoff = Handoff(
             ticket.rank,
             ticket.tenant_delay,
             ticket.forecast,
             len(self._tokens),
-            seen.first_token,
-            seen.last_token,
+            timeline.first_token,
+            timeline.last_token,
         )
-        return self._generator.generate(job.request, prompt, sampling, job.chat, standing=standing)
+        return self._generator.generate(job.request, prompt, sampling, job.chat, standing=handoff)
 
     def _count(self, delta: Delta) -> None:
-        """Samples of one request grow side by side: the longest is what it has taken in steps."""
+        """Counts steps: the sequences of one request grow in parallel, so the longest one counts."""
         length = self._lengths.get(delta.index, 0) + len(delta.token_ids)
         self._lengths[delta.index] = length
         steps = length - self._longest
@@ -136,7 +142,7 @@ class TokenStream:
 
 
 def ended_by(error: BaseException) -> Outcome:
-    """Whose fault was it? What the caller did wrong must not look like trouble with the engine."""
+    """The outcome of a request that ended by `error`; a refused parameter is no engine failure."""
     match error:
         case asyncio.CancelledError():
             return Outcome.ABORTED
@@ -146,10 +152,10 @@ def ended_by(error: BaseException) -> Outcome:
 
 
 def is_resumable(job: GenerateJob) -> bool:
-    """Whether generating on from the tokens so far gives what an undisturbed run would have.
+    """Whether a resumed request gives the same output distribution as one that was not preempted.
 
-    What looks at earlier output (penalties, stop strings, structure, seeds, tool parsers) starts anew
-    with a resumed request, so such requests keep their blocks.
+    Penalties, stop strings, structured output, seeds and tool parsers depend on earlier output and would
+    restart with the resumed request, so requests that use them are never preempted by the gate.
     """
     s = job.sampling
     neutral = Sampling(

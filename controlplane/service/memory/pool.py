@@ -1,4 +1,4 @@
-"""New."""
+"""The memory pool of a service: what the quotas divide, and how embedding models divide theirs."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,10 @@ from controlplane.policy.sharing.lending import Sharing, parts
 
 @dataclass(frozen=True, slots=True)
 class SharedPool:
-    """Who shares what. Raises ValueError where the minimums are below what a single request can need."""
+    """An LLM engine and embedders that share the device's memory by quotas that change.
+
+    Raises ValueError if a minimum quota is smaller than the largest single request.
+    """
 
     generator: Generator
     embedders: Sequence[Embedder]
@@ -22,11 +25,11 @@ class SharedPool:
     def __post_init__(self) -> None:
         least = self.sharing.options.minimum
         generator = self.generator
-        one_answer = generator.geometry.bytes(generator.max_model_tokens)
-        if self.sharing.options.lowest < one_answer:
+        one_request = generator.geometry.bytes(generator.max_model_tokens)
+        if self.sharing.options.lowest < one_request:
             raise ValueError(
                 f"quota.llm.min gives {self.sharing.options.lowest} bytes and one request of "
-                f"{generator.max_model_tokens} tokens takes {one_answer}: it would stall; raise "
+                f"{generator.max_model_tokens} tokens takes {one_request}: it would never start; raise "
                 "quota.llm.min or lower engine.max_model_len"
             )
         one_input = sum(map(longest_input_bytes, self.embedders))
@@ -37,7 +40,7 @@ class SharedPool:
             )
         if not generator.orders:
             raise ValueError(
-                "quota: the engine's own scheduler keeps to no quota, so quotas cannot move; set "
+                "quota: vLLM's own scheduler does not enforce a quota, so quotas cannot change; set "
                 "scheduling.engine, or quota.policy: static without borrow"
             )
 
@@ -48,7 +51,7 @@ def shared_pool(
     embedders: Mapping[str, Embedder],
     device_memory: Callable[[], DeviceMemory],
 ) -> SharedPool | None:
-    """What the quotas move in; None where they stay as they are. Raises ConfigError."""
+    """The pool that changing quotas divide; None if the quotas are fixed. Raises ConfigError."""
     section = config.quota
     if not section.moves or not generators or not embedders:
         return None
@@ -82,17 +85,17 @@ def fixed_shares(
     return {Owner.LLM: kv_bytes, Owner.EMBEDDING: workspace_bytes if embedders else 0}
 
 
-# FOLDED embedding_bytes.py:
-# How many of the embeddings' bytes may each model's batches take? What its longest input takes, where that
-# goes round, and of the rest its part of what all could use.
-
-
 def longest_input_bytes(embedder: Embedder) -> int:
-    """As its passes have shown until now."""
+    """The device memory of the longest input that the model accepts, by its memory model."""
     return embedder.batch_bytes([embedder.max_input_tokens])
 
 
 def split_budget(budget: int, embedders: Collection[Embedder]) -> None:
+    """Divides `budget` bytes over the embedding models' batches.
+
+    Each model gets its longest input first, if the budget allows, and then a part of the rest in proportion
+    to what its largest batch could use.
+    """
     least = [longest_input_bytes(embedder) for embedder in embedders]
     full = [embedder.workspace_bytes for embedder in embedders]
     for embedder, part in zip(embedders, parts(budget, least, full), strict=True):

@@ -1,11 +1,11 @@
-"""Who may use how much of the pool now? Runs the sharing at each tick, and sooner when somebody is short.
+"""Control loop over the quotas of the pool: runs at each tick, and earlier when a request lacks memory.
 
-A tick owns the change from one pair of quotas to the next, in an order that never lets both kinds
-have the same byte: whoever loses is told first, and what it still holds stays its own until it is given
-back. The LLM's share is the engine's quota, the embeddings' the budget of their batches. A quota below
-use stops admission; running answers are preempted only for embeddings that wait, and only those of lower
-priority. What the engine, or its memory, does not confirm is not in force: the tick that failed puts back
-what it had changed, and the next ones try again.
+A tick moves from one pair of quotas to the next in an order in which no byte ever belongs to both owners: the
+losing side is reduced first, and bytes that it still holds remain its own until they are freed. The LLM's
+quota is enforced by the engine, the embeddings' by the budget of their batches. A quota below the memory in
+use stops admission; running generations are preempted only for waiting embeddings of higher priority. A
+change that the engine or its memory does not confirm is not in force: the failed tick restores the former
+quotas, and later ticks retry.
 """
 
 import asyncio
@@ -31,17 +31,22 @@ from controlplane.service.runtime.health import Fault, HealthTracker
 from controlplane.service.ticket import Ticket
 from predictors.load.series import LEVELS
 
-# Between two ticks on urgency; the step limit counts time, so ticks in between move no more.
+# Between a tick and an early one. Nominal quotas move by elapsed time, so earlier ticks would move them no
+# further.
 _MIN_TICK_GAP = milliseconds(5)
 
-_HEALTH_MESSAGES = ("quotas stand still", "quotas move again")
+_HEALTH_MESSAGES = ("quota changes are suspended", "quota changes resumed")
 
 
 @dataclass(eq=False, slots=True)
 class QuotaController:
-    """`owned` moves with urgency, `usable` is what is in force. `withheld` bytes are kept back from both,
-    for a device that has less than the ledger thinks. `_engine_quota` is the most that the engine may use: what it
-    confirmed last or says, or what it was asked for since without an answer."""
+    """Moves the quotas of one pool.
+
+    `owned` are the nominal quotas, which follow urgency; `usable` are those in force, after lending.
+    `withheld` bytes belong to neither, since the device has less memory than the ledger. `_engine_quota` is
+    the most that the engine may use: the quota that it confirmed last or reports, or a larger one that it has
+    not confirmed yet.
+    """
 
     clock: Clock
     dispatcher: Dispatcher
@@ -86,20 +91,21 @@ class QuotaController:
         self.dispatcher.on_refusal = self._refused
 
     def withhold(self, withheld_bytes: int) -> None:
-        """Keeps so many bytes back from both quotas, from the next tick on."""
+        """Withholds these bytes from both quotas, from the next tick on."""
         self.withheld = withheld_bytes
 
     async def start(self) -> None:
-        """Puts the nominal quotas in force. Raises Refused by an engine that keeps to no quota."""
+        """Applies the nominal quotas. Raises Refused if the engine does not enforce quotas."""
         await self._set_engine_quota(self.usable[Owner.LLM])
         split_budget(self.usable[Owner.EMBEDDING], self._embedders)
 
     def observe_arrival(self, request: Request, footprint: Footprint) -> None:
+        """Counts an arriving request for urgency and forecasts."""
         self._recent.arrived[request.kind.owner] += 1
         self.demand.observe_arrival(request, footprint, self.clock.now())
 
     def _refused(self, owner: Owner, decision: Defer | Reject) -> None:
-        """Somebody was short: of memory, or by its consequence."""
+        """Runs an early tick when a request was deferred or rejected for lack of memory, or because of it."""
         if decision.reason not in (Reason.NO_MEMORY, Reason.SLO_UNATTAINABLE, Reason.QUEUE_TIMEOUT):
             return
         if isinstance(decision, Reject):
@@ -110,10 +116,11 @@ class QuotaController:
             self._urgent_tick = asyncio.ensure_future(self.tick_now())
 
     async def tick_now(self) -> None:
+        """A tick at the present time."""
         await self.tick(self.clock.now())
 
     async def tick(self, now: Instant) -> None:
-        """Does nothing while the tick before waits for the engine."""
+        """Updates the quotas once; does nothing while an earlier tick waits for the engine."""
         if self._is_ticking:
             return
         self._is_ticking, self._last_tick = True, now
@@ -132,7 +139,7 @@ class QuotaController:
         try:
             await self._apply(lent(self.owned, self._demanded(now), self._sharing), now)
         except Exception:
-            # Else they would jump, by all that could not be followed, once it can.
+            # Otherwise the quotas would jump by all failed steps at once when the engine responds again.
             self.owned = owned
             raise
         finally:
@@ -151,12 +158,15 @@ class QuotaController:
         self._moved_at = now
 
     def _demanded(self, now: Instant) -> dict[Owner, int]:
-        """What each could use: the predicted peak of the LLM's requests; of the embeddings', those in
-        flight, waiting and foreseen, as far as full batches of them go."""
+        """The bytes that each owner could use.
+
+        For the LLM the predicted peak of its requests; for embeddings those in flight, waiting and forecast,
+        up to full batches.
+        """
         held = {owner: self._predicted_bytes(owner) for owner in Owner}
-        foreseen = int(self.demand.embedding_tokens(now) * self._bytes_per_token)
-        wanted = min(self._max_workspace, held[Owner.EMBEDDING] + foreseen)
-        return {Owner.LLM: held[Owner.LLM], Owner.EMBEDDING: wanted}
+        forecast = int(self.demand.embedding_tokens(now) * self._bytes_per_token)
+        embedding = min(self._max_workspace, held[Owner.EMBEDDING] + forecast)
+        return {Owner.LLM: held[Owner.LLM], Owner.EMBEDDING: embedding}
 
     def _predicted_bytes(self, owner: Owner) -> int:
         leases = self.ledger.table(owner)
@@ -164,7 +174,7 @@ class QuotaController:
         return peak + sum(waiting.footprint.peak for waiting in self.dispatcher.queued(owner))
 
     def _released_bytes(self, within: Duration) -> int:
-        """By answers that are predicted to end."""
+        """Bytes freed by generations that are predicted to end within this time."""
         pace = self.dispatcher.pace(Owner.LLM)
         if pace is None or pace.step <= 0:
             return 0
@@ -190,54 +200,57 @@ class QuotaController:
     async def _move_llm(
         self, usable: Mapping[Owner, int], before: int, now: Instant
     ) -> tuple[int, EngineState]:
-        """What the LLM may have now that the engine has confirmed it, and the engine's state."""
+        """Moves the engine's quota; returns the LLM's quota that it has confirmed, and its state."""
         state, llm = self._generator.state(), usable[Owner.LLM]
         if llm < before:
             self._set(Owner.LLM, llm)
         elif llm > before:
-            # First the budget falls; the LLM gets what the batches under way leave.
+            # The embedding budget is reduced first; the LLM gets what the batches in flight leave.
             self._set_budget(min(usable[Owner.EMBEDDING], self._budget), now)
             block = self._sharing.options.block_bytes
             free = self._memory.pool_bytes - self.withheld - self._batches_in_flight()
             llm = max(before, min(llm, free // block * block))
-        order, found = self._engine_quota_for(llm, state), state
-        # One that was started anew has it all; after a failure nobody knows what is in force.
+        quota, found = self._engine_quota_for(llm, state), state
+        # A restarted engine uses its whole cache; after a failure its quota is unknown.
         self._engine_quota = max(self._engine_quota, state.quota_bytes or 0)
-        if order != self._engine_quota or self.health.fault is not None:
-            await self._set_engine_quota(order)
+        if quota != self._engine_quota or self.health.fault is not None:
+            await self._set_engine_quota(quota)
             state = self._generator.state()
         self._reclaim(llm, found)
         return llm, state
 
-    async def _set_engine_quota(self, order: int) -> None:
-        """Raises Unanswered where no answer comes: it may have the order then, or get it still."""
+    async def _set_engine_quota(self, quota: int) -> None:
+        """Raises EngineTimeout if the engine does not confirm; it may then apply the quota now or later."""
         memory, generator, former = self._memory, self._generator, self._engine_quota
-        # Its limit is never below its quota.
-        memory.limit_llm(max(order, former))
-        self._engine_quota = max(order, former)
+        # The memory limit is never below the quota.
+        memory.limit_llm(max(quota, former))
+        self._engine_quota = max(quota, former)
         try:
-            await await_engine(generator.set_quota(order), generator, "quota")
+            await await_engine(generator.set_quota(quota), generator, "quota")
         except (Refused, BackendFailed):
             self._engine_quota = former
             memory.limit_llm(former)
             raise
-        self._engine_quota = order
-        if order < former:
-            memory.limit_llm(order)
+        self._engine_quota = quota
+        if quota < former:
+            memory.limit_llm(quota)
 
     def _roll_back(self, llm: int, budget: int, now: Instant) -> None:
-        """What was in force before a change, as far as it surely still is."""
+        """Restores the quotas from before a failed change, as far as the engine's quota allows."""
         self._set(Owner.LLM, min(llm, self._engine_quota))
         self._set_budget(max(0, min(budget, self._unclaimed_bytes)), now)
         self.dispatcher.decide()
 
     @property
     def _unclaimed_bytes(self) -> int:
-        """Beside all that the engine may use."""
+        """Bytes of the pool that the engine may not use and that are not withheld."""
         return self._memory.pool_bytes - self._engine_quota - self.withheld
 
     def _engine_quota_for(self, llm: int, state: EngineState) -> int:
-        """Never below what is in use: that would preempt. One block each lets running answers go on."""
+        """The engine's quota: the LLM's, but not below its use, since a lower one would preempt.
+
+        One block for each running request lets all of them continue.
+        """
         growth = state.running * self._sharing.options.block_bytes
         if state.used_bytes > llm:
             return max(llm, min(self._engine_quota, state.used_bytes + growth))
@@ -247,8 +260,8 @@ class QuotaController:
         waiting = self.dispatcher.queued(Owner.EMBEDDING)
         if not waiting:
             return
-        demanded = sum(one.footprint.base for one in waiting)
-        priority = max(one.request.service_class.priority for one in waiting)
+        demanded = sum(entry.footprint.base for entry in waiting)
+        priority = max(entry.request.service_class.priority for entry in waiting)
         free = max(0, self._budget - self.ledger.held(Owner.EMBEDDING))
         needed = bytes_to_reclaim(held=state.used_bytes, nominal=llm, free=free, demanded=demanded)
         if needed > 0:
@@ -259,7 +272,7 @@ class QuotaController:
         return self.ledger.quota(Owner.EMBEDDING).nominal
 
     def _batches_in_flight(self) -> int:
-        """The present budget; one that was larger counts until what was sent under it is done."""
+        """The embedding budget; after a cut the former one, until the batches sent under it have ended."""
         if self._budget_before_cut is None:
             return self._budget
         since, former = self._budget_before_cut
@@ -290,7 +303,7 @@ class QuotaController:
             self.dispatcher.cap_footprints(owner, nominal)
 
     def to_json(self) -> dict[str, object]:
-        """For a person."""
+        """Quotas, urgency and forecasts for the operator."""
         load = self.demand.load
         forecast = load.next_window(self.clock.now())
         return {
@@ -315,6 +328,7 @@ class QuotaController:
         }
 
     def readings(self, metrics: Metrics) -> Readings:
+        """The same for Prometheus."""
         load = self.demand.load
         forecast = load.next_window(self.clock.now())
         levels = [str(level) for level in LEVELS]
@@ -332,11 +346,12 @@ class QuotaController:
 def quota_controller(
     pool: SharedPool, config: Config, clock: Clock, dispatcher: Dispatcher, ledger: MemoryLedger
 ) -> QuotaController:
+    """The controller that a configuration asks for."""
     forecast = config.quota.forecast
-    priorities = {one.priority for one in config.classes.values()}
+    priorities = {c.priority for c in config.classes.values()}
     highest = max(priorities) if len(priorities) > 1 else None
-    promised = [one.ttft_ms for one in config.classes.values() if one.priority == highest and one.ttft_ms]
-    # Half of what was promised is plenty to spend on waiting; the rest is for the work.
-    patience = milliseconds(min(promised, default=0.0) / 2)
-    foresight = MemoryDemandForecast(milliseconds(forecast.window_ms), forecast.level, highest, patience)
-    return QuotaController(clock, dispatcher, ledger, pool, foresight)
+    objectives = [c.ttft_ms for c in config.classes.values() if c.priority == highest and c.ttft_ms]
+    # A request may spend half of its TTFT objective waiting; the rest is for the prefill.
+    max_wait = milliseconds(min(objectives, default=0.0) / 2)
+    demand = MemoryDemandForecast(milliseconds(forecast.window_ms), forecast.level, highest, max_wait)
+    return QuotaController(clock, dispatcher, ledger, pool, demand)

@@ -1,7 +1,8 @@
-"""When is a new length model learned? When enough requests have finished since the last one.
+"""Length predictors by name, and the background training of the learned one.
 
-Rule: a job looks now and then; the examples are copied, a process of its own learns from them, and its
-model is put in force between two requests. Should it fail, the model in force stays and the log says why.
+A periodic job checks whether enough requests have finished since the last training. The examples are copied
+and a separate process trains on them; the event loop then replaces the model. If the training fails, the
+present model stays and the log says why.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from predictors.output_length.training import trained_elsewhere
 
 log = logging.getLogger(__name__)
 
-# The next model is worth learning when a quarter of what is known is new.
+# A new model is trained when this share of the examples is new, and at least so many.
 _MIN_NEW_SHARE = 0.25
 _MIN_NEW_EXAMPLES = 100
 
@@ -35,10 +36,12 @@ LENGTH_PREDICTORS: Mapping[str, Callable[[Config], LengthPredictor]] = {
 
 
 def length_predictor_of(config: Config) -> LengthPredictor:
+    """The predictor that `admission.lengths` names."""
     return LENGTH_PREDICTORS[config.admission.lengths](config)
 
 
 def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings:
+    """The calibration of the length forecasts; empty for a predictor that keeps none."""
     if not isinstance(lengths, LearnedLengths | HistoryQuantiles):
         return {}
     judged = lengths.calibration
@@ -55,7 +58,7 @@ def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings
 
 
 def require_writable_file(config: Config) -> None:
-    """Before engines are loaded, which takes minutes. Raises ConfigError."""
+    """Checks `predictors.file` before engines are loaded, which takes minutes. Raises ConfigError."""
     file = config.predictors.file
     if config.admission.lengths != "learned" or file is None:
         return
@@ -63,13 +66,16 @@ def require_writable_file(config: Config) -> None:
         checkpoint.require_place(file)
     except OSError as error:
         raise ConfigError(
-            f"predictors.file={file}: {error.strerror}; name a file in a folder that is there and can be "
-            "written to, or leave it out"
+            f"predictors.file={file}: {error.strerror}; name a file in an existing, writable folder, or "
+            "remove the key"
         ) from None
 
 
 class LengthTraining:
-    """`file` None: what was learned is forgotten at the end."""
+    """Trains the length model in a process of its own and saves it to `file`.
+
+    Without a file the examples and the model are lost when the service stops.
+    """
 
     def __init__(
         self,
@@ -88,7 +94,7 @@ class LengthTraining:
         self._is_started = False
 
     async def start(self) -> None:
-        """Takes up what the file holds."""
+        """Restores the examples and the model from the file, and starts the periodic job."""
         if self._file is not None:
             kept = await asyncio.to_thread(read_or_set_aside, self._file)
             if kept is not None:
@@ -98,28 +104,31 @@ class LengthTraining:
         self._is_started = True
 
     async def stop(self) -> None:
+        """Stops the job and saves the examples and the model."""
         if self._is_started:
             self._is_started = False
             self._timer.stop()
             await self._save()
 
     async def train_if_due(self) -> None:
+        """Trains if enough examples are new; logs service classes whose forecasts lose coverage."""
         self._log_coverage()
         examples = self._lengths.examples
         new = examples.seen - self._trained_on
         if len(examples) >= ENOUGH and new >= max(_MIN_NEW_EXAMPLES, _MIN_NEW_SHARE * len(examples)):
-            await self.learn()
+            await self.train()
 
-    async def learn(self) -> None:
+    async def train(self) -> None:
+        """Trains on the present examples and replaces the model; a failure is logged."""
         seen = self._lengths.examples.seen
         try:
             model = await trained_elsewhere(Checkpoint(self._lengths.examples.table()))
         except (RuntimeError, OSError, ValueError) as error:
-            log.warning("no new length model, the last one stays in force: %s", error)
+            log.warning("training the length model failed, the present model stays in use: %s", error)
             return
         self._lengths.swap(model)
         self._trained_on = seen
-        log.info("a length model of %d finished requests is in force", len(self._lengths.examples))
+        log.info("a length model trained on %d finished requests is in use", len(self._lengths.examples))
         await self._save()
 
     async def _save(self) -> None:
@@ -131,7 +140,8 @@ class LengthTraining:
             await asyncio.to_thread(save, self._file, kept)
         except OSError as error:
             log.warning(
-                "predictors.file=%s: what was learned is not kept: %s; make room, and the next time it is",
+                "predictors.file=%s: the length model was not saved: %s; free disk space, "
+                "the next training saves it again",
                 self._file,
                 error.strerror or error,
             )
@@ -140,8 +150,9 @@ class LengthTraining:
         out = frozenset(name for name, is_out in self._lengths.out_of_coverage().items() if is_out)
         for name in sorted(out - self._uncovered):
             log.warning(
-                "class %s: too many answers are longer than their 0.9 quantile; its forecasts widen", name
+                "class %s: more outputs than expected exceed their 0.9 quantile; its forecasts are widened",
+                name,
             )
         for name in sorted(self._uncovered - out):
-            log.info("class %s: forecasts cover again what they state", name)
+            log.info("class %s: the 0.9 quantile covers the outputs again", name)
         self._uncovered = out

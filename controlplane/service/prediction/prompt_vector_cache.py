@@ -1,6 +1,6 @@
-"""Was this text embedded before? The last vectors of one embedding model, for forecasts of answers to it.
+"""LRU cache of the vectors of one embedding model, for the length forecasts of prompts with the same text.
 
-Rule: texts are known by their digest, vectors are kept as float16, and the one used longest ago makes room.
+Keys are digests of the texts; vectors are stored as float16.
 """
 
 from collections import OrderedDict
@@ -19,12 +19,13 @@ _DIGEST_BYTES = 16
 
 @dataclass(slots=True)
 class PromptVectorCache:
-    """`model` is the embedding model whose vectors are kept; those of others are passed over."""
+    """Holds the vectors of `model`; those of other models are ignored."""
 
     model: str
     _vectors: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
 
     def store(self, model: str, texts: Sequence[str], vectors: Vectors) -> None:
+        """Adds the vectors of `texts`, shape (texts, dimension), and drops those used longest ago."""
         if model != self.model:
             return
         for text, vector in zip(texts, vectors, strict=True):
@@ -33,14 +34,14 @@ class PromptVectorCache:
         while len(self._vectors) > _MAX_ENTRIES:
             self._vectors.popitem(last=False)
 
-    def with_vector(self, gist: PromptFeatures, text: str) -> PromptFeatures:
-        """The gist with the vector of its text, if that was embedded."""
+    def with_vector(self, features: PromptFeatures, text: str) -> PromptFeatures:
+        """`features` with the vector of `text`, or unchanged if that was not embedded."""
         digest = _digest(text)
         vector = self._vectors.get(digest)
         if vector is None:
-            return gist
+            return features
         self._vectors.move_to_end(digest)
-        return replace(gist, vector=vector)
+        return replace(features, vector=vector)
 
 
 def _digest(text: str) -> bytes:

@@ -51,7 +51,7 @@ async def test_an_engine_that_dies_while_it_is_told_is_told_to_the_operator():
         change = {"scheduling": {"engine": {"ordering": "srmt"}}}
         answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
         assert answer.status_code == 503
-        assert "neither it nor the gate was changed" in answer.json()["error"]["message"]
+        assert "neither the engine nor the gate was changed" in answer.json()["error"]["message"]
         assert (await stage.http.get("/admin/config", headers=ADMIN)).json() == before
 
 
@@ -181,7 +181,7 @@ async def test_what_is_explained_is_what_the_gate_then_decides():
     ("said", "status", "expected"),
     [
         ({"prompt_tokens": 1000}, 400, "has a context of 256 tokens"),
-        ({"model": EMBED_MODEL, "prompt_tokens": 65}, 400, "takes at most 64"),
+        ({"model": EMBED_MODEL, "prompt_tokens": 65}, 400, "accepts at most 64"),
         ({"model": "nope"}, 404, "does not exist"),
         ({"prompt_token": 3}, 400, "did you mean prompt_tokens?"),
         ({"service_class": "gold"}, 400, "no such class"),

@@ -334,7 +334,7 @@ def test_too_long_an_input_is_cut_only_when_asked(bench):
         with pytest.raises(Refused, match=r"2,001 tokens; .* at most 512"):
             await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], RequestHints())
         job = await intake.embeddings(
-            "e", Caller("tests"), b.embedder.model, [text], RequestHints(), cut=TruncationRequest()
+            "e", Caller("tests"), b.embedder.model, [text], RequestHints(), truncation=TruncationRequest()
         )
         assert bytes(job.inputs[0]) == b"x" * limit
         assert job.request.prompt_tokens == limit

@@ -80,7 +80,7 @@ def test_who_cannot_be_decided_fails_at_once_and_the_log_tells_once(bench, caplo
 
     assert bench(scenario).outcomes == ["failed"] * 3 + ["met"]
     [told] = errors(caplog)
-    assert "requests fail undecided: division by zero" in told
+    assert "requests fail without a decision: division by zero" in told
 
 
 def test_a_drain_does_not_wait_for_who_failed(bench):

@@ -45,17 +45,17 @@ def test_weights_that_are_loaded_wider_than_stored_take_more(config, dtype, expe
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [(b"{", "not JSON"), (b"[1]", "a JSON object"), (b"\xff", "JSON")]
+    ("content", "told"), [(b"{", "not valid JSON"), (b"[1]", "not a JSON object"), (b"\xff", "JSON")]
 )
 def test_a_config_that_cannot_be_read_is_named(tmp_path, content, told):
     written(tmp_path)
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"config\.json: .*{told}.*; fetch the model anew"):
+    with pytest.raises(ConfigError, match=rf"config\.json: .*{told}.*; download the model again"):
         model_facts(str(tmp_path))
 
 
 def test_a_folder_without_config_is_told(tmp_path):
-    with pytest.raises(ConfigError, match=r"no config\.json; give a folder"):
+    with pytest.raises(ConfigError, match=r"no config\.json; name a folder"):
         model_facts(str(tmp_path))
 
 
@@ -84,10 +84,10 @@ def test_what_the_hub_gave_earlier_serves_without_a_network(hub_cache):
 
 def test_a_model_of_which_only_the_config_was_fetched_is_told(hub_cache):
     in_cache(hub_cache)
-    with pytest.raises(ConfigError, match="nothing was downloaded earlier; run `hf download some/model`"):
+    with pytest.raises(ConfigError, match="the local cache holds no weights; run `hf download some/model`"):
         model_facts("some/model")
 
 
 def test_a_model_out_of_reach_is_told_with_the_cause(hub_cache):
-    with pytest.raises(ConfigError, match=r"'some/model': neither a folder here.*HF_TOKEN.*says: .+"):
+    with pytest.raises(ConfigError, match=r"'some/model': neither a local folder.*HF_TOKEN.*reports: .+"):
         model_facts("some/model")

@@ -103,7 +103,7 @@ def test_a_device_that_knows_none_of_our_processes_is_told_of(caplog):
         monitor = bench.monitor()
         monitor.sample()
         monitor.sample()
-    assert len(caplog.records) == 1 and "shows none of our processes" in caplog.text
+    assert len(caplog.records) == 1 and "lists none of our processes" in caplog.text
 
 
 def test_readings_that_fail_are_told_once_and_end_nothing(caplog):
@@ -129,7 +129,7 @@ def test_readings_that_fail_are_told_once_and_end_nothing(caplog):
     assert "tandem_device_alerts_total 1.0" in told and "tandem_device_failures_total 10.0" in told
     assert 'tandem_device_bytes{what="ours"} 900.0' in told and 'what="alerts"' not in told
     assert [record.getMessage() for record in caplog.records] == [
-        "the device's memory is not watched: nothing to be read; trying on"
+        "reading the device's memory failed: nothing to be read; retrying"
     ]
 
 

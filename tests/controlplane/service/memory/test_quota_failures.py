@@ -63,7 +63,7 @@ def test_an_order_that_is_refused_leaves_everything_as_it_was(llm, answer, fault
         assert in_force(b) == (llm // KIB, 1_000 - llm // KIB) * 2
         assert b.service.status.impaired() == {}
         assert b.service.status.state()["sharing"]["trouble"]["fault"] is None
-        assert told(caplog)[1] == ("INFO", "quotas move again after 5 failures")
+        assert told(caplog)[1] == ("INFO", "quota changes resumed after 5 failures")
         return []
 
     play(scenario)

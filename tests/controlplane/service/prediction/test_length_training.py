@@ -52,7 +52,7 @@ async def test_what_was_learned_is_there_after_a_restart(tmp_path):
     learning = LengthTraining(lengths, every_seconds=3_600, file=file)
     await learning.start()
     serve(lengths, 250)
-    await learning.learn()
+    await learning.train()
     await learning.stop()
     again = LearnedLengths()
     restarted = LengthTraining(again, every_seconds=3_600, file=file)
@@ -71,7 +71,7 @@ async def test_a_disk_without_room_is_told_by_the_name_of_the_file(tmp_path, mon
     serve(lengths, 10)
     monkeypatch.setattr(np, "savez_compressed", fill)
     await learning.stop()
-    assert f"predictors.file={tmp_path}/lengths.npz: what was learned is not kept: No space" in caplog.text
+    assert f"predictors.file={tmp_path}/lengths.npz: the length model was not saved: No space" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,9 +81,9 @@ async def test_a_failed_training_leaves_the_model_and_says_so(caplog):
     first = lengths.model
     serve(lengths, 10)
     with caplog.at_level(logging.WARNING):
-        await learning.learn()
+        await learning.train()
     assert lengths.model is first
-    assert "the last one stays in force" in caplog.text
+    assert "the present model stays in use" in caplog.text
 
 
 async def test_out_of_coverage_is_said_once_and_when_it_is_over(caplog):
@@ -93,19 +93,19 @@ async def test_out_of_coverage_is_said_once_and_when_it_is_over(caplog):
     serve(lengths, 60)
     serve(lengths, 30, factor=20)
     await learning.train_if_due()
-    assert "class chat: too many answers are longer than their 0.9 quantile" in caplog.text
+    assert "class chat: more outputs than expected exceed their 0.9 quantile" in caplog.text
     caplog.clear()
     await learning.train_if_due()
     assert caplog.text == ""
     serve(lengths, 100)
     await learning.train_if_due()
-    assert "class chat: forecasts cover again" in caplog.text
+    assert "class chat: the 0.9 quantile covers" in caplog.text
 
 
 async def test_requests_are_served_while_it_learns():
     lengths = LearnedLengths()
     serve(lengths, 300)
-    learning = asyncio.create_task(LengthTraining(lengths, every_seconds=3_600, file=None).learn())
+    learning = asyncio.create_task(LengthTraining(lengths, every_seconds=3_600, file=None).train())
     served = 0
     while not learning.done() and served < 100:
         serve(lengths, 1, seed=10 + served)

@@ -37,7 +37,7 @@ def test_every_part_is_stopped_and_every_failure_told(caplog):
     run(stop_all(first, {"d": lambda: stopped.append("d")}, {"e": lambda: stop("e"), "f": fail}))
     assert stopped == ["b", "d", "e"]
     assert [message.split(":")[0] for message in told(caplog)] == [
-        f"{name} did not stop as it should" for name in "acf"
+        f"{name} failed to stop" for name in "acf"
     ]
     assert "cannot be kept" in caplog.text and "stopped before" in caplog.text
 
@@ -94,7 +94,7 @@ def test_engines_stop_though_what_was_learned_cannot_be_kept(service, caplog):
             await engine.check()
 
     run(main())
-    assert told(caplog) == ["learning did not stop as it should: ValueError('cannot be kept')"]
+    assert told(caplog) == ["length training failed to stop: ValueError('cannot be kept')"]
 
 
 def test_a_start_that_fails_tells_its_own_reason_and_leaves_no_engine(service, caplog):
