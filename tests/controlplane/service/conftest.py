@@ -24,7 +24,7 @@ CLASSES = {
 
 @dataclass
 class Bench:
-    """A service on scripted engines. `ended` collects every ticket that was closed."""
+    """A service on scripted engines; `ended` collects every ticket that was closed."""
 
     service: Service
     generator: ScriptedGenerator

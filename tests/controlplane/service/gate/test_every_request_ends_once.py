@@ -1,4 +1,4 @@
-"""Whatever clients and engines do, each accepted request ends once, with one outcome, and holds nothing."""
+"""Each accepted request ends once, with one outcome and no lease, whatever clients and engines do."""
 
 import asyncio
 from collections import Counter
@@ -57,7 +57,7 @@ async def ask(service: Service, wish: dict) -> None:
     )
     answer = await service.gate.generate(job)
     tokens = [token async for delta in answer for token in delta.token_ids]
-    # A resumed request follows the next script, so only a full-length one is known to the token.
+    # A resumed request follows the next script, so only the length of a complete one is known exactly.
     assert 0 < len(tokens) <= limit
 
 
@@ -107,8 +107,8 @@ async def play(plan: list[dict], *, dies_at: float | None, orders: bool) -> None
         for sample in family.samples:
             if sample.name == "tandem_requests_total":
                 counted[sample.labels["outcome"]] += int(sample.value)
-    # A client may leave before its request reaches the gate, or in the instant in which it is answered;
-    # once the engine is dead, requests fail at the tokenizer.
+    # A client may leave before its request reaches the gate, or at the instant of its end; once the engine
+    # is dead, requests fail at the tokenizer.
     unseen = seen["aborted"] + (seen["failed"] if dies_at is not None else 0)
     assert len(plan) - unseen <= sum(counted.values()) <= len(plan)
     assert counted["met"] + counted["late"] >= seen["finished"]

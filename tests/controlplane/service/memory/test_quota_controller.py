@@ -1,4 +1,4 @@
-"""Quotas that move: on virtual time, with engines that do as told and with a simulated device."""
+"""Changing quotas on virtual time, with scripted engines and with a simulated device."""
 
 import asyncio
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ KIB = 1_024
 
 
 class NoTicks:
-    """The test says when."""
+    """A timer that never fires; the test calls `tick`."""
 
     def every(self, seconds, work):
         pass
@@ -84,7 +84,7 @@ class Bench:
 
 
 def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900, memory=None, others=()):
-    """A pool of 1,000 KiB; a token takes 1 KiB in either kind, the largest batch 400."""
+    """Runs a scenario on a pool of 1,000 KiB; a token of either kind takes 1 KiB, the largest batch 400."""
     memory = memory or ElasticMemory(1_000 * KIB, kv_kib * KIB)
 
     async def main():
@@ -125,7 +125,7 @@ def test_nominal_quotas_are_in_force_from_the_start():
     play(scenario)
 
 
-def test_urgent_embeddings_take_over_by_bounded_steps_and_give_back():
+def test_urgent_embeddings_gain_quota_by_bounded_steps_and_return_it():
     async def scenario(b):
         tasks = [await b.embed("e", 1, "urgent")]
         await b.tick()
@@ -155,7 +155,7 @@ async def given_up(waiting):
     await asyncio.gather(waiting, return_exceptions=True)
 
 
-def test_memory_that_embeddings_do_not_need_is_lent_and_comes_back():
+def test_memory_that_embeddings_do_not_need_is_lent_and_returned():
     async def scenario(b):
         tasks = [await b.ask(f"r{n}", 250) for n in range(2)]
         waiting = asyncio.create_task(b.ask("last", 250))
@@ -166,7 +166,7 @@ def test_memory_that_embeddings_do_not_need_is_lent_and_comes_back():
         tasks.append(await b.embed("e", 4))
         await asyncio.sleep(0)
         await b.tick()
-        # The four inputs need all that is the embeddings' own.
+        # The four inputs need the whole quota of the embeddings.
         assert b.quota(Owner.EMBEDDING) == b.embedder.budget_bytes == 200 * KIB
         await given_up(waiting)
         return tasks
@@ -174,7 +174,7 @@ def test_memory_that_embeddings_do_not_need_is_lent_and_comes_back():
     play(scenario)
 
 
-def test_who_is_turned_away_for_memory_is_not_kept_waiting_for_a_tick():
+def test_a_deferral_for_memory_brings_an_early_tick():
     async def scenario(b):
         tasks = [await b.ask(f"r{n}", 250) for n in range(2)]
         await asyncio.sleep(1)
@@ -190,7 +190,7 @@ def test_who_is_turned_away_for_memory_is_not_kept_waiting_for_a_tick():
     play(scenario)
 
 
-def test_what_is_withheld_comes_off_the_batches_where_no_byte_moves_too():
+def test_withheld_bytes_reduce_batches_with_static_memory():
     async def scenario(b):
         b.quota_controller.withheld = 60 * KIB
         await b.tick()
@@ -204,7 +204,7 @@ def test_what_is_withheld_comes_off_the_batches_where_no_byte_moves_too():
     )
 
 
-def test_a_quota_below_use_preempts_nobody_while_nobody_asks():
+def test_a_quota_below_use_preempts_nothing_without_waiting_embeddings():
     async def scenario(b):
         tasks = [await b.ask(f"r{n}", 320) for n in range(2)]
         await b.generator.until_runs(2)
@@ -222,7 +222,7 @@ def test_a_quota_below_use_preempts_nobody_while_nobody_asks():
 
 
 @pytest.mark.parametrize(("service_class", "is_preempted"), [("urgent", True), ("standard", False)])
-def test_running_answers_are_preempted_only_for_embeddings_of_higher_priority(service_class, is_preempted):
+def test_generations_are_preempted_only_for_embeddings_of_higher_priority(service_class, is_preempted):
     async def scenario(b):
         tasks = [await b.ask(f"r{n}", 320) for n in range(2)]
         await b.generator.until_runs(2)
@@ -241,18 +241,18 @@ def test_running_answers_are_preempted_only_for_embeddings_of_higher_priority(se
     async def quiet(task):
         await asyncio.gather(task, return_exceptions=True)
 
-    # Two such requests are more than the 200 KiB that are theirs.
+    # Two such requests exceed their nominal 200 KiB.
     play(scenario, most_batch_tokens=800)
 
 
-def test_the_llm_waits_for_the_batch_under_way():
+def test_the_llm_waits_for_the_batch_in_flight():
     async def scenario(b):
         b.quota_controller.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
         await b.tick()
         tasks = [await b.embed("e", 3)]
         await b.embedder.until_runs(1)
         await asyncio.sleep(0.01)
-        # 300 tokens are on their way, of which the lease covers the half that may be in flight.
+        # 300 tokens are forwarded; the lease covers the half that may be in flight.
         b.quota_controller.owned = {Owner.LLM: 896 * KIB, Owner.EMBEDDING: 104 * KIB}
         await b.tick()
         assert b.embedder.budget_bytes == 104 * KIB
@@ -267,7 +267,7 @@ def test_the_llm_waits_for_the_batch_under_way():
     play(scenario)
 
 
-def test_a_small_model_beside_a_large_one_can_hold_its_longest_input():
+def test_each_of_two_models_can_hold_its_longest_input():
     small = ScriptedEmbedder(model="small", batch_tokens=100, max_input_tokens=100, bytes_per_token=KIB)
 
     async def scenario(b):
@@ -281,7 +281,7 @@ def test_a_small_model_beside_a_large_one_can_hold_its_longest_input():
     play(scenario, quota={**QUOTA, "embedding": {"nominal": 0.2, "min": 0.2}}, others=[small])
 
 
-def test_a_dead_engine_leaves_the_quotas_alone():
+def test_a_dead_engine_leaves_the_quotas_unchanged():
     async def scenario(b):
         b.generator.die()
         await b.tick()
@@ -334,13 +334,13 @@ MACHINE = Machine(
 
 
 def mixed():
-    """Chats all the time; embeddings in bursts."""
+    """A steady stream of chats, and embeddings in bursts."""
     chats = [SimulatedRequest(0.02 * n, 50 + n % 7 * 20, 20 + n % 5 * 10, 100) for n in range(150)]
     bursts = [Embed(0.5 * (n // 20) + 0.001 * n, (60,) * 4, "urgent") for n in range(100)]
     return chats + bursts
 
 
-def test_on_a_shared_device_nothing_overflows_and_everything_is_answered():
+def test_a_shared_device_never_overflows_and_serves_every_request():
     sections = {"classes": CLASSES, "quota": QUOTA}
     course = simulate(mixed(), MACHINE, sections)
     assert course.memory.overflows == course.memory.failed_batches == 0
@@ -349,7 +349,7 @@ def test_on_a_shared_device_nothing_overflows_and_everything_is_answered():
     assert simulate(mixed(), MACHINE, sections).trace_hash == course.trace_hash
 
 
-def test_who_waits_with_batches_cut_to_a_smaller_quota_stays_so_when_policies_change():
+def test_capped_footprints_survive_a_change_of_policies():
     async def scenario(bench):
         dispatcher = bench.service.gate.dispatcher
         tasks = [await bench.embed(name, 4) for name in ("runs", "waits")]

@@ -29,7 +29,7 @@ CONFIG = parse(
         "models": {"chat": {"model": "tandem/tiny-llama"}},
         "scheduling": {"engine": {}},
         "classes": {
-            # Late at once and never shed: all the urgency there can be.
+            # Late at once and never shed: the highest urgency.
             "burst": {"priority": 2, "e2e_ms": 1, "sheddable": False},
             "chat": {"priority": 1, "default": True, "sheddable": False},
         },
@@ -47,7 +47,7 @@ CALLER = Caller("tests")
 
 @dataclass
 class Ticks(SchedulerTimer):
-    """Tells when a tick is over."""
+    """Notifies a condition after each tick."""
 
     ticked: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -67,7 +67,7 @@ class Ticks(SchedulerTimer):
             await self.ticked.wait_for(holds)
 
 
-async def test_a_burst_of_embeddings_takes_the_engines_quota_and_gives_it_back():
+async def test_an_embedding_burst_takes_and_returns_the_engines_quota():
     generator = VllmGenerator(
         "tandem/tiny-llama",
         engine_arguments=TINY_ARGUMENTS | {"num_gpu_blocks_override": BLOCKS, "max_num_seqs": 16},
@@ -79,7 +79,7 @@ async def test_a_burst_of_embeddings_takes_the_engines_quota_and_gives_it_back()
         CONFIG, [generator], [embedder], workspace_bytes=0, ticks=ticks,
         device_memory=lambda: ElasticMemory(generator.kv_bytes, generator.kv_bytes),
     )  # fmt: skip
-    # Other tests keep engines of their own.
+    # Other tests may keep their own engines running.
     others = set(multiprocessing.active_children())
     await service.start()
     (engine,) = set(multiprocessing.active_children()) - others
@@ -93,7 +93,7 @@ async def test_a_burst_of_embeddings_takes_the_engines_quota_and_gives_it_back()
 async def burst_beside_answers(service, generator, embedder, ticks):
     quotas, over, longest = service.quota_controller, 0, 0
     nominal, least = quotas.usable[Owner.LLM], quotas.pool.sharing.options.lowest
-    # How far the LLM may fall rests on what a batch of embeddings was measured to take.
+    # The least LLM quota depends on the measured memory of an embedding batch.
     half_way = (nominal + least) / 2
     assert least < half_way < nominal
     noted = generator.on_step

@@ -1,4 +1,4 @@
-"""What learns from requests never stands in their way."""
+"""Exceptions in predictors and rate models never fail a request."""
 
 import logging
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ async def read(answer) -> int:
     ("broken", "subject"),
     [("observe", "answer_length"), ("forecast", "length_forecast"), ("withdraw", "lost_answer")],
 )
-def test_a_predictor_that_raises_breaks_no_answer(bench, caplog, broken, subject):
+def test_a_failing_predictor_fails_no_request(bench, caplog, broken, subject):
     async def scenario(b):
         lengths: LearnedLengths = b.service.status.lengths
         setattr(lengths, broken, faulty)
@@ -58,7 +58,7 @@ def test_a_predictor_that_raises_breaks_no_answer(bench, caplog, broken, subject
 
 
 @pytest.mark.parametrize("broken", ["observe_step", "observe_prefill"])
-def test_a_pace_that_cannot_be_learned_breaks_no_answer(bench, caplog, broken):
+def test_a_failing_rate_model_fails_no_request(bench, caplog, broken):
     async def scenario(b):
         for pace in b.service.gate.dispatcher.paces.values():
             setattr(pace, broken, faulty)
@@ -71,7 +71,7 @@ def test_a_pace_that_cannot_be_learned_breaks_no_answer(bench, caplog, broken):
     assert tracebacks(caplog) == 1
 
 
-def test_a_first_token_that_cannot_be_judged_breaks_no_answer(bench):
+def test_a_failing_ttft_predictor_fails_no_request(bench):
     async def scenario(b):
         b.service.gate.dispatcher.ttft.first_token = faulty
         assert await read(await b.ask(max_tokens=4)) == 4
@@ -79,7 +79,7 @@ def test_a_first_token_that_cannot_be_judged_breaks_no_answer(bench):
     assert bench(scenario).outcomes == ["met"]
 
 
-def test_what_an_engine_reports_ends_no_engine(bench):
+def test_a_failing_rate_model_ends_no_engine(bench):
     async def scenario(b):
         for pace in b.service.gate.dispatcher.paces.values():
             pace.observe_work = pace.observe_prefill = faulty
@@ -89,7 +89,7 @@ def test_what_an_engine_reports_ends_no_engine(bench):
     assert failures(bench(scenario).service, "pace") == 2
 
 
-async def test_vectors_that_cannot_be_kept_are_sent_all_the_same():
+async def test_vectors_that_cannot_be_cached_are_sent_nevertheless():
     async with staged() as stage:
         stage.service.intake._prompt_vectors = SimpleNamespace(store=faulty)
         answer = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": "hi"})

@@ -1,4 +1,4 @@
-"""A model is learned when enough has finished, in another process, while the loop goes on."""
+"""Training starts when enough requests have finished, and runs in a process of its own."""
 
 import asyncio
 import errno
@@ -30,7 +30,7 @@ def serve(lengths, count, seed=0, factor=1):
         lengths.observe(request, round(factor * tokens * random.lognormvariate(0, 0.2)))
 
 
-async def test_it_learns_when_enough_is_new_and_not_before():
+async def test_training_starts_once_enough_examples_are_new():
     lengths = LearnedLengths()
     learning = LengthTraining(lengths, every_seconds=3_600, file=None)
     first = lengths.model
@@ -46,7 +46,7 @@ async def test_it_learns_when_enough_is_new_and_not_before():
     assert lengths.model is second
 
 
-async def test_what_was_learned_is_there_after_a_restart(tmp_path):
+async def test_examples_and_model_survive_a_restart(tmp_path):
     file = tmp_path / "lengths.npz"
     lengths = LearnedLengths()
     learning = LengthTraining(lengths, every_seconds=3_600, file=file)
@@ -62,7 +62,7 @@ async def test_what_was_learned_is_there_after_a_restart(tmp_path):
     assert again.model is not None and again.model.trees is not None
 
 
-async def test_a_disk_without_room_is_told_by_the_name_of_the_file(tmp_path, monkeypatch, caplog):
+async def test_a_full_disk_is_logged_with_the_file_name(tmp_path, monkeypatch, caplog):
     def fill(*_args, **_arrays):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -75,7 +75,7 @@ async def test_a_disk_without_room_is_told_by_the_name_of_the_file(tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_failed_training_leaves_the_model_and_says_so(caplog):
+async def test_a_failed_training_is_logged_and_leaves_the_model(caplog):
     lengths = LearnedLengths()
     learning = LengthTraining(lengths, every_seconds=3_600, file=None)
     first = lengths.model
@@ -86,7 +86,7 @@ async def test_a_failed_training_leaves_the_model_and_says_so(caplog):
     assert "the present model stays in use" in caplog.text
 
 
-async def test_out_of_coverage_is_said_once_and_when_it_is_over(caplog):
+async def test_lost_coverage_is_logged_once_and_when_it_returns(caplog):
     lengths = LearnedLengths()
     learning = LengthTraining(lengths, every_seconds=3_600, file=None)
     caplog.set_level(logging.INFO)
@@ -102,7 +102,7 @@ async def test_out_of_coverage_is_said_once_and_when_it_is_over(caplog):
     assert "class chat: the 0.9 quantile covers" in caplog.text
 
 
-async def test_requests_are_served_while_it_learns():
+async def test_requests_are_served_during_training():
     lengths = LearnedLengths()
     serve(lengths, 300)
     learning = asyncio.create_task(LengthTraining(lengths, every_seconds=3_600, file=None).train())
@@ -127,7 +127,7 @@ async def test_a_corrupt_file_does_not_stop_the_start(tmp_path, content):
     assert file.stat().st_size > len(content)
 
 
-def test_a_place_where_nothing_can_be_kept_stops_the_start(tmp_path):
+def test_an_unwritable_file_is_a_config_error(tmp_path):
     def config(*, file="nowhere/lengths.npz", **admission):
         predictors = {"file": str(tmp_path / file)}
         models = {"chat": {"model": "m"}}

@@ -6,7 +6,7 @@ from controlplane.service.prediction.prompt_vector_cache import PromptVectorCach
 GIST = PromptFeatures((1.0,), (2,))
 
 
-def test_a_text_embedded_before_brings_its_vector():
+def test_a_cached_text_brings_its_vector():
     seen = PromptVectorCache("minilm")
     seen.store("minilm", ["a bee", "a wasp"], np.array([[0.5, 0.25], [1.0, 0.0]], np.float32))
     seen.store("other", ["a fly"], np.array([[1.0]], np.float32))
@@ -14,7 +14,7 @@ def test_a_text_embedded_before_brings_its_vector():
     assert seen.with_vector(GIST, "a fly") is GIST
 
 
-def test_the_vector_used_longest_ago_makes_room():
+def test_the_least_recently_used_vector_is_dropped():
     seen = PromptVectorCache("minilm")
     one = np.ones((1, 1), np.float32)
     seen.store("minilm", ["old"], one)
