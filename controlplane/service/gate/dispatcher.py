@@ -117,9 +117,9 @@ class Dispatcher:
         view = self.snapshots.pool({owner: queue}, now, engine_queue=self._policies.engine_queue)
         return DryRun(entry, view.shares[owner], queue, run_cycle(view, now, admission), admission, now)
 
-    def cap_footprints(self, owner: Owner, most_bytes: int) -> None:
+    def cap_footprints(self, owner: Owner, max_bytes: int) -> None:
         """Caps the footprints of waiting requests, since batches are cut to a smaller quota."""
-        self._waiting.cap_footprints(owner, most_bytes)
+        self._waiting.cap_footprints(owner, max_bytes)
 
     def reclaim(self, owner: Owner, needed_bytes: int, priority: int) -> int:
         """Preempts requests of lower priority than `priority` that free `needed_bytes`; all or nothing.

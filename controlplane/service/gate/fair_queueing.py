@@ -3,10 +3,10 @@
 In the fluid model all tenants with work are served at once, each at its weight's share of the engine. A
 tenant's virtual finish time is where in that service its work ends; it is never earlier than the present. A
 request is moved back in the waiting queue to the time at which its tenant's earlier work would be finished if
-the tenants that have work now kept having it. Shares are right even if the unit of work is estimated wrongly,
-and a tenant without backlog overtakes the backlog of the others. The delay is at most the gate's longest
-wait, which bounds the effect of a wrong estimate. The work of a request that never ran is refunded. Nothing
-is delayed if no weight is configured, or while no tenant has a backlog.
+the tenants that have a backlog now did not empty it. Shares are right even if the unit of work is estimated
+wrongly, and a tenant without backlog overtakes the backlog of the others. The delay is at most the gate's
+longest wait, which bounds the effect of a wrong estimate. The work of a request that never ran is refunded.
+Nothing is delayed if no weight is configured, or while no tenant has a backlog.
 """
 
 from collections.abc import Mapping

@@ -33,15 +33,15 @@ class WaitingQueue:
         """The entries of `owner`, by rank."""
         return self._queues[owner]
 
-    def cap_footprints(self, owner: Owner, most_bytes: int) -> None:
+    def cap_footprints(self, owner: Owner, max_bytes: int) -> None:
         """Cuts the footprints of the waiting requests of `owner` to `max_bytes`; their order stays."""
         queue = self._queues[owner]
         for index, waiting in enumerate(queue):
             footprint = waiting.footprint
-            if max(footprint.base, footprint.worst) <= most_bytes:
+            if max(footprint.base, footprint.worst) <= max_bytes:
                 continue
             cut = replace(
-                footprint, base=min(footprint.base, most_bytes), worst=min(footprint.worst, most_bytes)
+                footprint, base=min(footprint.base, max_bytes), worst=min(footprint.worst, max_bytes)
             )
             queue[index] = capped = replace(waiting, footprint=cut)
             self._entries[waiting.request.id] = capped

@@ -31,14 +31,14 @@ def slacks(
 
     If half of a request's objective is shorter than `critical`, its slack is scaled up accordingly.
     """
-    embeds: list[tuple[Instant, Ticket]] = []
+    embeddings: list[tuple[Instant, Ticket]] = []
     found: dict[Owner, list[Duration]] = {owner: [] for owner in Owner}
     for ticket in tickets:
         request, begun = ticket.request, ticket.timeline.first_token
         deadline = request.slo.first_token_deadline(request.arrival)
         if request.kind is Kind.EMBED:
             if deadline is not None:
-                embeds.append((deadline, ticket))
+                embeddings.append((deadline, ticket))
         elif (slack := ticket.slack(now)) is not None:
             objective = request.slo.tpot if begun is not None else between(request.arrival, deadline or now)
             work = work_before_deadline(request, ticket.footprint, paces[Owner.LLM])
@@ -46,7 +46,7 @@ def slacks(
             found[Owner.LLM].append(_scaled_slack(left, objective, critical))
     pace = paces[Owner.EMBEDDING]
     ahead = 0
-    for deadline, ticket in sorted(embeds, key=lambda e: (e[0], e[1].request.id)):
+    for deadline, ticket in sorted(embeddings, key=lambda e: (e[0], e[1].request.id)):
         ahead += ticket.request.prompt_tokens
         work = Duration(0) if pace is None else scaled(pace.per_prompt_token, ahead)
         objective = between(ticket.request.arrival, deadline)
@@ -77,10 +77,10 @@ class RecentArrivals:
     def fade(self, now: Instant) -> None:
         """Decays the counts up to `now`."""
         if self.since is not None:
-            kept = exp(-to_seconds(between(self.since, now)) / _DECAY_SECONDS)
+            decay = exp(-to_seconds(between(self.since, now)) / _DECAY_SECONDS)
             for counts in (self.arrived, self.lost):
                 for owner in counts:
-                    counts[owner] *= kept
+                    counts[owner] *= decay
         self.since = now
 
 

@@ -74,11 +74,11 @@ def fixed_shares(
 ) -> Mapping[Owner, int]:
     """The quotas where they never change. Raises ConfigError if the largest batches exceed theirs."""
     kv_bytes = sum(generator.kv_bytes for generator in generators.values())
-    # Each model has its own process, so their batches are on the device at the same time.
-    together = sum(embedder.workspace_bytes for embedder in embedders.values())
-    if together > workspace_bytes:
+    # Each model has a process of its own, so their batches occupy the device at the same time.
+    total = sum(embedder.workspace_bytes for embedder in embedders.values())
+    if total > workspace_bytes:
         raise ConfigError(
-            f"models.embeddings {', '.join(embedders)}: the largest batches take {together} bytes "
+            f"models.embeddings {', '.join(embedders)}: the largest batches take {total} bytes "
             f"and quota.embedding gives {workspace_bytes}; lower batch_tokens, or raise "
             "quota.embedding.nominal or pool.memory"
         )

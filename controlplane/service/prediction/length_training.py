@@ -96,10 +96,10 @@ class LengthTraining:
     async def start(self) -> None:
         """Restores the examples and the model from the file, and starts the periodic job."""
         if self._file is not None:
-            kept = await asyncio.to_thread(read_or_set_aside, self._file)
-            if kept is not None:
-                self._lengths.restore(kept)
-                self._trained_on = self._lengths.examples.seen if kept.model is not None else 0
+            saved = await asyncio.to_thread(read_or_set_aside, self._file)
+            if saved is not None:
+                self._lengths.restore(saved)
+                self._trained_on = self._lengths.examples.seen if saved.model is not None else 0
         self._timer.every(self._every_seconds, self.train_if_due)
         self._is_started = True
 
@@ -135,9 +135,9 @@ class LengthTraining:
         if self._file is None:
             return
         lengths = self._lengths
-        kept = Checkpoint(lengths.examples.table(), lengths.model, lengths.standing())
+        state = Checkpoint(lengths.examples.table(), lengths.model, lengths.standing())
         try:
-            await asyncio.to_thread(save, self._file, kept)
+            await asyncio.to_thread(save, self._file, state)
         except OSError as error:
             log.warning(
                 "predictors.file=%s: the length model was not saved: %s; free disk space, "

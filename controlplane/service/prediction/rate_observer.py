@@ -12,9 +12,10 @@ from predictors.timing.step_time import ObservedPace, ReportedPace, StepWork
 
 
 class RateObserver:
-    """Also limits each embedding batch to the time that decoding leaves, `decode_slack`.
+    """Observes every engine step and embedding pass, and limits each batch to `decode_slack`.
 
-    An error in a rate model never reaches a backend: there it would end the engine.
+    The limit that was in force is stored with the next step, whose time depends on it. An exception in a rate
+    model never reaches a backend, where it would end the engine.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class RateObserver:
             embedder.batch_limit = self._batch_time_limit
 
     def _batch_time_limit(self) -> Duration | None:
-        """How long an embedding batch may keep the device now."""
+        """How long an embedding batch may occupy the device now; None for as long as it takes."""
         self._batch_limit = self._decode_slack()
         return self._batch_limit
 

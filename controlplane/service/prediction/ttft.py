@@ -104,8 +104,8 @@ def _ahead(ticket: Ticket, others: Iterable[Ticket], slots: int) -> Ahead:
         elif other.phase is Phase.PREFILL and other.rank <= ticket.rank:
             earlier.append((other.rank, steps))
             prompt_tokens += other.request.prompt_tokens
-    in_turn = [steps for _, steps in sorted(earlier, key=itemgetter(0))]
-    return Ahead(prompt_tokens, steps_until_slot(decoding, in_turn, slots))
+    slot_order = [steps for _, steps in sorted(earlier, key=itemgetter(0))]
+    return Ahead(prompt_tokens, steps_until_slot(decoding, slot_order, slots))
 
 
 def _remaining_steps(forecast: LengthForecast, done: int, level: float) -> float:
