@@ -115,13 +115,12 @@ def _predictor(options: argparse.Namespace) -> int:
 
 
 def _check(config: Config) -> int:
-    from controlplane.service.bootstrap import plan_of
-    from controlplane.service.memory.memory_plan import hybrid_described, plan_text
-    from controlplane.service.memory.model_config import model_facts
+    from controlplane.service.bootstrap import hybrid_text, plan_of
+    from controlplane.service.memory.memory_plan import plan_text
 
     plan = plan_of(config)
     print(plan_text(plan))
-    if (hybrid := hybrid_described(config, model_facts, plan)) is not None:
+    if (hybrid := hybrid_text(config, plan)) is not None:
         print(hybrid)
     print("classes:")
     for name, service_class in config.service_classes().items():
@@ -140,13 +139,9 @@ def _check_engine(config: Config) -> None:
     if find_spec("vllm") is None:
         print("models.chat.engine: not validated, because vllm is not installed")
         return
-    from backends.vllm.arguments import check_arguments, scheduled
+    from controlplane.service.bootstrap import check_engine_arguments
 
-    given, options = config.models.chat.engine, config.engine_options()
-    try:
-        check_arguments(given if options is None else scheduled(given, options))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    check_engine_arguments(config)
 
 
 def _objectives(config: Config, name: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 from backends.vllm.plugin.request_metadata import _KNOWN, _PREFIX
 from controlplane.cli import _parser
 from controlplane.config import Config, load
+from controlplane.config.loader import RENAMED
 from controlplane.config.policies import SchedulingSection
 from controlplane.metrics import Metrics
 from controlplane.policy.engine.options import EngineOptions
@@ -31,6 +32,7 @@ SETTING = rf"(?<![\w./])((?:{'|'.join(one.name for one in fields(Config))})\.[a-
 METRIC = re.compile(r"\btandem_[a-z_]*[a-z]\b")
 ENDPOINT = r"(?<![\w.])(/(?:v1|admin|health|ready|metrics)[\w/]*)"
 LEFT_OUT = re.compile(r"^ *# +(?:- )?([a-z0-9_]+):(?: |$)", re.MULTILINE)
+PLUGIN = "tandem_shortest_prompt"
 INPUTS = ROOT / "benchmark_control_plane/common/arguments.py"
 # Names of tenants, and an argument of vLLM's.
 FREE = {"web", "indexer", "kv_cache_dtype"}
@@ -103,7 +105,7 @@ def test_commands_of_a_page_are_understood(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_settings_that_a_page_names_can_be_set(page):
-    paths = {path for path in named(page, SETTING) if not path.endswith((".yaml", ".py"))}
+    paths = {path for path in named(page, SETTING) if not path.endswith((".yaml", ".py"))} - {*RENAMED}
     assert {path for path in paths if not has_setting(Config, path.replace("[]", "").split("."))} == set()
 
 
@@ -111,7 +113,7 @@ def test_settings_that_a_page_names_can_be_set(page):
 def test_metrics_that_a_page_names_are_shown(page):
     shown = set(re.findall(r"^# TYPE (\S+)", Metrics().exposition({}).decode(), re.MULTILINE))
     over_http = {f"{_PREFIX}{key}" for key in _KNOWN}
-    assert set(METRIC.findall(page.read_text(encoding="utf-8"))) <= shown | over_http
+    assert set(METRIC.findall(page.read_text(encoding="utf-8"))) <= shown | over_http | {PLUGIN}
 
 
 async def test_endpoints_that_the_pages_name_are_served():

@@ -19,7 +19,7 @@ CONFIG = {
     "quota": {"llm": {"nominal": 0.9}, "embedding": {"nominal": 0.1}},
     "models": {"chat": {"name": "chat", "backend": "scripted"}},
     "classes": {"standard": {"default": True, "ttft_ms": 1_000}},
-    "admission": {"lengths": "history"},
+    "admission": {"length_predictor": "history"},
     "scheduling": {"ordering": "shortest-prompt", "options": {"ms_per_token": 2}},
 }
 # A model's shapes are read from its folder; the scripted engine loads no weights.

@@ -64,7 +64,7 @@ class WorkerEmbedder(ModelProperties):
         max_input_tokens: int | None = None,
         dimensions: Sequence[int] = (),
         threads: int | None = None,
-        yields_cpu: bool = False,
+        idle_cpu_priority: bool = False,
         trust_remote_code: bool = False,
         check_seconds: float = 30.0,
         stall_seconds: float = 60.0,
@@ -80,7 +80,7 @@ class WorkerEmbedder(ModelProperties):
             normalize=normalize,
             max_input_tokens=max_input_tokens,
             threads=threads,
-            yields_cpu=yields_cpu,
+            idle_cpu_priority=idle_cpu_priority,
             trust_remote_code=trust_remote_code,
         )
         self._short_dimensions = tuple(sorted(set(dimensions)))
@@ -207,7 +207,7 @@ class WorkerEmbedder(ModelProperties):
             texts = [prefix + text for text in texts]
         if sum(map(len, texts)) <= _CHARACTERS_INLINE:
             return token_ids(tokenizer, texts)
-        if self.facts.yields_cpu:
+        if self.facts.idle_cpu_priority:
             with contextlib.suppress(BackendDown):
                 # The worker tokenizes at idle priority, so it delays no urgent work on this core.
                 link = self._require_up()
@@ -368,7 +368,7 @@ class WorkerEmbedder(ModelProperties):
 
     def _limit_seconds(self) -> float | None:
         # The scheduler preempts a worker that yields the CPU, so shorter passes would only cost throughput.
-        if self.batch_limit is None or self.facts.yields_cpu:
+        if self.batch_limit is None or self.facts.idle_cpu_priority:
             return None
         limit = self.batch_limit()
         return None if limit is None else to_seconds(limit)

@@ -72,7 +72,7 @@ class Encoder:
         )
         self._model.eval()
         self.lanes, self._lane_threads = _lanes(self.device, options.threads or torch.get_num_threads())
-        self.yields_cpu = options.yields_cpu and self.device.type == "cpu"
+        self.idle_cpu_priority = options.idle_cpu_priority and self.device.type == "cpu"
         self.set_thread_count()
         self._set_normalization(normalize=options.normalize)
         self.tokenizer = self._fast_tokenizer(options.model)
@@ -105,7 +105,7 @@ class Encoder:
             weight_bytes=sum(p.numel() * p.element_size() for p in self._model.parameters()),
             device=str(self.device),
             lanes=self.lanes,
-            yields_cpu=self.yields_cpu,
+            idle_cpu_priority=self.idle_cpu_priority,
             time=pass_time,
             memory=memory,
             tokenizer=self.raw_tokenizer.to_str(),

@@ -16,7 +16,7 @@ class EncoderOptions:
     """Settings of a worker.
 
     None leaves the choice to the model (`dtype`, `normalize`, `max_input_tokens`) or to torch (`device`,
-    `threads`). A worker with `yields_cpu` runs only on cores that no other process wants.
+    `threads`). A worker with `idle_cpu_priority` runs only on cores that no other process wants.
     """
 
     model: str
@@ -26,7 +26,7 @@ class EncoderOptions:
     normalize: bool | None = None
     max_input_tokens: int | None = None
     threads: int | None = None
-    yields_cpu: bool = False
+    idle_cpu_priority: bool = False
     trust_remote_code: bool = False
 
     def to_json(self) -> str:
@@ -53,7 +53,7 @@ class EncoderFacts:
     weight_bytes: int
     device: str
     lanes: int
-    yields_cpu: bool
+    idle_cpu_priority: bool
     time: PassTime
     memory: EmbeddingMemory
     tokenizer: str

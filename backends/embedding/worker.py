@@ -141,7 +141,7 @@ def _serve(connection: socket.socket, options: EncoderOptions) -> int:
         message = f"{type(error).__name__}: {error}".encode()
         connection.sendall(Frame(FrameKind.LOAD_FAILED, 0, message).pack())
         return 1
-    if encoder.yields_cpu:
+    if encoder.idle_cpu_priority:
         lower_cpu_priority()
     connection.sendall(ready.pack())
     gc.freeze()

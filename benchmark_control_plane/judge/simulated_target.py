@@ -80,7 +80,7 @@ class SimulatedTarget:
         deltas: AsyncIterator[Delta]
         decision = None
         if self._has_gate:
-            deltas = served = await self._service.dispatcher.generate(job)
+            deltas = served = await self._service.gate.generate(job)
             decision = served.ticket.decision
         else:
             deltas = self._generator.generate(job.request, job.prompt, job.sampling)
@@ -100,7 +100,7 @@ class SimulatedTarget:
         if not self._has_gate:
             used = {"held:llm": engine.used_bytes, "held:embedding": self._embedder.pass_bytes}
             return sample | {"quota:llm": float(engine.total_bytes)} | {k: float(v) for k, v in used.items()}
-        owners: Any = self._service.state()["owners"]
+        owners: Any = self._service.status.state()["owners"]
         for owner, state in owners.items():
             sample[f"held:{owner}"] = float(state["held_bytes"])
             sample[f"quota:{owner}"] = float(state["quota_bytes"])
@@ -108,7 +108,7 @@ class SimulatedTarget:
 
     async def _embed(self, job: EmbedJob) -> str | None:
         if self._has_gate:
-            return (await self._service.dispatcher.embed(job)).ticket.decision
+            return (await self._service.gate.embed(job)).ticket.decision
         await self._embedder.embed(job.request, job.inputs, deadline=None)
         return None
 

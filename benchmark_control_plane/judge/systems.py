@@ -136,7 +136,7 @@ def vllm_arguments(live: Live, split: Split) -> dict[str, Any]:
 def embedding_server(live: Live, split: Split) -> Server:
     """Embedding server of a split, with the settings of Tandem's worker except for cores and replaced values.
 
-    `yields_cpu` is dropped, because the server does not know the LLM's process.
+    `idle_cpu_priority` is dropped, because the server does not know the LLM's process.
     """
     section = live.embedding
     settings = stated(section) | {

@@ -25,6 +25,7 @@ from controlplane.core.generation import Sampling
 from controlplane.core.geometry import KvGeometry
 from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Request
+from controlplane.service.bootstrap import build_service
 from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
@@ -291,7 +292,7 @@ async def started(
     config = config_of(sections)
     pool = machine.pool_bytes
     workspace = machine.workspace_batches * embedder.workspace_bytes
-    service = Service(
+    service = build_service(
         config,
         [generator],
         [embedder],
@@ -333,7 +334,7 @@ async def _client(service: Service, number: int, offer: Offered) -> SimulatedRec
             embed_job = await service.intake.embeddings(
                 str(number), _CALLER, "simulated-embedding", inputs, hints
             )
-            ticket = (await service.dispatcher.embed(embed_job)).ticket
+            ticket = (await service.gate.embed(embed_job)).ticket
     except Rejected as rejected:
         return SimulatedRecord(number, f"rejected: {rejected.reject.reason}", rejected.request.arrival)
     seen = ticket.timeline
@@ -361,7 +362,7 @@ async def _generated(service: Service, number: int, offer: SimulatedRequest, hin
         sampling=Sampling(max_tokens=limit),
         hints=hints,
     )
-    answer = await service.dispatcher.generate(job)
+    answer = await service.gate.generate(job)
     async for _ in answer:
         pass
     return answer.ticket
@@ -370,5 +371,5 @@ async def _generated(service: Service, number: int, offer: SimulatedRequest, hin
 async def _sample(service: Service, result: SimulationResult, every: float) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        result.presence.append((loop.time(), len(service.dispatcher.tickets())))
+        result.presence.append((loop.time(), len(service.gate.tickets())))
         await asyncio.sleep(every)

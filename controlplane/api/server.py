@@ -69,7 +69,7 @@ class _Server(uvicorn.Server):
         is_second = self.should_exit
         self.should_exit, self.force_exit = True, is_second
         grace = 0.0 if is_second else self._service.config.server.drain_ms / 1_000
-        open_requests = len(self._service.dispatcher.tickets())
+        open_requests = len(self._service.gate.tickets())
         _log.info("draining: %d open requests; running ones may finish within %g s", open_requests, grace)
         self._draining.add(asyncio.ensure_future(self._service.drain(grace)))
 

@@ -1,1 +1,1 @@
-"""The live host: asyncio, and the sole owner of mutable state."""
+"""The running server on asyncio: the only package that owns mutable state."""

@@ -1,54 +1,89 @@
-"""Which engines does a configuration ask for? Made here, started by the service."""
+"""Builds a service from its configuration: backends, gate, quotas and monitor. Starts nothing.
+
+The only module outside `backends` that imports it. Backends are looked up by name in the tables below.
+"""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+from backends import bundled_models
 from backends.device import probe as device_probe
-from backends.device.kv_memory import KvcachedMemory, kvcached_segment, kvcached_unit
+from backends.device.kv_memory import KvcachedMemory, StaticMemory, kvcached_segment, kvcached_unit
 from backends.embedding.client import WorkerEmbedder
 from backends.vllm.client import VllmGenerator
+from backends.vllm.hybrid import support as hybrid_support
+from backends.vllm.hybrid.support import HybridSetup
 from controlplane.config import Config, ConfigError
-from controlplane.config.models import EmbeddingModel
+from controlplane.config.models import ChatModel, EmbeddingModel
+from controlplane.core.clock import Clock
 from controlplane.core.device import DeviceMemory
-from controlplane.core.ports import Generator
-from controlplane.service.memory.memory_plan import MemoryPlan, hybrid_setup, memory_plan, plan_text
-from controlplane.service.memory.model_config import model_facts
+from controlplane.core.memory import MemoryLedger, Quota
+from controlplane.core.ports import Embedder, Generator, LengthPredictor
+from controlplane.core.request import Kind
+from controlplane.metrics import Metrics
+from controlplane.service.gate.backpressure import RateLimiter, TenantLimits
+from controlplane.service.gate.dispatcher import Dispatcher, policies_of
+from controlplane.service.gate.fair_queueing import TenantQueues
+from controlplane.service.gate.gate import Gate
+from controlplane.service.gate.intake import Intake
+from controlplane.service.memory import memory_plan, model_config
+from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts, plan_text
 from controlplane.service.memory.monitor import MemoryMonitor
-from controlplane.service.prediction.length_training import require_place
-from controlplane.service.service import Service
+from controlplane.service.memory.pool import fixed_shares, shared_pool, withhold_workspace
+from controlplane.service.memory.quota_controller import QuotaController, quota_controller
+from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor
+from controlplane.service.prediction.length_training import (
+    LengthTraining,
+    length_predictor_of,
+    require_writable_file,
+)
+from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
+from controlplane.service.prediction.rate_observer import RateObserver
+from controlplane.service.runtime.engine_control import EngineConfigurator
+from controlplane.service.runtime.timers import MonotonicClock, PeriodicTimer, SchedulerTimer
+from controlplane.service.service import Parts, Service
+from controlplane.service.status import ServiceStatus
+from predictors.output_length.learned import LearnedLengths
 
 log = logging.getLogger(__name__)
 
 
 def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
+    """The LLM engines of a configuration, not started."""
     chat = config.models.chat
-    if chat is None:
-        return []
+    return [] if chat is None else [LLM_BACKENDS["vllm"](config, chat, plan)]
+
+
+def vllm_generator(config: Config, chat: ChatModel, plan: MemoryPlan) -> Generator:
+    """An AsyncLLM engine of vLLM, with Tandem's scheduler plug-in if `scheduling.engine` is set."""
     scheduling = config.engine_options()
-    # By priority vLLM's own scheduler orders what was sent ahead, and picks victims, by the gate's rank.
+    # With its priority policy vLLM's own scheduler orders the forwarded requests, and picks victims, by the
+    # gate's rank.
     own = {"scheduling_policy": "priority"} if scheduling is None else {}
-    return [
-        VllmGenerator(
-            chat.model,
-            served_name=chat.served_name,
-            engine_arguments={"kv_cache_memory_bytes": plan.kv_bytes, **own, **chat.engine},
-            tool_parser=chat.tool_parser,
-            reasoning_parser=chat.reasoning_parser,
-            scheduling=scheduling,
-            hybrid=hybrid_setup(config, model_facts),
-            stall_seconds=chat.stall_ms / 1_000,
-        )
-    ]
+    hybrid = memory_plan.hybrid_choice(config, model_facts, hybrid_support)
+    return VllmGenerator(
+        chat.model,
+        served_name=chat.served_name,
+        engine_arguments={"kv_cache_memory_bytes": plan.kv_bytes, **own, **chat.engine},
+        tool_parser=chat.tool_parser,
+        reasoning_parser=chat.reasoning_parser,
+        scheduling=scheduling,
+        hybrid=None if hybrid is None else HybridSetup(hybrid.architecture, hybrid.forms),
+        stall_seconds=chat.stall_ms / 1_000,
+    )
 
 
-def embedders_of(config: Config) -> list[WorkerEmbedder]:
+def embedders_of(config: Config) -> list[Embedder]:
+    """The embedding engines of a configuration, not started."""
     models = config.models
-    # Where no quota moves, a budget falls only for a device that has less than was planned.
+    # With fixed quotas a budget is reduced only when the device has less memory than planned; then the
+    # allocator must return it. Budgets that change all the time would pay for an allocation in each pass.
     returns_memory = config.pool.kv_allocator == "kvcached" or not config.quota.moves
     return [
-        embedder_of(
+        EMBEDDING_BACKENDS["sentence-transformers"](
             model,
-            yields_cpu=model.idle_cpu_priority
+            idle_cpu_priority=model.idle_cpu_priority
             if model.idle_cpu_priority is not None
             else models.chat is not None,
             returns_memory=returns_memory,
@@ -58,8 +93,9 @@ def embedders_of(config: Config) -> list[WorkerEmbedder]:
 
 
 def embedder_of(
-    model: EmbeddingModel, *, yields_cpu: bool = False, returns_memory: bool = False
+    model: EmbeddingModel, *, idle_cpu_priority: bool = False, returns_memory: bool = False
 ) -> WorkerEmbedder:
+    """sentence-transformers in a worker process of its own."""
     return WorkerEmbedder(
         model.model,
         served_name=model.served_name,
@@ -71,30 +107,33 @@ def embedder_of(
         max_input_tokens=model.max_input_tokens,
         dimensions=model.dimensions,
         threads=model.threads,
-        yields_cpu=yields_cpu,
+        idle_cpu_priority=idle_cpu_priority,
         trust_remote_code=model.trust_remote_code,
         stall_seconds=model.stall_ms / 1_000,
         returns_memory=returns_memory,
     )
 
 
-# FOLDED sharing_setup.py:
-# How do a configuration's shares become quotas that move, and who watches the device? Built at the start.
+LLM_BACKENDS: Mapping[str, Callable[[Config, ChatModel, MemoryPlan], Generator]] = {"vllm": vllm_generator}
+EMBEDDING_BACKENDS: Mapping[str, Callable[..., Embedder]] = {"sentence-transformers": embedder_of}
 
 
 def warn_if_taken(plan: MemoryPlan) -> None:
-    """Before anything is loaded. Raises ValueError as `device.memory_bytes`."""
+    """Logs a warning if other processes hold memory of the plan; called before any model is loaded.
+
+    Raises ValueError if the device cannot be read.
+    """
     free, needed = device_probe.free_gpu_bytes(), plan.memory_bytes - plan.margin_bytes
     if free is not None and free < needed:
         log.warning(
-            "the plan takes up to %s bytes of the device and %s are free now; end what else holds it, or set "
-            "pool.memory to what may be used",
+            "the plan uses up to %s bytes of the device and %s are free now; stop the other processes, or "
+            "set pool.memory to the memory that may be used",
             *(f"{needed:,}", f"{free:,}"),
         )
 
 
 def kvcached_memory(plan: MemoryPlan) -> DeviceMemory:
-    """Once the engine runs. Raises ConfigError."""
+    """The memory that kvcached maps on demand; called once the engine runs. Raises ConfigError."""
     try:
         segment = kvcached_segment()
         return KvcachedMemory(segment, pool_bytes=plan.pool_bytes, unit_bytes=kvcached_unit(plan.chat_layers))
@@ -103,8 +142,11 @@ def kvcached_memory(plan: MemoryPlan) -> DeviceMemory:
 
 
 def monitor_of(plan: MemoryPlan, *, is_static: bool) -> Callable[[Callable[[int], None]], MemoryMonitor]:
-    """Given whom to tell what is withheld. Our processes may come to hold the pool and one forward pass more
-    than at the start, less a cache that counts since then; half the margin is what nobody minds."""
+    """A function that builds the memory monitor, given the function to call with the withheld bytes.
+
+    After the start our processes may hold the pool and one forward pass more than the baseline, but not a KV
+    cache that the baseline includes. Half the margin is the tolerated disagreement.
+    """
 
     def build(withhold: Callable[[int], None]) -> MemoryMonitor:
         probe = device_probe.open_probe()
@@ -115,22 +157,48 @@ def monitor_of(plan: MemoryPlan, *, is_static: bool) -> Callable[[Callable[[int]
     return build
 
 
+def model_facts(name: str) -> ModelFacts:
+    """Config and weight sizes of a model. Raises ConfigError naming what is missing."""
+    return model_config.model_facts(name, bundled_models.resolve)
+
+
 def plan_of(config: Config) -> MemoryPlan:
-    """Raises ConfigError."""
+    """The memory plan of a configuration. Raises ConfigError."""
     try:
-        plan = memory_plan(config, model_facts, device_probe.memory_bytes)
+        plan = memory_plan.memory_plan(config, model_facts, device_probe.memory_bytes, hybrid_support)
         warn_if_taken(plan)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return plan
 
 
+def hybrid_text(config: Config, plan: MemoryPlan) -> str | None:
+    """What hidden states would save, as text; None without a chat model. Raises ConfigError."""
+    return memory_plan.hybrid_text(config, model_facts, plan, hybrid_support)
+
+
+def check_engine_arguments(config: Config) -> None:
+    """Checks `models.chat.engine` against vLLM, whose import takes seconds.
+
+    Raises ConfigError naming each unknown argument.
+    """
+    from backends.vllm.arguments import check_arguments, scheduled
+
+    chat, options = config.models.chat, config.engine_options()
+    if chat is None:
+        return
+    try:
+        check_arguments(chat.engine if options is None else scheduled(chat.engine, options))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def assemble(config: Config) -> Service:
     """The service of a configuration, not started. Raises ConfigError."""
-    require_place(config)
+    require_writable_file(config)
     plan, is_static = plan_of(config), config.pool.kv_allocator == "static"
     log.info("the memory plan:\n%s", plan_text(plan))
-    return Service(
+    return build_service(
         config,
         generators_of(config, plan),
         embedders_of(config),
@@ -138,3 +206,126 @@ def assemble(config: Config) -> Service:
         device_memory=None if is_static else lambda: kvcached_memory(plan),
         monitor=monitor_of(plan, is_static=is_static) if config.pool.monitor_ms else None,
     )
+
+
+def build_service(
+    config: Config,
+    generators: Sequence[Generator],
+    embedders: Sequence[Embedder],
+    *,
+    workspace_bytes: int,
+    device_memory: Callable[[], DeviceMemory] | None = None,
+    monitor: Callable[[Callable[[int], None]], MemoryMonitor] | None = None,
+    clock: Clock | None = None,
+    ticks: PeriodicTimer | None = None,
+    lengths: LengthPredictor | None = None,
+) -> Service:
+    """The service of these backends, not started.
+
+    Args:
+        config: the whole configuration.
+        generators: LLM engines, not started.
+        embedders: embedding engines, not started.
+        workspace_bytes: quota of all embedding models where no quota moves.
+        device_memory: called once the backends run; without it their memory is static.
+        monitor: builds the memory monitor, given what to call when the withheld bytes change.
+        clock: another clock than the host's; then nothing is trained in the background.
+        ticks: runs the quota ticks.
+        lengths: replaces the length predictor that the configuration names.
+    """
+    predictor = lengths or length_predictor_of(config)
+    training = None
+    if clock is None and isinstance(predictor, LearnedLengths):
+        section = config.predictors
+        training = LengthTraining(predictor, every_seconds=section.train_every_ms / 1_000, file=section.file)
+    kinds = [kind for kind, served in ((Kind.GENERATE, generators), (Kind.EMBED, embedders)) if served]
+    metrics = Metrics(config.service_classes().values(), kinds)
+    build = partial(
+        _parts,
+        config,
+        {generator.model: generator for generator in generators},
+        {embedder.model: embedder for embedder in embedders},
+        device_memory or (lambda: StaticMemory(generators[0].kv_bytes, workspace_bytes)),
+        workspace_bytes,
+        monitor,
+        clock or MonotonicClock(),
+        predictor,
+        metrics,
+        FailOpen(metrics),
+    )
+    return Service(
+        config,
+        [*generators, *embedders],
+        build,
+        configurator=EngineConfigurator(generators, config.engine_options()),
+        timer=ticks or SchedulerTimer(),
+        training=training,
+    )
+
+
+def _parts(
+    config: Config,
+    generators: Mapping[str, Generator],
+    embedders: Mapping[str, Embedder],
+    device_memory: Callable[[], DeviceMemory],
+    workspace_bytes: int,
+    make_monitor: Callable[[Callable[[int], None]], MemoryMonitor] | None,
+    clock: Clock,
+    predictor: LengthPredictor,
+    metrics: Metrics,
+    fail_open: FailOpen,
+) -> Parts:
+    """Builds what depends on the sizes that the started backends report. Raises ConfigError."""
+    pool = shared_pool(config, generators, embedders, device_memory)
+    shares = fixed_shares(generators, embedders, workspace_bytes) if pool is None else pool.sharing.nominal
+    ledger = MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
+    rates, lengths = RateLimiter(_tenant_limits(config)), GuardedLengthPredictor(predictor, fail_open)
+    dispatcher = Dispatcher(
+        clock,
+        ledger,
+        policies_of(config),
+        generators,
+        embedders,
+        lengths,
+        metrics,
+        rates,
+        TenantQueues(_tenant_weights(config)),
+    )
+    RateObserver(dispatcher.paces, dispatcher.decode_slack, embedders, metrics, fail_open).attach(generators)
+    gate = Gate(clock, dispatcher, generators, embedders, lengths, rates)
+    intake = Intake(
+        clock,
+        generators,
+        embedders,
+        config.service_classes(),
+        config.default_class(),
+        fail_open=fail_open,
+        keeps_features=isinstance(predictor, LearnedLengths),
+        prompt_vectors=PromptVectorCache(config.predictors.encoder) if config.predictors.encoder else None,
+    )
+    quotas: QuotaController | None = None
+    withhold: Callable[[int], None] = partial(withhold_workspace, list(embedders.values()))
+    if pool is not None:
+        quotas = quota_controller(pool, config, clock, dispatcher, ledger)
+        gate.on_offer, withhold = quotas.observe_arrival, quotas.withhold
+    monitor = None if make_monitor is None else make_monitor(withhold)
+    if monitor is not None:
+        monitor.allocated = lambda: sum(embedder.allocator_bytes for embedder in embedders.values())
+    status = ServiceStatus(
+        config, generators, embedders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor
+    )
+    return Parts(gate, intake, status, quotas, monitor)
+
+
+def _tenant_limits(config: Config) -> dict[str, TenantLimits]:
+    return {
+        name: TenantLimits(tenant.requests_per_minute, tenant.tokens_per_minute)
+        for name, tenant in config.tenants.items()
+    }
+
+
+def _tenant_weights(config: Config) -> dict[str, float]:
+    """The weights of all tenants, 1 by default; empty if no tenant states one, which turns fairness off."""
+    stated = {name: tenant.weight for name, tenant in config.tenants.items()}
+    is_any = any(weight is not None for weight in stated.values())
+    return {name: weight or 1.0 for name, weight in stated.items()} if is_any else {}

@@ -1,4 +1,4 @@
-"""New."""
+"""What the API hands to the gate: caller, hints, and jobs with their inputs as token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from controlplane.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. `allowed_classes` is None where every class may be named."""
+    """The tenant of a request and the service classes that it may use; `allowed_classes` None allows all."""
 
     tenant: str
     allowed_classes: frozenset[str] | None = None
@@ -18,7 +18,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class RequestHints:
-    """What the caller says of its objective, range-checked at the edge."""
+    """The service class and objectives that a request states, range-checked by the API."""
 
     service_class: str | None = None
     ttft_ms: float | None = None
@@ -28,6 +28,8 @@ class RequestHints:
 
 @dataclass(frozen=True, slots=True)
 class GenerateJob:
+    """A generation request with its prompt as token ids and its sampling parameters."""
+
     request: Request
     prompt: Sequence[int]
     sampling: Sampling
@@ -36,19 +38,24 @@ class GenerateJob:
 
 @dataclass(frozen=True, slots=True)
 class TruncationRequest:
-    """What has more than `tokens` (None: than the model takes) loses the rest at that `side` (None: where
-    the model's tokenizer cuts)."""
+    """Truncates inputs to `tokens` at `side`.
+
+    None for `tokens` means the model's limit; None for `side` means the default of the model's tokenizer.
+    """
 
     tokens: int | None = None
     side: TruncationSide | None = None
 
 
-_AS_THE_MODEL = TruncationRequest()
+MODEL_LIMIT = TruncationRequest()
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedJob:
-    """`texts` are the inputs as they came, empty unless their vectors are those of the plain texts."""
+    """An embedding request with its inputs as token ids.
+
+    `texts` are the inputs as sent, and empty if a prompt name or a truncation changes their vectors.
+    """
 
     request: Request
     inputs: Sequence[Sequence[int]]

@@ -1,4 +1,4 @@
-"""Where does one request stand? Its phase, stamps and lease, from the gate to its one outcome."""
+"""The mutable state of one request, from its arrival at the gate to its one outcome."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,11 +14,14 @@ from controlplane.core.request import Phase, Request, Timeline, moved
 from controlplane.core.view import Pace, Running, Waiting
 from predictors.timing.ttft import Ahead, TtftForecast
 
-_NONE = Duration(0)
+_ZERO = Duration(0)
 
 
 class Rejected(Exception):
-    """The gate said no. `reject` says why and when to come back; `is_evicted` that it had said yes before."""
+    """The gate rejected a request, or evicted it after it had accepted it (`is_evicted`).
+
+    `reject` holds the reason and the Retry-After.
+    """
 
     def __init__(self, request: Request, reject: Reject, *, is_evicted: bool = False) -> None:
         super().__init__(f"{request.id}: {'evicted' if is_evicted else 'rejected'}, {reject.reason}")
@@ -28,100 +31,110 @@ class Rejected(Exception):
 
 
 class DecisionFailed(Exception):
-    """A defect of ours kept the gate from deciding; the log tells which."""
+    """The gate could not decide a request because of a defect in its own code or in a policy; see the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """Sent to the engine at `at`, with so much ahead of it, at that pace; and what was said then."""
+    """When a request was sent to the engine, the work ahead of it, the step rate, and the TTFT forecast."""
 
     at: Instant
     ahead: Ahead
     pace: Pace
-    said: TtftForecast
+    forecast: TtftForecast
 
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """Mutable state of a request; the dispatcher is its only writer."""
+    """The state of one request; written by the dispatcher and by the stream of its tokens."""
 
     request: Request
     footprint: Footprint
     forecast: LengthForecast | None
     timeline: Timeline
     granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    place: Waiting | None = None
-    """Where it stood in the queue last."""
+    entry: Waiting | None = None
+    """Its last entry in the waiting queue."""
     phase: Phase = Phase.QUEUED
     lease: Lease | None = None
     decision: str = "ADMIT"
     predicted_ttft: Duration | None = None
-    starting: EngineStart | None = None
+    engine_start: EngineStart | None = None
     departures: tuple[asyncio.Task[None], ...] = ()
-    """Victims on their way out of the engine; the request starts when they have left."""
-    work: Duration = _NONE
-    """What its owner does for it alone; `turn` is how far its tenant's other work moved it back."""
-    turn: Duration = _NONE
+    """Preemptions under way in the engine; the request starts when they are complete."""
+    service_time: Duration = _ZERO
+    """Predicted time for which its owner's whole quota would be busy with it."""
+    tenant_delay: Duration = _ZERO
+    """How far weighted fair queueing moves it back behind its tenant's other work."""
     preemptions: int = 0
     cached_tokens: int = 0
-    """Of its prompt, those the engine had in its cache when it began."""
+    """Prompt tokens that the engine found in its prefix cache."""
     is_resumable: bool = False
-    """Whether it can be preempted and resumed without the client noticing."""
+    """Whether it can be preempted and resumed with the same output as without."""
     outcome: Outcome | None = None
-    _call: asyncio.Timeout | None = None
+    _timeout: asyncio.Timeout | None = None
 
-    def ask_again(self) -> None:
-        """For its next turn."""
+    def renew_grant(self) -> None:
+        """Replaces the grant, so that the request can be admitted again."""
         self.granted = asyncio.get_running_loop().create_future()
 
     def refuse(self, reject: Reject) -> None:
-        """Tells who waits for its turn, who asks for the next one, or who is inside `revocable`."""
+        """Raises Rejected from the present or the next wait for a grant, and inside `revocable`."""
         if self.granted.done():
-            self.ask_again()
-        was_let_in = self.timeline.dispatched is not None
-        self.granted.set_exception(Rejected(self.request, reject, is_evicted=was_let_in))
-        self.granted.exception()  # taken: a caller that leaves just now is not there to do so
-        if self._call is not None:
-            self._call.reschedule(0)
+            self.renew_grant()
+        was_admitted = self.timeline.dispatched is not None
+        self.granted.set_exception(Rejected(self.request, reject, is_evicted=was_admitted))
+        # Marks the exception as retrieved, since a cancelled caller never retrieves it.
+        self.granted.exception()
+        if self._timeout is not None:
+            self._timeout.reschedule(0)
 
     @asynccontextmanager
     async def revocable(self) -> AsyncIterator[None]:
-        """For a turn that is one call: cancels the block and raises Rejected once it is refused; it may have
-        been since its turn came, and may be in the turn of the event loop in which the call comes back."""
-        self.stand_by_refusal()
-        self._call = asyncio.timeout(None)
+        """Cancels the block and raises Rejected if the request is refused while the block runs.
+
+        The request may have been refused since its grant, and may be refused in the iteration of the event
+        loop in which the block ends; both raise Rejected too.
+        """
+        self.raise_if_refused()
+        self._timeout = asyncio.timeout(None)
         try:
-            async with self._call:
+            async with self._timeout:
                 yield
         except Exception:
-            self.stand_by_refusal()
+            self.raise_if_refused()
             raise
         finally:
-            self._call = None
-        self.stand_by_refusal()
+            self._timeout = None
+        self.raise_if_refused()
 
-    def stand_by_refusal(self) -> None:
-        """Its outcome is counted and its memory given to others: that is what its caller is told."""
+    def raise_if_refused(self) -> None:
+        """Raises Rejected if the request was refused; another request may hold its memory already."""
         if self.outcome is not None:
             self.granted.result()
 
     def move(self, to: Phase) -> None:
+        """Enters phase `to`. Raises IllegalTransition if no transition leads there."""
         self.phase = moved(self.phase, to)
 
     @property
     def rank(self) -> int:
-        return 0 if self.place is None else self.place.rank[0]
+        """The first component of the rank of its last queue entry; 0 if it never waited."""
+        return 0 if self.entry is None else self.entry.rank[0]
 
     @property
     def queue_ms(self) -> float:
+        """Milliseconds from arrival to the first dispatch; 0 before it."""
         queue = self.timeline.queue
         return 0.0 if queue is None else to_milliseconds(queue)
 
     @property
     def predicted_ttft_ms(self) -> float | None:
+        """The TTFT forecast in milliseconds from arrival; None if there was none."""
         return None if self.predicted_ttft is None else to_milliseconds(self.predicted_ttft)
 
     def as_running(self, now: Instant, held_bytes: int, remaining_steps: int, pace: Pace | None) -> Running:
+        """The request as a candidate victim; it would recompute its prompt and its output so far."""
         done = self.request.prompt_tokens + self.timeline.output_tokens
         recompute = Duration(0) if pace is None else scaled(pace.per_prompt_token, done)
         return Running(
@@ -135,7 +148,7 @@ class Ticket:
         )
 
     def footprint_to_resume(self, geometry: KvGeometry) -> Footprint:
-        """Its tokens so far are read again with the prompt."""
+        """The footprint after a preemption, when its output so far is part of the prompt."""
         request, done = self.request, self.timeline.output_tokens
         left = request.max_output_tokens - done
         forecast = None if self.forecast is None else self.forecast.remaining(after=done)
@@ -148,7 +161,10 @@ class Ticket:
         )
 
     def slack(self, now: Instant) -> Duration | None:
-        """Time left to the next token's deadline; TPOT is a mean, so being ahead of it is slack too."""
+        """Time to the next token's deadline; None without one.
+
+        TPOT is a mean, so tokens that came earlier than it required add to the slack.
+        """
         slo, seen = self.request.slo, self.timeline
         if seen.first_token is None:
             deadline = slo.first_token_deadline(seen.arrival)

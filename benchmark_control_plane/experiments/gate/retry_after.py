@@ -107,7 +107,7 @@ async def _generate(service: Service, number: int, request: SimulatedRequest) ->
         str(number), Caller("simulated"), "simulated", range(request.prompt_tokens), max_tokens=limit,
         sampling=Sampling(max_tokens=limit), hints=RequestHints(),
     )  # fmt: skip
-    stream = await service.dispatcher.generate(job)
+    stream = await service.gate.generate(job)
     async for _ in stream:
         pass
 

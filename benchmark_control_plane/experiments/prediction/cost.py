@@ -59,7 +59,7 @@ async def _lags(lengths: LearnedLengths, samples: Sequence[PromptSample]) -> dic
     """Quantiles of the timer delay in milliseconds, with one forecast and one observation per tick."""
     learning = LengthTraining(lengths, every_seconds=3_600.0, file=None)
     idle = await _delays(lengths, samples, None)
-    training = asyncio.create_task(learning.learn())
+    training = asyncio.create_task(learning.train())
     busy = await _delays(lengths, samples, training)
     return {
         "idle_p99_ms": quantiles(idle, n=100)[98],

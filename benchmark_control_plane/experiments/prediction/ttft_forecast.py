@@ -103,9 +103,9 @@ async def _send(service: Service, prompt: list[int], tokens: int, *, fixed: bool
     job = await service.intake.completion(
         "ttft", Caller("benchmark"), MODEL, prompt, max_tokens=tokens, sampling=sampling, hints=RequestHints()
     )
-    stream = await service.dispatcher.generate(job)
+    stream = await service.gate.generate(job)
     ticket = stream.ticket
-    starting = ticket.starting
+    starting = ticket.engine_start
     async with aclosing(stream):
         async for _ in stream:
             pass
@@ -114,8 +114,8 @@ async def _send(service: Service, prompt: list[int], tokens: int, *, fixed: bool
         return None
     waited = between(timeline.arrival, starting.at)
     return ForecastPairs(
-        _seconds(Duration(waited + starting.said.median)),
-        _seconds(Duration(waited + starting.said.upper)),
+        _seconds(Duration(waited + starting.forecast.median)),
+        _seconds(Duration(waited + starting.forecast.upper)),
         _seconds(timeline.ttft),
         starting.ahead.waits,
     )

@@ -47,11 +47,11 @@ async def _serve(service: Service, endpoints: EndpointFactory, ask: ParsedChat, 
     shown = ShownParts.of(body)
     if not body.stream:
         choices = [ChatChoice(shown) for _ in range(job.sampling.n)]
-        await send_whole(send, service.dispatcher, [job], head=head, choices=choices, tally=tally)
+        await send_whole(send, service.gate, [job], head=head, choices=choices, tally=tally)
         return
     await send_stream(
         send,
-        service.dispatcher,
+        service.gate,
         [job],
         envelope=Envelope(
             head | {"object": "chat.completion.chunk"},

@@ -39,11 +39,11 @@ async def _serve(
     }
     if not body.stream:
         choices = [CompletionChoice(body, index) for index in range(len(jobs) * jobs[0].sampling.n)]
-        await send_whole(send, service.dispatcher, jobs, head=head, choices=choices, tally=tally)
+        await send_whole(send, service.gate, jobs, head=head, choices=choices, tally=tally)
         return
     await send_stream(
         send,
-        service.dispatcher,
+        service.gate,
         jobs,
         envelope=Envelope(head, has_usage=body.wants_usage_chunk, has_running_usage=body.wants_running_usage),
         form=CompletionChunkFormat(body),
@@ -62,7 +62,7 @@ async def _jobs(service: Service, ask: ParsedRequest[CompletionRequest]) -> list
             body.model,
             prompt,
             max_tokens=body.most_tokens,
-            unstated=DEFAULT_MAX_TOKENS,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
             sampling=sampling,
             hints=ask.hints,
         )

@@ -14,7 +14,6 @@ from controlplane.api.errors import Problem
 from controlplane.api.protocol.requests import EmbeddingRequest
 from controlplane.core.ports import Vectors
 from controlplane.service.jobs import TruncationRequest
-from controlplane.service.prediction.fail_open import Subject
 from controlplane.service.service import Service
 
 # Encoding blocks the event loop for about 1 ms per this many rows of 1,024 floats; then it yields.
@@ -34,15 +33,14 @@ async def _serve(service: Service, ask: ParsedRequest[EmbeddingRequest], send: S
         body.model,
         body.inputs,
         ask.hints,
-        cut=_cut(body),
+        truncation=_cut(body),
         prompt=body.prompt_name,
     )
     if body.dimensions is not None:
         _check_dimensions(service, body.model, body.dimensions)
-    embedded = await service.dispatcher.embed(job)
+    embedded = await service.gate.embed(job)
     vectors = embedded.vectors
-    with service.fail_open[Subject.PROMPT_VECTORS]:
-        service.intake.embedded(job, vectors)
+    service.intake.remember_vectors(job, vectors)
     if body.dimensions not in (None, vectors.shape[1]):
         vectors = shortened(vectors, body.dimensions)
     rows = await _encoded(vectors, is_base64=body.encoding_format == "base64")
@@ -65,7 +63,7 @@ def _cut(body: EmbeddingRequest) -> TruncationRequest | None:
 
 
 def _check_dimensions(service: Service, model: str, wanted: int) -> None:
-    native, supported = service.embedding_dimensions(model)
+    native, supported = service.status.embedding_dimensions(model)
     known = sorted({native, *supported})
     if wanted not in known:
         raise Problem(

@@ -15,7 +15,7 @@ from starlette.types import Send
 
 from controlplane.api.endpoint import send_json, ticket_headers
 from controlplane.core.generation import Delta, TokenLogprob
-from controlplane.service.gate.dispatcher import Dispatcher
+from controlplane.service.gate.gate import Gate
 from controlplane.service.jobs import GenerateJob
 from controlplane.service.ticket import Ticket
 
@@ -23,29 +23,29 @@ Opened = tuple[list[Ticket], AsyncIterator[Delta]]
 
 
 @asynccontextmanager
-async def opened_answers(dispatcher: Dispatcher, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
+async def opened_answers(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
     """Starts all jobs and yields their tickets and one merged stream of deltas, once all are admitted.
 
     Leaving the context aborts the jobs that still run.
     """
     if len(jobs) > 1:
-        async with _merged(dispatcher, jobs) as merged:
+        async with _merged(gate, jobs) as merged:
             yield merged
         return
-    answer = await dispatcher.generate(jobs[0])
+    answer = await gate.generate(jobs[0])
     async with aclosing(answer):
         yield [answer.ticket], answer
 
 
 @asynccontextmanager
-async def _merged(dispatcher: Dispatcher, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
+async def _merged(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
     # Unbounded, because a full queue would delay finished jobs in releasing memory; max_tokens bounds it.
     deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
     tickets: dict[int, Ticket] = {}
     all_admitted = asyncio.Event()
 
     async def follow(at: int, job: GenerateJob) -> None:
-        answer = await dispatcher.generate(job)
+        answer = await gate.generate(job)
         async with aclosing(answer):
             tickets[at] = answer.ticket
             if len(tickets) == len(jobs):
@@ -135,7 +135,7 @@ class Choice(ABC):
 
 async def send_whole(
     send: Send,
-    dispatcher: Dispatcher,
+    gate: Gate,
     jobs: Sequence[GenerateJob],
     *,
     head: Mapping[str, object],
@@ -146,13 +146,13 @@ async def send_whole(
 
     Args:
         send: ASGI send.
-        dispatcher: runs the jobs.
+        gate: runs the jobs.
         jobs: one per prompt.
         head: fields before `choices`.
         choices: collectors, by choice index.
         tally: counts the usage.
     """
-    async with opened_answers(dispatcher, jobs) as (tickets, deltas):
+    async with opened_answers(gate, jobs) as (tickets, deltas):
         async for delta in deltas:
             tally.count(delta)
             choices[delta.index].add(delta)

@@ -15,7 +15,7 @@ from controlplane.api.errors import failure_of
 from controlplane.api.openai.responses import UsageCounter, opened_answers
 from controlplane.core.errors import BackendFailed
 from controlplane.core.generation import Delta
-from controlplane.service.gate.dispatcher import Dispatcher
+from controlplane.service.gate.gate import Gate
 from controlplane.service.jobs import GenerateJob
 
 _FIXED: RawHeaders = [
@@ -69,7 +69,7 @@ def ending(delta: Delta) -> dict[str, object]:
 
 async def send_stream(
     send: Send,
-    dispatcher: Dispatcher,
+    gate: Gate,
     jobs: Sequence[GenerateJob],
     *,
     envelope: Envelope,
@@ -92,7 +92,7 @@ async def send_stream(
     """
     has_begun = False
     try:
-        async with opened_answers(dispatcher, jobs) as (tickets, deltas):
+        async with opened_answers(gate, jobs) as (tickets, deltas):
             async for delta in deltas:
                 tally.count(delta)
                 choice = form.choice(delta)

@@ -10,6 +10,7 @@ from controlplane.api.errors import Problem
 from controlplane.api.operations.health import json_response
 from controlplane.api.settings import ApiSettings
 from controlplane.config import ConfigError
+from controlplane.config.reconfigure import changeable
 from controlplane.core.errors import BackendDown, BackendFailed
 from controlplane.service.service import Service
 
@@ -21,12 +22,12 @@ def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
     @routes.get("/admin/state", response_model=None)
     async def show_state(request: Request) -> Response:
         require_admin(request.headers, settings)
-        return json_response(service.state())
+        return json_response(service.status.state())
 
     @routes.get("/admin/config", response_model=None)
     async def show_config(request: Request) -> Response:
         require_admin(request.headers, settings)
-        return json_response(service.changeable())
+        return json_response(changeable(service.config))
 
     @routes.post("/admin/drain", response_model=None)
     async def drain(request: Request) -> Response:
@@ -55,6 +56,6 @@ def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
             raise Problem(503, str(error), code="backend_down") from None
         except BackendFailed as error:
             raise Problem(500, str(error), code="backend_failed") from None
-        return json_response(service.changeable())
+        return json_response(changeable(service.config))
 
     return routes

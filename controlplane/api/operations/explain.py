@@ -47,20 +47,20 @@ def explain_routes(service: Service, settings: ApiSettings) -> APIRouter:
             raise invalid_body(error, ExplainRequest) from None
         hints = hints_of(request.scope["headers"], body)
         job = await _job(service, request_id_of(request), body, hints)
-        dispatcher = service.dispatcher
-        return json_response(render_dry_run(dispatcher.dry_run(dispatcher.hypothetical(job))))
+        gate = service.gate
+        return json_response(render_dry_run(gate.dry_run(gate.hypothetical(job))))
 
     @routes.get("/admin/explain/{request_id}", response_model=None)
     async def explain_waiting(request: Request, request_id: str) -> Response:
         """Returns the same for each part of a waiting request, found by the client's request id."""
         require_admin(request.headers, settings)
-        dispatcher = service.dispatcher
-        queued = [ticket for owner in Owner for ticket in dispatcher.queued(owner)]
+        gate = service.gate
+        queued = [ticket for owner in Owner for ticket in gate.queued(owner)]
         waiting = [ticket for ticket in queued if ticket.request.id.rpartition("-")[0] == request_id]
         if not waiting:
             message = f"request {request_id} does not wait; /admin/state lists the open requests"
             raise Problem(404, message, code="not_found")
-        return json_response({"waiting": [render_dry_run(dispatcher.dry_run(ticket)) for ticket in waiting]})
+        return json_response({"waiting": [render_dry_run(gate.dry_run(ticket)) for ticket in waiting]})
 
     return routes
 
@@ -70,7 +70,7 @@ async def _job(
 ) -> GenerateJob | EmbedJob:
     """Builds the job of a hypothetical request. Raises Refused as for a real request."""
     model, prompt, intake = body.model, range(body.prompt_tokens), service.intake
-    if any(card.id == model and card.kind == "embed" for card in service.models()):
+    if any(card.id == model and card.kind == "embed" for card in service.status.models()):
         return await intake.embeddings(request_id, ANONYMOUS, model, [prompt] * body.inputs, hints)
     sampling, most = Sampling(1), body.max_tokens
     return await intake.completion(

@@ -11,7 +11,8 @@ from controlplane.api.auth import caller_of
 from controlplane.api.errors import Problem
 from controlplane.api.settings import ApiSettings
 from controlplane.core.errors import BackendDown
-from controlplane.service.service import ModelCard, Service
+from controlplane.service.service import Service
+from controlplane.service.status import ModelCard
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -23,12 +24,12 @@ def status_routes(service: Service, settings: ApiSettings) -> APIRouter:
     @routes.get("/v1/models", response_model=None)
     async def list_models(request: Request) -> Response:
         caller_of(request.headers, settings.api_keys)
-        return json_response({"object": "list", "data": [_shown(card) for card in service.models()]})
+        return json_response({"object": "list", "data": [_shown(card) for card in service.status.models()]})
 
     @routes.get("/v1/models/{model_id:path}", response_model=None)
     async def show_model(request: Request, model_id: str) -> Response:
         caller_of(request.headers, settings.api_keys)
-        cards = {card.id: card for card in service.models()}
+        cards = {card.id: card for card in service.status.models()}
         if model_id not in cards:
             raise Problem(
                 404,
@@ -53,12 +54,12 @@ def status_routes(service: Service, settings: ApiSettings) -> APIRouter:
             message = f"not ready: no reply from the engines within {settings.ready_timeout_s:g} s"
             raise Problem(503, message, code="backend_down") from None
         # Names the parts that fail while requests are still served; /admin/state has the details.
-        impaired = service.impaired()
+        impaired = service.status.impaired()
         return json_response({"status": "ready"} | ({"impaired": impaired} if impaired else {}))
 
     @routes.get("/metrics", response_model=None)
     async def show_metrics() -> Response:
-        return Response(service.metrics_text(), media_type=_EXPOSITION)
+        return Response(service.status.metrics_text(), media_type=_EXPOSITION)
 
     return routes
 

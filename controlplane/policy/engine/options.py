@@ -82,7 +82,9 @@ class EngineOptions:
                 f"overflow_probability={self.overflow_probability}: must be greater than 0 and less than 1"
             )
         if not 0 <= self.decode_pacing < 1:
-            raise ValueError(f"decode_pacing={self.decode_pacing}: must be at least 0 (no delay) and less than 1")
+            raise ValueError(
+                f"decode_pacing={self.decode_pacing}: must be at least 0 (no delay) and less than 1"
+            )
         if not 0 <= self.missed_decay <= 1:
             raise ValueError(
                 f"missed_decay={self.missed_decay}: a share of the value; must be between 0 and 1"

@@ -1,7 +1,4 @@
-"""Has this tenant used up its minute? One bucket a limit, refilled continuously.
-
-Output tokens are known only at the end, so a tenant may run into debt; the debt delays what comes next.
-"""
+"""Token-bucket rate limits of tenants, and the spacing of Retry-After."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,19 +12,24 @@ _MINUTE = 60.0
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Holds at most `per_minute` units and starts full."""
+    """A bucket of at most `per_minute` units, full at the start and refilled continuously.
+
+    The level may become negative: output tokens are charged when a request ends. The debt delays later
+    requests.
+    """
 
     per_minute: float
     level: float
     since: Instant | None = None
 
     def wait(self, now: Instant, units: float) -> Duration | None:
-        """None if so many units may be taken; else when to come back."""
+        """None if `units` may be taken, else the time until then; more than the capacity counts as that."""
         self._refill(now)
         missing = min(units, self.per_minute) - self.level
         return seconds(missing / self.per_minute * _MINUTE) if missing > 0 else None
 
     def charge(self, now: Instant, units: float) -> None:
+        """Takes `units`, whatever the level."""
         self._refill(now)
         self.level -= units
 
@@ -40,12 +42,14 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
+    """The rate limits of one tenant; None for no limit."""
+
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
 
 
 class RateLimiter:
-    """Tenants without limits are not tracked."""
+    """Limits the requests and tokens per minute of each tenant; a tenant without limits is not tracked."""
 
     def __init__(self, limits: Mapping[str, TenantLimits]) -> None:
         self._requests = {
@@ -56,43 +60,49 @@ class RateLimiter:
         }
 
     def wait(self, tenant: str, now: Instant, tokens: int) -> Duration | None:
-        """None if the request may go on; else when to come back, and nothing is taken of either limit."""
+        """None if the request may proceed, and then charges it; else the time until it may.
+
+        `tokens` are those of the prompt.
+        """
         limits = ((self._tokens.get(tenant), tokens), (self._requests.get(tenant), 1))
-        asked = [(bucket, units) for bucket, units in limits if bucket is not None]
-        waits = [wait for bucket, units in asked if (wait := bucket.wait(now, units)) is not None]
+        buckets = [(bucket, units) for bucket, units in limits if bucket is not None]
+        waits = [wait for bucket, units in buckets if (wait := bucket.wait(now, units)) is not None]
         if waits:
             return max(waits)
-        for bucket, units in asked:
+        for bucket, units in buckets:
             bucket.charge(now, units)
         return None
 
     def charge(self, tenant: str, now: Instant, tokens: int) -> None:
+        """Charges output tokens when a request ends."""
         if (bucket := self._tokens.get(tenant)) is not None:
             bucket.charge(now, tokens)
 
 
-# FOLDED returns.py:
-# When may each of those turned away come back, so that they do not all come at once?
-#
-# Rule: nobody is told a time before the predicted drain, nor one at which somebody told earlier would still
-# be served: each takes as long as its part of the whole share does. Without this a burst turned away would
-# come back as the same burst.
-
-# Those who come back find newcomers, and a drain that took longer than was thought.
-_MARGIN = 3.0
-_LATEST = seconds(2)
+# Retried requests compete with new arrivals, and drains take longer than predicted.
+_SAFETY_FACTOR = 3.0
+_MAX_EXTRA_DELAY = seconds(2)
 
 
 class RetrySpacer:
-    def __init__(self) -> None:
-        self._taken_until: dict[Owner, Instant] = {}
+    """Spaces Retry-After so that a rejected burst does not return as the same burst.
 
-    def spaced(self, reject: Reject, owner: Owner, work: Duration | None, now: Instant) -> Reject:
-        """For a request that the owner would be busy with for so long, if that is known."""
-        if reject.retry_after is None or work is None:
+    Each rejected request gets a slot of its own: not before the predicted drain, and not while a request
+    rejected earlier would still be in service. A slot is as long as the request's predicted service time.
+    """
+
+    def __init__(self) -> None:
+        self._next_slot: dict[Owner, Instant] = {}
+
+    def space(self, reject: Reject, owner: Owner, service_time: Duration | None, now: Instant) -> Reject:
+        """Returns `reject` with `retry_after` moved to the next free slot of `owner`.
+
+        Unchanged if the drain or the service time is not predicted yet.
+        """
+        if reject.retry_after is None or service_time is None:
             return reject
-        late = min(_LATEST, scaled(reject.retry_after, _MARGIN - 1))
-        at = after(now, Duration(reject.retry_after + late))
-        at = max(at, self._taken_until.get(owner, at))
-        self._taken_until[owner] = after(at, scaled(work, _MARGIN))
-        return replace(reject, retry_after=between(now, at))
+        extra = min(_MAX_EXTRA_DELAY, scaled(reject.retry_after, _SAFETY_FACTOR - 1))
+        slot = after(now, Duration(reject.retry_after + extra))
+        slot = max(slot, self._next_slot.get(owner, slot))
+        self._next_slot[owner] = after(slot, scaled(service_time, _SAFETY_FACTOR))
+        return replace(reject, retry_after=between(now, slot))

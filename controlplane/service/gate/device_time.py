@@ -1,5 +1,7 @@
-"""How long may embeddings keep the device now? Asks `decode_slack` what every answer has still to keep, but
-those of lower priority than the embeddings that are let in: who matters less holds nobody up.
+"""Device time that decoding leaves to embedding batches, and the signal that embedding work is pending.
+
+The slack is that of `decode_slack` over all running generation requests. Those of lower priority than every
+admitted embedding request are ignored.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,73 +20,83 @@ from predictors.timing.step_time import ObservedPace, ReportedPace
 def embedding_time_slack(
     tickets: Collection[Ticket], ledger: MemoryLedger, paces: ObservedPace | ReportedPace, now: Instant
 ) -> Duration | None:
+    """How long an embedding batch may occupy the device now; None for as long as it takes.
+
+    `paces` are those of the LLM.
+    """
     pace = paces.pace
-    embedding = max(
-        (_priority(one) for one in tickets if one.lease is not None and one.request.kind is Kind.EMBED),
+    embedding_priority = max(
+        (
+            _priority(ticket)
+            for ticket in tickets
+            if ticket.lease is not None and ticket.request.kind is Kind.EMBED
+        ),
         default=0,
     )
     running = [
-        Decoding(_pledges(ticket, ledger.lease_state(ticket.lease)[1], pace, now), ticket.request.slo.tpot)
+        Decoding(
+            _token_deadlines(ticket, ledger.lease_state(ticket.lease)[1], pace, now), ticket.request.slo.tpot
+        )
         for ticket in tickets
         if ticket.lease is not None
         and ticket.request.kind is Kind.GENERATE
-        and _priority(ticket) >= embedding
+        and _priority(ticket) >= embedding_priority
     ]
-    usual = Duration(0) if pace is None else pace.step
-    # What an embedding batch adds to a step is not to be taken off what it may add.
-    return decode_slack(running, usual if paces.own_step is None else paces.own_step)
+    mean_step = Duration(0) if pace is None else pace.step
+    # `own_step` excludes the delay by embedding batches, which must not reduce the slack that they get.
+    return decode_slack(running, mean_step if paces.own_step is None else paces.own_step)
 
 
 def _priority(ticket: Ticket) -> int:
     return ticket.request.service_class.priority
 
 
-def _pledges(ticket: Ticket, to_go: int, pace: Pace | None, now: Instant) -> tuple[TokenDeadline, ...]:
-    """`to_go` is the predicted number of tokens still to come."""
-    slo, seen = ticket.request.slo, ticket.timeline
+def _token_deadlines(
+    ticket: Ticket, remaining: int, pace: Pace | None, now: Instant
+) -> tuple[TokenDeadline, ...]:
+    """The deadlines of TTFT, TPOT and end-to-end time; `remaining` is the predicted number of tokens."""
+    slo, timeline = ticket.request.slo, ticket.timeline
     slack, first = ticket.slack(now), 0
     found = []
-    if seen.first_token is None:
+    if timeline.first_token is None:
         first = _steps_to_first_token(ticket, pace, now)
         if slo.ttft is not None:
-            found.append(TokenDeadline(between(now, after(seen.arrival, slo.ttft)), first))
+            found.append(TokenDeadline(between(now, after(timeline.arrival, slo.ttft)), first))
     elif slo.tpot is not None and slack is not None:
-        found.append(TokenDeadline(Duration(slack + slo.tpot * (to_go - 1)), to_go))
+        found.append(TokenDeadline(Duration(slack + slo.tpot * (remaining - 1)), remaining))
     if slo.e2e is not None:
-        found.append(TokenDeadline(between(now, after(seen.arrival, slo.e2e)), first + to_go))
+        found.append(TokenDeadline(between(now, after(timeline.arrival, slo.e2e)), first + remaining))
     return tuple(found)
 
 
 def _steps_to_first_token(ticket: Ticket, pace: Pace | None, now: Instant) -> int:
-    """What is left of what was said when it was sent to the engine; one when that is over, or nothing was."""
-    starting = ticket.starting
-    if starting is None or pace is None or pace.step <= 0:
+    """The steps left of the TTFT forecast that was made at dispatch; 1 if it has passed or there is none."""
+    start = ticket.engine_start
+    if start is None or pace is None or pace.step <= 0:
         return 1
-    return max(1, (starting.said.median - between(starting.at, now)) // pace.step)
-
-
-# FOLDED shared_device.py:
-# Does embedding work want the device that answers are computed on? Engines are told when that changes.
+    return max(1, (start.forecast.median - between(start.at, now)) // pace.step)
 
 
 class DeviceContention:
+    """Tells the LLM engines whether embedding work is pending on the device that they share."""
+
     def __init__(self, generators: Collection[Generator]) -> None:
         self._generators = generators
-        self._wanting = 0
+        self._pending = 0
 
     @contextmanager
-    def wanted(self) -> Iterator[None]:
-        """By one request, for as long as the block lasts."""
-        self._wanting += 1
-        if self._wanting == 1:
-            self._tell(is_shared=True)
+    def embedding_pending(self) -> Iterator[None]:
+        """Marks one embedding request as pending while the block runs."""
+        self._pending += 1
+        if self._pending == 1:
+            self._notify(is_shared=True)
         try:
             yield
         finally:
-            self._wanting -= 1
-            if self._wanting == 0:
-                self._tell(is_shared=False)
+            self._pending -= 1
+            if self._pending == 0:
+                self._notify(is_shared=False)
 
-    def _tell(self, *, is_shared: bool) -> None:
+    def _notify(self, *, is_shared: bool) -> None:
         for generator in self._generators:
             generator.set_device_contention(is_shared=is_shared)

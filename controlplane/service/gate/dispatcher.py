@@ -1,66 +1,74 @@
-"""Who runs now? Owns the ledger and the waiting room, runs the cycle, applies its plan.
+"""Runs the scheduling cycle over all waiting requests and applies its plan.
 
-A cycle runs on every arrival, release and quota change, and when the wait of a deferred request is up.
-The dispatcher opens leases; every path out closes them through `Accounting.end`, once. A defect on the way
-(a policy that raises) costs those whom it kept from a decision: they fail, and whoever waits on is decided
-another time.
+A cycle runs on every arrival, release and quota change, and at the decision deadline of a deferred request.
+The dispatcher opens leases; every path out closes them through `Accounting.end`, once. An exception in a
+policy fails only the requests that were undecided in that cycle; the others are retried.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
+from controlplane.config import Config
 from controlplane.core.clock import Clock, Duration, Instant, after, seconds, to_seconds
-from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reason, Reject
-from controlplane.core.memory import Footprint, MemoryLedger
-from controlplane.core.ports import Embedder, Generator, Vectors
+from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reject
+from controlplane.core.memory import MemoryLedger
+from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request
-from controlplane.core.view import Waiting
-from controlplane.metrics import Metrics
+from controlplane.core.view import Pace, Reserve, Waiting
+from controlplane.metrics import Metrics, Readings
 from controlplane.policy.gate.admission import Admission, wait_bound
 from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.gate.ordering import Ordering
 from controlplane.policy.gate.preemption import choose_victims
+from controlplane.policy.registry import engine_precedence
 from controlplane.service.gate.accounting import Accounting
 from controlplane.service.gate.backpressure import RateLimiter, RetrySpacer
-from controlplane.service.gate.device_time import DeviceContention, embedding_time_slack
-from controlplane.service.gate.engine_leases import EngineLeases, GoesBefore
+from controlplane.service.gate.device_time import embedding_time_slack
+from controlplane.service.gate.engine_leases import EngineLeases, Precedence
 from controlplane.service.gate.explain import DryRun
 from controlplane.service.gate.fair_queueing import TenantQueues
-from controlplane.service.gate.intake import make_ticket
 from controlplane.service.gate.snapshot import SnapshotBuilder
-from controlplane.service.gate.token_stream import TokenStream, ended_by
 from controlplane.service.gate.waiting_queue import WaitingQueue
-from controlplane.service.jobs import EmbedJob, GenerateJob
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
 from controlplane.service.prediction.ttft import TtftPredictor
 from controlplane.service.runtime.health import HealthTracker
-from controlplane.service.ticket import DecisionFailed, Rejected, Ticket
+from controlplane.service.ticket import DecisionFailed, Ticket
 from predictors.timing.step_time import paces
-
-_CLOSING = Reject(Reason.SHUTTING_DOWN, seconds(1))
-
-
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    ticket: Ticket
-    vectors: Vectors
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """`engine_goes_before` says of two that wait inside an engine which it starts first; None where the
-    engine does not order by itself."""
+    """The gate's policies.
+
+    `engine_queue` is how many requests may be forwarded to an LLM engine beyond its free slots.
+    `engine_precedence(a, b)` is true if the engine starts `a` before `b`; None if it uses its own scheduler.
+    """
 
     admission: Admission
     ordering: Ordering
     engine_queue: int
-    engine_goes_before: GoesBefore | None = None
+    engine_precedence: Precedence | None = None
+
+
+def policies_of(config: Config) -> Policies:
+    """The policies that a configuration names."""
+    engine = config.engine_options()
+    return Policies(
+        config.admission_policy(),
+        config.ordering_policy(),
+        config.engine_queue(),
+        None if engine is None else engine_precedence(engine),
+    )
 
 
 class Dispatcher:
+    """Owns the waiting queue and all tickets; the only writer of the ledger's leases.
+
+    `on_refusal` is called with each deferral or rejection by a cycle.
+    """
+
     def __init__(
         self,
         clock: Clock,
@@ -76,199 +84,188 @@ class Dispatcher:
         self._clock = clock
         self._policies = policies
         self._generators = generators
-        self._embedders = embedders
-        self._lengths = lengths
-        self._drafted = partial(make_ticket, generators=generators, embedders=embedders, lengths=lengths)
         self._metrics = metrics
-        self._rates = rates
         self._tenants = tenants
         self._waiting = WaitingQueue()
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self.is_closed = False
         self._departures: set[asyncio.Task[None]] = set()
-        self.health = HealthTracker("requests fail undecided", "requests are decided again")
+        self.health = HealthTracker("requests fail without a decision", "requests are decided again")
         self.ledger = ledger
-        self.on_offer: Callable[[Request, Footprint], None] | None = None
         self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
         self.paces = paces(next((g.step_cost for g in generators.values()), None), embedders.values())
-        self._inside: EngineLeases | None = None
-        if policies.engine_goes_before is not None:
-            self._inside = EngineLeases(generators, ledger, self._tickets, policies.engine_goes_before)
-            self.paces[Owner.LLM] = self._inside.pace
+        self._engine_leases: EngineLeases | None = None
+        if policies.engine_precedence is not None:
+            self._engine_leases = EngineLeases(generators, ledger, self._tickets, policies.engine_precedence)
+            self.paces[Owner.LLM] = self._engine_leases.pace
         self.snapshots = SnapshotBuilder(
-            ledger, self._tickets, generators, embedders, self.paces, self._inside
+            ledger, self._tickets, generators, embedders, self.paces, self._engine_leases
         )
-        self._device = DeviceContention(generators.values())
-        self._returns = RetrySpacer()
+        self._retry_spacer = RetrySpacer()
         self.ttft = TtftPredictor(generators, self.paces, self._tickets)
-        self.accounting = Accounting(ledger, metrics, lengths, self.paces, self.ttft, generators)
+        self.accounting = Accounting(
+            ledger, metrics, rates, tenants, lengths, self.paces, self.ttft, generators
+        )
 
-    async def generate(self, job: GenerateJob) -> TokenStream:
-        """Returns once the request is admitted. Raises Rejected.
-
-        Cancelling while it waits aborts it; after that the answer's `aclose` does.
-        """
-        ticket = self._drafted(job)
-        await self._admitted(ticket)
-        return TokenStream(self, self._generators[job.request.model], ticket, job)
-
-    async def embed(self, job: EmbedJob) -> Embedded:
-        """Raises Rejected, Refused, BackendDown, BackendFailed. Cancelling aborts."""
-        request, embedder = job.request, self._embedders[job.request.model]
-        ticket = self._drafted(job)
-        await self._admitted(ticket)
-        try:
-            deadline = request.slo.first_token_deadline(request.arrival)
-            with self._device.wanted():
-                async with ticket.revocable():
-                    vectors = await embedder.embed(request, job.inputs, deadline=deadline)
-        except BaseException as error:
-            self.end(ticket, ended_by(error))
-            raise
-        self.end(ticket, None)
-        return Embedded(ticket, vectors)
-
-    def hypothetical(self, job: GenerateJob | EmbedJob) -> Waiting:
-        """Where it would stand, had it come now. Raises Rejected where nobody is let in any more."""
-        if self.is_closed:
-            raise Rejected(job.request, _CLOSING)
-        ticket = self._drafted(job)
-        self._lengths.withdraw(job.request)
-        return self._placed(ticket)
-
-    def dry_run(self, place: Waiting) -> DryRun:
-        """What would be decided now of one that waits, or is supposed to. Nothing changes."""
-        now, admission, owner = self._clock.now(), self._policies.admission, place.request.kind.owner
+    def dry_run(self, entry: Waiting) -> DryRun:
+        """What a cycle would decide now about a waiting or hypothetical request. Changes nothing."""
+        now, admission, owner = self._clock.now(), self._policies.admission, entry.request.kind.owner
         self.sync_engine_leases()
-        queue = self._waiting.queue_with(place)
+        queue = self._waiting.queue_including(entry)
         view = self.snapshots.pool({owner: queue}, now, engine_queue=self._policies.engine_queue)
-        return DryRun(place, view.shares[owner], queue, run_cycle(view, now, admission), admission, now)
+        return DryRun(entry, view.shares[owner], queue, run_cycle(view, now, admission), admission, now)
 
-    def cap_waiting(self, owner: Owner, most_bytes: int) -> None:
-        """What waits needs no more than this: its batches are cut to it."""
-        self._waiting.cap_waiting(owner, most_bytes)
+    def cap_footprints(self, owner: Owner, max_bytes: int) -> None:
+        """Caps the footprints of waiting requests, since batches are cut to a smaller quota."""
+        self._waiting.cap_footprints(owner, max_bytes)
 
     def reclaim(self, owner: Owner, needed_bytes: int, priority: int) -> int:
-        """Preempts requests of lower priority that free so much; all or nothing. Returns bytes freed."""
+        """Preempts requests of lower priority than `priority` that free `needed_bytes`; all or nothing.
+
+        Returns the bytes freed.
+        """
         victims = choose_victims(
             self.snapshots.preemptible(owner, self._clock.now()),
             needed_bytes=needed_bytes,
             incoming_priority=priority,
             options=self._policies.admission.eviction,
         )
-        # Here nobody waits for these departures to be complete.
+        # No request waits for these preemptions, so the set keeps their tasks alive.
         self._departures |= (tasks := {self._preempt(victim.request_id) for victim in victims})
         for task in tasks:
             task.add_done_callback(self._departures.discard)
         return sum(victim.freed_bytes for victim in victims)
 
     def queued(self, owner: Owner) -> Sequence[Waiting]:
+        """The waiting requests of `owner`, by rank."""
         return self._waiting.queued(owner)
 
     def decode_slack(self) -> Duration | None:
-        """How long an embedding batch may keep the device now."""
+        """How long an embedding batch may occupy the device now; None for as long as it takes."""
         return embedding_time_slack(
             self._tickets.values(), self.ledger, self.paces[Owner.LLM], self._clock.now()
         )
 
     def set_policies(self, policies: Policies) -> None:
-        """Decides by these from now on; what waits is ranked anew."""
+        """Replaces the policies; waiting requests are ranked and decided again."""
         self._policies = policies
-        if self._inside is not None and policies.engine_goes_before is not None:
-            self._inside.goes_before = policies.engine_goes_before
+        if self._engine_leases is not None and policies.engine_precedence is not None:
+            self._engine_leases.precedes = policies.engine_precedence
         for waiting in self._waiting:
-            self._waiting.leave(waiting.request.id)
-            with self._failing_of_defects(ticket := self._tickets[waiting.request.id]):
-                # It may have been cut to a smaller quota since.
+            self._waiting.remove(waiting.request.id)
+            with self.failing_on_error(ticket := self._tickets[waiting.request.id]):
+                # The entry's footprint may have been capped since it entered the queue.
                 ticket.footprint = waiting.footprint
                 self._enter(ticket)
         self.decide()
 
     def sync_engine_leases(self) -> None:
-        """Brings the leases of an engine that orders by itself up to date."""
-        if self._inside is not None:
-            self._inside.sync()
+        """Updates the leases of an engine that schedules by Tandem's policies."""
+        if self._engine_leases is not None:
+            self._engine_leases.sync()
 
     def running(self, owner: Owner) -> int:
+        """How many leases `owner` has."""
         return len(self.ledger.table(owner))
 
     def waiting(self, owner: Owner) -> int:
+        """How many requests of `owner` wait."""
         return self._waiting.count(owner)
 
     def tickets(self) -> tuple[Ticket, ...]:
+        """All requests that have not ended, in the order of their arrival."""
         return tuple(self._tickets.values())
 
-    async def drain(self, grace: float) -> None:
-        """Accepts nothing more, rejects who never started, and after `grace` seconds what has not ended."""
-        self.is_closed = True
+    def pace(self, owner: Owner) -> Pace | None:
+        """The observed step rate of `owner`; None before any step."""
+        return self.paces[owner].pace
+
+    def set_largest_request(self, largest: Mapping[Owner, int]) -> None:
+        """Sets the most bytes that one request of each owner may ever have; a larger one is rejected."""
+        self.snapshots.largest.update(largest)
+
+    def set_reserve(self, owner: Owner, reserve: Reserve | None) -> None:
+        """Sets the memory of `owner` that requests of lower priority may not use."""
+        self.snapshots.reserved[owner] = reserve
+
+    def readings(self, metrics: Metrics) -> Readings:
+        """The calibration of the TTFT forecasts."""
+        return self.ttft.readings(metrics)
+
+    def register(self, ticket: Ticket) -> None:
+        """Adds a request that has arrived; it must end through `end` or `refuse`."""
+        self._tickets[ticket.request.id] = ticket
+        self._idle.clear()
+
+    def enqueue(self, ticket: Ticket) -> None:
+        """Puts a registered request into the waiting queue, behind its tenant's share, and runs a cycle."""
+        longest = self._policies.admission.options.max_wait
+        self._tenants.assign_delay(ticket, self.snapshots.service_time(ticket), longest, self._clock.now())
+        self._enter(ticket)
+        self.decide()
+
+    def refuse(self, ticket: Ticket, reject: Reject) -> None:
+        """Rejects a request, or evicts it if it was dispatched before."""
+        outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
+        self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
+        if ticket.outcome is None:
+            self._close(ticket, outcome)
+        ticket.refuse(reject)
+
+    def reject_waiting(self, reject: Reject) -> None:
+        """Rejects the waiting requests; preempted ones may resume."""
         for waiting in self._waiting:
             if (ticket := self._tickets[waiting.request.id]).phase is not Phase.PREEMPTED:
-                self._refuse(ticket, _CLOSING)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace):
-                await self._idle.wait()
+                self.refuse(ticket, reject)
+
+    async def until_idle(self) -> None:
+        """Waits until every request has ended."""
+        await self._idle.wait()
+
+    def evict_all(self, reject: Reject) -> None:
+        """Ends every request, and preempts the generating ones so that their streams raise Rejected."""
         for ticket in self.tickets():
-            self._refuse(ticket, _CLOSING)
-            if ticket.request.kind is Kind.GENERATE:  # asks for its next turn, as if preempted, and is told
+            self.refuse(ticket, reject)
+            if ticket.request.kind is Kind.GENERATE:
                 leaving = self._generators[ticket.request.model].preempt(ticket.request.id)
                 self._departures.add(asyncio.create_task(leaving))
 
-    # --- the path of one request -------------------------------------------------------------
-
-    async def _admitted(self, ticket: Ticket) -> None:
-        self._tickets[ticket.request.id] = ticket
-        self._idle.clear()
-        with self._failing_of_defects(ticket):
-            self._offer(ticket)
-        await self.wait_for_grant(ticket)
-
-    def _offer(self, ticket: Ticket) -> None:
-        request, now = ticket.request, self._clock.now()
-        if self.on_offer is not None:
-            self.on_offer(request, ticket.footprint)
-        if self.is_closed:
-            self._refuse(ticket, _CLOSING)
-        elif (wait := self._rates.wait(request.tenant, now, request.prompt_tokens)) is not None:
-            self._refuse(ticket, Reject(Reason.RATE_LIMITED, wait))
-        else:
-            longest = self._policies.admission.options.max_wait
-            self._tenants.take_turn(ticket, self.snapshots.alone(ticket), longest, now)
-            self._enter(ticket)
-            self.decide()
-
     async def wait_for_grant(self, ticket: Ticket) -> None:
-        """Raises Rejected, Undecided."""
+        """Returns once the request is admitted. Raises Rejected or DecisionFailed."""
         try:
-            # Shielded: a cancelled waiter still stands in the queue until it has run to clean up, and a
-            # cycle before that may grant it; what was granted is then closed like any abort.
+            # Shielded: a cancelled request stays in the queue until its task runs, and a cycle before that
+            # may admit it; `end` then closes its lease like that of any aborted request.
             await asyncio.shield(ticket.granted)
         except asyncio.CancelledError:
             self.end(ticket, Outcome.ABORTED)
             raise
 
     def _enter(self, ticket: Ticket) -> None:
-        ticket.place = self._placed(ticket)
-        self._waiting.enter(ticket.place)
+        ticket.entry = self.entry_for(ticket)
+        self._waiting.add(ticket.entry)
 
-    def _placed(self, ticket: Ticket) -> Waiting:
+    def entry_for(self, ticket: Ticket) -> Waiting:
+        """The queue entry of a request: its rank, work, footprint and decision deadline."""
         request, footprint = ticket.request, ticket.footprint
         pace = self.paces[request.kind.owner].pace_of(request.model)
         options = self._policies.admission.options
         until = None if ticket.phase is Phase.PREEMPTED else wait_bound(request, footprint, pace, options)
         work = float(footprint.steps) if request.kind is Kind.EMBED else footprint.area
         first, arrival, name = self._policies.ordering.rank(request, footprint, pace)
-        rank = (first + ticket.turn, arrival, name)
+        rank = (first + ticket.tenant_delay, arrival, name)
         return Waiting(request, footprint, until, rank, work)
 
-    def stamp(self, ticket: Ticket, steps: int) -> None:
-        """The longest sample grew by `steps` tokens."""
-        self.accounting.tokens(ticket, self._clock.now(), steps)
+    def count_tokens(self, ticket: Ticket, steps: int) -> None:
+        """Records that the longest sequence of a request grew by `steps` tokens."""
+        self.accounting.count_tokens(ticket, self._clock.now(), steps)
 
     def end(self, ticket: Ticket, outcome: Outcome | None) -> None:
-        """Closes a request that has not ended yet; any later call does nothing."""
+        """Ends a request, and runs a cycle if it held memory; later calls do nothing.
+
+        With outcome None it finished.
+        """
         if ticket.outcome is not None:
             return
         has_freed = ticket.lease is not None
@@ -277,27 +274,14 @@ class Dispatcher:
             self.decide()
 
     def _close(self, ticket: Ticket, outcome: Outcome | None) -> None:
-        self._waiting.leave(ticket.request.id)
-        if ticket.timeline.dispatched is None:
-            self._tenants.give_back(ticket)
-        now = self._clock.now()
+        self._waiting.remove(ticket.request.id)
         del self._tickets[ticket.request.id]
         if not self._tickets:
             self._idle.set()
-        self._rates.charge(ticket.request.tenant, now, ticket.timeline.output_tokens)
-        self.accounting.end(ticket, now, outcome)
-
-    def _refuse(self, ticket: Ticket, reject: Reject) -> None:
-        outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
-        self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
-        if ticket.outcome is None:
-            self._close(ticket, outcome)
-        ticket.refuse(reject)
-
-    # --- the cycle and its plan --------------------------------------------------------------
+        self.accounting.end(ticket, self._clock.now(), outcome)
 
     def decide(self) -> None:
-        """Raises nothing: whoever happens to bring a cycle about is not to blame for it."""
+        """Runs one cycle. Raises nothing, since its caller may be an unrelated request."""
         now = self._clock.now()
         queues = self._waiting.queues(now)
         undecided = [waiting for queue in queues.values() for waiting in queue.undecided]
@@ -307,7 +291,7 @@ class Dispatcher:
             plan = run_cycle(view, now, self._policies.admission)
         except Exception as error:
             self._fail([self._tickets[waiting.request.id] for waiting in undecided], error)
-            # Who was preempted waits without a bound.
+            # A preempted request has no decision deadline that would bring about the next cycle.
             self._set_timer(after(now, seconds(1)))
         else:
             if undecided:
@@ -316,21 +300,22 @@ class Dispatcher:
             self._set_timer(None)
 
     def _apply(self, plan: Plan, now: Instant) -> None:
-        for request_id, said in plan.rejections:
-            with self._failing_of_defects(ticket := self._tickets[request_id]):
-                alone = self.snapshots.alone(ticket)
-                reject = self._returns.spaced(said, ticket.request.kind.owner, alone, now)
-                self._refuse(ticket, reject)
+        for request_id, planned in plan.rejections:
+            with self.failing_on_error(ticket := self._tickets[request_id]):
+                service_time = self.snapshots.service_time(ticket)
+                reject = self._retry_spacer.space(planned, ticket.request.kind.owner, service_time, now)
+                self.refuse(ticket, reject)
                 self._notify_refusal(ticket.request, reject)
         for request_id, admit in plan.dispatches:
-            with self._failing_of_defects(ticket := self._tickets[request_id]):
+            with self.failing_on_error(ticket := self._tickets[request_id]):
                 self._dispatch(ticket, admit, now)
         for request_id, defer in plan.deferrals:
-            with self._failing_of_defects(ticket := self._tickets[request_id]):
+            with self.failing_on_error(ticket := self._tickets[request_id]):
                 self._defer(ticket, defer)
 
     @contextmanager
-    def _failing_of_defects(self, ticket: Ticket) -> Iterator[None]:
+    def failing_on_error(self, ticket: Ticket) -> Iterator[None]:
+        """Fails the request with DecisionFailed if the block raises, and suppresses the exception."""
         try:
             yield
         except Exception as error:
@@ -345,7 +330,7 @@ class Dispatcher:
             if not ticket.granted.done():
                 ticket.granted.set_exception(DecisionFailed(f"{ticket.request.id}: {error!r}"))
         if has_freed:
-            # A plan may be half carried out now.
+            # The memory that was freed may serve requests that the interrupted plan left waiting.
             asyncio.get_running_loop().call_soon(self.decide)
 
     def _defer(self, ticket: Ticket, defer: Defer) -> None:
@@ -360,11 +345,11 @@ class Dispatcher:
 
     def _dispatch(self, ticket: Ticket, admit: Admit, now: Instant) -> None:
         request = ticket.request
-        self._waiting.leave(request.id)
+        self._waiting.remove(request.id)
         ticket.departures = tuple(self._preempt(victim.request_id) for victim in admit.victims)
         footprint = admit.footprint
-        if request.kind is Kind.GENERATE and self._inside is not None:
-            # The engine gives it memory when it starts it.
+        if request.kind is Kind.GENERATE and self._engine_leases is not None:
+            # The lease follows the blocks that the engine reports once it starts the request.
             footprint = replace(footprint, base=0, per_step=0)
         ticket.lease = self.ledger.open(
             request.id, request.kind.owner, footprint, priority=request.service_class.priority
@@ -374,28 +359,32 @@ class Dispatcher:
         if ticket.timeline.dispatched is None:
             ticket.decision = "DEFER" if ticket.phase is Phase.DEFERRED else decision
             ticket.timeline.dispatched = now
-            self.ttft.started(ticket, admit.wait, now)
+            self.ttft.dispatched(ticket, admit.wait, now)
         ticket.move(Phase.PREFILL)
         ticket.granted.set_result(None)
 
     def _preempt(self, request_id: str) -> asyncio.Task[None]:
-        """Takes the victim's lease and sends it back to the queue; the task ends when its blocks are free."""
+        """Closes the victim's lease and queues it again.
+
+        The task ends when the engine has freed its blocks.
+        """
         victim = self._tickets[request_id]
         self.accounting.release(victim)
         victim.move(Phase.PREEMPTED)
-        victim.starting = None
+        victim.engine_start = None
         victim.preemptions += 1
-        victim.ask_again()
+        victim.renew_grant()
         generator = self._generators[victim.request.model]
         victim.footprint = victim.footprint_to_resume(generator.geometry)
         self._metrics.preempted(victim.request.service_class.name)
-        with self._failing_of_defects(victim):
+        with self.failing_on_error(victim):
             self._enter(victim)
         return asyncio.create_task(generator.preempt(request_id))
 
     def _set_timer(self, again: Instant | None) -> None:
+        """Runs the next cycle at the earliest decision deadline, or at `again` if that is earlier."""
         if self._timer is not None:
             self._timer.cancel()
-        moments = [moment for moment in (self._waiting.next_bound(), again) if moment is not None]
-        if moments and len(self._waiting):
-            self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(min(moments))), self.decide)
+        times = [time for time in (self._waiting.next_bound(), again) if time is not None]
+        if times and len(self._waiting):
+            self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(min(times))), self.decide)

@@ -1,7 +1,7 @@
-"""What does an engine that orders by itself hold for each request, and who waits in it?
+"""Leases that follow what an engine with its own scheduler policy reports.
 
-Its requests have leases from the moment they are forwarded, but such a lease stands at what the engine
-really holds: nothing before it starts and after it preempts.
+Such an engine starts and preempts the forwarded requests itself. Each of them has a lease from the moment it
+is forwarded, but the lease holds what the engine holds: nothing before the start and after a preemption.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,39 +14,42 @@ from controlplane.core.view import Waiting
 from controlplane.service.ticket import Ticket
 from predictors.timing.step_time import ReportedPace
 
-GoesBefore = Callable[[Waiting, Waiting], bool]
+Precedence = Callable[[Waiting, Waiting], bool]
 
 
 class EngineLeases:
-    """`tickets` is the dispatcher's own table, `goes_before` the engine's order of two that wait in it."""
+    """Copies the blocks that the engine reports into the ledger.
+
+    `tickets` is the dispatcher's table. `precedes(a, b)` is true if the engine starts `a` before `b`.
+    """
 
     def __init__(
         self,
         generators: Mapping[str, Generator],
         ledger: MemoryLedger,
         tickets: Mapping[str, Ticket],
-        goes_before: GoesBefore,
+        goes_before: Precedence,
     ) -> None:
         self._generators = generators
         self._ledger = ledger
         self._tickets = tickets
         self._held: dict[str, int] = {}
         self._last: EngineState | None = None
-        self.goes_before = goes_before
-        self.pace = ReportedPace(next((one.step_cost for one in generators.values()), None))
+        self.precedes = goes_before
+        self.pace = ReportedPace(next((generator.step_cost for generator in generators.values()), None))
 
     def sync(self) -> None:
-        """Brings the leases up to what the engine's last step says."""
+        """Sets each lease to the bytes that its request held after the engine's last step."""
         for generator in self._generators.values():
             try:
                 state = generator.state()
             except BackendDown:
-                # Its requests are about to fail, which closes their leases.
+                # The requests of a dead engine fail, which closes their leases.
                 continue
             if state is not self._last:
-                self._follow(state)
+                self._apply(state)
 
-    def _follow(self, state: EngineState) -> None:
+    def _apply(self, state: EngineState) -> None:
         self._last = state
         self.pace.pace = state.pace or self.pace.pace
         held = dict(state.held_bytes or {})
@@ -58,14 +61,14 @@ class EngineLeases:
             self._ledger.follow(ticket.lease, held=size, per_step=per_step)
         self._held = held
 
-    def work_before(self, waiting: Waiting) -> float:
-        """Of those inside that have not started, or were preempted, and go before this one."""
+    def work_ahead(self, waiting: Waiting) -> float:
+        """The work of forwarded requests that hold no blocks and that the engine starts before `waiting`."""
         return sum(
-            place.work
+            entry.work
             for ticket in self._tickets.values()
-            if (place := ticket.place) is not None
+            if (entry := ticket.entry) is not None
             and ticket.lease is not None
-            and place.request.kind is Kind.GENERATE
-            and place.request.id not in self._held
-            and self.goes_before(place, waiting)
+            and entry.request.kind is Kind.GENERATE
+            and entry.request.id not in self._held
+            and self.precedes(entry, waiting)
         )

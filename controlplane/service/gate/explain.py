@@ -1,4 +1,4 @@
-"""What would be decided about this request now, and from which numbers? The gate's own cycle was asked."""
+"""Renders a dry run of the scheduling cycle: the decision about one request, and the numbers behind it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from controlplane.policy.gate.admission import Admission, latest_start, predicte
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What the cycle saw, and its `plan`, which nobody carries out. `place` is the one asked about."""
+    """The snapshot of a cycle and its plan, which is not applied. `entry` is the request in question."""
 
-    place: Waiting
+    entry: Waiting
     share: Share
     queue: Queue
     plan: Plan
@@ -22,21 +22,23 @@ class DryRun:
 
 
 def render_dry_run(run: DryRun) -> dict[str, object]:
-    """For a person: bytes, tokens, and milliseconds from now. Those who are refused together are told to come
-    back one after the other; here stands the first such time."""
-    place, share = run.place, run.share
-    request, footprint = place.request, place.footprint
-    look, ceiling = run.admission.lookahead(share), share.as_seen_by(request).ceiling
-    before = [one for one in run.queue.waiting if one.rank < place.rank]
+    """The decision as JSON: bytes, tokens, and milliseconds from now.
+
+    `retry_after_ms` is that of the plan; `RetrySpacer` moves it if several requests are rejected.
+    """
+    entry, share = run.entry, run.share
+    request, footprint = entry.request, entry.footprint
+    lookahead, ceiling = run.admission.lookahead(share), share.as_seen_by(request).ceiling
+    ahead = [other for other in run.queue.waiting if other.rank < entry.rank]
     decision = _decision(run)
     if isinstance(decision, Admit):
         wait: Duration | None = decision.wait
     else:
-        inside = 0.0 if share.inside is None else share.inside(place)
-        wait = predicted_wait(share, look, place, ahead=share.work(before) + inside)
+        engine_work = 0.0 if share.inside is None else share.inside(entry)
+        wait = predicted_wait(share, lookahead, entry, ahead=share.work(ahead) + engine_work)
     latest = latest_start(request, footprint, share.pace_of(request.model))
     return {
-        **_said(decision),
+        **_decision_fields(decision),
         "others_refused": [name for name, _ in run.plan.rejections if name != request.id],
         "request": {
             "kind": request.kind.value,
@@ -52,15 +54,15 @@ def render_dry_run(run: DryRun) -> dict[str, object]:
             "needs_bytes": footprint.base,
             "may_need_bytes": max(footprint.base, footprint.worst),
             "largest_request_bytes": share.largest,
-            "predicted_peak_bytes": round(look.peak_with(footprint)),
+            "predicted_peak_bytes": round(lookahead.peak_with(footprint)),
         },
         "places": {"running": len(share.leases), "free": share.free_slots},
-        "queue": {"others": len(run.queue.waiting) - 1, "before_it": len(before)},
+        "queue": {"others": len(run.queue.waiting) - 1, "before_it": len(ahead)},
         "time": {
-            "predicted_wait_ms": _shown(wait),
+            "predicted_wait_ms": _milliseconds(wait),
             "latest_start_ms": _from_now(latest, run.now),
-            "decided_within_ms": _from_now(place.until, run.now),
-            "step_ms": None if share.pace is None else _shown(share.pace.step),
+            "decided_within_ms": _from_now(entry.until, run.now),
+            "step_ms": None if share.pace is None else _milliseconds(share.pace.step),
         },
     }
 
@@ -69,23 +71,23 @@ def _decision(run: DryRun) -> AdmissionDecision:
     plan = run.plan
     decided: Mapping[str, AdmissionDecision]
     decided = {**dict(plan.dispatches), **dict(plan.deferrals), **dict(plan.rejections)}
-    return decided[run.place.request.id]
+    return decided[run.entry.request.id]
 
 
-def _said(decision: AdmissionDecision) -> dict[str, object]:
+def _decision_fields(decision: AdmissionDecision) -> dict[str, object]:
     match decision:
         case Admit(victims=victims):
-            said = "ADMIT_WITH_PREEMPTION" if victims else "ADMIT"
-            return {"decision": said, "reason": None, "victims": [victim.request_id for victim in victims]}
+            decided = "ADMIT_WITH_PREEMPTION" if victims else "ADMIT"
+            return {"decision": decided, "reason": None, "victims": [victim.request_id for victim in victims]}
         case Defer(reason=reason):
             return {"decision": "DEFER", "reason": reason.value}
         case Reject(reason=reason, retry_after=after):
-            return {"decision": "REJECT", "reason": reason.value, "retry_after_ms": _shown(after)}
+            return {"decision": "REJECT", "reason": reason.value, "retry_after_ms": _milliseconds(after)}
 
 
 def _from_now(at: Instant | None, now: Instant) -> float | None:
-    return None if at is None else _shown(Duration(at - now))
+    return None if at is None else _milliseconds(Duration(at - now))
 
 
-def _shown(duration: Duration | None) -> float | None:
+def _milliseconds(duration: Duration | None) -> float | None:
     return None if duration is None else round(to_milliseconds(duration), 3)

@@ -1,12 +1,12 @@
-"""Whose turn is it among tenants? The work that each has brought moves its next request back in the queue.
+"""Weighted fair queueing of tenants (generalized processor sharing, Parekh and Gallager 1993).
 
-Rule (generalized processor sharing, Parekh and Gallager 1993): all tenants with work are served at once, each
-by its weight's part of the engine. A tenant's clock says where in that service its work would end; it never
-falls behind the present. A request goes back to when the work before it would be done if those with work now
-kept it up. So they come to their parts however much a unit of work is thought to take, and one that comes new
-passes what others have piled up. Never by more than the gate lets anyone wait, which bounds what a wrong
-estimate can do. What never ran is given back. Nothing moves where no weight is stated, or while everybody's
-work is done as it comes.
+In the fluid model all tenants with work are served at once, each at its weight's share of the engine. A
+tenant's virtual finish time is where in that service its work ends; it is never earlier than the present. A
+request is moved back in the waiting queue to the time at which its tenant's earlier work would be finished if
+the tenants that have a backlog now did not empty it. Shares are right even if the unit of work is estimated
+wrongly, and a tenant without backlog overtakes the backlog of the others. The delay is at most the gate's
+longest wait, which bounds the effect of a wrong estimate. The work of a request that never ran is refunded.
+Nothing is delayed if no weight is configured, or while no tenant has a backlog.
 """
 
 from collections.abc import Mapping
@@ -19,44 +19,50 @@ from controlplane.service.ticket import Ticket
 
 @dataclass(slots=True)
 class FairQueue:
-    """One engine's. A tenant without a stated weight has 1."""
+    """The virtual finish times of all tenants at one owner; a tenant without a weight has weight 1."""
 
     weights: Mapping[str, float]
-    _ends: dict[str, float] = field(init=False)
-    _present: float = field(init=False, default=0.0)
+    _finish_times: dict[str, float] = field(init=False)
+    _virtual_time: float = field(init=False, default=0.0)
     _since: Instant | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self._ends = dict.fromkeys(self.weights, 0.0)
+        self._finish_times = dict.fromkeys(self.weights, 0.0)
 
     def shift(self, tenant: str, work: Duration, now: Instant) -> Duration:
-        """For a request that the whole engine would be busy with for so long."""
+        """Adds a request to its tenant's backlog and returns how far it is moved back.
+
+        `work` is the time for which the request would occupy the whole engine.
+        """
         if len(self.weights) < 2:
             return Duration(0)
         self._advance(now)
-        start = max(self._present, self._ends.get(tenant, 0.0))
-        self._ends[tenant] = start + work / self._weight(tenant)
-        return scaled(Duration(1), (start - self._present) * self._served())
+        start = max(self._virtual_time, self._finish_times.get(tenant, 0.0))
+        self._finish_times[tenant] = start + work / self._weight(tenant)
+        return scaled(Duration(1), (start - self._virtual_time) * self._active_weight())
 
-    def give_back(self, tenant: str, work: Duration) -> None:
-        """It was not done."""
-        if tenant in self._ends:
-            self._ends[tenant] -= work / self._weight(tenant)
+    def refund(self, tenant: str, work: Duration) -> None:
+        """Takes work that was not done out of the tenant's backlog."""
+        if tenant in self._finish_times:
+            self._finish_times[tenant] -= work / self._weight(tenant)
 
     def _advance(self, now: Instant) -> None:
-        """The present goes on as fast as those with work left are served together; without any it rests."""
+        """Moves virtual time to `now`, as fast as the tenants with a backlog are served together.
+
+        It stands while no tenant has a backlog.
+        """
         left = 0.0 if self._since is None else float(now - self._since)
         self._since = now
-        for end in sorted(end for end in self._ends.values() if end > self._present):
-            until_end = (end - self._present) * self._served()
-            if until_end >= left:
-                self._present += left / self._served()
+        for end in sorted(end for end in self._finish_times.values() if end > self._virtual_time):
+            until_finish = (end - self._virtual_time) * self._active_weight()
+            if until_finish >= left:
+                self._virtual_time += left / self._active_weight()
                 return
-            self._present, left = end, left - until_end
+            self._virtual_time, left = end, left - until_finish
 
-    def _served(self) -> float:
-        """The weights of all that have work left."""
-        return sum(self._weight(name) for name, end in self._ends.items() if end > self._present)
+    def _active_weight(self) -> float:
+        """The sum of the weights of the tenants that have a backlog."""
+        return sum(self._weight(name) for name, end in self._finish_times.items() if end > self._virtual_time)
 
     def _weight(self, tenant: str) -> float:
         return self.weights.get(tenant, 1.0)
@@ -64,20 +70,23 @@ class FairQueue:
 
 @dataclass(eq=False, slots=True)
 class TenantQueues:
-    """Turns for each owner, taken by tickets."""
+    """One fair queue for each owner; delays tickets behind their tenant's earlier work."""
 
     weights: Mapping[str, float]
-    _turns: dict[Owner, FairQueue] = field(init=False)
+    _queues: dict[Owner, FairQueue] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._turns = {owner: FairQueue(self.weights) for owner in Owner}
+        self._queues = {owner: FairQueue(self.weights) for owner in Owner}
 
-    def take_turn(self, ticket: Ticket, work: Duration | None, longest: Duration, now: Instant) -> None:
-        """`work` is None before anything was observed: it counts nothing then."""
-        ticket.work = work or Duration(0)
+    def assign_delay(
+        self, ticket: Ticket, service_time: Duration | None, longest: Duration, now: Instant
+    ) -> None:
+        """Sets `tenant_delay`, at most `longest`. An unknown service time (None) counts as zero."""
+        ticket.service_time = service_time or Duration(0)
         request = ticket.request
-        ticket.turn = min(longest, self._turns[request.kind.owner].shift(request.tenant, ticket.work, now))
+        delay = self._queues[request.kind.owner].shift(request.tenant, ticket.service_time, now)
+        ticket.tenant_delay = min(longest, delay)
 
-    def give_back(self, ticket: Ticket) -> None:
-        """It never ran."""
-        self._turns[ticket.request.kind.owner].give_back(ticket.request.tenant, ticket.work)
+    def refund(self, ticket: Ticket) -> None:
+        """Returns the work of a request that was never dispatched."""
+        self._queues[ticket.request.kind.owner].refund(ticket.request.tenant, ticket.service_time)

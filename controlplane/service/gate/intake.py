@@ -1,4 +1,7 @@
-"""What exactly is asked? Names, objectives and token counts are checked and fixed before anyone waits."""
+"""Turns wire requests into jobs, and jobs into tickets with a footprint and a forecast.
+
+Names, objectives and token counts are checked here, before a request enters a queue.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +17,14 @@ from controlplane.core.ports import Embedder, Generator, Vectors
 from controlplane.core.request import Kind, PromptFeatures, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.jobs import (
-    _AS_THE_MODEL,
+    MODEL_LIMIT,
     Caller,
     EmbedJob,
     GenerateJob,
     RequestHints,
     TruncationRequest,
 )
-from controlplane.service.prediction.fail_open import GuardedLengthPredictor
+from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor, Subject
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.ticket import Ticket
 from predictors.output_length.features import asked_text, chat_features, prompt_features
@@ -29,6 +32,8 @@ from predictors.output_length.features import asked_text, chat_features, prompt_
 
 @dataclass(frozen=True, slots=True)
 class _RequestFields:
+    """The parts of a request that do not depend on its kind."""
+
     request_id: str
     caller: Caller
     hints: RequestHints
@@ -37,7 +42,7 @@ class _RequestFields:
 
 
 class Intake:
-    """All methods raise Refused naming the field of the request body that is at fault."""
+    """Validates and tokenizes requests; raises Refused naming the field of the body that is invalid."""
 
     def __init__(
         self,
@@ -47,18 +52,22 @@ class Intake:
         classes: Mapping[str, ServiceClass],
         default_class: str,
         *,
+        fail_open: FailOpen,
         keeps_features: bool = False,
-        seen_vectors: PromptVectorCache | None = None,
+        prompt_vectors: PromptVectorCache | None = None,
     ) -> None:
-        """`keeps_features`: requests carry what the length predictor reads of a prompt, and the vector of its
-        last turn if it is among those seen."""
+        """With `keeps_features` requests carry the prompt features of the length predictor.
+
+        They include the vector of the last user message if `prompt_vectors` holds it.
+        """
         self._clock = clock
         self._generators = generators
         self._embedders = embedders
         self._classes = classes
         self._default_class = default_class
+        self._fail_open = fail_open
         self._keeps_features = keeps_features
-        self._seen_vectors = seen_vectors
+        self._prompt_vectors = prompt_vectors
         self._serial = count(1)
 
     async def chat(
@@ -72,14 +81,15 @@ class Intake:
         sampling: Sampling,
         hints: RequestHints,
     ) -> GenerateJob:
+        """Renders the chat template. Raises Refused."""
         arrival = self._clock.now()
         generator = self._generator(model)
         token_ids = await generator.render_chat(prompt)
         features = chat_features(prompt.messages) if self._keeps_features else None
-        if features is not None and self._seen_vectors is not None:
-            features = self._seen_vectors.beside(features, asked_text(prompt.messages))
-        draft = _RequestFields(request_id, caller, hints, arrival, features)
-        return self._generate(draft, generator, token_ids, max_tokens, sampling, prompt)
+        if features is not None and self._prompt_vectors is not None:
+            features = self._prompt_vectors.with_vector(features, asked_text(prompt.messages))
+        fields = _RequestFields(request_id, caller, hints, arrival, features)
+        return self._generate(fields, generator, token_ids, max_tokens, sampling, prompt)
 
     async def completion(
         self,
@@ -91,17 +101,22 @@ class Intake:
         max_tokens: int | None,
         sampling: Sampling,
         hints: RequestHints,
-        unstated: int | None = None,
+        default_max_tokens: int | None = None,
     ) -> GenerateJob:
-        """Without `max_tokens` the answer may have `unstated`, if so many fit, or else what fits."""
+        """Tokenizes a text prompt. Raises Refused.
+
+        Without `max_tokens` the limit is `default_max_tokens` or what fits the context, whichever is smaller.
+        """
         arrival = self._clock.now()
         generator = self._generator(model)
         token_ids = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
         features = prompt_features(prompt) if self._keeps_features and isinstance(prompt, str) else None
-        if features is not None and self._seen_vectors is not None and isinstance(prompt, str):
-            features = self._seen_vectors.beside(features, prompt)
-        draft = _RequestFields(request_id, caller, hints, arrival, features)
-        return self._generate(draft, generator, token_ids, max_tokens, sampling, None, unstated=unstated)
+        if features is not None and self._prompt_vectors is not None and isinstance(prompt, str):
+            features = self._prompt_vectors.with_vector(features, prompt)
+        fields = _RequestFields(request_id, caller, hints, arrival, features)
+        return self._generate(
+            fields, generator, token_ids, max_tokens, sampling, None, default_max_tokens=default_max_tokens
+        )
 
     async def embeddings(
         self,
@@ -111,119 +126,121 @@ class Intake:
         inputs: Sequence[str] | Sequence[Sequence[int]],
         hints: RequestHints,
         *,
-        cut: TruncationRequest | None = None,
+        truncation: TruncationRequest | None = None,
         prompt: str | None = None,
     ) -> EmbedJob:
-        """Without a `truncate` an input that is too long is refused. `prompt` names what the model puts
-        before
-        texts; token ids are taken as they are."""
+        """Tokenizes and truncates the inputs. Raises Refused.
+
+        Without a `truncation` an input that exceeds the model's limit is refused. `prompt` is the name of the
+        prompt that the model puts before texts; token ids are used unchanged.
+        """
         arrival = self._clock.now()
         embedder = _named(self._embedders, model, "embeddings", others=self._generators)
         texts = [text for text in inputs if isinstance(text, str)]
         given = [ids for ids in inputs if not isinstance(ids, str)]
         if given and prompt is not None:
             raise Refused(
-                f"prompt_name={prompt!r}: a prompt goes before a text, and these are token ids; send texts "
-                "or put the prompt's tokens in",
+                f"prompt_name={prompt!r}: a prompt is put before texts, and these inputs are token ids; send "
+                "texts, or add the prompt's token ids to the inputs",
                 param="prompt_name",
             )
-        limit = None if cut is None else _limit(cut, embedder)
+        limit = None if truncation is None else _limit(truncation, embedder)
         token_ids = await embedder.tokenize(texts, prompt=prompt) if texts else given
-        if cut is not None and limit is not None:
-            token_ids = [embedder.truncate(ids, limit, cut.side) for ids in token_ids]
+        if truncation is not None and limit is not None:
+            token_ids = [embedder.truncate(ids, limit, truncation.side) for ids in token_ids]
         for position, ids in enumerate(token_ids):
             if not ids:
                 raise Refused(
-                    f"input[{position}] has no tokens: {model} sees nothing in it; leave it out",
+                    f"input[{position}] has no tokens for {model}; leave it out",
                     param="input",
                 )
             if len(ids) > embedder.max_input_tokens:
                 raise Refused(
-                    f"input[{position}] has {len(ids):,} tokens; {model} takes at most "
-                    f"{embedder.max_input_tokens:,}. Split or shorten it.",
+                    f"input[{position}] has {len(ids):,} tokens; {model} accepts at most "
+                    f"{embedder.max_input_tokens:,}. Split it, shorten it, or set truncate_prompt_tokens.",
                     param="input",
                     code="context_length_exceeded",
                 )
             if given and max(ids) >= embedder.vocabulary:
                 raise Refused(
-                    f"input[{position}] has token id {max(ids)}; those of {model} run to "
-                    f"{embedder.vocabulary - 1:,}. Tokenise with its own tokenizer.",
+                    f"input[{position}] has token id {max(ids)}; the highest of {model} is "
+                    f"{embedder.vocabulary - 1:,}. Use the model's own tokenizer.",
                     param="input",
                 )
-        draft = _RequestFields(request_id, caller, hints, arrival)
+        fields = _RequestFields(request_id, caller, hints, arrival)
         tokens = sum(map(len, token_ids))
-        request = self._request(draft, Kind.EMBED, model, tokens, 0, len(token_ids))
-        is_plain = prompt is None and cut in (None, _AS_THE_MODEL)
+        request = self._request(fields, Kind.EMBED, model, tokens, 0, len(token_ids))
+        is_plain = prompt is None and truncation in (None, MODEL_LIMIT)
         return EmbedJob(request, token_ids, texts if is_plain else ())
 
-    def embedded(self, job: EmbedJob, vectors: Vectors) -> None:
-        """A prompt that was embedded is better foretold."""
-        if self._seen_vectors is not None and job.texts:
-            self._seen_vectors.computed(job.request.model, job.texts, vectors)
+    def remember_vectors(self, job: EmbedJob, vectors: Vectors) -> None:
+        """Keeps the vectors of plain texts for the length forecasts of later prompts."""
+        if self._prompt_vectors is None or not job.texts:
+            return
+        with self._fail_open[Subject.PROMPT_VECTORS]:
+            self._prompt_vectors.store(job.request.model, job.texts, vectors)
 
     def _generate(
         self,
-        draft: _RequestFields,
+        fields: _RequestFields,
         generator: Generator,
         prompt: Sequence[int],
         max_tokens: int | None,
         sampling: Sampling,
         chat: ChatPrompt | None,
         *,
-        unstated: int | None = None,
+        default_max_tokens: int | None = None,
     ) -> GenerateJob:
         room = generator.max_model_tokens - len(prompt)
-        wanted = 1 if max_tokens is None else max_tokens
+        required = 1 if max_tokens is None else max_tokens
         if not prompt:
             raise Refused("the prompt has no tokens; send at least one", param="prompt")
-        if wanted > room:
-            asks = (
-                "leaves no room to answer" if max_tokens is None else f"max_tokens asks for {wanted:,} more"
-            )
+        if required > room:
+            cause = "leaves no room for output" if max_tokens is None else f"max_tokens is {required:,}"
             raise Refused(
                 f"{generator.model} has a context of {generator.max_model_tokens:,} tokens; the prompt has "
-                f"{len(prompt):,} and {asks}. Shorten the prompt or lower max_tokens.",
+                f"{len(prompt):,} and {cause}. Shorten the prompt or lower max_tokens.",
                 param="messages" if chat else "prompt",
                 code="context_length_exceeded",
             )
-        limit = min(room, unstated or room) if max_tokens is None else max_tokens
-        request = self._request(draft, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)
+        limit = min(room, default_max_tokens or room) if max_tokens is None else max_tokens
+        request = self._request(fields, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)
         can_stop = sampling.stop or sampling.stop_token_ids or sampling.structure is not None
         request = replace(request, runs_to_limit=sampling.ignore_eos and not can_stop)
         return GenerateJob(request, prompt, replace(sampling, max_tokens=limit), chat)
 
     def _request(
         self,
-        draft: _RequestFields,
+        fields: _RequestFields,
         kind: Kind,
         model: str,
         prompt_tokens: int,
         max_output_tokens: int,
         sequences: int,
     ) -> Request:
-        hints = draft.hints
-        service_class = self._class(draft.caller, hints)
+        hints = fields.hints
+        service_class = self._class(fields.caller, hints)
         stated = [
             None if value is None else milliseconds(value)
             for value in (hints.ttft_ms, hints.tpot_ms, hints.e2e_ms)
         ]
         slo = service_class.slo.overridden(Slo(*stated)) if any(stated) else service_class.slo
         if kind is Kind.EMBED and slo.tpot is not None:
-            # There are no tokens to pace, so nothing is promised that could be kept.
+            # Embeddings have no output tokens, so a TPOT objective would count as missed or met by accident.
             slo = replace(slo, tpot=None)
         return Request(
-            # Callers choose their ids and may choose the same one twice.
-            id=f"{draft.request_id}-{next(self._serial)}",
+            # Clients choose their request ids, and may use one twice.
+            id=f"{fields.request_id}-{next(self._serial)}",
             kind=kind,
             model=model,
-            tenant=draft.caller.tenant,
+            tenant=fields.caller.tenant,
             service_class=service_class,
             slo=slo,
-            arrival=draft.arrival,
+            arrival=fields.arrival,
             prompt_tokens=prompt_tokens,
             max_output_tokens=max_output_tokens,
             sequences=sequences,
-            features=draft.features,
+            features=fields.features,
         )
 
     def _class(self, caller: Caller, hints: RequestHints) -> ServiceClass:
@@ -236,7 +253,7 @@ class Intake:
         if name not in self._classes:
             known = ", ".join(sorted(self._classes))
             raise Refused(
-                f"service_class={name!r}: no such class; known are {known}",
+                f"service_class={name!r}: no such class; use one of {known}",
                 param="service_class",
                 code="unknown_service_class",
             )
@@ -252,15 +269,15 @@ class Intake:
         return _named(self._generators, model, "chat and completions", others=self._embedders)
 
 
-def _limit(cut: TruncationRequest, embedder: Embedder) -> int:
+def _limit(truncation: TruncationRequest, embedder: Embedder) -> int:
     most = embedder.max_input_tokens
-    if cut.tokens is not None and cut.tokens > most:
+    if truncation.tokens is not None and truncation.tokens > most:
         raise Refused(
-            f"truncate_prompt_tokens={cut.tokens}: {embedder.model} takes at most {most:,}; lower it, or "
-            "use -1 for that",
+            f"truncate_prompt_tokens={truncation.tokens}: {embedder.model} accepts at most {most:,}; lower "
+            "it, or use -1 for the model's limit",
             param="truncate_prompt_tokens",
         )
-    return most if cut.tokens is None else cut.tokens
+    return most if truncation.tokens is None else truncation.tokens
 
 
 _Backend = TypeVar("_Backend")
@@ -273,16 +290,12 @@ def _named(
         return table[model]
     served = ", ".join(sorted(table)) or "none"
     if model in others:
-        raise Refused(f"{model!r} does not do {purpose}; models that do: {served}", param="model")
+        raise Refused(f"{model!r} does not serve {purpose}; models that do: {served}", param="model")
     raise Refused(
         f"the model {model!r} does not exist; models for {purpose}: {served}",
         param="model",
         code="model_not_found",
     )
-
-
-# FOLDED drafting.py:
-# What will a job take? Its ticket, as it stands before anybody has decided about it.
 
 
 def make_ticket(
@@ -291,11 +304,13 @@ def make_ticket(
     embedders: Mapping[str, Embedder],
     lengths: GuardedLengthPredictor,
 ) -> Ticket:
+    """The ticket of a job before any decision, with its footprint and length forecast."""
     request = job.request
     forecast: LengthForecast | None = None
     if isinstance(job, EmbedJob):
         size = embedders[request.model].batch_bytes([len(ids) for ids in job.inputs])
-        # Two batches' worth are sent: one is computed while the next is made up, and takes no memory yet.
+        # Twice the batch budget is forwarded; the next batch is tokenized and takes no device memory while
+        # one is computed.
         footprint = Footprint(base=-(-size // 2), steps=max(1, request.prompt_tokens), worst=size)
     else:
         forecast = lengths.forecast(request)

@@ -1,4 +1,4 @@
-"""What do the policies get to see? Leases, tickets and engines as one immutable view, made for each cycle."""
+"""Builds the immutable PoolView that one scheduling cycle decides on."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,26 +19,33 @@ Paces = dict[Owner, ObservedPace | ReportedPace]
 
 @dataclass(eq=False, slots=True)
 class SnapshotBuilder:
-    """Changes nothing. `tickets` is the dispatcher's own table; `inside` is None where no engine orders."""
+    """Reads leases, tickets and engines into a view; changes nothing.
+
+    `tickets` is the dispatcher's table. `engine_leases` is None if the engines use their own scheduler.
+    """
 
     ledger: MemoryLedger
     tickets: Mapping[str, Ticket]
     generators: Mapping[str, Generator]
     embedders: Mapping[str, Embedder]
     paces: Paces
-    inside: EngineLeases | None
+    engine_leases: EngineLeases | None
     largest: dict[Owner, int] = field(init=False, default_factory=dict)
-    """The most that a single request could ever have, where that is not the present quota."""
+    """The most bytes that one request may ever have, for owners whose quota changes."""
     reserved: dict[Owner, Reserve | None] = field(init=False, default_factory=dict)
-    """Memory kept from those of lower priority."""
+    """Memory that requests of lower priority may not use."""
 
     def pool(self, queues: Mapping[Owner, Queue], now: Instant, *, engine_queue: int) -> PoolView:
-        """`engine_queue` requests more than it has places for may be sent to an LLM engine."""
+        """The view of all owners for which requests wait.
+
+        `engine_queue` requests may be forwarded to an LLM engine beyond its free slots.
+        """
         extra = {Owner.LLM: engine_queue, Owner.EMBEDDING: 0}
-        waited_for = [owner for owner, queue in queues.items() if queue.waiting]
-        return PoolView({owner: self._share(owner, extra[owner], now) for owner in waited_for}, queues)
+        owners = [owner for owner, queue in queues.items() if queue.waiting]
+        return PoolView({owner: self._share(owner, extra[owner], now) for owner in owners}, queues)
 
     def preemptible(self, owner: Owner, now: Instant) -> tuple[Running, ...]:
+        """The decoding requests that can resume by recompute."""
         pace = self.paces[owner].pace
         return tuple(
             ticket.as_running(now, *self.ledger.lease_state(ticket.lease), pace)
@@ -46,8 +53,8 @@ class SnapshotBuilder:
             if ticket.lease is not None and ticket.is_resumable and ticket.phase is Phase.DECODE
         )
 
-    def alone(self, ticket: Ticket) -> Duration | None:
-        """How long its owner would be busy with it; None before anything was observed."""
+    def service_time(self, ticket: Ticket) -> Duration | None:
+        """The time for which its owner would be busy with a request; None before any step was observed."""
         owner = ticket.request.kind.owner
         pace, ceiling = self.paces[owner].pace_of(ticket.request.model), self.ledger.ceiling(owner)
         if pace is None:
@@ -55,7 +62,7 @@ class SnapshotBuilder:
         return service_time(ticket.request, ticket.footprint, pace, ceiling, self._slots(owner))
 
     def _embedding_paces(self) -> Mapping[str, Pace | None]:
-        """Of one model alone it is the owner's."""
+        """The rate of each embedding model; empty for a single model, whose rate is the owner's."""
         pace = self.paces[Owner.EMBEDDING]
         return {model: pace.pace_of(model) for model in self.embedders} if len(self.embedders) > 1 else {}
 
@@ -88,70 +95,64 @@ class SnapshotBuilder:
                 is_beside_others=len(ledger.table(Owner.LLM)) > 0,
             )
         share = replace(share, decode_load=decode_load(self.tickets.values(), share, self.paces[owner], now))
-        if self.inside is not None:
-            return replace(share, preemptible=tuple, inside=self.inside.work_before)
+        if self.engine_leases is not None:
+            return replace(share, preemptible=tuple, inside=self.engine_leases.work_ahead)
         return share
-
-
-# FOLDED in_turn.py:
-# What does an embedding engine hold, and how much of it is still to be computed?
 
 
 def embedding_calls_in_flight(
     tickets: Iterable[Ticket], embedders: Mapping[str, Embedder]
 ) -> Iterator[tuple[Request, float]]:
-    """Those that were let in, each with its tokens less what is computed."""
+    """The admitted embedding requests, each with its tokens that are not computed yet."""
     for ticket in tickets:
         request = ticket.request
         if ticket.lease is not None and request.kind is Kind.EMBED:
             left = embedders[request.model].tokens_left(request.id)
-            # One that was let in just now is on its way.
+            # None: the request was admitted just now and is on its way to the worker.
             yield request, request.prompt_tokens if left is None else left
-
-
-# FOLDED tempo.py:
-# How fast must the engine go on? What its steps carry now, and what is left of each promised pace.
-#
-# Where the engine itself holds back, those that hold nothing count as far as there is room for them: they
-# start
-# in the very next step. The others wait for memory, and make no step longer.
 
 
 def decode_load(
     tickets: Iterable[Ticket], share: Share, paces: StepReports, now: Instant
 ) -> DecodeLoad | None:
-    """Of an LLM's share. None until enough steps were reported: what is only thought of an engine holds
-    nobody back."""
+    """What the LLM's steps carry now, and the TPOT budget that each running request has left.
+
+    An engine with Tandem's scheduler starts requests itself: those without blocks count as long as they fit,
+    since they start in the next step; the others wait for memory and lengthen no step. None until enough
+    steps were reported, since an a-priori cost model must not delay requests.
+    """
     if not paces.reports_steps:
         return None
-    sequences = cells = unread = 0
-    room = share.ceiling - share.held
-    left: list[float] = []
+    sequences = cells = prefill_tokens = 0
+    free_bytes = share.ceiling - share.held
+    budgets: list[float] = []
     tokens: list[float] = []
-    promised: list[Duration] = []
+    tpots: list[Duration] = []
     priority: list[int] = []
     leases = share.leases
-    # For each cycle: to ask the ledger of one lease after the other takes five times as long.
+    # In columns, since this runs in every cycle and a lookup in the ledger per lease takes five times as
+    # long.
     columns = zip(leases.base.tolist(), leases.steps.tolist(), strict=True)
-    standing = dict(zip(leases.ids, columns, strict=True))
+    states = dict(zip(leases.ids, columns, strict=True))
     for ticket in tickets:
         if ticket.lease is None or (request := ticket.request).kind is not Kind.GENERATE:
             continue
-        held, to_go = standing[request.id]
+        held, remaining = states[request.id]
         if not held:
-            room -= ticket.footprint.base
-            if room < 0:
+            free_bytes -= ticket.footprint.base
+            if free_bytes < 0:
                 continue
         done, first = ticket.timeline.output_tokens, ticket.timeline.first_token
         sequences += request.sequences
         cells += request.sequences * (request.prompt_tokens + done)
         if first is None:
-            unread += request.prompt_tokens
+            prefill_tokens += request.prompt_tokens
         if (tpot := request.slo.tpot) is not None:
-            # `Ticket.slack`, and as much for each token to come but the next; 0 before the first.
-            left.append(tpot * (done + to_go - 1) + (0 if first is None else first - now))
-            tokens.append(to_go)
-            promised.append(tpot)
+            # `Ticket.slack`, which counts as zero before the first token, plus one TPOT for each remaining
+            # token but the next.
+            budgets.append(tpot * (done + remaining - 1) + (0 if first is None else first - now))
+            tokens.append(remaining)
+            tpots.append(tpot)
             priority.append(request.service_class.priority)
     steps = paces.steps
     return DecodeLoad(
@@ -161,10 +162,10 @@ def decode_load(
         lost_deviation=paces.lost_deviation * 1e9,
         sequences=sequences,
         cells=cells,
-        unread=unread,
-        left=np.array(left, dtype=np.float64),
+        unread=prefill_tokens,
+        left=np.array(budgets, dtype=np.float64),
         tokens=np.array(tokens, dtype=np.float64),
-        promised=np.array(promised, dtype=np.float64),
+        promised=np.array(tpots, dtype=np.float64),
         priority=np.array(priority, dtype=np.float64),
     )
 
@@ -172,10 +173,13 @@ def decode_load(
 def service_time(
     request: Request, footprint: Footprint, pace: Pace, quota_bytes: int, slots: int
 ) -> Duration:
-    """How long its owner would be busy with it: by tokens where they are worked off one after another, else
-    by its part of the memory or of the `slots` over its steps, whichever is more, and by its prompt."""
-    reading = scaled(pace.per_prompt_token, request.prompt_tokens)
+    """How long its owner would be busy with a request.
+
+    For embeddings, which are computed one after another, the time of its tokens. For generation the time of
+    its prompt plus its steps times its share of the memory or of the `slots`, whichever is larger.
+    """
+    prefill = scaled(pace.per_prompt_token, request.prompt_tokens)
     if request.kind is Kind.EMBED:
-        return reading
+        return prefill
     steps = max(footprint.area / max(1, quota_bytes), footprint.steps * request.sequences / max(1, slots))
-    return Duration(scaled(pace.step, steps) + reading)
+    return Duration(scaled(pace.step, steps) + prefill)

@@ -1,7 +1,7 @@
-"""The tokens of one admitted request, in order, whatever happens to it on the way.
+"""The stream of tokens of one admitted request, across preemptions.
 
-A preempted request resumes by recompute: its tokens so far become prompt, and its client sees a pause.
-Every path out (finish, error, cancellation, `aclose`) ends the request through the dispatcher once.
+A preempted request resumes by recompute: its tokens so far become part of the prompt, and its client sees a
+pause. Every path out (finish, error, cancellation, `aclose`) ends the request through the dispatcher once.
 """
 
 import asyncio
@@ -18,17 +18,23 @@ from controlplane.service.ticket import Ticket
 
 
 class StreamHost(Protocol):
-    """What an answer needs of its dispatcher."""
+    """The part of the dispatcher that a stream calls."""
 
-    def stamp(self, ticket: Ticket, steps: int) -> None: ...
+    def count_tokens(self, ticket: Ticket, steps: int) -> None:
+        """Records that the longest sequence grew by `steps` tokens."""
 
-    def end(self, ticket: Ticket, outcome: Outcome | None) -> None: ...
+    def end(self, ticket: Ticket, outcome: Outcome | None) -> None:
+        """Ends the request; None means that it finished."""
 
-    async def wait_for_grant(self, ticket: Ticket) -> None: ...
+    async def wait_for_grant(self, ticket: Ticket) -> None:
+        """Returns once the request is admitted. Raises Rejected or DecisionFailed."""
 
 
 class TokenStream:
-    """Async iterator of Delta. The caller must exhaust it or `aclose` it."""
+    """Async iterator of Delta; the caller must exhaust it or call `aclose`.
+
+    Raises Rejected if the request is evicted, BackendDown or BackendFailed if the engine fails.
+    """
 
     def __init__(self, host: StreamHost, generator: Generator, ticket: Ticket, job: GenerateJob) -> None:
         self.ticket = ticket
@@ -36,8 +42,8 @@ class TokenStream:
         self._generator = generator
         self._job = job
         self._tokens: list[int] = []
-        self._clean = 0
-        self._owed = 0
+        self._decoded = 0
+        self._repeated = 0
         self._lengths: dict[int, int] = {}
         self._longest = 0
         self._deltas: AsyncGenerator[Delta] | None = None
@@ -56,14 +62,14 @@ class TokenStream:
             await self.aclose()
             raise
         except Exception as error:
-            self.ticket.stand_by_refusal()
+            self.ticket.raise_if_refused()
             self._host.end(self.ticket, ended_by(error))
             raise
-        self._stamp(delta)
+        self._count(delta)
         return delta
 
     async def aclose(self) -> None:
-        """Aborts what has not ended; the lease is closed after the engine was told."""
+        """Aborts the request if it has not ended: first in the engine, then its lease."""
         try:
             if self._deltas is not None:
                 await self._deltas.aclose()
@@ -77,10 +83,10 @@ class TokenStream:
                 if self.ticket.departures:
                     await asyncio.gather(*self.ticket.departures)
                     self.ticket.departures = ()
-                    # It may have been refused meanwhile.
+                    # The request may have been refused while its victims left the engine.
                     continue
                 self._deltas = self._start()
-            delta = self._noted(await anext(self._deltas))
+            delta = self._record(await anext(self._deltas))
             if delta.finish_reason != "preempted":
                 return delta
             await self._deltas.aclose()
@@ -92,22 +98,27 @@ class TokenStream:
         job = self._job
         if not self._tokens:
             return self._generate(job.prompt, job.sampling)
-        # Tokens whose text is still an incomplete character are generated again: the engine decodes
-        # text from where the prompt ends. They were counted before, so they are not counted twice.
-        self._owed = len(self._tokens) - self._clean
-        del self._tokens[self._clean :]
+        # Tokens at the end whose text is an incomplete character are generated again, since the engine
+        # decodes text from the end of the prompt. They were counted before and must not be counted twice.
+        self._repeated = len(self._tokens) - self._decoded
+        del self._tokens[self._decoded :]
         sampling = replace(job.sampling, max_tokens=job.sampling.max_tokens - len(self._tokens))
         return self._generate([*job.prompt, *self._tokens], sampling)
 
     def _generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta]:
-        job, ticket, seen = self._job, self.ticket, self.ticket.timeline
-        standing = Handoff(
-            ticket.rank, ticket.turn, ticket.forecast, len(self._tokens), seen.first_token, seen.last_token
+        job, ticket, timeline = self._job, self.ticket, self.ticket.timeline
+        handoff = Handoff(
+            ticket.rank,
+            ticket.tenant_delay,
+            ticket.forecast,
+            len(self._tokens),
+            timeline.first_token,
+            timeline.last_token,
         )
-        return self._generator.generate(job.request, prompt, sampling, job.chat, standing=standing)
+        return self._generator.generate(job.request, prompt, sampling, job.chat, standing=handoff)
 
-    def _stamp(self, delta: Delta) -> None:
-        """Samples of one request grow side by side: the longest is what it has taken in steps."""
+    def _count(self, delta: Delta) -> None:
+        """Counts steps: the sequences of one request grow in parallel, so the longest one counts."""
         length = self._lengths.get(delta.index, 0) + len(delta.token_ids)
         self._lengths[delta.index] = length
         steps = length - self._longest
@@ -115,23 +126,23 @@ class TokenStream:
             self.ticket.cached_tokens = delta.cached_tokens
         if steps > 0:
             self._longest = length
-            self._host.stamp(self.ticket, steps)
+            self._host.count_tokens(self.ticket, steps)
 
-    def _noted(self, delta: Delta) -> Delta:
+    def _record(self, delta: Delta) -> Delta:
         if not self.ticket.is_resumable:
             return delta
         self._tokens += delta.token_ids
         if delta.text or delta.reasoning:
-            self._clean = len(self._tokens)
-        if not self._owed:
+            self._decoded = len(self._tokens)
+        if not self._repeated:
             return delta
-        counted = delta.token_ids[self._owed :]
-        self._owed -= len(delta.token_ids) - len(counted)
+        counted = delta.token_ids[self._repeated :]
+        self._repeated -= len(delta.token_ids) - len(counted)
         return replace(delta, token_ids=counted)
 
 
 def ended_by(error: BaseException) -> Outcome:
-    """Whose fault was it? What the caller did wrong must not look like trouble with the engine."""
+    """The outcome of a request that ended by `error`; a refused parameter is no engine failure."""
     match error:
         case asyncio.CancelledError():
             return Outcome.ABORTED
@@ -141,10 +152,10 @@ def ended_by(error: BaseException) -> Outcome:
 
 
 def is_resumable(job: GenerateJob) -> bool:
-    """Whether generating on from the tokens so far gives what an undisturbed run would have.
+    """Whether a resumed request gives the same output distribution as one that was not preempted.
 
-    What looks at earlier output (penalties, stop strings, structure, seeds, tool parsers) starts anew
-    with a resumed request, so such requests keep their blocks.
+    Penalties, stop strings, structured output, seeds and tool parsers depend on earlier output and would
+    restart with the resumed request, so requests that use them are never preempted by the gate.
     """
     s = job.sampling
     neutral = Sampling(

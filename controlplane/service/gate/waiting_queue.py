@@ -1,4 +1,4 @@
-"""Who has no memory yet? One queue an owner, kept sorted by rank; each entry bounded by its `until`."""
+"""The waiting queue: one list for each owner, sorted by rank, with a deadline for each entry's decision."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,70 +11,77 @@ from controlplane.core.view import Queue, Waiting
 
 
 class WaitingQueue:
-    """Sole owner of what waits. Sorted insertion keeps a cycle from sorting again."""
+    """Holds all waiting requests; sorted insertion spares each cycle a sort.
+
+    An entry is undecided when it is new or when its `until` has passed; a cycle decides the undecided
+    entries.
+    """
 
     def __init__(self) -> None:
         self._queues: dict[Owner, list[Waiting]] = {owner: [] for owner in Owner}
         self._undecided: dict[str, Waiting] = {}
-        self._present: dict[str, Waiting] = {}
+        self._entries: dict[str, Waiting] = {}
         self._bounds: list[tuple[Instant, str]] = []
 
     def __len__(self) -> int:
-        return len(self._present)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Waiting]:
-        return iter(tuple(self._present.values()))
+        return iter(tuple(self._entries.values()))
 
     def queued(self, owner: Owner) -> Sequence[Waiting]:
+        """The entries of `owner`, by rank."""
         return self._queues[owner]
 
-    def cap_waiting(self, owner: Owner, most_bytes: int) -> None:
-        """Footprints of all that wait for the owner, cut to `most_bytes`. Their order stays."""
+    def cap_footprints(self, owner: Owner, max_bytes: int) -> None:
+        """Cuts the footprints of the waiting requests of `owner` to `max_bytes`; their order stays."""
         queue = self._queues[owner]
-        for place, waiting in enumerate(queue):
+        for index, waiting in enumerate(queue):
             footprint = waiting.footprint
-            if max(footprint.base, footprint.worst) <= most_bytes:
+            if max(footprint.base, footprint.worst) <= max_bytes:
                 continue
             cut = replace(
-                footprint, base=min(footprint.base, most_bytes), worst=min(footprint.worst, most_bytes)
+                footprint, base=min(footprint.base, max_bytes), worst=min(footprint.worst, max_bytes)
             )
-            queue[place] = refitted = replace(waiting, footprint=cut)
-            self._present[waiting.request.id] = refitted
+            queue[index] = capped = replace(waiting, footprint=cut)
+            self._entries[waiting.request.id] = capped
             if waiting.request.id in self._undecided:
-                self._undecided[waiting.request.id] = refitted
+                self._undecided[waiting.request.id] = capped
 
     def count(self, owner: Owner) -> int:
+        """How many requests of `owner` wait."""
         return len(self._queues[owner])
 
-    def enter(self, waiting: Waiting) -> None:
+    def add(self, waiting: Waiting) -> None:
+        """Inserts an entry by its rank; it is undecided."""
         request_id = waiting.request.id
         insort(self._queues[waiting.request.kind.owner], waiting, key=_rank)
-        self._present[request_id] = waiting
+        self._entries[request_id] = waiting
         self._undecided[request_id] = waiting
         if waiting.until is not None:
             heappush(self._bounds, (waiting.until, request_id))
 
-    def leave(self, request_id: str) -> None:
-        """Does nothing if the request does not wait (any more)."""
-        waiting = self._present.pop(request_id, None)
+    def remove(self, request_id: str) -> None:
+        """Removes an entry; does nothing if the request does not wait."""
+        waiting = self._entries.pop(request_id, None)
         if waiting is None:
             return
         queue = self._queues[waiting.request.kind.owner]
         del queue[bisect_left(queue, waiting.rank, key=_rank)]
         self._undecided.pop(request_id, None)
 
-    def queue_with(self, waiting: Waiting) -> Queue:
-        """For a cycle that decides this one alone, which may wait here or not."""
+    def queue_including(self, waiting: Waiting) -> Queue:
+        """A queue in which only `waiting` is undecided, for a dry run; it may be hypothetical."""
         queue = [*self._queues[waiting.request.kind.owner]]
-        if waiting.request.id not in self._present:
+        if waiting.request.id not in self._entries:
             insort(queue, waiting, key=_rank)
         return Queue(tuple(queue), [waiting])
 
     def queues(self, now: Instant) -> Mapping[Owner, Queue]:
-        """For one cycle, which decides all that it is given."""
+        """The queues for one cycle with their undecided entries, which then count as decided."""
         while (bound := self.next_bound()) is not None and bound <= now:
             _, request_id = heappop(self._bounds)
-            self._undecided[request_id] = self._present[request_id]
+            self._undecided[request_id] = self._entries[request_id]
         undecided, self._undecided = self._undecided, {}
         return {
             owner: Queue(tuple(queue), [w for w in undecided.values() if w.request.kind.owner is owner])
@@ -82,8 +89,8 @@ class WaitingQueue:
         }
 
     def next_bound(self) -> Instant | None:
-        """When the next entry's time is up."""
-        while self._bounds and self._bounds[0][1] not in self._present:
+        """The earliest `until` of all entries; None if there is none."""
+        while self._bounds and self._bounds[0][1] not in self._entries:
             heappop(self._bounds)
         return self._bounds[0][0] if self._bounds else None
 

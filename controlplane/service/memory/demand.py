@@ -1,9 +1,10 @@
-"""How urgent is each kind's work? The slack of every request that waits or runs and has a deadline.
+"""Demand for memory: the urgency of each owner's requests, and the forecast of requests to come.
 
-A running answer's slack is how far it is ahead of its promised pace; before the first token, what is left
-after the prefill. Embeddings are computed one after another, soonest deadline first: each waits for the work
-before it. Half of what was promised is plenty: with that much left nothing is urgent, however
-short the promise. What was turned away for want of memory has no slack left; it counts for some seconds.
+Urgency follows from the deadline slack of every waiting or running request. A running generation's slack is
+its lead over its TPOT; before the first token it is the time left after the prefill. Embeddings are computed
+one after another, earliest deadline first, so each one waits for the work before it. A request with half of
+its objective left is not urgent, however short the objective. A request rejected for lack of memory has no
+slack; it counts for some seconds after its rejection.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,110 +21,120 @@ from controlplane.service.ticket import Ticket
 from predictors.load.embedding_load import EmbeddingLoad
 from predictors.load.series import LEVELS, SeriesForecaster
 
-_FADING_SECONDS = 3.0
+_DECAY_SECONDS = 3.0
 
 
 def slacks(
     tickets: Iterable[Ticket], paces: Mapping[Owner, Pace | None], now: Instant, critical: Duration
 ) -> dict[Owner, list[Duration]]:
-    """Where half the promise is shorter than `critical`, slack is stretched by as much."""
-    embeds: list[tuple[Instant, Ticket]] = []
+    """The slack of each owner's requests that have a deadline; `paces` are the observed step rates.
+
+    If half of a request's objective is shorter than `critical`, its slack is scaled up accordingly.
+    """
+    embeddings: list[tuple[Instant, Ticket]] = []
     found: dict[Owner, list[Duration]] = {owner: [] for owner in Owner}
     for ticket in tickets:
         request, begun = ticket.request, ticket.timeline.first_token
         deadline = request.slo.first_token_deadline(request.arrival)
         if request.kind is Kind.EMBED:
             if deadline is not None:
-                embeds.append((deadline, ticket))
+                embeddings.append((deadline, ticket))
         elif (slack := ticket.slack(now)) is not None:
-            promise = request.slo.tpot if begun is not None else between(request.arrival, deadline or now)
+            objective = request.slo.tpot if begun is not None else between(request.arrival, deadline or now)
             work = work_before_deadline(request, ticket.footprint, paces[Owner.LLM])
             left = slack if begun is not None else Duration(slack - work)
-            found[Owner.LLM].append(_stretched(left, promise, critical))
+            found[Owner.LLM].append(_scaled_slack(left, objective, critical))
     pace = paces[Owner.EMBEDDING]
     ahead = 0
-    for deadline, ticket in sorted(embeds, key=lambda e: (e[0], e[1].request.id)):
+    for deadline, ticket in sorted(embeddings, key=lambda e: (e[0], e[1].request.id)):
         ahead += ticket.request.prompt_tokens
         work = Duration(0) if pace is None else scaled(pace.per_prompt_token, ahead)
-        promise = between(ticket.request.arrival, deadline)
-        found[Owner.EMBEDDING].append(_stretched(Duration(between(now, deadline) - work), promise, critical))
+        objective = between(ticket.request.arrival, deadline)
+        found[Owner.EMBEDDING].append(
+            _scaled_slack(Duration(between(now, deadline) - work), objective, critical)
+        )
     return found
 
 
-def _stretched(slack: Duration, promise: Duration | None, critical: Duration) -> Duration:
-    if slack <= 0 or promise is None or promise >= 2 * critical:
+def _scaled_slack(slack: Duration, objective: Duration | None, critical: Duration) -> Duration:
+    if slack <= 0 or objective is None or objective >= 2 * critical:
         return slack
-    return scaled(slack, 2 * critical / promise)
+    return scaled(slack, 2 * critical / objective)
 
 
-def _nobody() -> dict[Owner, float]:
+def _zeros() -> dict[Owner, float]:
     return dict.fromkeys(Owner, 0.0)
 
 
 @dataclass(slots=True)
 class RecentArrivals:
-    """Requests that came, and those of them turned away for want of memory, fading."""
+    """Requests that arrived and those rejected for lack of memory, as exponentially decaying counts."""
 
-    came: dict[Owner, float] = field(default_factory=_nobody)
-    lost: dict[Owner, float] = field(default_factory=_nobody)
+    arrived: dict[Owner, float] = field(default_factory=_zeros)
+    lost: dict[Owner, float] = field(default_factory=_zeros)
     since: Instant | None = None
 
     def fade(self, now: Instant) -> None:
+        """Decays the counts up to `now`."""
         if self.since is not None:
-            kept = exp(-to_seconds(between(self.since, now)) / _FADING_SECONDS)
-            for counts in (self.came, self.lost):
+            decay = exp(-to_seconds(between(self.since, now)) / _DECAY_SECONDS)
+            for counts in (self.arrived, self.lost):
                 for owner in counts:
-                    counts[owner] *= kept
+                    counts[owner] *= decay
         self.since = now
 
 
 def urgencies(
     tickets: Iterable[Ticket],
     paces: Mapping[Owner, Pace | None],
-    lately: RecentArrivals,
+    recent: RecentArrivals,
     now: Instant,
     options: UrgencyOptions,
 ) -> dict[Owner, float]:
+    """The urgency of each owner, from the slack of its requests and its recent rejections."""
     return {
-        owner: urgency_of_all(each, options, lost=lately.lost[owner], came=lately.came[owner])
+        owner: urgency_of_all(each, options, lost=recent.lost[owner], came=recent.arrived[owner])
         for owner, each in slacks(tickets, paces, now, options.critical).items()
     }
 
 
-# FOLDED foresight.py:
-# What will ask for memory soon? Bytes to keep for embedding work, and for requests of the highest priority.
-#
-# The embedding load is forecast in tokens; what they take while they are computed is at most what the batches
-# in flight can take. Of the generation requests, those of the highest priority are foreseen together by the
-# bytes that they arrive with; what of it has come already is no longer kept, nor what will be given back
-# before the first of them must start.
-
-_AT_ONCE = Duration(0)
+_NO_WAIT = Duration(0)
 
 
 @dataclass(slots=True)
 class MemoryDemandForecast:
-    """Without a `level` nothing is kept. `high_priority` is None where all have the same; requests of it can
-    wait for `patience`."""
+    """Forecasts the embedding tokens and the high-priority bytes of the next window.
+
+    The embedding load is forecast in tokens. Generation requests of the highest priority are forecast
+    together, by the bytes of their footprints on arrival; bytes that have arrived, or that running requests
+    will free in time, are not reserved again.
+
+    Attributes:
+        window: length of a forecast window.
+        level: quantile of the forecasts; None turns them off.
+        high_priority: the highest priority; None if all classes have the same.
+        max_wait: how long a request of high priority can wait before it must start.
+    """
 
     window: Duration
     level: float | None
     high_priority: int | None
-    patience: Duration = _AT_ONCE
+    max_wait: Duration = _NO_WAIT
     load: EmbeddingLoad = field(init=False)
     high: SeriesForecaster = field(init=False, default_factory=SeriesForecaster)
     _high_bytes: int = field(init=False, default=0)
-    _until: Instant | None = field(init=False, default=None)
+    _window_end: Instant | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.load = EmbeddingLoad(self.window)
 
     @property
     def horizon(self) -> Duration:
-        """What is given back within it serves those that come in the next window."""
-        return Duration(self.window + self.patience)
+        """Memory that is freed within this time serves the requests of the next window."""
+        return Duration(self.window + self.max_wait)
 
-    def offered(self, request: Request, footprint: Footprint, now: Instant) -> None:
+    def observe_arrival(self, request: Request, footprint: Footprint, now: Instant) -> None:
+        """Adds an arriving request to the series of its kind."""
         if request.kind is Kind.EMBED:
             self.load.arrived(now, request.prompt_tokens)
         elif request.service_class.priority == self.high_priority:
@@ -131,14 +142,16 @@ class MemoryDemandForecast:
             self._high_bytes += footprint.base
 
     def embedding_tokens(self, now: Instant) -> float:
-        """That arrive in the next window at most, at the level asked for; 0 while nothing is known."""
+        """Tokens that arrive in the next window, at the quantile `level`; 0 while nothing is known."""
         if self.level is None or (forecast := self.load.next_window(now)) is None:
             return 0.0
         return forecast.tokens_within(self.level)
 
     def reserve(self, now: Instant, *, released_bytes: int) -> Reserve | None:
-        """For what of the highest priority is still to come in this window, at the level asked for, and will
-        not find memory that others give back in time."""
+        """The memory to reserve for high-priority requests that are still expected in this window.
+
+        `released_bytes` will be freed by running requests in time, and are not reserved.
+        """
         if self.level is None or self.high_priority is None:
             return None
         self._close_until(now)
@@ -149,11 +162,11 @@ class MemoryDemandForecast:
         return Reserve(left, self.high_priority) if left > 0 else None
 
     def _close_until(self, now: Instant) -> None:
-        if self._until is None:
-            self._until = after(now, self.window)
-        while now >= self._until:
+        if self._window_end is None:
+            self._window_end = after(now, self.window)
+        while now >= self._window_end:
             self.high.observe(self._high_bytes)
             self._high_bytes = 0
-            # After a long silence one window of it is as good as all.
-            missed = max(1, between(self._until, now) // self.window)
-            self._until = after(self._until, Duration(self.window * missed))
+            # After a long gap one empty window is observed instead of all.
+            missed = max(1, between(self._window_end, now) // self.window)
+            self._window_end = after(self._window_end, Duration(self.window * missed))

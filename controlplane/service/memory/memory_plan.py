@@ -1,30 +1,33 @@
-"""What goes where on the device? Weights, margin, KV blocks and embedding workspace, in bytes.
+"""The memory plan of the device: weights, activations, margin, KV blocks and embedding workspace, in bytes.
 
-available = memory - weights - activation - reserve; pool = available * (1 - margin); each owner's part
-is its quota of the pool.
+available = memory - weights - activation - reserve; pool = available * (1 - margin); each owner gets its
+quota of the pool. Also whether requests may keep hidden states instead of keys and values, and what that
+saves.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from backends.vllm.hybrid.support import HybridSetup, fallbacks, memory_ratio, refusal, scratch_bytes
 from controlplane.config import Config, ConfigError
 from controlplane.core.geometry import DTYPE_BYTES, GeometryError, KvGeometry, kv_geometry
+
+log = logging.getLogger(__name__)
 
 _EXAMPLE_LENGTHS = (512, 2_048, 8_192, 32_768)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """`context_tokens` is the model's own limit."""
+    """A model's config.json and the size of its weight files."""
 
     config: Mapping[str, Any]
     weight_bytes: int
 
     @property
     def context_tokens(self) -> int:
+        """The model's own context limit. Raises ConfigError if config.json does not state it."""
         text = self.config.get("text_config") or self.config
         for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
             if text.get(key):
@@ -32,7 +35,10 @@ class ModelFacts:
         raise ConfigError("the model's config.json has no max_position_embeddings; set engine.max_model_len")
 
     def loaded_bytes(self, dtype: str | None) -> int:
-        """Of the weights as `dtype`; the files' at least: not every config.json names what they hold."""
+        """Bytes of the weights loaded as `dtype`, at least those of the files.
+
+        Not every config.json states the type that the files hold.
+        """
         named = str(self.config.get("dtype") or self.config.get("torch_dtype"))
         stored, loaded = DTYPE_BYTES.get(named.removeprefix("torch.")), DTYPE_BYTES.get(str(dtype))
         if stored is None or loaded is None or "quantization_config" in self.config:
@@ -40,8 +46,56 @@ class ModelFacts:
         return max(self.weight_bytes, self.weight_bytes * loaded // stored)
 
 
+Facts = Callable[[str], ModelFacts]
+
+
+class HybridFallback(Protocol):
+    """Engine arguments that shrink the KV cache without hidden states, and their loss in quality."""
+
+    @property
+    def name(self) -> str:
+        """For the operator."""
+
+    @property
+    def arguments(self) -> Mapping[str, str]:
+        """Engine arguments of vLLM."""
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a cached number under these arguments."""
+
+    @property
+    def loss(self) -> str:
+        """What the output loses."""
+
+
+class HybridSupport(Protocol):
+    """The LLM backend's rules for hidden states in its cache, from config.json and engine arguments."""
+
+    def refusal(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
+        """Why hidden states are not possible; None if they are and save memory."""
+
+    def memory_ratio(self, config: Mapping[str, Any]) -> float:
+        """Bytes of a token's hidden state over those of its keys and values."""
+
+    def scratch_bytes(self, config: Mapping[str, Any], *, requests: int, tokens: int) -> int:
+        """Extra bytes of a layer while `requests` of `tokens` each decode from hidden states."""
+
+    def fallbacks(self, arguments: Mapping[str, Any], element_bytes: int) -> Iterator[HybridFallback]:
+        """Those that take less than `element_bytes` a number and contradict no argument."""
+
+
+class HybridChoice(NamedTuple):
+    """Hidden states are on: for a model of `architecture`, with `forms` as configured, auto or on."""
+
+    architecture: str
+    forms: str
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
+    """The parts of the device's memory in bytes; `geometry` is None without a chat model."""
+
     memory_bytes: int
     chat_weight_bytes: int
     embedding_weight_bytes: int
@@ -57,17 +111,18 @@ class MemoryPlan:
 
     @property
     def kv_blocks(self) -> int:
+        """KV blocks that fit the cache."""
         return self.kv_bytes // self.geometry.bytes_per_block if self.geometry else 0
 
     def concurrent(self, tokens: int) -> int:
-        """How many requests of `tokens` in all fit side by side."""
+        """How many requests of `tokens` each, prompt and output, fit the cache at once."""
         return self.kv_blocks // self.geometry.blocks(tokens) if self.geometry else 0
 
 
 def memory_plan(
-    config: Config, facts: Callable[[str], ModelFacts], device_memory: Callable[[], int]
+    config: Config, facts: Facts, device_memory: Callable[[], int], hybrid: HybridSupport
 ) -> MemoryPlan:
-    """Raises ConfigError when the parts do not fit, naming by how much."""
+    """Divides the device's memory. Raises ConfigError with the sizes if the parts do not fit."""
     chat = config.models.chat
     chat_facts = facts(chat.model) if chat else None
     embedding_facts = [facts(model.model) for model in config.models.embeddings]
@@ -77,19 +132,19 @@ def memory_plan(
         found.loaded_bytes(model.dtype)
         for found, model in zip(embedding_facts, config.models.embeddings, strict=True)
     )
-    activation = _activation_bytes(config, chat_facts)
+    activation = _activation_bytes(config, chat_facts, hybrid)
     available = memory - weights - embedding_weights - activation - config.pool.reserve
     if available <= 0:
         raise ConfigError(
             f"pool.memory={memory}: weights {weights + embedding_weights}, activation {activation} and "
-            f"reserve {config.pool.reserve} bytes leave nothing for the cache; use a larger device, "
+            f"reserve {config.pool.reserve} bytes leave no memory for the cache; use a larger device, "
             "a smaller or quantised model, or a lower engine.max_num_batched_tokens"
         )
     margin = round(available * config.pool.margin)
     pool = available - margin
     geometry = _geometry(config, chat_facts) if chat_facts else None
     is_elastic = config.pool.kv_allocator == "kvcached"
-    # What is mapped on demand may be as large as the LLM's quota can ever become.
+    # kvcached maps blocks on demand, so the cache may be as large as the LLM's quota can ever become.
     kv = int(pool * (1 - config.quota.embedding.min if is_elastic else config.quota.llm.nominal))
     max_model_tokens = 0
     if geometry is not None and chat is not None and chat_facts is not None:
@@ -131,9 +186,11 @@ def _max_model_tokens(engine: Mapping[str, Any], facts: ModelFacts) -> int:
     return int(engine.get("max_model_len") or facts.context_tokens)
 
 
-def _activation_bytes(config: Config, facts: ModelFacts | None) -> int:
-    """Peak of one full prefill: hidden states, the MLP's two halves and fp32 logits of every sequence. Where
-    requests may decode from hidden states, a layer may need more for that than its MLP does after it."""
+def _activation_bytes(config: Config, facts: ModelFacts | None, hybrid: HybridSupport) -> int:
+    """Peak of one full prefill: hidden states, the MLP's two halves and fp32 logits of every sequence.
+
+    With hidden states in the cache, decoding from them may need more memory in a layer than its MLP.
+    """
     if config.pool.activation != "auto":
         return config.pool.activation
     if facts is None or config.models.chat is None:
@@ -145,14 +202,14 @@ def _activation_bytes(config: Config, facts: ModelFacts | None) -> int:
     tokens = int(engine.get("max_num_batched_tokens") or 8_192)
     sequences = int(engine.get("max_num_seqs") or 256)
     largest = 2 * tokens * 2 * inner
-    if chat.hybrid_cache != "off" and refusal(facts.config, engine) is None:
+    if chat.hybrid_cache != "off" and hybrid.refusal(facts.config, engine) is None:
         longest = _max_model_tokens(engine, facts)
-        largest = max(largest, scratch_bytes(facts.config, requests=sequences, tokens=longest))
+        largest = max(largest, hybrid.scratch_bytes(facts.config, requests=sequences, tokens=longest))
     return 2 * tokens * 4 * hidden + largest + 4 * sequences * int(text.get("vocab_size") or 0)
 
 
 def plan_text(plan: MemoryPlan) -> str:
-    """The plan as a table for a person."""
+    """The plan as a table."""
     rows = [
         ("device memory", plan.memory_bytes),
         ("chat weights", plan.chat_weight_bytes),
@@ -179,64 +236,61 @@ def plan_text(plan: MemoryPlan) -> str:
     return "\n".join(lines)
 
 
-# FOLDED hybrid_cache.py:
-# May requests of the chat model keep hidden states, and what would that save?
+def hybrid_choice(config: Config, facts: Facts, support: HybridSupport) -> HybridChoice | None:
+    """Whether requests may keep hidden states; None for keys and values only.
 
-log = logging.getLogger(__name__)
-
-Facts = Callable[[str], ModelFacts]
-
-
-def hybrid_setup(config: Config, facts: Facts) -> HybridSetup | None:
-    """None for keys and values only. Raises ConfigError where hidden states are asked for and cannot be."""
+    Raises ConfigError if the configuration requires hidden states and they are not possible.
+    """
     chat = config.models.chat
     if chat is None or chat.hybrid_cache == "off":
         return None
-    said = f"models.chat.hybrid_cache={chat.hybrid_cache}"
+    setting = f"models.chat.hybrid_cache={chat.hybrid_cache}"
     if config.scheduling.engine is None:
         raise ConfigError(
-            f"{said}: the scheduler in the engine decides who keeps hidden states; set scheduling.engine, "
-            "{} for its defaults"
+            f"{setting}: Tandem's scheduler in the engine decides which requests keep hidden states; set "
+            "scheduling.engine, {} for its defaults"
         )
-    reason = _refusal(config, facts)
+    reason = _refusal(config, facts, support)
     if reason is None:
         architecture = facts(chat.model).config["architectures"][0]
-        log.info("%s: requests may keep hidden states; prefix caching is off, as they cannot be shared", said)
-        return HybridSetup(architecture, chat.hybrid_cache)
+        log.info(
+            "%s: requests may keep hidden states; prefix caching is off, since they cannot be shared", setting
+        )
+        return HybridChoice(architecture, chat.hybrid_cache)
     if chat.hybrid_cache == "on":
-        raise ConfigError(f"{said}: {reason}; choose auto or off")
-    log.info("%s: requests keep keys and values only. %s", said, reason)
+        raise ConfigError(f"{setting}: {reason}; choose auto or off")
+    log.info("%s: requests keep keys and values only. %s", setting, reason)
     return None
 
 
-def hybrid_described(config: Config, facts: Facts, plan: MemoryPlan) -> str | None:
-    """A line for a person; None without a chat model. Raises as `hybrid_setup`."""
+def hybrid_text(config: Config, facts: Facts, plan: MemoryPlan, support: HybridSupport) -> str | None:
+    """What hidden states save, as text; None without a chat model. Raises ConfigError."""
     chat, geometry = config.models.chat, plan.geometry
     if chat is None or geometry is None:
         return None
-    setup = hybrid_setup(config, facts)
+    setup = hybrid_choice(config, facts, support)
     title = f"hybrid cache: {chat.hybrid_cache}"
-    reason = _refusal(config, facts)
+    reason = _refusal(config, facts, support)
     if reason is not None:
-        told = [f"{title}; not for this model and engine ({reason})"]
-        return "\n".join([*told, *_instead(chat.engine, plan)])
-    ratio = memory_ratio(facts(chat.model).config)
+        refused = f"{title}; not possible for this model and engine ({reason})"
+        return "\n".join([refused, *_instead(chat.engine, plan, support)])
+    ratio = support.memory_ratio(facts(chat.model).config)
     tokens = plan.max_model_tokens
     rows = int(geometry.block_tokens / ratio)
     hidden = plan.kv_blocks // -(-tokens // rows)
     verb = "would take" if setup is None else "take"
     return (
         f"{title}; hidden states {verb} {ratio:g} of the memory: {hidden:,} instead of "
-        f"{plan.concurrent(tokens):,} requests of {tokens:,} tokens side by side; without prefix caching"
+        f"{plan.concurrent(tokens):,} requests of {tokens:,} tokens at once; without prefix caching"
     )
 
 
-def _instead(engine: Mapping[str, Any], plan: MemoryPlan) -> Iterator[str]:
-    """What the operator may choose in the place of hidden states."""
+def _instead(engine: Mapping[str, Any], plan: MemoryPlan, support: HybridSupport) -> Iterator[str]:
+    """The alternatives to hidden states, one line each."""
     if plan.geometry is None:
         return
     tokens, size = plan.max_model_tokens, plan.geometry.bytes_per_element
-    for fallback in fallbacks(engine, size):
+    for fallback in support.fallbacks(engine, size):
         smaller = replace(plan, geometry=replace(plan.geometry, bytes_per_element=fallback.element_bytes))
         stated = ", ".join(f"{name}: {value}" for name, value in fallback.arguments.items())
         yield (
@@ -246,6 +300,6 @@ def _instead(engine: Mapping[str, Any], plan: MemoryPlan) -> Iterator[str]:
         )
 
 
-def _refusal(config: Config, facts: Facts) -> str | None:
+def _refusal(config: Config, facts: Facts, support: HybridSupport) -> str | None:
     chat = config.models.chat
-    return None if chat is None else refusal(facts(chat.model).config, chat.engine)
+    return None if chat is None else support.refusal(facts(chat.model).config, chat.engine)

@@ -1,27 +1,28 @@
-"""What do a model's files say of it? Config and weight sizes, from a folder or from the Hugging Face hub.
+"""Reads a model's config.json and the sizes of its weight files, from a folder or the Hugging Face hub.
 
-Nothing is downloaded but config.json. Where the hub is out of reach, what it gave earlier counts, as it does
-to the engines.
+Only config.json is downloaded. If the hub is unreachable, its local cache is used, as the engines do.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from backends import bundled_models
 from controlplane.config import ConfigError
 from controlplane.service.memory.memory_plan import ModelFacts
 
-# An engine loads the first of these that there are; some models come in more than one form.
+# An engine loads the first pattern that matches; some repositories hold the weights in several formats.
 _WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin")
 
 
-def model_facts(name: str) -> ModelFacts:
-    """Raises ConfigError naming what is missing."""
+def model_facts(name: str, resolve: Callable[[str], str]) -> ModelFacts:
+    """Config and weight sizes of the model `name`. Raises ConfigError naming what is missing.
+
+    `resolve` maps the name of a bundled model to its folder, and returns any other name unchanged.
+    """
     try:
-        path = Path(bundled_models.resolve(name))
+        path = Path(resolve(name))
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(f"models: {error}") from error
     return _in_folder(path) if path.is_dir() else _on_hub(name)
@@ -30,7 +31,7 @@ def model_facts(name: str) -> ModelFacts:
 def _in_folder(folder: Path) -> ModelFacts:
     path = folder / "config.json"
     if not path.is_file():
-        raise ConfigError(f"{folder}: no config.json; give a folder as save_pretrained writes it")
+        raise ConfigError(f"{folder}: no config.json; name a folder that save_pretrained wrote")
     return ModelFacts(_config(path), _weight_bytes(_sizes(folder)))
 
 
@@ -40,26 +41,26 @@ def _on_hub(name: str) -> ModelFacts:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise ConfigError(
-            f"model {name!r} is no folder here; install an engine extra to read the hub"
+            f"model {name!r}: no such folder; install an engine extra to read it from the hub"
         ) from error
     try:
         path = Path(hf_hub_download(name, "config.json"))
     except (OSError, HFValidationError) as error:
         cause = " ".join(str(error).split())
         raise ConfigError(
-            f"model {name!r}: neither a folder here nor readable on the hub; give a local folder, or check "
-            f"the name, the network and your right to read it (HF_TOKEN). The hub's client says: {cause}"
+            f"model {name!r}: neither a local folder nor readable on the hub; name a local folder, or check "
+            f"the name, the network and the access token (HF_TOKEN). The hub's client reports: {cause}"
         ) from error
     try:
         files = HfApi().model_info(name, files_metadata=True).siblings or []
         weights = _weight_bytes({file.rfilename: file.size or 0 for file in files})
-    # A lost connection is an error of the library below, which changes with the client's release.
+    # The base classes include the HTTP library's errors, which differ between releases of the client.
     except (OSError, *HfHubHTTPError.__bases__):  # type: ignore[misc]
         weights = _weight_bytes(_sizes(path.parent))
     if not weights:
         raise ConfigError(
-            f"model {name!r}: the hub is out of reach, and of its weights nothing was downloaded earlier; "
-            f"run `hf download {name}` where there is a network, or give a local folder"
+            f"model {name!r}: the hub is unreachable and the local cache holds no weights; run "
+            f"`hf download {name}` with a network, or name a local folder"
         )
     return ModelFacts(_config(path), weights)
 
@@ -68,9 +69,9 @@ def _config(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}; fetch the model anew") from error
+        raise ConfigError(f"{path}: not valid JSON: {error}; download the model again") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: a JSON object is needed; fetch the model anew")
+        raise ConfigError(f"{path}: not a JSON object; download the model again")
     return content
 
 
@@ -79,7 +80,7 @@ def _sizes(folder: Path) -> Mapping[str, int]:
 
 
 def _weight_bytes(sizes: Mapping[str, int]) -> int:
-    """Of the model's own folder, by name; those that lie deeper are other forms of it."""
+    """Total size of the weight files in the top folder; sub-folders hold other formats of the model."""
     for pattern in _WEIGHTS:
         if found := [size for name, size in sizes.items() if "/" not in name and fnmatch(name, pattern)]:
             return sum(found)

@@ -1,13 +1,12 @@
-"""Does the device agree with the ledger? Sampled; what it holds too much is withheld from the pool.
+"""Compares the device's memory with the ledger and withholds the excess from the pool.
 
-What our processes held when the backends had started (weights, contexts, what was allocated beforehand) is
-the base. On top of it they may hold what the ledger gives them. More than that, beyond a bound, is a
-disagreement: as much is withheld at once, so the margin stays whole, and let go little by little.
-So is what another process takes of the last bytes that are free. A reading that fails changes nothing, and
-the next one is taken all the same.
+The baseline is what our processes held once the backends had started: weights, contexts, preallocated memory.
+On top of it they may hold what the ledger grants. An excess beyond `bound` is a disagreement: the same number
+of bytes is withheld from the pool at once, so that the safety margin stays free, and released in small steps.
+Memory that another process takes of the last free bytes is withheld likewise. A failed reading changes
+nothing.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,18 +14,25 @@ from dataclasses import dataclass, field
 from controlplane.core.device import DeviceProbe, DeviceReading
 from controlplane.metrics import Metrics, Readings
 from controlplane.service.runtime.health import HealthTracker
+from controlplane.service.runtime.timers import LoopTimer
 
 log = logging.getLogger(__name__)
 
-_LETTING_GO = 1 / 16
-_TROUBLE = ("the device's memory is not watched", "the device's memory is watched again")
+_RELEASE_SHARE = 1 / 16
+_HEALTH_MESSAGES = ("reading the device's memory failed", "the device's memory is read again")
 
 
 @dataclass(eq=False, slots=True)
 class MemoryMonitor:
-    """`granted` says what may be held on top of the base; `withhold` is told of every change. `bound` is the
-    disagreement, and the least free memory, that is still tolerated. `allocated` is what the embedding
-    engines' allocators say that they have reserved."""
+    """Samples the device's memory at a fixed period, by the loop's own timer since the period may be 10 ms.
+
+    Attributes:
+        probe: reads the device.
+        granted: bytes that our processes may hold on top of the baseline.
+        withhold: called with the withheld bytes whenever they change.
+        bound: tolerated disagreement and least free memory, in bytes.
+        allocated: bytes that the embedding workers' allocators have reserved.
+    """
 
     probe: DeviceProbe
     granted: Callable[[], int]
@@ -39,39 +45,41 @@ class MemoryMonitor:
     disagreement: int = field(init=False, default=0)
     withheld: int = field(init=False, default=0)
     alerts: int = field(init=False, default=0)
-    """How often a disagreement began."""
-    health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_TROUBLE))
-    _base: int | None = field(init=False, default=None)
-    _timer: asyncio.TimerHandle | None = field(init=False, default=None)
+    """How many disagreements began."""
+    health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_HEALTH_MESSAGES))
+    _baseline: int | None = field(init=False, default=None)
+    _timer: LoopTimer = field(init=False, default_factory=LoopTimer)
 
     def start(self, every: float) -> None:
-        """Takes the base now, and samples every so many seconds."""
+        """Takes the baseline now and samples every `every` seconds."""
         self.sample()
-        self._schedule(every)
+        self._timer.every(every, self._sample_or_fail)
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        """Stops sampling and closes the probe."""
+        self._timer.stop()
         self.probe.close()
 
     def sample(self) -> None:
-        found = self.last = self.probe.read()
-        if self._base is None:
-            self._base = found.ours
-            if not found.ours:
-                log.warning("the device shows none of our processes: only its free bytes are watched")
-        self.most_ours = max(self.most_ours, found.ours)
-        self.least_free = found.free if self.least_free is None else min(self.least_free, found.free)
-        had = self.disagreement > self.bound
-        self.disagreement = max(0, found.ours - self._base - self.granted())
-        self.alerts += self.disagreement > self.bound and not had
-        self._keep(max(0, self.disagreement - self.bound, self.bound - found.free))
+        """Reads the device once and adjusts the withheld bytes; the first reading is the baseline."""
+        reading = self.last = self.probe.read()
+        if self._baseline is None:
+            self._baseline = reading.ours
+            if not reading.ours:
+                log.warning("the device lists none of our processes; only its free bytes are monitored")
+        self.most_ours = max(self.most_ours, reading.ours)
+        self.least_free = reading.free if self.least_free is None else min(self.least_free, reading.free)
+        was_over = self.disagreement > self.bound
+        self.disagreement = max(0, reading.ours - self._baseline - self.granted())
+        self.alerts += self.disagreement > self.bound and not was_over
+        self._set_withheld(max(0, self.disagreement - self.bound, self.bound - reading.free))
 
     def to_json(self) -> dict[str, float]:
-        """For a person: bytes, and counts."""
+        """The last reading and the extremes in bytes, and the numbers of alerts and failures."""
         return self._bytes() | {"alerts": self.alerts, "failures": self.health.failures.total()}
 
     def readings(self, metrics: Metrics) -> Readings:
+        """The same for Prometheus."""
         return {
             metrics.device_bytes: self._bytes(),
             metrics.device_alerts: self.alerts,
@@ -79,9 +87,8 @@ class MemoryMonitor:
         }
 
     def _bytes(self) -> dict[str, float]:
-        found = self.last
-        seen = {} if found is None else found._asdict()
-        return seen | {
+        last = {} if self.last is None else self.last._asdict()
+        return last | {
             "least_free": self.least_free or 0,
             "most_ours": self.most_ours,
             "disagreement": self.disagreement,
@@ -89,28 +96,18 @@ class MemoryMonitor:
             "allocator": self.allocated(),
         }
 
-    def _keep(self, needed: int) -> None:
-        kept = needed
+    def _set_withheld(self, needed: int) -> None:
+        withheld = needed
         if needed < self.withheld:
-            kept = max(needed, int(self.withheld * (1 - _LETTING_GO)))
-        if kept != self.withheld:
-            self.withhold(kept)
-            self.withheld = kept
+            withheld = max(needed, int(self.withheld * (1 - _RELEASE_SHARE)))
+        if withheld != self.withheld:
+            self.withhold(withheld)
+            self.withheld = withheld
 
-    def _schedule(self, every: float) -> None:
-        loop = asyncio.get_running_loop()
-        due = loop.time() + every
-
-        def again() -> None:
-            nonlocal due
-            try:
-                self.sample()
-            except Exception as error:
-                self.health.failed(error)
-            else:
-                self.health.succeeded()
-            # Samples that a busy loop has missed are not made up for.
-            due = max(due + every, loop.time())
-            self._timer = loop.call_at(due, again)
-
-        self._timer = loop.call_at(due, again)
+    def _sample_or_fail(self) -> None:
+        try:
+            self.sample()
+        except Exception as error:
+            self.health.failed(error)
+        else:
+            self.health.succeeded()

@@ -1,9 +1,8 @@
-"""New."""
+"""The memory pool of a service: what the quotas divide, and how embedding models divide theirs."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from backends.device.kv_memory import StaticMemory
 from controlplane.config import Config, ConfigError
 from controlplane.core.device import DeviceMemory
 from controlplane.core.ports import Embedder, Generator
@@ -13,7 +12,10 @@ from controlplane.policy.sharing.lending import Sharing, parts
 
 @dataclass(frozen=True, slots=True)
 class SharedPool:
-    """Who shares what. Raises ValueError where the minimums are below what a single request can need."""
+    """An LLM engine and embedders that share the device's memory by quotas that change.
+
+    Raises ValueError if a minimum quota is smaller than the largest single request.
+    """
 
     generator: Generator
     embedders: Sequence[Embedder]
@@ -23,11 +25,11 @@ class SharedPool:
     def __post_init__(self) -> None:
         least = self.sharing.options.minimum
         generator = self.generator
-        one_answer = generator.geometry.bytes(generator.max_model_tokens)
-        if self.sharing.options.lowest < one_answer:
+        one_request = generator.geometry.bytes(generator.max_model_tokens)
+        if self.sharing.options.lowest < one_request:
             raise ValueError(
                 f"quota.llm.min gives {self.sharing.options.lowest} bytes and one request of "
-                f"{generator.max_model_tokens} tokens takes {one_answer}: it would stall; raise "
+                f"{generator.max_model_tokens} tokens takes {one_request}: it would never start; raise "
                 "quota.llm.min or lower engine.max_model_len"
             )
         one_input = sum(map(longest_input_bytes, self.embedders))
@@ -38,7 +40,7 @@ class SharedPool:
             )
         if not generator.has_own_scheduler:
             raise ValueError(
-                "quota: the engine's own scheduler keeps to no quota, so quotas cannot move; set "
+                "quota: vLLM's own scheduler does not enforce a quota, so quotas cannot change; set "
                 "scheduling.engine, or quota.policy: static without borrow"
             )
 
@@ -47,15 +49,14 @@ def shared_pool(
     config: Config,
     generators: Mapping[str, Generator],
     embedders: Mapping[str, Embedder],
-    workspace_bytes: int,
-    device_memory: Callable[[], DeviceMemory] | None,
+    device_memory: Callable[[], DeviceMemory],
 ) -> SharedPool | None:
-    """What the quotas move in; None where they stay as they are. Raises ConfigError."""
+    """The pool that changing quotas divide; None if the quotas are fixed. Raises ConfigError."""
     section = config.quota
     if not section.moves or not generators or not embedders:
         return None
     generator = next(iter(generators.values()))
-    memory = StaticMemory(generator.kv_bytes, workspace_bytes) if device_memory is None else device_memory()
+    memory = device_memory()
     try:
         sharing = section.sharing(
             pool_bytes=memory.pool_bytes,
@@ -68,18 +69,40 @@ def shared_pool(
         raise ConfigError(str(error)) from error
 
 
-# FOLDED embedding_bytes.py:
-# How many of the embeddings' bytes may each model's batches take? What its longest input takes, where that
-# goes round, and of the rest its part of what all could use.
+def fixed_shares(
+    generators: Mapping[str, Generator], embedders: Mapping[str, Embedder], workspace_bytes: int
+) -> Mapping[Owner, int]:
+    """The quotas where they never change. Raises ConfigError if the largest batches exceed theirs."""
+    kv_bytes = sum(generator.kv_bytes for generator in generators.values())
+    # Each model has a process of its own, so their batches occupy the device at the same time.
+    total = sum(embedder.workspace_bytes for embedder in embedders.values())
+    if total > workspace_bytes:
+        raise ConfigError(
+            f"models.embeddings {', '.join(embedders)}: the largest batches take {total} bytes "
+            f"and quota.embedding gives {workspace_bytes}; lower batch_tokens, or raise "
+            "quota.embedding.nominal or pool.memory"
+        )
+    return {Owner.LLM: kv_bytes, Owner.EMBEDDING: workspace_bytes if embedders else 0}
 
 
 def longest_input_bytes(embedder: Embedder) -> int:
-    """As its passes have shown until now."""
+    """The device memory of the longest input that the model accepts, by its memory model."""
     return embedder.batch_bytes([embedder.max_input_tokens])
 
 
-def share_out(budget: int, embedders: Collection[Embedder]) -> None:
+def split_budget(budget: int, embedders: Collection[Embedder]) -> None:
+    """Divides `budget` bytes over the embedding models' batches.
+
+    Each model gets its longest input first, if the budget allows, and then a part of the rest in proportion
+    to what its largest batch could use.
+    """
     least = [longest_input_bytes(embedder) for embedder in embedders]
     full = [embedder.workspace_bytes for embedder in embedders]
     for embedder, part in zip(embedders, parts(budget, least, full), strict=True):
         embedder.set_budget_bytes(part)
+
+
+def withhold_workspace(embedders: Collection[Embedder], withheld_bytes: int) -> None:
+    """Cuts the batches where no quota moves; the engine's KV cache cannot shrink."""
+    whole = sum(embedder.workspace_bytes for embedder in embedders)
+    split_budget(max(whole - withheld_bytes, sum(map(longest_input_bytes, embedders))), embedders)

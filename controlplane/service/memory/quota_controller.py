@@ -1,114 +1,131 @@
-"""Who may use how much of the pool now? Runs the sharing at each tick, and sooner when somebody is short.
+"""Control loop over the quotas of the pool: runs at each tick, and earlier when a request lacks memory.
 
-A tick owns the change from one pair of quotas to the next, in an order that never lets both kinds
-have the same byte: whoever loses is told first, and what it still holds stays its own until it is given
-back. The LLM's share is the engine's quota, the embeddings' the budget of their batches. A quota below
-use stops admission; running answers are preempted only for embeddings that wait, and only those of lower
-priority. What the engine, or its memory, does not confirm is not in force: the tick that failed puts back
-what it had changed, and the next ones try again.
+A tick moves from one pair of quotas to the next in an order in which no byte ever belongs to both owners: the
+losing side is reduced first, and bytes that it still holds remain its own until they are freed. The LLM's
+quota is enforced by the engine, the embeddings' by the budget of their batches. A quota below the memory in
+use stops admission; running generations are preempted only for waiting embeddings of higher priority. A
+change that the engine or its memory does not confirm is not in force: the failed tick restores the former
+quotas, and later ticks retry.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controlplane.config import Config
 from controlplane.core.clock import Clock, Duration, Instant, between, milliseconds
 from controlplane.core.decision import Defer, Reason, Reject
+from controlplane.core.device import DeviceMemory
 from controlplane.core.errors import BackendFailed, Refused
-from controlplane.core.memory import Footprint, Quota
-from controlplane.core.ports import EngineState
+from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.ports import Embedder, EngineState, Generator
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.metrics import Metrics, Readings
-from controlplane.policy.sharing.lending import lent, target_next
+from controlplane.policy.sharing.lending import Sharing, lent, target_next
 from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.memory.demand import MemoryDemandForecast, RecentArrivals, urgencies
-from controlplane.service.memory.pool import SharedPool, longest_input_bytes, share_out
+from controlplane.service.memory.pool import SharedPool, longest_input_bytes, split_budget
 from controlplane.service.runtime.engine_control import await_engine
 from controlplane.service.runtime.health import Fault, HealthTracker
 from controlplane.service.ticket import Ticket
 from predictors.load.series import LEVELS
 
-# Between two ticks on urgency; the step limit counts time, so ticks in between move no more.
-_SHORTEST_GAP = milliseconds(5)
+# Between a tick and an early one. Nominal quotas move by elapsed time, so earlier ticks would move them no
+# further.
+_MIN_TICK_GAP = milliseconds(5)
 
-_TROUBLE = ("quotas stand still", "quotas move again")
+_HEALTH_MESSAGES = ("quota changes are suspended", "quota changes resumed")
 
 
 @dataclass(eq=False, slots=True)
 class QuotaController:
-    """`owned` moves with urgency, `usable` is what is in force. `withheld` bytes are kept back from both,
-    for a device that has less than the ledger thinks. `_order` is the most that the engine may use: what it
-    confirmed last or says, or what it was asked for since without an answer."""
+    """Moves the quotas of one pool.
+
+    `owned` are the nominal quotas, which follow urgency; `usable` are those in force, after lending.
+    `withheld` bytes belong to neither, since the device has less memory than the ledger. `_engine_quota` is
+    the most that the engine may use: the quota that it confirmed last or reports, or a larger one that it has
+    not confirmed yet.
+    """
 
     clock: Clock
     dispatcher: Dispatcher
+    ledger: MemoryLedger
     pool: SharedPool
-    foresight: MemoryDemandForecast
+    demand: MemoryDemandForecast
     owned: Mapping[Owner, int] = field(init=False)
     usable: Mapping[Owner, int] = field(init=False)
     urgency: Mapping[Owner, float] = field(init=False, default_factory=lambda: dict.fromkeys(Owner, 0.0))
     reclaimed_bytes: int = field(init=False, default=0)
     moves: int = field(init=False, default=0)
     withheld: int = field(init=False, default=0)
-    health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_TROUBLE))
+    health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_HEALTH_MESSAGES))
+    _generator: Generator = field(init=False)
+    _embedders: Sequence[Embedder] = field(init=False)
+    _memory: DeviceMemory = field(init=False)
+    _sharing: Sharing = field(init=False)
     _target: int = field(init=False)
-    _order: int = field(init=False)
-    _full: int = field(init=False)
+    _engine_quota: int = field(init=False)
+    _max_workspace: int = field(init=False)
     _bytes_per_token: float = field(init=False)
-    _lately: RecentArrivals = field(init=False, default_factory=RecentArrivals)
+    _recent: RecentArrivals = field(init=False, default_factory=RecentArrivals)
     _moved_at: Instant | None = field(init=False, default=None)
-    _shrunk: tuple[Instant, int] | None = field(init=False, default=None)
+    _budget_before_cut: tuple[Instant, int] | None = field(init=False, default=None)
     _is_ticking: bool = field(init=False, default=False)
-    _urgent: asyncio.Task[None] | None = field(init=False, default=None)
+    _urgent_tick: asyncio.Task[None] | None = field(init=False, default=None)
     _last_tick: Instant | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.owned = self.usable = dict(self.pool.sharing.nominal)
+        self._generator, self._embedders = self.pool.generator, self.pool.embedders
+        self._memory, self._sharing = self.pool.memory, self.pool.sharing
+        self.owned = self.usable = dict(self._sharing.nominal)
         self._target = self.owned[Owner.LLM]
-        self._order = self.pool.memory.most_llm_bytes
-        self._full = sum(embedder.workspace_bytes for embedder in self.pool.embedders)
+        self._engine_quota = self._memory.most_llm_bytes
+        self._max_workspace = sum(embedder.workspace_bytes for embedder in self._embedders)
         self._bytes_per_token = max(
-            longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self.pool.embedders
+            longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self._embedders
         )
-        self.dispatcher.snapshots.largest = {
-            Owner.LLM: self.pool.sharing.options.highest,
-            Owner.EMBEDDING: self._full,
-        }
-        self.dispatcher.on_offer = self._offered
+        self.dispatcher.set_largest_request(
+            {Owner.LLM: self._sharing.options.highest, Owner.EMBEDDING: self._max_workspace}
+        )
         self.dispatcher.on_refusal = self._refused
 
-    async def start(self) -> None:
-        """Puts the nominal quotas in force. Raises Refused by an engine that keeps to no quota."""
-        await self._tell_engine(self.usable[Owner.LLM])
-        share_out(self.usable[Owner.EMBEDDING], self.pool.embedders)
+    def withhold(self, withheld_bytes: int) -> None:
+        """Withholds these bytes from both quotas, from the next tick on."""
+        self.withheld = withheld_bytes
 
-    def _offered(self, request: Request, footprint: Footprint) -> None:
-        self._lately.came[request.kind.owner] += 1
-        self.foresight.offered(request, footprint, self.clock.now())
+    async def start(self) -> None:
+        """Applies the nominal quotas. Raises Refused if the engine does not enforce quotas."""
+        await self._set_engine_quota(self.usable[Owner.LLM])
+        split_budget(self.usable[Owner.EMBEDDING], self._embedders)
+
+    def observe_arrival(self, request: Request, footprint: Footprint) -> None:
+        """Counts an arriving request for urgency and forecasts."""
+        self._recent.arrived[request.kind.owner] += 1
+        self.demand.observe_arrival(request, footprint, self.clock.now())
 
     def _refused(self, owner: Owner, decision: Defer | Reject) -> None:
-        """Somebody was short: of memory, or by its consequence."""
+        """Runs an early tick when a request was deferred or rejected for lack of memory, or because of it."""
         if decision.reason not in (Reason.NO_MEMORY, Reason.SLO_UNATTAINABLE, Reason.QUEUE_TIMEOUT):
             return
         if isinstance(decision, Reject):
-            self._lately.lost[owner] += 1
+            self._recent.lost[owner] += 1
         now = self.clock.now()
-        is_early = self._last_tick is not None and between(self._last_tick, now) < _SHORTEST_GAP
-        if not is_early and (self._urgent is None or self._urgent.done()):
-            self._urgent = asyncio.ensure_future(self._tick_soon())
+        is_early = self._last_tick is not None and between(self._last_tick, now) < _MIN_TICK_GAP
+        if not is_early and (self._urgent_tick is None or self._urgent_tick.done()):
+            self._urgent_tick = asyncio.ensure_future(self.tick_now())
 
-    async def _tick_soon(self) -> None:
+    async def tick_now(self) -> None:
+        """A tick at the present time."""
         await self.tick(self.clock.now())
 
     async def tick(self, now: Instant) -> None:
-        """Does nothing while the tick before waits for the engine."""
+        """Updates the quotas once; does nothing while an earlier tick waits for the engine."""
         if self._is_ticking:
             return
         self._is_ticking, self._last_tick = True, now
         try:
-            await self._share_anew(now)
+            await self._rebalance(now)
         except Exception as error:
             self.health.failed(error)
         else:
@@ -116,63 +133,66 @@ class QuotaController:
         finally:
             self._is_ticking = False
 
-    async def _share_anew(self, now: Instant) -> None:
+    async def _rebalance(self, now: Instant) -> None:
         owned = self.owned
-        self._own(now)
+        self._update_owned(now)
         try:
-            await self._apply(lent(self.owned, self._needed(now), self.pool.sharing), now)
+            await self._apply(lent(self.owned, self._demanded(now), self._sharing), now)
         except Exception:
-            # Else they would jump, by all that could not be followed, once it can.
+            # Otherwise the quotas would jump by all failed steps at once when the engine responds again.
             self.owned = owned
             raise
         finally:
-            released = self._released_bytes(self.foresight.horizon)
-            reserve = self.foresight.reserve(now, released_bytes=released)
-            self.dispatcher.snapshots.reserved[Owner.LLM] = reserve
+            released = self._released_bytes(self.demand.horizon)
+            reserve = self.demand.reserve(now, released_bytes=released)
+            self.dispatcher.set_reserve(Owner.LLM, reserve)
 
-    def _own(self, now: Instant) -> None:
+    def _update_owned(self, now: Instant) -> None:
         elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
-        self._lately.fade(now)
-        paces = {owner: pace.pace for owner, pace in self.dispatcher.paces.items()}
-        options = self.pool.sharing.options
-        self.urgency = urgencies(self.dispatcher.tickets(), paces, self._lately, now, options.urgency)
-        self._target = target_next(self._target, self.urgency, self.pool.sharing)
+        self._recent.fade(now)
+        paces = {owner: self.dispatcher.pace(owner) for owner in Owner}
+        options = self._sharing.options
+        self.urgency = urgencies(self.dispatcher.tickets(), paces, self._recent, now, options.urgency)
+        self._target = target_next(self._target, self.urgency, self._sharing)
         self.owned = next_nominals(self.owned, self._target, elapsed=elapsed, options=options)
         self._moved_at = now
 
-    def _needed(self, now: Instant) -> dict[Owner, int]:
-        """What each could use: the predicted peak of the LLM's requests; of the embeddings', those in
-        flight, waiting and foreseen, as far as full batches of them go."""
+    def _demanded(self, now: Instant) -> dict[Owner, int]:
+        """The bytes that each owner could use.
+
+        For the LLM the predicted peak of its requests; for embeddings those in flight, waiting and forecast,
+        up to full batches.
+        """
         held = {owner: self._predicted_bytes(owner) for owner in Owner}
-        foreseen = int(self.foresight.embedding_tokens(now) * self._bytes_per_token)
-        wanted = min(self._full, held[Owner.EMBEDDING] + foreseen)
-        return {Owner.LLM: held[Owner.LLM], Owner.EMBEDDING: wanted}
+        forecast = int(self.demand.embedding_tokens(now) * self._bytes_per_token)
+        embedding = min(self._max_workspace, held[Owner.EMBEDDING] + forecast)
+        return {Owner.LLM: held[Owner.LLM], Owner.EMBEDDING: embedding}
 
     def _predicted_bytes(self, owner: Owner) -> int:
-        leases = self.dispatcher.ledger.table(owner)
+        leases = self.ledger.table(owner)
         peak = int((leases.base + leases.per_step * leases.steps).sum())
         return peak + sum(waiting.footprint.peak for waiting in self.dispatcher.queued(owner))
 
     def _released_bytes(self, within: Duration) -> int:
-        """By answers that are predicted to end."""
-        pace = self.dispatcher.paces[Owner.LLM].pace
+        """Bytes freed by generations that are predicted to end within this time."""
+        pace = self.dispatcher.pace(Owner.LLM)
         if pace is None or pace.step <= 0:
             return 0
-        leases = self.dispatcher.ledger.table(Owner.LLM)
+        leases = self.ledger.table(Owner.LLM)
         ends = leases.steps <= within / pace.step
         return int((leases.base + leases.per_step * leases.steps)[ends].sum())
 
     async def _apply(self, usable: Mapping[Owner, int], now: Instant) -> None:
-        before, budget = self.dispatcher.ledger.quota(Owner.LLM).nominal, self._budget
+        before, budget = self.ledger.quota(Owner.LLM).nominal, self._budget
         try:
             llm, state = await self._move_llm(usable, before, now)
         except Exception:
-            self._put_back(before, budget, now)
+            self._roll_back(before, budget, now)
             raise
         if llm > before:
             self._set(Owner.LLM, llm)
-        room = self.pool.memory.workspace_room(state) - self.withheld
-        self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._waiting)), now)
+        room = self._memory.workspace_room(state) - self.withheld
+        self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._unclaimed_bytes)), now)
         self.moves += usable != self.usable
         self.usable = usable
         self.dispatcher.decide()
@@ -180,83 +200,86 @@ class QuotaController:
     async def _move_llm(
         self, usable: Mapping[Owner, int], before: int, now: Instant
     ) -> tuple[int, EngineState]:
-        """What the LLM may have now that the engine has confirmed it, and the engine's state."""
-        state, llm = self.pool.generator.state(), usable[Owner.LLM]
+        """Moves the engine's quota; returns the LLM's quota that it has confirmed, and its state."""
+        state, llm = self._generator.state(), usable[Owner.LLM]
         if llm < before:
             self._set(Owner.LLM, llm)
         elif llm > before:
-            # First the budget falls; the LLM gets what the batches under way leave.
+            # The embedding budget is reduced first; the LLM gets what the batches in flight leave.
             self._set_budget(min(usable[Owner.EMBEDDING], self._budget), now)
-            block = self.pool.sharing.options.block_bytes
-            free = self.pool.memory.pool_bytes - self.withheld - self._batches_in_flight()
+            block = self._sharing.options.block_bytes
+            free = self._memory.pool_bytes - self.withheld - self._batches_in_flight()
             llm = max(before, min(llm, free // block * block))
-        order, found = self._engine_order(llm, state), state
-        # One that was started anew has it all; after a failure nobody knows what is in force.
-        self._order = max(self._order, state.quota_bytes or 0)
-        if order != self._order or self.health.fault is not None:
-            await self._tell_engine(order)
-            state = self.pool.generator.state()
+        quota, found = self._engine_quota_for(llm, state), state
+        # A restarted engine uses its whole cache; after a failure its quota is unknown.
+        self._engine_quota = max(self._engine_quota, state.quota_bytes or 0)
+        if quota != self._engine_quota or self.health.fault is not None:
+            await self._set_engine_quota(quota)
+            state = self._generator.state()
         self._reclaim(llm, found)
         return llm, state
 
-    async def _tell_engine(self, order: int) -> None:
-        """Raises Unanswered where no answer comes: it may have the order then, or get it still."""
-        memory, generator, former = self.pool.memory, self.pool.generator, self._order
-        # Its limit is never below its quota.
-        memory.limit_llm(max(order, former))
-        self._order = max(order, former)
+    async def _set_engine_quota(self, quota: int) -> None:
+        """Raises EngineTimeout if the engine does not confirm; it may then apply the quota now or later."""
+        memory, generator, former = self._memory, self._generator, self._engine_quota
+        # The memory limit is never below the quota.
+        memory.limit_llm(max(quota, former))
+        self._engine_quota = max(quota, former)
         try:
-            await await_engine(generator.set_quota(order), generator, "quota")
+            await await_engine(generator.set_quota(quota), generator, "quota")
         except (Refused, BackendFailed):
-            self._order = former
+            self._engine_quota = former
             memory.limit_llm(former)
             raise
-        self._order = order
-        if order < former:
-            memory.limit_llm(order)
+        self._engine_quota = quota
+        if quota < former:
+            memory.limit_llm(quota)
 
-    def _put_back(self, llm: int, budget: int, now: Instant) -> None:
-        """What was in force before a change, as far as it surely still is."""
-        self._set(Owner.LLM, min(llm, self._order))
-        self._set_budget(max(0, min(budget, self._waiting)), now)
+    def _roll_back(self, llm: int, budget: int, now: Instant) -> None:
+        """Restores the quotas from before a failed change, as far as the engine's quota allows."""
+        self._set(Owner.LLM, min(llm, self._engine_quota))
+        self._set_budget(max(0, min(budget, self._unclaimed_bytes)), now)
         self.dispatcher.decide()
 
     @property
-    def _waiting(self) -> int:
-        """Beside all that the engine may use."""
-        return self.pool.memory.pool_bytes - self._order - self.withheld
+    def _unclaimed_bytes(self) -> int:
+        """Bytes of the pool that the engine may not use and that are not withheld."""
+        return self._memory.pool_bytes - self._engine_quota - self.withheld
 
-    def _engine_order(self, llm: int, state: EngineState) -> int:
-        """Never below what is in use: that would preempt. One block each lets running answers go on."""
-        growth = state.running * self.pool.sharing.options.block_bytes
+    def _engine_quota_for(self, llm: int, state: EngineState) -> int:
+        """The engine's quota: the LLM's, but not below its use, since a lower one would preempt.
+
+        One block for each running request lets all of them continue.
+        """
+        growth = state.running * self._sharing.options.block_bytes
         if state.used_bytes > llm:
-            return max(llm, min(self._order, state.used_bytes + growth))
+            return max(llm, min(self._engine_quota, state.used_bytes + growth))
         return llm
 
     def _reclaim(self, llm: int, state: EngineState) -> None:
         waiting = self.dispatcher.queued(Owner.EMBEDDING)
         if not waiting:
             return
-        demanded = sum(one.footprint.base for one in waiting)
-        priority = max(one.request.service_class.priority for one in waiting)
-        free = max(0, self._budget - self.dispatcher.ledger.held(Owner.EMBEDDING))
+        demanded = sum(entry.footprint.base for entry in waiting)
+        priority = max(entry.request.service_class.priority for entry in waiting)
+        free = max(0, self._budget - self.ledger.held(Owner.EMBEDDING))
         needed = bytes_to_reclaim(held=state.used_bytes, nominal=llm, free=free, demanded=demanded)
         if needed > 0:
             self.reclaimed_bytes += self.dispatcher.reclaim(Owner.LLM, needed, priority)
 
     @property
     def _budget(self) -> int:
-        return self.dispatcher.ledger.quota(Owner.EMBEDDING).nominal
+        return self.ledger.quota(Owner.EMBEDDING).nominal
 
     def _batches_in_flight(self) -> int:
-        """The present budget; one that was larger counts until what was sent under it is done."""
-        if self._shrunk is None:
+        """The embedding budget; after a cut the former one, until the batches sent under it have ended."""
+        if self._budget_before_cut is None:
             return self._budget
-        since, former = self._shrunk
+        since, former = self._budget_before_cut
         if not any(self._is_computed_since(ticket, since) for ticket in self.dispatcher.tickets()):
-            self._shrunk = None
+            self._budget_before_cut = None
             return self._budget
-        return max(self._budget, min(former, self.dispatcher.ledger.demanded(Owner.EMBEDDING)))
+        return max(self._budget, min(former, self.ledger.demanded(Owner.EMBEDDING)))
 
     @staticmethod
     def _is_computed_since(ticket: Ticket, since: Instant) -> bool:
@@ -269,25 +292,25 @@ class QuotaController:
         if budget == former:
             return
         if budget < former:
-            most = former if self._shrunk is None else max(former, self._shrunk[1])
-            self._shrunk = (now, most)
+            most = former if self._budget_before_cut is None else max(former, self._budget_before_cut[1])
+            self._budget_before_cut = (now, most)
         self._set(Owner.EMBEDDING, budget)
-        share_out(budget, self.pool.embedders)
+        split_budget(budget, self._embedders)
 
     def _set(self, owner: Owner, nominal: int) -> None:
-        self.dispatcher.ledger.set_quota(owner, Quota(nominal))
+        self.ledger.set_quota(owner, Quota(nominal))
         if owner is Owner.EMBEDDING:
-            self.dispatcher.cap_waiting(owner, nominal)
+            self.dispatcher.cap_footprints(owner, nominal)
 
     def to_json(self) -> dict[str, object]:
-        """For a person."""
-        load = self.foresight.load
+        """Quotas, urgency and forecasts for the operator."""
+        load = self.demand.load
         forecast = load.next_window(self.clock.now())
         return {
-            "device_memory": self.pool.memory.mode,
-            "pool_bytes": self.pool.memory.pool_bytes,
+            "device_memory": self._memory.mode,
+            "pool_bytes": self._memory.pool_bytes,
             "withheld_bytes": self.withheld,
-            "engine_quota_bytes": self._order,
+            "engine_quota_bytes": self._engine_quota,
             "owned_bytes": {owner.value: share for owner, share in self.owned.items()},
             "usable_bytes": {owner.value: share for owner, share in self.usable.items()},
             "urgency": {owner.value: urgency for owner, urgency in self.urgency.items()},
@@ -305,7 +328,8 @@ class QuotaController:
         }
 
     def readings(self, metrics: Metrics) -> Readings:
-        load = self.foresight.load
+        """The same for Prometheus."""
+        load = self.demand.load
         forecast = load.next_window(self.clock.now())
         levels = [str(level) for level in LEVELS]
         return {
@@ -320,13 +344,14 @@ class QuotaController:
 
 
 def quota_controller(
-    pool: SharedPool, config: Config, clock: Clock, dispatcher: Dispatcher
+    pool: SharedPool, config: Config, clock: Clock, dispatcher: Dispatcher, ledger: MemoryLedger
 ) -> QuotaController:
+    """The controller that a configuration asks for."""
     forecast = config.quota.forecast
-    priorities = {one.priority for one in config.classes.values()}
+    priorities = {c.priority for c in config.classes.values()}
     highest = max(priorities) if len(priorities) > 1 else None
-    promised = [one.ttft_ms for one in config.classes.values() if one.priority == highest and one.ttft_ms]
-    # Half of what was promised is plenty to spend on waiting; the rest is for the work.
-    patience = milliseconds(min(promised, default=0.0) / 2)
-    foresight = MemoryDemandForecast(milliseconds(forecast.window_ms), forecast.quantile, highest, patience)
-    return QuotaController(clock, dispatcher, pool, foresight)
+    objectives = [c.ttft_ms for c in config.classes.values() if c.priority == highest and c.ttft_ms]
+    # A request may spend half of its TTFT objective waiting; the rest is for the prefill.
+    max_wait = milliseconds(min(objectives, default=0.0) / 2)
+    demand = MemoryDemandForecast(milliseconds(forecast.window_ms), forecast.quantile, highest, max_wait)
+    return QuotaController(clock, dispatcher, ledger, pool, demand)

@@ -1,0 +1,1 @@
+"""Forecasts of lengths and times while requests are served, their training, and their failures."""

@@ -1,8 +1,7 @@
-"""What if nothing can be learned of a request? Then nothing is, and its answer goes on.
+"""Wraps the predictors so that an exception in one never fails a request.
 
-Rule: whatever a forecast or a lesson raises ends here. It is counted, logged once for each place that it
-comes from, and the service says that it is impaired until the like succeeds. An answer whose length cannot be
-forecast is thought to be as long as it may.
+The exception is counted and logged once for each line that raises it; the service reports itself as impaired
+until the same operation succeeds. Where the length forecast fails, the request's max_tokens is used.
 """
 
 import logging
@@ -21,6 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Subject(StrEnum):
+    """The operations that are guarded, as the metrics name them."""
+
     LENGTH_FORECAST = "length_forecast"
     REMAINING_LENGTH = "remaining_length"
     ANSWER_LENGTH = "answer_length"
@@ -30,12 +31,12 @@ class Subject(StrEnum):
 
 
 class Guard(AbstractContextManager["Guard"]):
-    """`with lesson:` around what may fail."""
+    """Context manager that suppresses, counts and logs the exceptions of one operation."""
 
     def __init__(self, subject: Subject, metrics: Metrics) -> None:
         self._subject = subject
         self._metrics = metrics
-        self._told: set[tuple[CodeType, int]] = set()
+        self._logged: set[tuple[CodeType, int]] = set()
         self.is_failing = False
         metrics.may_not_learn(subject)
 
@@ -50,40 +51,46 @@ class Guard(AbstractContextManager["Guard"]):
         self.is_failing = True
         self._metrics.not_learned(self._subject)
         *_, (frame, line) = walk_tb(trace)
-        if (frame.f_code, line) not in self._told:
-            self._told.add((frame.f_code, line))
-            log.error("%s: %s; requests go on without it", self._subject, error, exc_info=error)
+        if (frame.f_code, line) not in self._logged:
+            self._logged.add((frame.f_code, line))
+            log.error("%s: %s; requests continue without it", self._subject, error, exc_info=error)
         return True
 
 
 class FailOpen:
+    """One guard for each subject: `with fail_open[subject]: ...`."""
+
     def __init__(self, metrics: Metrics) -> None:
-        self._of = {subject: Guard(subject, metrics) for subject in Subject}
+        self._guards = {subject: Guard(subject, metrics) for subject in Subject}
 
     def __getitem__(self, subject: Subject) -> Guard:
-        return self._of[subject]
+        return self._guards[subject]
 
     @property
-    def are_failing(self) -> bool:
-        return any(lesson.is_failing for lesson in self._of.values())
+    def is_failing(self) -> bool:
+        """Whether the last run of any guarded operation failed."""
+        return any(guard.is_failing for guard in self._guards.values())
 
 
 class GuardedLengthPredictor:
-    """What a `LengthPredictor` says and learns, whatever becomes of it."""
+    """A LengthPredictor whose exceptions are suppressed."""
 
-    def __init__(self, given: LengthPredictor, lessons: FailOpen) -> None:
-        self.fail_open = lessons
-        self._given = given
+    def __init__(self, predictor: LengthPredictor, fail_open: FailOpen) -> None:
+        self.fail_open = fail_open
+        self._predictor = predictor
 
-    def forecast(self, request: Request, *, instead: LengthForecast | None = None) -> LengthForecast:
+    def forecast(self, request: Request, *, default: LengthForecast | None = None) -> LengthForecast:
+        """The predictor's forecast; if that fails `default`, or max_tokens without one."""
         with self.fail_open[Subject.LENGTH_FORECAST]:
-            return self._given.forecast(request)
-        return instead or MaxTokens().forecast(request)
+            return self._predictor.forecast(request)
+        return default or MaxTokens().forecast(request)
 
     def observe(self, request: Request, output_tokens: int) -> None:
+        """Trains the predictor with a finished request."""
         with self.fail_open[Subject.ANSWER_LENGTH]:
-            self._given.observe(request, output_tokens)
+            self._predictor.observe(request, output_tokens)
 
     def withdraw(self, request: Request) -> None:
+        """Drops the forecast of a request that did not finish."""
         with self.fail_open[Subject.LOST_ANSWER]:
-            self._given.withdraw(request)
+            self._predictor.withdraw(request)

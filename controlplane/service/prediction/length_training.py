@@ -1,18 +1,19 @@
-"""When is a new length model learned? When enough requests have finished since the last one.
+"""Length predictors by name, and the background training of the learned one.
 
-Rule: a job looks now and then; the examples are copied, a process of its own learns from them, and its
-model is put in force between two requests. Should it fail, the model in force stays and the log says why.
+A periodic job checks whether enough requests have finished since the last training. The examples are copied
+and a separate process trains on them; the event loop then replaces the model. If the training fails, the
+present model stays and the log says why.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
-
-from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from controlplane.config import Config, ConfigError
 from controlplane.core.ports import LengthPredictor
 from controlplane.metrics import Metrics, Readings
+from controlplane.service.runtime.timers import PeriodicTimer, SchedulerTimer
 from predictors.output_length import checkpoint
 from predictors.output_length.checkpoint import Checkpoint, read_or_set_aside, save
 from predictors.output_length.history import HistoryQuantiles, MaxTokens
@@ -22,22 +23,25 @@ from predictors.output_length.training import trained_elsewhere
 
 log = logging.getLogger(__name__)
 
-# The next model is worth learning when a quarter of what is known is new.
-_NEW_SHARE = 0.25
-_AT_LEAST = 100
+# A new model is trained when this share of the examples is new, and at least so many.
+_MIN_NEW_SHARE = 0.25
+_MIN_NEW_EXAMPLES = 100
 
 
-def lengths_of(config: Config) -> LengthPredictor:
-    match config.admission.length_predictor:
-        case "learned":
-            return LearnedLengths(remember=config.predictors.max_examples)
-        case "history":
-            return HistoryQuantiles()
-        case "max-tokens":
-            return MaxTokens()
+LENGTH_PREDICTORS: Mapping[str, Callable[[Config], LengthPredictor]] = {
+    "learned": lambda config: LearnedLengths(remember=config.predictors.max_examples),
+    "history": lambda config: HistoryQuantiles(),
+    "max-tokens": lambda config: MaxTokens(),
+}
+
+
+def length_predictor_of(config: Config) -> LengthPredictor:
+    """The predictor that `admission.length_predictor` names."""
+    return LENGTH_PREDICTORS[config.admission.length_predictor](config)
 
 
 def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings:
+    """The calibration of the length forecasts; empty for a predictor that keeps none."""
     if not isinstance(lengths, LearnedLengths | HistoryQuantiles):
         return {}
     judged = lengths.calibration
@@ -53,8 +57,8 @@ def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings
     return found
 
 
-def require_place(config: Config) -> None:
-    """Before engines are loaded, which takes minutes. Raises ConfigError."""
+def require_writable_file(config: Config) -> None:
+    """Checks `predictors.file` before engines are loaded, which takes minutes. Raises ConfigError."""
     file = config.predictors.file
     if config.admission.length_predictor != "learned" or file is None:
         return
@@ -62,80 +66,93 @@ def require_place(config: Config) -> None:
         checkpoint.require_place(file)
     except OSError as error:
         raise ConfigError(
-            f"predictors.file={file}: {error.strerror}; name a file in a folder that is there and can be "
-            "written to, or leave it out"
+            f"predictors.file={file}: {error.strerror}; name a file in an existing, writable folder, or "
+            "remove the key"
         ) from None
 
 
 class LengthTraining:
-    """`file` None: what was learned is forgotten at the end."""
+    """Trains the length model in a process of its own and saves it to `file`.
 
-    def __init__(self, lengths: LearnedLengths, *, every_seconds: float, file: Path | None) -> None:
+    Without a file the examples and the model are lost when the service stops.
+    """
+
+    def __init__(
+        self,
+        lengths: LearnedLengths,
+        *,
+        every_seconds: float,
+        file: Path | None,
+        timer: PeriodicTimer | None = None,
+    ) -> None:
         self._lengths = lengths
+        self._timer = timer or SchedulerTimer()
         self._every_seconds = every_seconds
         self._file = file
-        self._learned_from = 0
-        self._warned: frozenset[str] = frozenset()
-        self._scheduler: AsyncIOScheduler | None = None
+        self._trained_on = 0
+        self._uncovered: frozenset[str] = frozenset()
+        self._is_started = False
 
     async def start(self) -> None:
-        """Takes up what the file holds."""
+        """Restores the examples and the model from the file, and starts the periodic job."""
         if self._file is not None:
-            kept = await asyncio.to_thread(read_or_set_aside, self._file)
-            if kept is not None:
-                self._lengths.restore(kept)
-                self._learned_from = self._lengths.examples.seen if kept.model is not None else 0
-        self._scheduler = AsyncIOScheduler()
-        self._scheduler.add_job(
-            self.train_if_due, "interval", seconds=self._every_seconds, max_instances=1, coalesce=True
-        )
-        self._scheduler.start()
+            saved = await asyncio.to_thread(read_or_set_aside, self._file)
+            if saved is not None:
+                self._lengths.restore(saved)
+                self._trained_on = self._lengths.examples.seen if saved.model is not None else 0
+        self._timer.every(self._every_seconds, self.train_if_due)
+        self._is_started = True
 
     async def stop(self) -> None:
-        if self._scheduler is not None:
-            self._scheduler.shutdown(wait=False)
-            self._scheduler = None
+        """Stops the job and saves the examples and the model."""
+        if self._is_started:
+            self._is_started = False
+            self._timer.stop()
             await self._save()
 
     async def train_if_due(self) -> None:
-        self._warn()
+        """Trains if enough examples are new; logs service classes whose forecasts lose coverage."""
+        self._log_coverage()
         examples = self._lengths.examples
-        new = examples.seen - self._learned_from
-        if len(examples) >= ENOUGH and new >= max(_AT_LEAST, _NEW_SHARE * len(examples)):
-            await self.learn()
+        new = examples.seen - self._trained_on
+        if len(examples) >= ENOUGH and new >= max(_MIN_NEW_EXAMPLES, _MIN_NEW_SHARE * len(examples)):
+            await self.train()
 
-    async def learn(self) -> None:
+    async def train(self) -> None:
+        """Trains on the present examples and replaces the model; a failure is logged."""
         seen = self._lengths.examples.seen
         try:
             model = await trained_elsewhere(Checkpoint(self._lengths.examples.table()))
         except (RuntimeError, OSError, ValueError) as error:
-            log.warning("no new length model, the last one stays in force: %s", error)
+            log.warning("training the length model failed, the present model stays in use: %s", error)
             return
         self._lengths.swap(model)
-        self._learned_from = seen
-        log.info("a length model of %d finished requests is in force", len(self._lengths.examples))
+        self._trained_on = seen
+        log.info("a length model trained on %d finished requests is in use", len(self._lengths.examples))
         await self._save()
 
     async def _save(self) -> None:
         if self._file is None:
             return
         lengths = self._lengths
-        kept = Checkpoint(lengths.examples.table(), lengths.model, lengths.standing())
+        state = Checkpoint(lengths.examples.table(), lengths.model, lengths.standing())
         try:
-            await asyncio.to_thread(save, self._file, kept)
+            await asyncio.to_thread(save, self._file, state)
         except OSError as error:
             log.warning(
-                "predictors.file=%s: what was learned is not kept: %s; make room, and the next time it is",
+                "predictors.file=%s: the length model was not saved: %s; free disk space, "
+                "the next training saves it again",
                 self._file,
                 error.strerror or error,
             )
 
-    def _warn(self) -> None:
+    def _log_coverage(self) -> None:
         out = frozenset(name for name, is_out in self._lengths.out_of_coverage().items() if is_out)
-        for name in sorted(out - self._warned):
+        for name in sorted(out - self._uncovered):
             log.warning(
-                "class %s: too many answers are longer than their 0.9 quantile; its forecasts widen", name
+                "class %s: more outputs than expected exceed their 0.9 quantile; its forecasts are widened",
+                name,
             )
-        for name in sorted(self._warned - out):
-            log.info("class %s: forecasts cover again what they state", name)
-        self._warned = out
+        for name in sorted(self._uncovered - out):
+            log.info("class %s: the 0.9 quantile covers the outputs again", name)
+        self._uncovered = out

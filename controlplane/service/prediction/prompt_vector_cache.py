@@ -1,6 +1,6 @@
-"""Was this text embedded before? The last vectors of one embedding model, for forecasts of answers to it.
+"""LRU cache of the vectors of one embedding model, for the length forecasts of prompts with the same text.
 
-Rule: texts are known by their digest, vectors are kept as float16, and the one used longest ago makes room.
+Keys are digests of the texts; vectors are stored as float16.
 """
 
 from collections import OrderedDict
@@ -13,33 +13,34 @@ import numpy as np
 from controlplane.core.ports import Vectors
 from controlplane.core.request import PromptFeatures
 
-_MOST = 4_096
+_MAX_ENTRIES = 4_096
 _DIGEST_BYTES = 16
 
 
 @dataclass(slots=True)
 class PromptVectorCache:
-    """`model` is the embedding model whose vectors are kept; those of others are passed over."""
+    """Holds the vectors of `model`; those of other models are ignored."""
 
     model: str
-    _kept: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
+    _vectors: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
 
-    def computed(self, model: str, texts: Sequence[str], vectors: Vectors) -> None:
+    def store(self, model: str, texts: Sequence[str], vectors: Vectors) -> None:
+        """Adds the vectors of `texts`, shape (texts, dimension), and drops those used longest ago."""
         if model != self.model:
             return
         for text, vector in zip(texts, vectors, strict=True):
-            self._kept[_digest(text)] = vector.astype(np.float16).tobytes()
-            self._kept.move_to_end(_digest(text))
-        while len(self._kept) > _MOST:
-            self._kept.popitem(last=False)
+            self._vectors[_digest(text)] = vector.astype(np.float16).tobytes()
+            self._vectors.move_to_end(_digest(text))
+        while len(self._vectors) > _MAX_ENTRIES:
+            self._vectors.popitem(last=False)
 
-    def beside(self, features: PromptFeatures, text: str) -> PromptFeatures:
-        """The features with the vector of its text, if that was embedded."""
+    def with_vector(self, features: PromptFeatures, text: str) -> PromptFeatures:
+        """`features` with the vector of `text`, or unchanged if that was not embedded."""
         digest = _digest(text)
-        vector = self._kept.get(digest)
+        vector = self._vectors.get(digest)
         if vector is None:
             return features
-        self._kept.move_to_end(digest)
+        self._vectors.move_to_end(digest)
         return replace(features, vector=vector)
 
 

@@ -1,7 +1,7 @@
-"""When will a request that starts now see its first token, and how good were such forecasts?
+"""TTFT forecasts at dispatch, their calibration, and the training of their model.
 
-Rule: what is said when a request is sent to the engine is judged when its first token appears. Only an
-undisturbed first start teaches: one that was preempted before its first token says nothing of the work.
+A forecast is compared with the request's first token. A request that was preempted before its first token is
+left out, since its time does not depend on the work ahead of it alone.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,11 +18,14 @@ from predictors.calibration import LEVEL, Calibration
 from predictors.timing.step_time import ObservedPace, ReportedPace
 from predictors.timing.ttft import Ahead, TtftModel, steps_until_slot
 
-_TOLD = (0.5, LEVEL)
+_LEVELS = (0.5, LEVEL)
 
 
 class TtftPredictor:
-    """`calibration` is in milliseconds, from arrival, by class."""
+    """Predicts the time to first token when a request is sent to its engine.
+
+    `calibration` compares milliseconds from arrival, by service class.
+    """
 
     def __init__(
         self,
@@ -33,11 +36,14 @@ class TtftPredictor:
         self._tickets = tickets
         self._generators = generators
         self._paces = paces
-        self._time = TtftModel()
+        self._model = TtftModel()
         self.calibration = Calibration()
 
-    def started(self, ticket: Ticket, wait: Duration, now: Instant) -> None:
-        """The ticket, which has its lease, goes to the engine, which makes it wait so long if it orders."""
+    def dispatched(self, ticket: Ticket, wait: Duration, now: Instant) -> None:
+        """Sets the forecast of a request that is sent to its engine now.
+
+        `wait` is the predicted wait inside an engine that uses Tandem's scheduler.
+        """
         request = ticket.request
         pace = self._paces[request.kind.owner].pace_of(request.model)
         if pace is None:
@@ -51,27 +57,28 @@ class TtftPredictor:
             ahead = Ahead(request.prompt_tokens, turn=wait)
         else:
             ahead = _ahead(ticket, self._tickets.values(), generator.max_running)
-        said = self._time.predict(ahead, pace)
-        ticket.starting = EngineStart(now, ahead, pace, said)
+        forecast = self._model.predict(ahead, pace)
+        ticket.engine_start = EngineStart(now, ahead, pace, forecast)
         waited = between(request.arrival, now)
-        ticket.predicted_ttft = Duration(waited + said.median)
-        stated = (to_milliseconds(ticket.predicted_ttft), to_milliseconds(Duration(waited + said.upper)))
-        self.calibration.stated(request.id, (0.5, LEVEL), stated)
+        ticket.predicted_ttft = Duration(waited + forecast.median)
+        stated = (to_milliseconds(ticket.predicted_ttft), to_milliseconds(Duration(waited + forecast.upper)))
+        self.calibration.stated(request.id, _LEVELS, stated)
 
-    def appeared(self, ticket: Ticket, now: Instant) -> None:
-        """Its first token."""
-        starting, request = ticket.starting, ticket.request
-        if starting is None:
+    def first_token(self, ticket: Ticket, now: Instant) -> None:
+        """Trains the model with the request's first token."""
+        start, request = ticket.engine_start, ticket.request
+        if start is None:
             return
-        ticket.starting = None
-        took = between(starting.at, now)
-        self._time.observe(starting.ahead, starting.pace, starting.said, took)
+        ticket.engine_start = None
+        took = between(start.at, now)
+        self._model.observe(start.ahead, start.pace, start.forecast, took)
         since_arrival = to_milliseconds(between(request.arrival, now))
         self.calibration.happened(request.id, request.service_class.name, round(since_arrival))
 
     def readings(self, metrics: Metrics) -> Readings:
+        """The TPOT forecast, and coverage and error of the TTFT forecasts, in seconds."""
         errors = self.calibration.mean_absolute_error()
-        gaps = {f"{level:g}": self._paces[Owner.LLM].foretold_gap(level) for level in _TOLD}
+        gaps = {f"{level:g}": self._paces[Owner.LLM].foretold_gap(level) for level in _LEVELS}
         return {
             metrics.tpot_forecast: {level: to_seconds(gap) for level, gap in gaps.items() if gap is not None},
             metrics.ttft_coverage: self.calibration.coverage(),
@@ -80,30 +87,36 @@ class TtftPredictor:
 
 
 def _ahead(ticket: Ticket, others: Iterable[Ticket], slots: int) -> Ahead:
-    """Those that have no first token yet are read before it; those that go by rank first start first."""
+    """The work that the engine does before this request's first token.
+
+    Prompts of requests of lower rank that have no first token yet are computed first, and those requests get
+    a slot first.
+    """
     decoding: list[float] = []
     earlier: list[tuple[int, float]] = []
-    unread = ticket.request.prompt_tokens
+    prompt_tokens = ticket.request.prompt_tokens
     for number, other in enumerate(others):
         if other is ticket or other.lease is None or other.forecast is None:
             continue
-        steps = _steps_to_go(other.forecast, other.timeline.output_tokens, _spread_out(number))
+        steps = _remaining_steps(other.forecast, other.timeline.output_tokens, _golden_level(number))
         if other.phase is Phase.DECODE:
             decoding.append(steps)
         elif other.phase is Phase.PREFILL and other.rank <= ticket.rank:
             earlier.append((other.rank, steps))
-            unread += other.request.prompt_tokens
-    in_turn = [steps for _, steps in sorted(earlier, key=itemgetter(0))]
-    return Ahead(unread, steps_until_slot(decoding, in_turn, slots))
+            prompt_tokens += other.request.prompt_tokens
+    slot_order = [steps for _, steps in sorted(earlier, key=itemgetter(0))]
+    return Ahead(prompt_tokens, steps_until_slot(decoding, slot_order, slots))
 
 
-def _steps_to_go(forecast: LengthForecast, done: int, level: float) -> float:
-    """At this level of what is thought possible after so many tokens."""
-    gone = forecast.level_of(done) if done else 0.0
-    return max(1.0, forecast.quantile(gone + level * (1.0 - gone)) - done)
+def _remaining_steps(forecast: LengthForecast, done: int, level: float) -> float:
+    """The `level` quantile of the remaining tokens, given that `done` have been generated."""
+    passed = forecast.level_of(done) if done else 0.0
+    return max(1.0, forecast.quantile(passed + level * (1.0 - passed)) - done)
 
 
-def _spread_out(number: int) -> float:
-    """Levels that fill the span from 0 to 1 evenly, whichever few in a row are taken (golden ratio): of many
-    answers of which the same is known, the first to end is short."""
+def _golden_level(number: int) -> float:
+    """The n-th point of the golden-ratio sequence, which fills [0, 1) evenly for any run of numbers.
+
+    Requests with equal forecasts so get different lengths, and the first of them to end is a short one.
+    """
     return (0.5 + number * 0.618034) % 1.0

@@ -1,0 +1,1 @@
+"""Timers, health, commands to engines, and shutdown."""

@@ -1,7 +1,8 @@
-"""Does an engine take what it is told? Orders that end, one way or another.
+"""Commands to engines, each with a timeout and a defined state after a failure.
 
-An order is taken between two steps. An engine that dies first says so (`Generator`); one that says nothing
-for long may have the order, or take it yet, and whoever gave it must reckon with both.
+An engine executes a command between two steps. If it dies first, the command fails with BackendDown. If it
+does not confirm in time, it may have executed the command or may still execute it; the sender must assume
+both.
 """
 
 import asyncio
@@ -13,51 +14,58 @@ from controlplane.core.ports import Generator
 from controlplane.policy.engine.options import EngineOptions
 
 # A step over a long prompt may take seconds.
-_ANSWER_WITHIN_SECONDS = 15.0
+_TIMEOUT_SECONDS = 15.0
 
 
 class EngineTimeout(BackendDown):
-    """The engine may have the order, or take it yet."""
+    """The engine did not confirm a command in time; it may still execute it."""
 
 
-async def await_engine(order: Awaitable[None], generator: Generator, name: str) -> None:
-    """Raises Unanswered, and whatever the order raises."""
+async def await_engine(command: Awaitable[None], generator: Generator, name: str) -> None:
+    """Waits for `generator` to confirm `command`. Raises EngineTimeout, and what the command raises."""
     try:
-        async with asyncio.timeout(_ANSWER_WITHIN_SECONDS):
-            await order
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            await command
     except TimeoutError as error:
         raise EngineTimeout(
-            f"the engine of {generator.model} took no {name} within {_ANSWER_WITHIN_SECONDS:.0f} s"
+            f"the engine of {generator.model} did not confirm its new {name} within {_TIMEOUT_SECONDS:.0f} s"
         ) from error
 
 
 @dataclass(eq=False, slots=True)
 class EngineConfigurator:
-    """By which rules do the engines that order by themselves go? `options` is what they confirmed last; None
-    where none orders. After a failure nobody knows whether it holds: then they are told all, not only what
-    differs."""
+    """Applies new policy options to the engines that schedule by Tandem's policies.
+
+    `options` are those last confirmed; None if the engines use their own scheduler. After a failure the
+    engine's options are unknown, so the next change sends all of them and not only those that differ.
+    """
 
     generators: Collection[Generator]
     options: EngineOptions | None
-    _is_certain: bool = field(init=False, default=True)
+    _is_confirmed: bool = field(init=False, default=True)
 
     async def apply(self, options: EngineOptions | None) -> None:
-        """Raises Refused, and BackendDown or BackendFailed that say what was changed and what not."""
-        if options is None or (self._is_certain and options == self.options):
+        """Sends `options` to every engine.
+
+        Raises:
+            Refused: an engine does not accept the options.
+            BackendDown, BackendFailed: the message says what was changed and what was not.
+        """
+        if options is None or (self._is_confirmed and options == self.options):
             return
-        told = asdict(options)
-        if self._is_certain and self.options is not None:
+        changes = asdict(options)
+        if self._is_confirmed and self.options is not None:
             before = asdict(self.options)
-            told = {name: value for name, value in told.items() if value != before[name]}
-        self._is_certain = False
+            changes = {name: value for name, value in changes.items() if value != before[name]}
+        self._is_confirmed = False
         try:
             for generator in self.generators:
-                await await_engine(generator.set_options(told), generator, "rules")
+                await await_engine(generator.set_options(changes), generator, "options")
         except EngineTimeout as error:
             raise EngineTimeout(
-                f"{error}; the gate keeps the former ones, but the engine may take these yet. "
-                "Once it answers, change again: it is then told all"
+                f"{error}; the gate keeps its former options, but the engine may still apply these. "
+                "Repeat the change once the engine responds; it then receives all options"
             ) from error
         except (BackendDown, BackendFailed) as error:
-            raise type(error)(f"{error}; neither it nor the gate was changed") from error
-        self.options, self._is_certain = options, True
+            raise type(error)(f"{error}; neither the engine nor the gate was changed") from error
+        self.options, self._is_confirmed = options, True

@@ -1,6 +1,4 @@
-"""Does work that is done again and again still succeed? The log tells once when it no longer does, and once
-when it does again; every failure is counted, and shown while it lasts.
-"""
+"""Health of work that is repeated: logs the first failure and the recovery, and counts every failure."""
 
 import logging
 from collections import Counter
@@ -14,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Fault(StrEnum):
-    """`defect` is whatever should not have been possible."""
+    """The kind of a failure. `defect` is any exception that the code does not expect."""
 
     BACKEND_DOWN = "backend_down"
     BACKEND_FAILED = "backend_failed"
@@ -35,31 +33,37 @@ _FAULTS: dict[type[Exception], Fault] = {
 
 @dataclass(eq=False, slots=True)
 class HealthTracker:
-    """`stopped` and `resumed` say in the log what no longer, and what again, goes on."""
+    """Tracks whether the last run of repeated work succeeded.
 
-    stopped: str
-    resumed: str
+    `failing_message` and `recovered_message` begin the log lines of the first failure and of the recovery.
+    """
+
+    failing_message: str
+    recovered_message: str
     fault: Fault | None = field(init=False, default=None)
     """Of the last run; None if it succeeded."""
     failures: Counter[Fault] = field(init=False, default_factory=Counter)
     _message: str | None = field(init=False, default=None)
-    _in_a_row: int = field(init=False, default=0)
+    _consecutive: int = field(init=False, default=0)
 
     def failed(self, error: Exception) -> None:
-        is_new = self.fault is None
+        """Counts a failed run, and logs it if the run before succeeded; a defect with its traceback."""
+        is_first = self.fault is None
         self.fault = next((f for kind, f in _FAULTS.items() if isinstance(error, kind)), Fault.DEFECT)
         self.failures[self.fault] += 1
-        self._in_a_row += 1
+        self._consecutive += 1
         self._message = str(error) or repr(error)
-        if is_new:
-            where = error if self.fault is Fault.DEFECT else None
-            log.error("%s: %s; trying on", self.stopped, self._message, exc_info=where)
+        if is_first:
+            traceback = error if self.fault is Fault.DEFECT else None
+            log.error("%s: %s; retrying", self.failing_message, self._message, exc_info=traceback)
 
     def succeeded(self) -> None:
+        """Ends a series of failures, and logs its length."""
         if self.fault is not None:
-            log.info("%s after %d failures", self.resumed, self._in_a_row)
-            self.fault, self._message, self._in_a_row = None, None, 0
+            log.info("%s after %d failures", self.recovered_message, self._consecutive)
+            self.fault, self._message, self._consecutive = None, None, 0
 
     def to_json(self) -> dict[str, object]:
+        """The present fault and its message, and the failures so far by fault."""
         counts = {fault.value: count for fault, count in self.failures.items()}
         return {"fault": self.fault, "message": self._message, "failures": counts}

@@ -1,8 +1,4 @@
-"""How does everything end, whatever one part of it does? In stages; within a stage all at once.
-
-Rule: a part that fails to stop is told, and keeps neither its neighbours nor the next stage from stopping.
-Who is cancelled meanwhile gives up the stage under way, goes through the others, and is cancelled then.
-"""
+"""Stops parts in stages; a part that fails does not keep the others from stopping."""
 
 import asyncio
 import logging
@@ -12,24 +8,29 @@ log = logging.getLogger(__name__)
 
 Stop = Callable[[], Awaitable[None] | None]
 Stage = Mapping[str, Stop]
-"""What stops each part, by the part's name."""
+"""Stops each part, by the part's name."""
 
 
 async def stop_all(*stages: Stage) -> None:
+    """Stops all parts of a stage at once, and each stage after the one before it.
+
+    Errors are logged. A cancellation ends the wait for the current stage; the later stages still run, then
+    CancelledError is raised.
+    """
     cancelled: asyncio.CancelledError | None = None
     for stage in stages:
         try:
-            ends = await asyncio.gather(*map(_stopped, stage.values()), return_exceptions=True)
+            results = await asyncio.gather(*map(_stop_part, stage.values()), return_exceptions=True)
         except asyncio.CancelledError as error:
             cancelled = error
             continue
-        for name, end in zip(stage, ends, strict=True):
-            if end is not None:
-                log.error("%s did not stop as it should: %r", name, end, exc_info=end)
+        for name, result in zip(stage, results, strict=True):
+            if result is not None:
+                log.error("%s failed to stop: %r", name, result, exc_info=result)
     if cancelled is not None:
         raise cancelled
 
 
-async def _stopped(stop: Stop) -> None:
-    if (ending := stop()) is not None:
-        await ending
+async def _stop_part(stop: Stop) -> None:
+    if (pending := stop()) is not None:
+        await pending

@@ -184,7 +184,7 @@ async def test_prompts_lanes_and_idle_priority_change_no_vector(prompted_model):
 
     texts = sentences(40)
     reference = SentenceTransformer(prompted_model, device="cpu")
-    embedder = WorkerEmbedder(prompted_model, threads=2, yields_cpu=True)
+    embedder = WorkerEmbedder(prompted_model, threads=2, idle_cpu_priority=True)
     await embedder.start()
     assert embedder.facts.lanes == 2
     queries = await embed(embedder, await embedder.tokenize(texts, prompt="query"))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.vllm.hybrid import support
 from benchmark_control_plane.judge.experiment import first_variant, read_experiment
 from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
 from controlplane.config import parse
@@ -38,7 +39,7 @@ def test_gpu_systems_have_equal_caches_and_two_fit_80_gb(on_a_gpu):
             given = vllm_arguments(live, first_variant(system).split)
         else:
             config = parse(tandem_config(on_a_gpu, live, system, {"interactive": {"ttft_ms": 100}}, {}))
-            plan = memory_plan(config, FACTS.__getitem__, lambda: pytest.fail("it is stated"))
+            plan = memory_plan(config, FACTS.__getitem__, lambda: pytest.fail("it is stated"), support)
             assert plan.workspace_bytes > GIB
             # The KV cache given to vLLM is not larger than the planned one.
             assert plan.kv_bytes >= (given := config.models.chat.engine)["kv_cache_memory_bytes"]

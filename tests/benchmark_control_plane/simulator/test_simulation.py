@@ -46,7 +46,7 @@ def tight() -> Machine:
 
 def course(seed: int = 0):
     # Without a prior the first output lengths are unknown: some requests are late, some are preempted.
-    return simulate(mixed(seed), tight(), {"classes": CLASSES, "admission": {"lengths": "history"}})
+    return simulate(mixed(seed), tight(), {"classes": CLASSES, "admission": {"length_predictor": "history"}})
 
 
 def test_every_request_is_served_or_rejected():

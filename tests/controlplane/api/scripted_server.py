@@ -14,6 +14,7 @@ from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerato
 from controlplane.api.app import create_app
 from controlplane.api.settings import ApiSettings
 from controlplane.config import parse
+from controlplane.service.bootstrap import build_service
 from controlplane.service.service import Service
 
 CHAT_MODEL = "chat-model"
@@ -36,9 +37,9 @@ class Stage:
 
     def is_clean(self) -> bool:
         """Whether no lease is open, no request waits and no engine works."""
-        owners = self.service.state()["owners"].values()  # type: ignore[attr-defined]
+        owners = self.service.status.state()["owners"].values()  # type: ignore[attr-defined]
         held = any(owner["held_bytes"] or owner["running"] or owner["waiting"] for owner in owners)
-        tickets = self.service.dispatcher.tickets()
+        tickets = self.service.gate.tickets()
         return not (held or tickets or self.generator.live or self.embedder.live)
 
 
@@ -63,7 +64,7 @@ async def staged(
         model=EMBED_MODEL, supported_dimensions=(4, 8), max_input_tokens=64, is_stepped=is_stepped
     )
     config = parse({"models": models, **sections})
-    service = Service(config, [generator], [embedder], workspace_bytes=4 * embedder.workspace_bytes)
+    service = build_service(config, [generator], [embedder], workspace_bytes=4 * embedder.workspace_bytes)
     app = create_app(service, settings or ApiSettings())
     # An unexpected exception is logged, returned as a 500 and raised again for uvicorn's log.
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -74,7 +75,7 @@ async def staged(
         stage = Stage(service, app, generator, embedder, http)
         yield stage
         await until(stage.is_clean)
-        service.dispatcher.ledger.check_integrity()
+        service.gate.dispatcher.ledger.check_integrity()
 
 
 async def until(claim: Callable[[], bool]) -> None:

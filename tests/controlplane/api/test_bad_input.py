@@ -355,7 +355,7 @@ async def test_refusal_by_the_engine_is_a_400(stage: Stage):
 
 
 async def test_unexpected_exception_is_a_500_without_details(stage: Stage):
-    stage.service.metrics_text = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    stage.service.status.metrics_text = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     answer = await stage.http.get("/metrics")
     check_error(answer, 500, None, "internal_error", kind="server_error")
     assert "division" not in answer.text

@@ -96,7 +96,7 @@ async def test_disconnect_at_any_await_ends_the_request_once_and_frees_its_memor
     path, body = ASKED[asked]
     ends: Counter[str] = Counter()
     async with staged(admission={"engine_queue": 0}) as stage:
-        accounting = stage.service.dispatcher.accounting
+        accounting = stage.service.gate.dispatcher.accounting
         end = accounting.end
 
         def counted(ticket, now, outcome):

@@ -16,7 +16,7 @@ from backends.testing.scripted import ScriptedEmbedder
 from controlplane.api.server import _host, _options, _Server
 from controlplane.config import parse
 from controlplane.core.errors import BackendDown
-from controlplane.service.service import Service
+from controlplane.service.bootstrap import build_service
 from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, staged, until
 
 CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -54,7 +54,7 @@ async def test_every_termination_signal_drains(number: int):
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
         await stage.generator.until_runs(1)
         send(number)
-        await until(lambda: stage.service.dispatcher.is_closed)
+        await until(lambda: stage.service.gate.is_closed)
         stage.generator.allow(3)
         assert (await asking).status_code == 200
         await asyncio.wait_for(serving, 10)
@@ -66,7 +66,7 @@ async def test_background_process_handles_sigint():
         async with staged() as stage, hosted(stage) as (_, serving):
             send(signal.SIGINT)
             await asyncio.wait_for(serving, 10)
-            assert stage.service.dispatcher.is_closed
+            assert stage.service.gate.is_closed
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -89,7 +89,7 @@ async def test_second_signal_aborts_running_requests(caplog):
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
         await stage.generator.until_runs(1)
         send(signal.SIGINT)
-        await until(lambda: stage.service.dispatcher.is_closed)
+        await until(lambda: stage.service.gate.is_closed)
         send(signal.SIGINT)
         answer = await asyncio.wait_for(asking, 5)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
@@ -105,7 +105,7 @@ async def test_address_taken_during_start_stops_the_service():
         server = {"port": other.getsockname()[1]}
         config = parse({"server": server, "models": {"embeddings": [{"model": "m"}]}})
         embedder = ScriptedEmbedder(model="m")
-        service = Service(config, [], [embedder], workspace_bytes=embedder.workspace_bytes)
+        service = build_service(config, [], [embedder], workspace_bytes=embedder.workspace_bytes)
         assert await _host(service, config) == 1
     gc.unfreeze()
     with pytest.raises(BackendDown, match="starting or stopping"):
@@ -119,7 +119,7 @@ async def test_refused_engine_configuration_exits_with_2():
     config = parse({"models": {"embeddings": [{"model": "m"}]}})
     embedder = ScriptedEmbedder(model="m")
     embedder.start = refuse
-    service = Service(config, [], [embedder], workspace_bytes=embedder.workspace_bytes)
+    service = build_service(config, [], [embedder], workspace_bytes=embedder.workspace_bytes)
     assert await _host(service, config) == 2
 
 

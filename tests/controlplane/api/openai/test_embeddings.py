@@ -72,7 +72,7 @@ async def test_unknown_token_ids_are_refused_before_admission(stage: Stage, give
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "input", "invalid_value")
     assert error["message"].endswith(
-        "has token id 300; those of embed-model run to 299. Tokenise with its own tokenizer."
+        "has token id 300; the highest of embed-model is 299. Use the model's own tokenizer."
     )
     lines = (await stage.http.get("/metrics")).text.splitlines()
     assert {one.split()[-1] for one in lines if one.startswith("tandem_requests_total{")} == {"0.0"}

@@ -19,13 +19,13 @@ async def test_policies_change_while_requests_wait():
     async with staged(SETTINGS, is_stepped=True, **sections) as stage:
         body = {"model": CHAT_MODEL, "prompt": "x"}
         asking = [asyncio.create_task(stage.http.post("/v1/completions", json=body)) for _ in range(6)]
-        await until(lambda: stage.service.dispatcher.waiting(Owner.LLM) == 2)
+        await until(lambda: stage.service.gate.dispatcher.waiting(Owner.LLM) == 2)
         change = {"admission": {"engine_queue": 1}, "scheduling": {"ordering": "least-slack"}}
         answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
         assert answer.status_code == 200
         assert answer.json()["scheduling"]["ordering"] == "least-slack"
         assert answer.json() == (await stage.http.get("/admin/config", headers=ADMIN)).json()
-        assert stage.service.dispatcher.waiting(Owner.LLM) == 1
+        assert stage.service.gate.dispatcher.waiting(Owner.LLM) == 1
         while not all(task.done() for task in asking):
             stage.generator.allow()
             await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def test_engine_that_dies_during_a_change_is_reported():
         change = {"scheduling": {"engine": {"ordering": "srmt"}}}
         answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
         assert answer.status_code == 503
-        assert "neither it nor the gate was changed" in answer.json()["error"]["message"]
+        assert "neither the engine nor the gate was changed" in answer.json()["error"]["message"]
         assert (await stage.http.get("/admin/config", headers=ADMIN)).json() == before
 
 
@@ -98,7 +98,7 @@ async def test_drain():
         running = asyncio.create_task(stage.http.post("/v1/completions", json=body))
         await stage.generator.until_runs(1)
         draining = asyncio.create_task(stage.http.post("/admin/drain", headers=ADMIN))
-        await until(lambda: stage.service.dispatcher.is_closed)
+        await until(lambda: stage.service.gate.is_closed)
         late = await stage.http.post("/v1/completions", json=body)
         assert (late.status_code, late.json()["error"]["code"]) == (503, "shutting_down")
         ready = await stage.http.get("/ready")
@@ -134,7 +134,7 @@ async def explained(stage, **said):
 
 async def test_explain_is_a_dry_run():
     async with staged(SETTINGS, is_stepped=True, admission={"engine_queue": 0}) as stage:
-        before = stage.service.state()
+        before = stage.service.status.state()
         told = await explained(stage)
         assert (told["decision"], told["reason"], told["victims"]) == ("ADMIT", None, [])
         assert told["request"]["class"] == "standard"
@@ -142,9 +142,9 @@ async def test_explain_is_a_dry_run():
         assert told["memory"]["predicted_peak_bytes"] <= told["memory"]["ceiling_bytes"]
         told = await explained(stage, model=EMBED_MODEL, max_tokens=None, inputs=3)
         assert (told["decision"], told["request"]["prompt_tokens"]) == ("ADMIT", 48)
-        assert stage.service.state() == before
+        assert stage.service.status.state() == before
         assert stage.generator.runs == stage.embedder.runs == []
-        assert not stage.service.dispatcher.tickets()
+        assert not stage.service.gate.tickets()
 
 
 async def test_explain_agrees_with_the_decision():
@@ -158,7 +158,7 @@ async def test_explain_agrees_with_the_decision():
         assert (told["places"], told["queue"]) == ({"running": 4, "free": 0}, {"others": 0, "before_it": 0})
         named = {"x-request-id": "mine"}
         asking.append(asyncio.create_task(stage.http.post("/v1/completions", json=body, headers=named)))
-        await until(lambda: stage.service.dispatcher.waiting(Owner.LLM) == 1)
+        await until(lambda: stage.service.gate.dispatcher.waiting(Owner.LLM) == 1)
         (mine,) = (await stage.http.get("/admin/explain/mine", headers=ADMIN)).json()["waiting"]
         assert (mine["decision"], mine["reason"]) == ("DEFER", "no_slot")
         assert (await explained(stage))["queue"] == {"others": 1, "before_it": 1}
@@ -182,7 +182,7 @@ async def test_explain_agrees_with_the_decision():
     ("said", "status", "expected"),
     [
         ({"prompt_tokens": 1000}, 400, "has a context of 256 tokens"),
-        ({"model": EMBED_MODEL, "prompt_tokens": 65}, 400, "takes at most 64"),
+        ({"model": EMBED_MODEL, "prompt_tokens": 65}, 400, "accepts at most 64"),
         ({"model": "nope"}, 404, "does not exist"),
         ({"prompt_token": 3}, 400, "did you mean prompt_tokens?"),
         ({"service_class": "gold"}, 400, "no such class"),

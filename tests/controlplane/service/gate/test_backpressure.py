@@ -24,7 +24,7 @@ def test_requests_refill_continuously():
     assert rates.wait("t", at(30), 1) is None
 
 
-def test_output_tokens_run_into_debt_that_delays_the_next_request():
+def test_output_tokens_cause_a_debt_that_delays_the_next_request():
     rates = RateLimiter({"t": TenantLimits(tokens_per_minute=60)})
     assert rates.wait("t", START, 10) is None
     rates.charge("t", START, 110)
@@ -40,7 +40,7 @@ def test_a_request_above_the_whole_minute_waits_for_a_full_bucket_only():
     assert told is not None and to_seconds(told) == 600
 
 
-def test_what_one_limit_refuses_costs_nothing_of_the_other():
+def test_a_refusal_by_one_limit_does_not_charge_the_other():
     rates = RateLimiter({"t": TenantLimits(requests_per_minute=1, tokens_per_minute=60)})
     assert rates.wait("t", START, 10) is None
     for _ in range(5):

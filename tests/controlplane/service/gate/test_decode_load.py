@@ -1,4 +1,4 @@
-"""What the gate tells of an engine's pace, out of the answers under way."""
+"""The decode load that a snapshot states for the running generations."""
 
 from controlplane.core.clock import milliseconds
 from controlplane.core.ports import EngineStep
@@ -6,9 +6,9 @@ from controlplane.core.request import Owner
 from controlplane.service.gate.snapshot import decode_load
 
 
-def test_of_each_promised_pace_the_time_and_the_tokens_left(bench):
+def test_decode_load_holds_the_remaining_tpot_budgets(bench):
     async def scenario(b):
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         begun = await b.ask("hello", max_tokens=8, tpot_ms=80)
         for _ in range(3):
             await anext(begun)

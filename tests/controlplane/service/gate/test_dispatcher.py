@@ -1,4 +1,4 @@
-"""Every path of a request through the gate, on virtual time: no sleep is real, nothing may hang."""
+"""Every path of a request through the gate, on virtual time."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ def test_an_admitted_request_streams_and_ends_met(bench):
     async def scenario(b):
         answer = await b.ask(max_tokens=3, service_class="interactive")
         assert answer.ticket.decision == "ADMIT"
-        assert b.service.dispatcher.running(Owner.LLM) == 1
+        assert b.service.gate.dispatcher.running(Owner.LLM) == 1
         assert await read(answer) == "word word word "
 
     b = bench(scenario)
@@ -47,13 +47,13 @@ def test_a_finish_after_the_objective_is_late(bench):
     assert bench(scenario).outcomes == ["late"]
 
 
-def test_a_deferred_request_starts_when_a_place_is_free(bench):
+def test_a_deferred_request_starts_when_a_slot_is_free(bench):
     async def scenario(b):
         first = await b.ask(max_tokens=4)
         second = asyncio.create_task(b.ask(max_tokens=1))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 1
         await read(first)
         answer = await second
         assert answer.ticket.decision == "DEFER"
@@ -63,7 +63,7 @@ def test_a_deferred_request_starts_when_a_place_is_free(bench):
     assert bench(scenario, generator=one_at_a_time(), **ALONE).outcomes == ["met", "met"]
 
 
-def test_what_cannot_make_its_deadline_is_rejected_with_the_drain(bench):
+def test_an_unattainable_deadline_is_rejected_with_the_predicted_drain(bench):
     async def scenario(b):
         await read(await b.ask(max_tokens=30))
         running = await b.ask(max_tokens=100, service_class="interactive")
@@ -71,7 +71,7 @@ def test_what_cannot_make_its_deadline_is_rejected_with_the_drain(bench):
         with pytest.raises(Rejected) as caught:
             await b.ask(service_class="interactive")
         assert caught.value.reject.reason is Reason.SLO_UNATTAINABLE
-        # 99 tokens of 100 ms are left; the predictor expects fewer, but far more than a second.
+        # 99 tokens of 100 ms remain; the predictor expects fewer, but far more than one second.
         assert 1.5 < to_seconds(caught.value.reject.retry_after) <= 12
         await running.aclose()
 
@@ -79,7 +79,7 @@ def test_what_cannot_make_its_deadline_is_rejected_with_the_drain(bench):
     assert b.outcomes == ["met", "rejected", "aborted"]
 
 
-def test_waiting_ends_at_the_cap(bench):
+def test_waiting_ends_at_max_wait(bench):
     async def scenario(b):
         running = await b.ask(max_tokens=100)
         start = asyncio.get_running_loop().time()
@@ -94,7 +94,7 @@ def test_waiting_ends_at_the_cap(bench):
     assert bench(scenario, generator=one_at_a_time(), **sections).outcomes == ["rejected", "met"]
 
 
-def test_a_full_queue_rejects_the_newcomer(bench):
+def test_a_full_queue_rejects_a_new_request(bench):
     async def scenario(b):
         running = await b.ask(max_tokens=5)
         waiting = asyncio.create_task(b.ask())
@@ -119,7 +119,7 @@ def test_a_client_that_leaves_while_waiting_leaves_the_queue(bench):
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert b.service.dispatcher.waiting(Owner.LLM) == 0
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 0
         await read(running)
 
     assert bench(scenario, generator=one_at_a_time(), **ALONE).outcomes == ["aborted", "met"]
@@ -136,7 +136,7 @@ def test_a_client_that_leaves_mid_stream_aborts_the_engine(bench):
     assert bench(scenario).outcomes == ["aborted"]
 
 
-def test_an_answer_that_was_never_read_is_closed_by_aclose(bench):
+def test_aclose_ends_a_stream_that_was_never_read(bench):
     async def scenario(b):
         await (await b.ask()).aclose()
 
@@ -169,9 +169,9 @@ def test_a_failing_engine_fails_the_request_and_frees_its_lease(bench, script, e
     assert bench(scenario).outcomes == ["failed"]
 
 
-def test_what_can_never_fit_is_rejected_with_the_numbers(bench):
+def test_a_request_larger_than_the_quota_is_rejected_with_its_size(bench):
     async def scenario(b):
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         whole = dispatcher.ledger.quota(Owner.LLM).nominal
         dispatcher.ledger.set_quota(Owner.LLM, Quota(64 * b.generator.geometry.bytes_per_token))
         with pytest.raises(Rejected) as caught:
@@ -184,9 +184,9 @@ def test_what_can_never_fit_is_rejected_with_the_numbers(bench):
     assert bench(scenario).outcomes == ["rejected"]
 
 
-def test_raising_a_quota_wakes_who_waits(bench):
+def test_raising_a_quota_starts_waiting_requests(bench):
     async def scenario(b):
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         whole = dispatcher.ledger.quota(Owner.LLM).nominal
         dispatcher.ledger.set_quota(Owner.LLM, Quota(160 * b.generator.geometry.bytes_per_token))
         first = await b.ask("x" * 64, max_tokens=64)
@@ -204,10 +204,10 @@ def test_raising_a_quota_wakes_who_waits(bench):
 
 
 def test_memory_of_one_request_is_predicted_for_the_next(bench):
-    """With max-tokens reservation two requests of 128 tokens do not share 160 tokens' worth of blocks."""
+    """With max-tokens forecasts two requests of 128 tokens do not fit 160 tokens of blocks together."""
 
     async def scenario(b):
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         dispatcher.ledger.set_quota(Owner.LLM, Quota(160 * b.generator.geometry.bytes_per_token))
         first = await b.ask("x" * 32, max_tokens=96)
         second = asyncio.create_task(b.ask("x" * 32, max_tokens=96))
@@ -257,11 +257,11 @@ def test_equal_priority_is_never_preempted(bench):
 
 def test_embeddings_are_leased_and_released(bench):
     async def scenario(b):
-        intake, dispatcher = b.service.intake, b.service.dispatcher
+        intake, gate, dispatcher = b.service.intake, b.service.gate, b.service.gate.dispatcher
         job = await intake.embeddings(
             "e", Caller("tests"), b.embedder.model, ["one", "two two"], RequestHints()
         )
-        embedding = asyncio.create_task(dispatcher.embed(job))
+        embedding = asyncio.create_task(gate.embed(job))
         await b.embedder.until_runs(1)
         assert dispatcher.ledger.held(Owner.EMBEDDING) == b.embedder.batch_bytes([3, 7]) // 2
         assert b.generator.is_sharing, "answers may go as slowly as promised meanwhile"
@@ -273,15 +273,15 @@ def test_embeddings_are_leased_and_released(bench):
     assert bench(scenario).outcomes == ["met"]
 
 
-def test_embeddings_beyond_the_workspace_wait_their_turn(bench):
+def test_embeddings_beyond_the_workspace_wait(bench):
     async def scenario(b):
-        intake, dispatcher = b.service.intake, b.service.dispatcher
+        intake, gate, dispatcher = b.service.intake, b.service.gate, b.service.gate.dispatcher
         texts = ["x" * 500] * 8
         jobs = [
             await intake.embeddings(f"e{n}", Caller("tests"), b.embedder.model, texts, RequestHints())
             for n in range(8)
         ]
-        tasks = [asyncio.create_task(dispatcher.embed(job)) for job in jobs]
+        tasks = [asyncio.create_task(gate.embed(job)) for job in jobs]
         await b.embedder.until_runs(4)
         assert dispatcher.running(Owner.EMBEDDING) == 4
         assert dispatcher.waiting(Owner.EMBEDDING) == 4
@@ -291,14 +291,14 @@ def test_embeddings_beyond_the_workspace_wait_their_turn(bench):
     bench(scenario)
 
 
-def test_embedding_batches_are_told_the_slack_of_running_answers(bench):
+def test_embedding_batches_get_the_slack_of_running_generations(bench):
     async def scenario(b):
         assert b.embedder.batch_limit() is None
         answer = await b.ask(max_tokens=8, tpot_ms=80)
         assert b.embedder.batch_limit() is None, "before its first token it has no deadline here"
         for _ in range(4):
             await anext(answer)
-        # 50 ms a token: ahead of an objective of 80, the gap may last as long as one objective.
+        # 50 ms a token with a TPOT of 80 ms: the next token may come one TPOT after the last.
         assert to_seconds(b.embedder.batch_limit()) == pytest.approx(0.080 - 0.050)
         async for _ in answer:
             pass
@@ -307,7 +307,7 @@ def test_embedding_batches_are_told_the_slack_of_running_answers(bench):
     bench(scenario)
 
 
-def test_answers_of_lower_priority_do_not_cut_embeddings(bench):
+def test_generations_of_lower_priority_do_not_limit_embedding_batches(bench):
     async def scenario(b):
         answer = await b.ask(max_tokens=64, tpot_ms=80)
         for _ in range(4):
@@ -317,7 +317,7 @@ def test_answers_of_lower_priority_do_not_cut_embeddings(bench):
             job = await b.service.intake.embeddings(
                 name, Caller("tests"), b.embedder.model, ["x"], RequestHints(service_class=name)
             )
-            task = asyncio.create_task(b.service.dispatcher.embed(job))
+            task = asyncio.create_task(b.service.gate.embed(job))
             await b.embedder.until_runs(runs)
             limits.append(b.embedder.batch_limit())
             await task
@@ -328,13 +328,13 @@ def test_answers_of_lower_priority_do_not_cut_embeddings(bench):
     bench(scenario, classes={"equal": {"priority": 0, "default": True}, "urgent": {"priority": 1}})
 
 
-def test_too_long_an_input_is_cut_only_when_asked(bench):
+def test_a_too_long_input_is_truncated_only_on_request(bench):
     async def scenario(b):
         intake, limit, text = b.service.intake, b.embedder.max_input_tokens, "x" * 2_000 + "!"
         with pytest.raises(Refused, match=r"2,001 tokens; .* at most 512"):
             await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], RequestHints())
         job = await intake.embeddings(
-            "e", Caller("tests"), b.embedder.model, [text], RequestHints(), cut=TruncationRequest()
+            "e", Caller("tests"), b.embedder.model, [text], RequestHints(), truncation=TruncationRequest()
         )
         assert bytes(job.inputs[0]) == b"x" * limit
         assert job.request.prompt_tokens == limit
@@ -346,14 +346,14 @@ def test_too_long_an_input_is_cut_only_when_asked(bench):
 
 def test_a_tenant_over_its_rate_is_rejected_with_the_refill(bench):
     async def scenario(b):
-        b.service.dispatcher.paces[Owner.LLM].observe_step(1)
+        b.service.gate.dispatcher.paces[Owner.LLM].observe_step(1)
         job = await b.service.intake.completion(
             "r", Caller("web"), b.generator.model, "hi",
             max_tokens=1, sampling=(await b.job()).sampling, hints=RequestHints(),
         )  # fmt: skip
-        await read(await b.service.dispatcher.generate(job))
+        await read(await b.service.gate.generate(job))
         with pytest.raises(Rejected) as caught:
-            await b.service.dispatcher.generate(job)
+            await b.service.gate.generate(job)
         assert caught.value.reject.reason is Reason.RATE_LIMITED
         assert to_seconds(caught.value.reject.retry_after) == pytest.approx(60 - 0.1, abs=0.05)
 
@@ -361,19 +361,19 @@ def test_a_tenant_over_its_rate_is_rejected_with_the_refill(bench):
     bench(scenario, tenants=tenants)
 
 
-def test_an_embedding_is_refused_for_work_with_which_it_cannot_be_in_time(bench):
+def test_an_embedding_is_rejected_if_the_work_ahead_makes_it_late(bench):
     async def scenario(b):
         async def embed(inputs: int, e2e_ms: float):
             hints = RequestHints(service_class="quick", e2e_ms=e2e_ms)
             job = await b.service.intake.embeddings(
                 "test", Caller("tests"), b.embedder.model, ["x" * 100] * inputs, hints
             )
-            return await b.service.dispatcher.embed(job)
+            return await b.service.gate.embed(job)
 
-        # What a token costs is known before the first pass: it was measured when the engine started.
+        # The time per token is known before the first pass, from the profiling at the start of the engine.
         first = asyncio.create_task(embed(8, 2_500))
         await b.embedder.until_runs(1)
-        # 0.8 s of work are inside. These need 2 s: after it they would be late, and it would be after them.
+        # 0.8 s of work are in flight. This call needs 2 s: either one would be late behind the other.
         for e2e_ms in (2_600, 2_400):
             with pytest.raises(Rejected) as refused:
                 await embed(20, e2e_ms)

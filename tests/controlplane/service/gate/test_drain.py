@@ -1,4 +1,4 @@
-"""Who shuts down tells everybody: who waits, who asks, and whose answer takes longer than the grace."""
+"""A drain rejects waiting and new requests, and evicts those that outlast the grace."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ async def read(answer: TokenStream) -> str:
     return "".join([delta.text async for delta in answer])
 
 
-def test_draining_rejects_who_waits_and_lets_the_rest_finish(bench):
+def test_drain_rejects_waiting_requests_and_lets_running_ones_finish(bench):
     async def scenario(b):
         running = await b.ask(max_tokens=5)
         reading = asyncio.create_task(read(running))
@@ -37,7 +37,7 @@ def test_draining_rejects_who_waits_and_lets_the_rest_finish(bench):
     assert sorted(b.outcomes) == ["met", "rejected", "rejected"]
 
 
-def test_an_answer_that_outlasts_the_drain_is_told(bench):
+def test_a_generation_that_outlasts_the_drain_is_evicted(bench):
     async def scenario(b):
         whole = asyncio.create_task(read(await b.ask(max_tokens=1_000)))
         begun = await b.ask(max_tokens=1_000)
@@ -54,7 +54,7 @@ def test_an_answer_that_outlasts_the_drain_is_told(bench):
     assert b.outcomes == ["evicted", "evicted"]
 
 
-def test_an_answer_that_was_preempted_resumes_within_the_drain(bench):
+def test_a_preempted_generation_resumes_within_the_drain(bench):
     async def scenario(b):
         await read(await b.ask(max_tokens=60))
         victim = asyncio.create_task(read(await b.ask(max_tokens=60, service_class="batch")))
@@ -70,7 +70,7 @@ def test_an_answer_that_was_preempted_resumes_within_the_drain(bench):
     assert b.outcomes == ["met"] * 3
 
 
-def test_who_is_refused_while_its_victim_leaves_never_starts(bench):
+def test_a_request_refused_while_its_victim_leaves_never_starts(bench):
     async def scenario(b):
         await read(await b.ask(max_tokens=60))
         victim = await b.ask(max_tokens=60, service_class="batch")
@@ -79,7 +79,7 @@ def test_who_is_refused_while_its_victim_leaves_never_starts(bench):
         assert urgent.ticket.decision == "ADMIT_WITH_PREEMPTION"
         reading = asyncio.create_task(read(urgent))
         await b.service.drain(0)
-        # Until its client takes what there is, the scripted engine does not let it go.
+        # The scripted engine ends the preemption only once the client has read the pending deltas.
         for answer in (read(victim), reading):
             with pytest.raises(Rejected):
                 await answer
@@ -89,7 +89,7 @@ def test_who_is_refused_while_its_victim_leaves_never_starts(bench):
     assert b.outcomes == ["met", "evicted", "evicted"]
 
 
-def test_who_was_refused_is_told_so_though_its_engine_dies_in_the_same_turn(bench):
+def test_an_evicted_request_gets_rejected_even_if_its_engine_dies_at_once(bench):
     async def scenario(b):
         reading = asyncio.create_task(read(await b.ask(max_tokens=60)))
         await b.generator.until_runs(1)
@@ -103,10 +103,10 @@ def test_who_was_refused_is_told_so_though_its_engine_dies_in_the_same_turn(benc
 
 async def embedding(b):
     job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["one"], RequestHints())
-    return await b.service.dispatcher.embed(job)
+    return await b.service.gate.embed(job)
 
 
-def test_an_embedding_that_outlasts_the_drain_is_told(bench):
+def test_an_embedding_that_outlasts_the_drain_is_evicted(bench):
     async def scenario(b):
         computing = asyncio.create_task(embedding(b))
         await b.embedder.until_runs(1)
@@ -120,7 +120,7 @@ def test_an_embedding_that_outlasts_the_drain_is_told(bench):
     assert bench(scenario, embedder=slow, server={"drain_ms": 1_000}).outcomes == ["evicted"]
 
 
-def test_an_embedding_within_the_drain_is_answered(bench):
+def test_an_embedding_finishes_within_the_drain(bench):
     async def scenario(b):
         computing = asyncio.create_task(embedding(b))
         await b.embedder.until_runs(1)
@@ -131,7 +131,7 @@ def test_an_embedding_within_the_drain_is_answered(bench):
     assert bench(scenario, embedder=quick, server={"drain_ms": 1_000}).outcomes == ["met"]
 
 
-def test_a_client_that_leaves_as_the_drain_ends_finds_its_call_ended_once(bench):
+def test_a_client_that_leaves_as_the_drain_ends_is_counted_once(bench):
     async def scenario(b):
         computing = asyncio.create_task(embedding(b))
         await b.embedder.until_runs(1)

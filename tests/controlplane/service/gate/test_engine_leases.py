@@ -1,4 +1,4 @@
-"""An engine that orders by itself behind the gate: the gate says whether, the engine says when."""
+"""An engine with Tandem's scheduler: the gate accepts requests, the engine starts them."""
 
 import asyncio
 
@@ -28,16 +28,16 @@ def ordering(**options: float) -> ScriptedGenerator:
     )
 
 
-def test_whatever_is_accepted_is_forwarded_at_once_and_held_as_the_engine_says(bench):
+def test_accepted_requests_are_forwarded_at_once_and_leases_follow_the_engine(bench):
     async def scenario(b):
-        # Each may need 6 of 8 blocks, so a gate that held them would let one in at a time.
+        # Each may need 6 of 8 blocks, so a gate that reserved them would admit one at a time.
         answers = [await b.ask("x" * 40, max_tokens=50) for _ in range(3)]
         reading = [asyncio.create_task(read(answer)) for answer in answers]
         await asyncio.sleep(0.15)
-        ledger = b.service.dispatcher.ledger
-        assert b.service.dispatcher.waiting(Owner.LLM) == 0
+        ledger = b.service.gate.dispatcher.ledger
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 0
         assert [answer.ticket.decision for answer in answers] == ["ADMIT"] * 3
-        owner = b.service.state()["owners"]["llm"]
+        owner = b.service.status.state()["owners"]["llm"]
         assert owner["held_bytes"] == b.generator.state().used_bytes == 3 * BLOCK
         assert (owner["running"], ledger.deficit(Owner.LLM)) == (3, 0)
         standing = [ledger.lease_state(answer.ticket.lease)[0] for answer in answers]
@@ -49,7 +49,7 @@ def test_whatever_is_accepted_is_forwarded_at_once_and_held_as_the_engine_says(b
     assert b.outcomes == ["met"] * 3
 
 
-def test_who_would_be_late_inside_is_told_so_at_once(bench):
+def test_a_request_that_would_be_late_in_the_engine_is_rejected_at_once(bench):
     async def scenario(b):
         b.generator.pace = Pace(milliseconds(100), milliseconds(1))
         others = [await b.ask("x" * 40, max_tokens=60) for _ in range(6)]
@@ -59,11 +59,11 @@ def test_who_would_be_late_inside_is_told_so_at_once(bench):
             await b.ask("x" * 45, max_tokens=65, service_class="interactive", ttft_ms=900)
         assert caught.value.reject.reason is Reason.SLO_UNATTAINABLE
         assert to_seconds(caught.value.reject.retry_after) > 1
-        # Shortest first: hardly anybody goes before a short one, and who is not sheddable waits anyway.
+        # Shortest first: hardly any request precedes a short one, and one that is not sheddable waits anyway.
         small = await b.ask("x", max_tokens=1, service_class="interactive", ttft_ms=9_000)
         late = await b.ask("x" * 45, max_tokens=65, ttft_ms=300)
         assert small.ticket.predicted_ttft_ms < late.ticket.predicted_ttft_ms
-        # The scripted engine serves first come only.
+        # The scripted engine serves in the order of arrival only.
         await small.aclose()
         await asyncio.gather(*reading, read(late))
 
@@ -72,7 +72,7 @@ def test_who_would_be_late_inside_is_told_so_at_once(bench):
     assert sorted(b.outcomes) == ["aborted", "late", *["met"] * 6, "rejected"]
 
 
-def test_memory_that_the_engine_can_take_from_others_makes_nobody_late(bench):
+def test_memory_that_the_engine_can_preempt_delays_no_request(bench):
     async def scenario(b):
         b.generator.pace = Pace(milliseconds(100), milliseconds(1))
         low = await b.ask("x" * 110, max_tokens=16, service_class="batch")
@@ -93,9 +93,9 @@ def test_memory_that_the_engine_can_take_from_others_makes_nobody_late(bench):
     assert bench(scenario, generator=generator, **config).outcomes == ["aborted", "aborted", "met"]
 
 
-def test_what_the_quota_can_never_hold_is_refused(bench):
+def test_a_request_larger_than_the_quota_is_rejected(bench):
     async def scenario(b):
-        b.service.dispatcher.ledger.set_quota(Owner.LLM, Quota(4 * BLOCK))
+        b.service.gate.dispatcher.ledger.set_quota(Owner.LLM, Quota(4 * BLOCK))
         with pytest.raises(Rejected) as caught:
             await b.ask("x" * 40, max_tokens=60)
         assert caught.value.reject.reason is Reason.NEVER_FITS
@@ -106,9 +106,9 @@ def test_what_the_quota_can_never_hold_is_refused(bench):
     assert b.outcomes == ["rejected", "met"]
 
 
-def test_a_lower_quota_frees_memory_only_as_the_engine_gives_it_back(bench):
+def test_a_lower_quota_frees_memory_only_as_the_engine_frees_blocks(bench):
     async def scenario(b):
-        dispatcher, ledger = b.service.dispatcher, b.service.dispatcher.ledger
+        dispatcher, ledger = b.service.gate.dispatcher, b.service.gate.dispatcher.ledger
         answer = await b.ask("x" * 100, max_tokens=20)
         reading = asyncio.create_task(read(answer))
         await asyncio.sleep(0.15)
@@ -125,13 +125,13 @@ def test_a_lower_quota_frees_memory_only_as_the_engine_gives_it_back(bench):
     assert bench(scenario, generator=ordering(kv_bytes=8 * BLOCK), **ORDERED).outcomes == ["aborted"]
 
 
-def test_a_full_engine_queue_holds_at_the_gate(bench):
+def test_a_full_engine_queue_makes_requests_wait_at_the_gate(bench):
     async def scenario(b):
         first, second = await b.ask(max_tokens=3), await b.ask(max_tokens=3)
         third = asyncio.create_task(b.ask(max_tokens=1))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 1
         await asyncio.gather(read(first), read(second))
         assert (await third).ticket.phase is Phase.PREFILL
         await read(await third)
@@ -144,19 +144,19 @@ PACED = {"service_class": "interactive", "ttft_ms": 60_000, "tpot_ms": 24}
 
 
 def steps_of_5_ms_more_for_each_answer(b) -> None:
-    """Two keep a pace of 24 ms, three do not."""
+    """Two requests meet a TPOT of 24 ms, three do not."""
     for decodes in (1, 2, 3, 4) * 64:
         b.generator.on_step(EngineStep(0, decodes, 0, milliseconds(10 + 5 * decodes)))
 
 
-def test_who_would_break_the_pace_of_those_inside_waits_at_the_gate(bench):
+def test_a_request_that_would_break_the_tpot_of_running_ones_waits_at_the_gate(bench):
     async def scenario(b):
         steps_of_5_ms_more_for_each_answer(b)
         answers = [await b.ask(max_tokens=20, **PACED) for _ in range(2)]
         third = asyncio.create_task(b.ask(max_tokens=20, **PACED))
         reading = [asyncio.create_task(read(answer)) for answer in answers]
         await asyncio.sleep(0.15)
-        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 1
         await asyncio.gather(*reading)
         await read(await third)
 
@@ -165,12 +165,12 @@ def test_who_would_break_the_pace_of_those_inside_waits_at_the_gate(bench):
     assert bench(scenario, generator=generator, **config).outcomes == ["met"] * 3
 
 
-def test_who_has_no_room_inside_makes_no_step_longer(bench):
+def test_requests_without_blocks_lengthen_no_step(bench):
     async def scenario(b):
         steps_of_5_ms_more_for_each_answer(b)
-        # One of the four fills the cache; three wait for it inside.
+        # One of the four fills the cache; three wait for it in the engine.
         answers = [await b.ask("x" * 110, max_tokens=17, **PACED) for _ in range(4)]
-        assert b.service.dispatcher.waiting(Owner.LLM) == 0
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 0
         await asyncio.gather(*map(read, answers))
 
     config = {**ORDERED, "admission": {"length_predictor": "max-tokens"}}
@@ -178,7 +178,7 @@ def test_who_has_no_room_inside_makes_no_step_longer(bench):
     assert bench(scenario, generator=generator, **config).outcomes == ["met"] * 4
 
 
-def test_what_answers_that_ended_teach_reaches_the_engine_while_a_long_one_runs(bench):
+def test_a_new_length_forecast_reaches_the_engine_during_generation(bench):
     async def scenario(b):
         long = await b.ask("x", max_tokens=200)
         at_first = long.ticket.forecast

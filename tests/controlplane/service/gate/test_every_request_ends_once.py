@@ -1,4 +1,4 @@
-"""Whatever clients and engines do, each accepted request ends once, with one outcome, and holds nothing."""
+"""Each accepted request ends once, with one outcome and no lease, whatever clients and engines do."""
 
 import asyncio
 from collections import Counter
@@ -12,6 +12,7 @@ from controlplane.config import parse
 from controlplane.core.errors import BackendDown, BackendFailed
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
+from controlplane.service.bootstrap import build_service
 from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
@@ -46,7 +47,7 @@ async def ask(service: Service, wish: dict) -> None:
     caller, hints = Caller("t"), RequestHints(service_class=wish["service_class"])
     if wish["is_embedding"]:
         job = await service.intake.embeddings("e", caller, "vectors", ["x" * wish["size"]], hints)
-        await service.dispatcher.embed(job)
+        await service.gate.embed(job)
         return
     limit = wish["max_tokens"]
     sampling = Sampling(max_tokens=limit)
@@ -54,9 +55,9 @@ async def ask(service: Service, wish: dict) -> None:
     job = await service.intake.completion(
         "g", caller, "llm", text, max_tokens=limit, sampling=sampling, hints=hints
     )
-    answer = await service.dispatcher.generate(job)
+    answer = await service.gate.generate(job)
     tokens = [token async for delta in answer for token in delta.token_ids]
-    # A resumed request follows the next script, so only a full-length one is known to the token.
+    # A resumed request follows the next script, so only the length of a complete one is known exactly.
     assert 0 < len(tokens) <= limit
 
 
@@ -87,7 +88,7 @@ async def play(plan: list[dict], *, dies_at: float | None, has_own_scheduler: bo
         "admission": {"max_wait_ms": 2_000, "max_waiting": 5, "engine_queue": 1},
         "scheduling": {"engine": {} if has_own_scheduler else "off"},
     }
-    service = Service(
+    service = build_service(
         parse(content), [llm], [vectors], workspace_bytes=2 * vectors.workspace_bytes, clock=LoopClock()
     )
     await service.start()
@@ -95,19 +96,19 @@ async def play(plan: list[dict], *, dies_at: float | None, has_own_scheduler: bo
     if dies_at is not None:
         asyncio.get_running_loop().call_later(dies_at, llm.die)
     seen = Counter(await asyncio.gather(*(client(service, wish) for wish in plan)))
-    dispatcher = service.dispatcher
+    dispatcher = service.gate.dispatcher
     dispatcher.ledger.check_integrity()
     assert [dispatcher.ledger.demanded(owner) for owner in Owner] == [0, 0]
     assert dispatcher.tickets() == ()
     assert [dispatcher.waiting(owner) for owner in Owner] == [0, 0]
     assert sum(seen.values()) == len(plan)
     counted = Counter()
-    for family in service.metrics.registry.collect():
+    for family in service.status.metrics.registry.collect():
         for sample in family.samples:
             if sample.name == "tandem_requests_total":
                 counted[sample.labels["outcome"]] += int(sample.value)
-    # A client may leave before its request reaches the gate, or in the instant in which it is answered;
-    # once the engine is dead, requests fail at the tokenizer.
+    # A client may leave before its request reaches the gate, or at the instant of its end; once the engine
+    # is dead, requests fail at the tokenizer.
     unseen = seen["aborted"] + (seen["failed"] if dies_at is not None else 0)
     assert len(plan) - unseen <= sum(counted.values()) <= len(plan)
     assert counted["met"] + counted["late"] >= seen["finished"]

@@ -1,4 +1,4 @@
-"""A policy that raises costs those it kept from a decision, nobody else, and never a drain its time."""
+"""A policy that raises fails only the undecided requests, and delays no drain."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ class FaultyAdmission(Admission):
 
 @dataclass(frozen=True)
 class FaultyFor:
-    """An order that cannot rank one request."""
+    """An ordering that raises for one request."""
 
     ordering: Ordering
     prompt_tokens: int
@@ -45,11 +45,11 @@ class FaultyFor:
 
 
 def decide_by(b, **changes) -> None:
-    b.service.dispatcher.set_policies(replace(b.service.dispatcher._policies, **changes))
+    b.service.gate.set_policies(replace(b.service.gate.dispatcher._policies, **changes))
 
 
 def faulty_admission(b) -> Admission:
-    sound = b.service.dispatcher._policies.admission
+    sound = b.service.gate.dispatcher._policies.admission
     return FaultyAdmission(sound.options, sound.eviction, sound.fits)
 
 
@@ -65,25 +65,25 @@ def errors(caplog) -> list[str]:
     return [record.message for record in caplog.records if record.levelno == logging.ERROR]
 
 
-def test_who_cannot_be_decided_fails_at_once_and_the_log_tells_once(bench, caplog):
+def test_undecided_requests_fail_at_once_and_are_logged_once(bench, caplog):
     async def scenario(b):
-        sound = b.service.dispatcher._policies.admission
+        sound = b.service.gate.dispatcher._policies.admission
         let_admission_raise(b)
         for _ in range(3):
             with pytest.raises(DecisionFailed, match="division by zero"):
                 await b.ask()
             b.assert_nothing_is_held()
-        assert b.service.impaired() == {"decisions": Fault.DEFECT}
+        assert b.service.status.impaired() == {"decisions": Fault.DEFECT}
         decide_by(b, admission=sound)
         assert await read(await b.ask()) == 4
-        assert b.service.impaired() == {}
+        assert b.service.status.impaired() == {}
 
     assert bench(scenario).outcomes == ["failed"] * 3 + ["met"]
     [told] = errors(caplog)
-    assert "requests fail undecided: division by zero" in told
+    assert "requests fail without a decision: division by zero" in told
 
 
-def test_a_drain_does_not_wait_for_who_failed(bench):
+def test_a_drain_does_not_wait_for_failed_requests(bench):
     async def scenario(b):
         let_admission_raise(b)
         with pytest.raises(DecisionFailed):
@@ -95,25 +95,25 @@ def test_a_drain_does_not_wait_for_who_failed(bench):
     bench(scenario)
 
 
-def test_an_observer_that_raises_fails_the_newcomer_alone(bench, caplog):
+def test_an_observer_that_raises_fails_only_the_new_request(bench, caplog):
     async def scenario(b):
         running = asyncio.create_task(read(await b.ask(max_tokens=8)))
-        b.service.dispatcher.on_offer = faulty
+        b.service.gate.on_offer = faulty
         with pytest.raises(DecisionFailed):
             await b.ask()
-        b.service.dispatcher.on_offer = None
+        b.service.gate.on_offer = None
         assert await running == 8
 
     assert bench(scenario).outcomes == ["failed", "met"]
     assert len(errors(caplog)) == 1
 
 
-def test_an_order_that_raises_for_one_leaves_the_others_in_line(bench):
+def test_an_ordering_that_raises_for_one_request_leaves_the_others_queued(bench):
     async def scenario(b):
         running = asyncio.create_task(read(await b.ask(max_tokens=8)))
         waiting = asyncio.create_task(b.ask("waits"))
         await asyncio.sleep(0.01)
-        decide_by(b, ordering=FaultyFor(b.service.dispatcher._policies.ordering, len("poison")))
+        decide_by(b, ordering=FaultyFor(b.service.gate.dispatcher._policies.ordering, len("poison")))
         with pytest.raises(DecisionFailed, match="unranked"):
             await b.ask("poison")
         assert await running == 8
@@ -123,15 +123,17 @@ def test_an_order_that_raises_for_one_leaves_the_others_in_line(bench):
     assert b.outcomes == ["failed", "met", "met"]
 
 
-def test_a_defect_while_others_wait_is_not_theirs_and_their_wait_stays_bounded(bench):
-    """The running one ends well though the cycle at its end raises; who waited is decided once more when its
-    time is up, and fails as that does."""
+def test_a_defect_does_not_fail_decided_requests_and_their_wait_stays_bounded(bench):
+    """The running request finishes although the cycle at its end raises.
+
+    The waiting one is decided again at its deadline and fails then.
+    """
 
     async def scenario(b):
         running = asyncio.create_task(read(await b.ask(max_tokens=8)))
         waiting = asyncio.create_task(b.ask("waits"))
         await asyncio.sleep(0.01)
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         dispatcher._policies = replace(dispatcher._policies, admission=faulty_admission(b))
         assert await running == 8
         assert dispatcher.waiting(Owner.LLM) == 1
@@ -144,19 +146,19 @@ def test_a_defect_while_others_wait_is_not_theirs_and_their_wait_stays_bounded(b
     assert b.outcomes == ["met", "failed"]
 
 
-def test_who_was_half_dispatched_gives_its_lease_back_and_the_next_one_takes_its_place(bench):
+def test_a_failed_dispatch_closes_its_lease_and_the_next_request_starts(bench):
     async def scenario(b):
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         running = asyncio.create_task(read(await b.ask(max_tokens=8)))
         waiting = [asyncio.create_task(b.ask(text)) for text in ("first", "second")]
         await asyncio.sleep(0.01)
-        started = dispatcher.ttft.started
+        started = dispatcher.ttft.dispatched
 
         def once_faulty(*arguments):
-            dispatcher.ttft.started = started
+            dispatcher.ttft.dispatched = started
             raise Defect("no forecast")
 
-        dispatcher.ttft.started = once_faulty
+        dispatcher.ttft.dispatched = once_faulty
         assert await running == 8
         with pytest.raises(DecisionFailed, match="no forecast"):
             await waiting[0]
@@ -166,19 +168,19 @@ def test_who_was_half_dispatched_gives_its_lease_back_and_the_next_one_takes_its
     assert b.outcomes == ["met", "failed", "met"]
 
 
-def test_embeddings_fail_alike(bench):
+def test_undecided_embeddings_fail_likewise(bench):
     async def scenario(b):
         let_admission_raise(b)
         job = await b.service.intake.embeddings(
             "e", Caller("tests"), b.embedder.model, ["one"], RequestHints()
         )
         with pytest.raises(DecisionFailed):
-            await b.service.dispatcher.embed(job)
+            await b.service.gate.embed(job)
 
     assert bench(scenario).outcomes == ["failed"]
 
 
-def test_what_drains_is_still_refused(bench):
+def test_a_closed_gate_rejects_despite_a_faulty_policy(bench):
     async def scenario(b):
         let_admission_raise(b)
         await b.service.drain()
@@ -189,14 +191,14 @@ def test_what_drains_is_still_refused(bench):
 
 
 async def victim_of(b) -> asyncio.Task[int]:
-    """An answer that is read; what is urgent would take its place."""
+    """A running generation of low priority that an urgent request would preempt."""
     assert await read(await b.ask(max_tokens=60)) == 60
     victim = asyncio.create_task(read(await b.ask(max_tokens=60, service_class="batch")))
     await asyncio.sleep(1.0)
     return victim
 
 
-def test_who_made_room_for_a_defect_goes_on_by_itself(bench, monkeypatch):
+def test_a_victim_of_a_failed_dispatch_resumes(bench, monkeypatch):
     async def scenario(b):
         victim = await victim_of(b)
         with monkeypatch.context() as patched, pytest.raises(DecisionFailed, match="no lease"):
@@ -211,12 +213,12 @@ def test_who_made_room_for_a_defect_goes_on_by_itself(bench, monkeypatch):
     assert b.outcomes == ["met", "failed", "met"]
 
 
-def test_who_was_preempted_goes_on_though_the_cycle_that_should_have_let_it_in_raised(bench):
+def test_a_preempted_request_resumes_after_a_failed_cycle(bench):
     async def scenario(b):
         victim = await victim_of(b)
         urgent = await b.ask(max_tokens=2, service_class="interactive")
         assert urgent.ticket.decision == "ADMIT_WITH_PREEMPTION"
-        dispatcher = b.service.dispatcher
+        dispatcher = b.service.gate.dispatcher
         sound = dispatcher._policies
         dispatcher.decide()
         dispatcher._policies = replace(sound, admission=faulty_admission(b))

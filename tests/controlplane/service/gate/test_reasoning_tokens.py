@@ -1,4 +1,4 @@
-"""What a model thought is part of its answer, whatever happens to the request on the way."""
+"""Reasoning tokens are part of the output, also across a preemption."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from backends.testing.scripted import Script
 from tests.controlplane.service.gate.test_dispatcher import ALONE, one_at_a_time, read
 
 
-def test_thoughts_told_before_a_preemption_are_not_told_again(bench):
+def test_reasoning_sent_before_a_preemption_is_not_sent_again(bench):
     async def scenario(b):
         await read(await b.ask(max_tokens=60))
         b.generator.upcoming.append(Script(thoughts=("hm ",) * 60))

@@ -1,4 +1,4 @@
-"""Those turned away together come back one after another, never before the drain."""
+"""Requests rejected together get increasing Retry-After times, none before the drain."""
 
 from itertools import pairwise
 
@@ -10,25 +10,25 @@ from controlplane.service.gate.backpressure import RetrySpacer
 WORK = milliseconds(100)
 
 
-def told(returns, drain, now=0, work=WORK):
+def retry_after(spacer, drain, now=0, work=WORK):
     reject = Reject(Reason.SLO_UNATTAINABLE, drain)
-    return returns.spaced(reject, Owner.LLM, work, Instant(now)).retry_after
+    return spacer.space(reject, Owner.LLM, work, Instant(now)).retry_after
 
 
-def test_a_burst_is_told_rising_times_after_the_drain():
-    returns = RetrySpacer()
-    times = [told(returns, seconds(2)) for _ in range(4)]
+def test_a_burst_gets_increasing_times_after_the_drain():
+    spacer = RetrySpacer()
+    times = [retry_after(spacer, seconds(2)) for _ in range(4)]
     gaps = {b - a for a, b in pairwise(times)}
     assert times[0] >= seconds(2)
     assert len(gaps) == 1 and gaps.pop() >= WORK
 
 
-def test_once_those_told_have_come_the_drain_alone_counts():
-    returns = RetrySpacer()
-    first = told(returns, seconds(2))
-    assert told(returns, seconds(2), now=seconds(3_600)) == first
+def test_past_slots_do_not_delay_later_rejections():
+    spacer = RetrySpacer()
+    first = retry_after(spacer, seconds(2))
+    assert retry_after(spacer, seconds(2), now=seconds(3_600)) == first
 
 
-def test_what_no_wait_cures_and_what_nobody_can_time_is_left():
-    assert told(RetrySpacer(), None) is None
-    assert told(RetrySpacer(), seconds(2), work=None) == seconds(2)
+def test_rejections_without_retry_after_or_service_time_are_unchanged():
+    assert retry_after(RetrySpacer(), None) is None
+    assert retry_after(RetrySpacer(), seconds(2), work=None) == seconds(2)

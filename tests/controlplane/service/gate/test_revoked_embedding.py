@@ -1,4 +1,4 @@
-"""A call that was let in gives way to a smaller one: its caller is told at once, and nothing is held."""
+"""An admitted embedding call evicted for a smaller one raises Rejected and holds nothing."""
 
 import asyncio
 
@@ -18,17 +18,17 @@ CLASSES = {"documents": {"e2e_ms": 2_000, "default": True}}
 
 
 def slow() -> ScriptedEmbedder:
-    """A byte is a token, and takes 10 ms."""
+    """One byte is one token, and takes 10 ms."""
     return ScriptedEmbedder(token_seconds=0.01, max_running=1)
 
 
 async def embedding(b, name: str, size: int):
     model = b.embedder.model
     job = await b.service.intake.embeddings(name, Caller("tests"), model, ["a" * size], RequestHints())
-    return await b.service.dispatcher.embed(job)
+    return await b.service.gate.embed(job)
 
 
-def test_the_larger_of_two_that_cannot_both_be_in_time_is_told_at_once(bench):
+def test_the_larger_of_two_conflicting_calls_is_evicted_at_once(bench):
     async def scenario(b):
         computing = asyncio.create_task(embedding(b, "large", 120))
         await b.embedder.until_runs(1)
@@ -63,7 +63,7 @@ def evict(ticket: Ticket) -> None:
 
 
 async def test_a_refused_ticket_opens_no_call():
-    """It gave way between its grant and its start."""
+    """It was evicted between its grant and its start."""
     evict(ticket := ticket_with_its_turn())
     with pytest.raises(Rejected):
         async with ticket.revocable():
@@ -71,8 +71,8 @@ async def test_a_refused_ticket_opens_no_call():
 
 
 @pytest.mark.parametrize("failure", [None, BackendFailed("just now")])
-async def test_whoever_is_counted_as_evicted_is_told_so_though_the_call_came_back_in_the_same_turn(failure):
-    """Given the vectors as well, it would be counted as something else than its caller saw."""
+async def test_an_evicted_call_raises_rejected_even_if_it_returned_in_the_same_iteration(failure):
+    """With the vectors its caller would see another outcome than the one that was counted."""
     ticket = ticket_with_its_turn()
     with pytest.raises(Rejected):
         async with ticket.revocable():

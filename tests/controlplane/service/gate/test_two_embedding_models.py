@@ -1,4 +1,4 @@
-"""Two embedding models of different speed: each call is judged by what its own model takes."""
+"""Two embedding models of different speed: a call is decided by the rate of its own model."""
 
 import asyncio
 
@@ -6,6 +6,7 @@ from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.decision import Reason
+from controlplane.service.bootstrap import build_service
 from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
@@ -14,25 +15,25 @@ from controlplane.service.ticket import Rejected
 CLASSES = {"documents": {"e2e_ms": 300, "default": True}}
 
 
-async def told(service: Service, model: str, tokens: int, **hints: float) -> Reason | None:
-    """Why it was turned away."""
+async def refusal(service: Service, model: str, tokens: int, **hints: float) -> Reason | None:
+    """The reason of its rejection; None if it was served."""
     job = await service.intake.embeddings("e", Caller("t"), model, ["x" * tokens], RequestHints(**hints))
     try:
-        await service.dispatcher.embed(job)
+        await service.gate.embed(job)
     except Rejected as error:
         return error.reject.reason
     return None
 
 
 async def both_used(service: Service) -> None:
-    """Long enough for what was measured at the start to be forgotten."""
+    """Enough calls for the rates measured at the start to lose their weight."""
     for _ in range(40):
         for model in ("quick", "slow"):
-            assert await told(service, model, 100, e2e_ms=60_000) is None
+            assert await refusal(service, model, 100, e2e_ms=60_000) is None
 
 
 def play(scenario) -> list[Reason | None]:
-    """A token takes the quick model 0.1 ms, and the slow one 2.5."""
+    """A token takes 0.1 ms in the fast model and 2.5 ms in the slow one."""
 
     async def main():
         speeds = {"quick": 0.0001, "slow": 0.0025}
@@ -41,7 +42,9 @@ def play(scenario) -> list[Reason | None]:
         ]
         content = {"models": {"embeddings": [{"model": name} for name in speeds]}, "classes": CLASSES}
         workspace = sum(embedder.workspace_bytes for embedder in embedders)
-        service = Service(parse(content), [], embedders, workspace_bytes=2 * workspace, clock=LoopClock())
+        service = build_service(
+            parse(content), [], embedders, workspace_bytes=2 * workspace, clock=LoopClock()
+        )
         await service.start()
         await both_used(service)
         found = await scenario(service)
@@ -51,15 +54,15 @@ def play(scenario) -> list[Reason | None]:
     return run(main())
 
 
-def test_calls_of_a_quick_model_are_not_refused_for_the_slowness_of_another():
+def test_calls_of_a_fast_model_are_not_rejected_for_the_slowness_of_another():
     async def scenario(service):
-        return await asyncio.gather(*(told(service, "quick", 100) for _ in range(10)))
+        return await asyncio.gather(*(refusal(service, "quick", 100) for _ in range(10)))
 
     assert play(scenario) == [None] * 10
 
 
-def test_calls_of_a_slow_model_are_not_let_in_for_the_speed_of_another():
+def test_calls_of_a_slow_model_are_not_admitted_for_the_speed_of_another():
     async def scenario(service):
-        return await asyncio.gather(*(told(service, "slow", 100) for _ in range(3)))
+        return await asyncio.gather(*(refusal(service, "slow", 100) for _ in range(3)))
 
     assert sorted(map(str, play(scenario))) == ["None", "slo_unattainable", "slo_unattainable"]

@@ -1,4 +1,4 @@
-"""What nobody could keep is refused only to those who would wait besides: whatever orders, for both kinds."""
+"""A request that would be late even alone is rejected only if it would also wait."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ async def read(answer) -> int:
 
 @pytest.fixture(params=["gate", "engine"])
 def played(request, bench):
-    """On an engine that runs one at a time, whose pace is known."""
+    """Runs a scenario on an engine with one slot and a known step rate."""
     has_own_scheduler = request.param == "engine"
     engine = ScriptedGenerator(
         max_running=1, prefill_seconds=0.1, token_seconds=0.05, has_own_scheduler=has_own_scheduler
@@ -38,16 +38,16 @@ def played(request, bench):
     return play
 
 
-@pytest.mark.parametrize("promise", [{"ttft_ms": 1}, {"e2e_ms": 2}])
-def test_who_would_be_late_even_alone_is_answered_where_nobody_is_before_it(played, promise):
+@pytest.mark.parametrize("objective", [{"ttft_ms": 1}, {"e2e_ms": 2}])
+def test_a_request_late_even_alone_is_served_if_none_is_ahead(played, objective):
     async def scenario(b):
         for _ in range(2):
-            assert await read(await b.ask(service_class="interactive", **promise)) == 4
+            assert await read(await b.ask(service_class="interactive", **objective)) == 4
 
     assert played(scenario).outcomes == ["met", "late", "late"]
 
 
-def test_who_would_wait_besides_is_refused(played):
+def test_a_request_late_even_alone_is_rejected_if_it_would_also_wait(played):
     async def scenario(b):
         running = asyncio.create_task(read(await b.ask(max_tokens=100)))
         waiting = asyncio.create_task(b.ask(max_tokens=100))
@@ -64,10 +64,10 @@ def test_who_would_wait_besides_is_refused(played):
 async def embed(b) -> None:
     hints = RequestHints(service_class="interactive", e2e_ms=1)
     job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["x" * 99], hints)
-    await b.service.dispatcher.embed(job)
+    await b.service.gate.embed(job)
 
 
-def test_an_embedding_too(bench):
+def test_embeddings_follow_the_same_rule(bench):
     async def scenario(b):
         for _ in range(2):
             await embed(b)
@@ -81,8 +81,8 @@ def test_an_embedding_too(bench):
     assert bench(scenario, embedder=slow).outcomes == ["late", "late", "rejected", "late"]
 
 
-def test_but_not_beside_answers(bench):
-    """Without them it would be faster, and they without it."""
+def test_an_embedding_is_rejected_while_generations_run(bench):
+    """Each kind delays the other, so the embedding is not alone."""
 
     async def scenario(b):
         await embed(b)

@@ -1,4 +1,4 @@
-"""Slack of what waits and runs: measured against the promise, in the order in which it is served."""
+"""Slack of waiting and running requests, by their objectives and the order of service."""
 
 from controlplane.core.clock import Duration, Instant, milliseconds
 from controlplane.core.memory import Footprint
@@ -32,31 +32,31 @@ def slack_ms(tickets, owner=Owner.EMBEDDING, at_ms=0.0):
 
 def test_an_embedding_waits_for_the_work_before_it_by_deadline():
     first, second = ticket(name="a", e2e=2_000), ticket(name="b", e2e=1_500, tokens=3_000)
-    # 3,000 tokens of 0.1 ms for the sooner one, 1,000 more for the other.
+    # 3,000 tokens of 0.1 ms for the earlier deadline, 1,000 more for the later one.
     assert slack_ms([first, second]) == [1_200, 1_600]
     assert slack_ms([second, first], at_ms=1_500) == [-300, 100]
 
 
-def test_what_promises_nothing_is_never_urgent():
+def test_a_request_without_objectives_is_never_urgent():
     assert slack_ms([ticket()]) == []
     assert slack_ms([ticket(Kind.GENERATE)], Owner.LLM) == []
 
 
-def test_slack_of_a_short_promise_is_measured_by_its_half():
-    # 200 ms promised, 100 ms of work: half is left, so it is as urgent as 500 of 1,000 ms.
+def test_slack_of_a_short_objective_is_scaled_by_its_half():
+    # An objective of 200 ms with 100 ms of work: half is left, as urgent as 500 of 1,000 ms.
     assert slack_ms([ticket(e2e=200)]) == [500]
     assert slack_ms([ticket(e2e=200)], at_ms=50) == [250]
     assert slack_ms([ticket(e2e=200)], at_ms=150) == [-50]
 
 
-def test_before_the_first_token_the_prefill_counts_and_after_it_the_pace():
+def test_slack_counts_the_prefill_before_the_first_token_and_tpot_after_it():
     chat = ticket(Kind.GENERATE, ttft=2_000, tpot=1_000)
     assert slack_ms([chat], Owner.LLM) == [2_000 - 100 - 20]
     chat.timeline.stamp_tokens(Instant(milliseconds(300)), 1)
     assert slack_ms([chat], Owner.LLM, at_ms=400) == [900]
 
 
-def test_what_was_turned_away_counts_and_fades():
+def test_rejected_requests_count_and_decay():
     lately, now = RecentArrivals(), Instant(0)
     lately.fade(now)
     lately.lost[Owner.LLM] += 1

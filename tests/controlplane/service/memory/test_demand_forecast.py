@@ -1,4 +1,4 @@
-"""What is kept for work that has not come yet."""
+"""Memory reserved for requests that have not arrived yet."""
 
 from controlplane.core.clock import Instant, milliseconds, seconds
 from controlplane.core.memory import Footprint
@@ -15,52 +15,41 @@ def request(kind=Kind.GENERATE, *, priority=2, tokens=10) -> Request:
     )  # fmt: skip
 
 
-def taught(foresight: MemoryDemandForecast) -> MemoryDemandForecast:
-    """Thirty seconds of three urgent requests of 100 bytes, and of 500 embedding tokens, each."""
+def trained(demand: MemoryDemandForecast) -> MemoryDemandForecast:
+    """Thirty seconds with three high-priority requests of 100 bytes and 500 embedding tokens each."""
     for second in range(30):
         for part in range(3):
             now = Instant(seconds(second) + milliseconds(100 * part))
-            foresight.offered(request(), Footprint(100), now)
-        foresight.offered(request(Kind.EMBED, tokens=500), Footprint(1), now)
-        foresight.offered(request(priority=1), Footprint(7_000), now)
-    return foresight
+            demand.observe_arrival(request(), Footprint(100), now)
+        demand.observe_arrival(request(Kind.EMBED, tokens=500), Footprint(1), now)
+        demand.observe_arrival(request(priority=1), Footprint(7_000), now)
+    return demand
 
 
-def test_embedding_tokens_and_urgent_bytes_are_expected_as_they_came():
-    foresight = taught(MemoryDemandForecast(seconds(1), 0.9, high_priority=2))
+def test_forecasts_follow_past_embedding_tokens_and_high_priority_bytes():
+    demand = trained(MemoryDemandForecast(seconds(1), 0.9, high_priority=2))
     now = Instant(seconds(30))
-    assert foresight.embedding_tokens(now) == 500
-    assert foresight.reserve(now, released_bytes=0) == Reserve(300, 2)
-    assert foresight.reserve(now, released_bytes=120) == Reserve(180, 2)
-    assert foresight.reserve(now, released_bytes=900) is None
+    assert demand.embedding_tokens(now) == 500
+    assert demand.reserve(now, released_bytes=0) == Reserve(300, 2)
+    assert demand.reserve(now, released_bytes=120) == Reserve(180, 2)
+    assert demand.reserve(now, released_bytes=900) is None
 
 
-def test_what_has_come_is_no_longer_kept_and_what_did_not_come_is_let_go():
-    foresight = taught(MemoryDemandForecast(seconds(1), 0.9, high_priority=2))
-    foresight.offered(request(), Footprint(200), Instant(seconds(30.1)))
-    assert foresight.reserve(Instant(seconds(30.2)), released_bytes=0) == Reserve(100, 2)
-    foresight.offered(request(), Footprint(200), Instant(seconds(30.3)))
-    assert foresight.reserve(Instant(seconds(30.4)), released_bytes=0) is None
+def test_arrived_bytes_and_past_windows_are_not_reserved():
+    demand = trained(MemoryDemandForecast(seconds(1), 0.9, high_priority=2))
+    demand.observe_arrival(request(), Footprint(200), Instant(seconds(30.1)))
+    assert demand.reserve(Instant(seconds(30.2)), released_bytes=0) == Reserve(100, 2)
+    demand.observe_arrival(request(), Footprint(200), Instant(seconds(30.3)))
+    assert demand.reserve(Instant(seconds(30.4)), released_bytes=0) is None
     for second in range(31, 100):
-        foresight.reserve(Instant(seconds(second)), released_bytes=0)
-    assert foresight.reserve(Instant(seconds(100)), released_bytes=0) is None
+        demand.reserve(Instant(seconds(second)), released_bytes=0)
+    assert demand.reserve(Instant(seconds(100)), released_bytes=0) is None
 
 
-def test_nothing_is_kept_without_a_level_a_class_or_a_past():
-    assert (
-        taught(MemoryDemandForecast(seconds(1), None, high_priority=2)).reserve(
-            Instant(seconds(30)), released_bytes=0
-        )
-        is None
-    )
-    assert (
-        taught(MemoryDemandForecast(seconds(1), None, high_priority=2)).embedding_tokens(Instant(seconds(30)))
-        == 0
-    )
-    assert (
-        taught(MemoryDemandForecast(seconds(1), 0.9, high_priority=None)).reserve(
-            Instant(seconds(30)), released_bytes=0
-        )
-        is None
-    )
+def test_nothing_is_reserved_without_a_level_a_priority_or_a_history():
+    without_level = trained(MemoryDemandForecast(seconds(1), None, high_priority=2))
+    assert without_level.reserve(Instant(seconds(30)), released_bytes=0) is None
+    assert without_level.embedding_tokens(Instant(seconds(30))) == 0
+    without_priority = trained(MemoryDemandForecast(seconds(1), 0.9, high_priority=None))
+    assert without_priority.reserve(Instant(seconds(30)), released_bytes=0) is None
     assert MemoryDemandForecast(seconds(1), 0.9, high_priority=2).embedding_tokens(Instant(seconds(30))) == 0

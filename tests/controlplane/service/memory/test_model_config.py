@@ -1,12 +1,12 @@
-"""What is known of a model before it is loaded, from its folder or from what the hub gave earlier."""
+"""Config and weight sizes of a model, from its folder or from the hub's local cache."""
 
 from pathlib import Path
 
 import pytest
 
 from controlplane.config import ConfigError
+from controlplane.service.bootstrap import model_facts
 from controlplane.service.memory.memory_plan import ModelFacts
-from controlplane.service.memory.model_config import model_facts
 
 CONFIG = b'{"max_position_embeddings": 512}'
 
@@ -19,7 +19,7 @@ def written(folder: Path, sizes: dict[str, int] | None = None) -> Path:
     return folder
 
 
-def test_of_several_forms_of_the_weights_one_is_loaded(tmp_path):
+def test_one_of_several_weight_formats_counts(tmp_path):
     halves = {"model-1-of-2.safetensors": 5, "model-2-of-2.safetensors": 6}
     facts = model_facts(str(written(tmp_path / "both", {**halves, "consolidated.safetensors": 11})))
     assert (facts.weight_bytes, facts.context_tokens) == (11, 512)
@@ -40,28 +40,28 @@ def test_of_several_forms_of_the_weights_one_is_loaded(tmp_path):
         ({"dtype": "bfloat16", "quantization_config": {"bits": 4}}, "float32", 100),
     ],
 )
-def test_weights_that_are_loaded_wider_than_stored_take_more(config, dtype, expected):
+def test_weights_loaded_in_a_wider_type_take_more(config, dtype, expected):
     assert ModelFacts(config, 100).loaded_bytes(dtype) == expected
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [(b"{", "not JSON"), (b"[1]", "a JSON object"), (b"\xff", "JSON")]
+    ("content", "told"), [(b"{", "not valid JSON"), (b"[1]", "not a JSON object"), (b"\xff", "JSON")]
 )
-def test_a_config_that_cannot_be_read_is_named(tmp_path, content, told):
+def test_an_unreadable_config_is_named(tmp_path, content, told):
     written(tmp_path)
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"config\.json: .*{told}.*; fetch the model anew"):
+    with pytest.raises(ConfigError, match=rf"config\.json: .*{told}.*; download the model again"):
         model_facts(str(tmp_path))
 
 
-def test_a_folder_without_config_is_told(tmp_path):
-    with pytest.raises(ConfigError, match=r"no config\.json; give a folder"):
+def test_a_folder_without_config_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"no config\.json; name a folder"):
         model_facts(str(tmp_path))
 
 
 @pytest.fixture
 def hub_cache(tmp_path, monkeypatch) -> Path:
-    """An empty one, and no network."""
+    """An empty cache, and no network."""
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -69,25 +69,25 @@ def hub_cache(tmp_path, monkeypatch) -> Path:
 
 
 def in_cache(cache: Path, sizes: dict[str, int] | None = None) -> None:
-    """As the hub's client lays it out."""
+    """Writes a model in the layout of the hub's client."""
     repository = cache / "models--some--model"
     written(repository / "snapshots" / "0a", sizes)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0a", encoding="utf-8")
 
 
-def test_what_the_hub_gave_earlier_serves_without_a_network(hub_cache):
+def test_the_local_cache_serves_without_a_network(hub_cache):
     in_cache(hub_cache, {"model.safetensors": 9})
     facts = model_facts("some/model")
     assert (facts.weight_bytes, facts.context_tokens) == (9, 512)
 
 
-def test_a_model_of_which_only_the_config_was_fetched_is_told(hub_cache):
+def test_a_cached_config_without_weights_is_an_error(hub_cache):
     in_cache(hub_cache)
-    with pytest.raises(ConfigError, match="nothing was downloaded earlier; run `hf download some/model`"):
+    with pytest.raises(ConfigError, match="the local cache holds no weights; run `hf download some/model`"):
         model_facts("some/model")
 
 
-def test_a_model_out_of_reach_is_told_with_the_cause(hub_cache):
-    with pytest.raises(ConfigError, match=r"'some/model': neither a folder here.*HF_TOKEN.*says: .+"):
+def test_an_unreachable_model_is_an_error_with_its_cause(hub_cache):
+    with pytest.raises(ConfigError, match=r"'some/model': neither a local folder.*HF_TOKEN.*reports: .+"):
         model_facts("some/model")

@@ -1,4 +1,4 @@
-"""Disagreement between ledger and device is seen, told once, withheld at once and let go slowly."""
+"""A disagreement between ledger and device is counted once, withheld at once and released slowly."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from controlplane.service.memory.monitor import MemoryMonitor
 
 @dataclass
 class Readings:
-    """A probe that tells what the test says."""
+    """A probe with readings set by the test."""
 
     ours: int = 100
     free: int = 1_000
@@ -37,22 +37,22 @@ class Readings:
 @dataclass
 class Bench:
     probe: Readings = field(default_factory=Readings)
-    told: list[int] = field(default_factory=list)
+    withheld: list[int] = field(default_factory=list)
 
     def monitor(self, *, granted: int = 500, bound: int = 50) -> MemoryMonitor:
-        return MemoryMonitor(self.probe, lambda: granted, self.told.append, bound)
+        return MemoryMonitor(self.probe, lambda: granted, self.withheld.append, bound)
 
 
-def test_what_the_ledger_gave_is_no_disagreement():
+def test_granted_memory_is_no_disagreement():
     bench = Bench()
     monitor = bench.monitor()
     for ours in (100, 600, 650, 300):
         bench.probe.ours = ours
         monitor.sample()
-    assert (monitor.most_ours, monitor.alerts, bench.told) == (650, 0, [])
+    assert (monitor.most_ours, monitor.alerts, bench.withheld) == (650, 0, [])
 
 
-def test_more_than_the_bound_is_withheld_at_once_and_let_go_slowly():
+def test_an_excess_is_withheld_at_once_and_released_slowly():
     bench = Bench()
     monitor = bench.monitor()
     monitor.sample()
@@ -64,11 +64,11 @@ def test_more_than_the_bound_is_withheld_at_once_and_let_go_slowly():
     assert (monitor.disagreement, monitor.withheld, monitor.alerts) == (0, 234, 1)
     for _ in range(200):
         monitor.sample()
-    assert monitor.withheld == bench.told[-1] == 0
-    assert bench.told == sorted(bench.told, reverse=True)
+    assert monitor.withheld == bench.withheld[-1] == 0
+    assert bench.withheld == sorted(bench.withheld, reverse=True)
 
 
-def test_what_others_take_of_the_last_free_bytes_is_withheld_too():
+def test_free_memory_taken_by_others_is_withheld():
     bench = Bench()
     monitor = bench.monitor()
     bench.probe.free = 20
@@ -76,7 +76,7 @@ def test_what_others_take_of_the_last_free_bytes_is_withheld_too():
     assert (monitor.withheld, monitor.least_free, monitor.alerts) == (30, 20, 0)
 
 
-def test_it_samples_as_often_as_asked_until_stopped():
+def test_it_samples_periodically_until_stopped():
     bench = Bench()
 
     async def main() -> int:
@@ -96,17 +96,17 @@ def test_it_samples_as_often_as_asked_until_stopped():
     assert bench.probe.is_closed
 
 
-def test_a_device_that_knows_none_of_our_processes_is_told_of(caplog):
-    """A container's GPU may list the host's process numbers."""
+def test_a_device_that_lists_none_of_our_processes_is_logged(caplog):
+    """The driver of a container's GPU may list process ids of the host."""
     for ours in (0, 100):
         bench = Bench(Readings(ours=ours))
         monitor = bench.monitor()
         monitor.sample()
         monitor.sample()
-    assert len(caplog.records) == 1 and "shows none of our processes" in caplog.text
+    assert len(caplog.records) == 1 and "lists none of our processes" in caplog.text
 
 
-def test_readings_that_fail_are_told_once_and_end_nothing(caplog):
+def test_failed_readings_are_logged_once_and_sampling_continues(caplog):
     bench = Bench()
 
     async def main() -> tuple[int, str]:
@@ -129,11 +129,11 @@ def test_readings_that_fail_are_told_once_and_end_nothing(caplog):
     assert "tandem_device_alerts_total 1.0" in told and "tandem_device_read_failures_total 10.0" in told
     assert 'tandem_device_bytes{what="ours"} 900.0' in told and 'what="alerts"' not in told
     assert [record.getMessage() for record in caplog.records] == [
-        "the device's memory is not watched: nothing to be read; trying on"
+        "reading the device's memory failed: nothing to be read; retrying"
     ]
 
 
-def test_what_could_not_be_withheld_is_told_again():
+def test_a_failed_withhold_is_repeated():
     told = []
 
     def withhold(kept: int) -> None:
@@ -162,10 +162,8 @@ def test_a_reading_of_the_real_host_shows():
 @pytest.mark.parametrize(
     ("counts_untouched", "is_static", "more"), [(True, True, 150), (True, False, 950), (False, True, 950)]
 )
-def test_a_cache_that_counted_from_the_start_is_not_granted_again(
-    monkeypatch, counts_untouched, is_static, more
-):
-    """A GPU's is held when it is allocated, the host's when it is written, kvcached's when it is mapped."""
+def test_a_cache_in_the_baseline_is_not_granted_again(monkeypatch, counts_untouched, is_static, more):
+    """Memory counts on a GPU once allocated, on the host once written, with kvcached once mapped."""
     plan = MemoryPlan(
         memory_bytes=2_000, chat_weight_bytes=0, embedding_weight_bytes=0, activation_bytes=50,
         reserve_bytes=0, margin_bytes=100, pool_bytes=900, kv_bytes=800, workspace_bytes=100, geometry=None,

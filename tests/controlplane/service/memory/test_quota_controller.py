@@ -1,4 +1,4 @@
-"""Quotas that move: on virtual time, with engines that do as told and with a simulated device."""
+"""Changing quotas on virtual time, with scripted engines and with a simulated device."""
 
 import asyncio
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from controlplane.config import ConfigError, parse
 from controlplane.core.generation import Sampling
 from controlplane.core.memory import Quota
 from controlplane.core.request import Owner
+from controlplane.service.bootstrap import build_service
 from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.runtime.timers import LoopClock
@@ -33,7 +34,7 @@ KIB = 1_024
 
 
 class NoTicks:
-    """The test says when."""
+    """A timer that never fires; the test calls `tick`."""
 
     def every(self, seconds, work):
         pass
@@ -56,14 +57,14 @@ class Bench:
         await self.quota_controller.tick(LoopClock().now())
 
     def quota(self, owner: Owner) -> int:
-        return self.service.dispatcher.ledger.quota(owner).nominal
+        return self.service.gate.dispatcher.ledger.quota(owner).nominal
 
     async def ask(self, name: str, prompt_tokens: int, service_class: str = "standard"):
         job = await self.service.intake.completion(
             name, Caller("t"), self.generator.model, "x" * prompt_tokens,
             max_tokens=50, sampling=Sampling(max_tokens=50), hints=RequestHints(service_class=service_class),
         )  # fmt: skip
-        answer = await self.service.dispatcher.generate(job)
+        answer = await self.service.gate.generate(job)
 
         async def read() -> None:
             async for _ in answer:
@@ -79,11 +80,11 @@ class Bench:
             ["x" * 100] * inputs,
             RequestHints(service_class=service_class),
         )
-        return asyncio.create_task(self.service.dispatcher.embed(job))
+        return asyncio.create_task(self.service.gate.embed(job))
 
 
 def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900, memory=None, others=()):
-    """A pool of 1,000 KiB; a token takes 1 KiB in either kind, the largest batch 400."""
+    """Runs a scenario on a pool of 1,000 KiB; a token of either kind takes 1 KiB, the largest batch 400."""
     memory = memory or ElasticMemory(1_000 * KIB, kv_kib * KIB)
 
     async def main():
@@ -93,7 +94,7 @@ def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900, memory=Non
         embedder = ScriptedEmbedder(
             batch_tokens=most_batch_tokens, max_input_tokens=100, is_stepped=True, bytes_per_token=KIB
         )
-        service = Service(
+        service = build_service(
             parse({"models": {"chat": {"model": "scripted"}}, "classes": CLASSES, "quota": quota}),
             [generator], [embedder, *others], workspace_bytes=400 * KIB, clock=LoopClock(), ticks=NoTicks(),
             device_memory=lambda: memory,
@@ -103,13 +104,13 @@ def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900, memory=Non
         tasks = await scenario(bench)
         generator.allow(1_000)
         embedder.allow(1_000)
-        while service.dispatcher.tickets():
+        while service.gate.tickets():
             generator.allow(100)
             embedder.allow(100)
             await bench.tick()
             await asyncio.sleep(0.01)
         await asyncio.gather(*tasks)
-        service.dispatcher.ledger.check_integrity()
+        service.gate.dispatcher.ledger.check_integrity()
         await service.stop()
 
     run(main())
@@ -124,7 +125,7 @@ def test_nominal_quotas_are_in_force_from_the_start():
     play(scenario)
 
 
-def test_urgent_embeddings_take_over_by_bounded_steps_and_give_back():
+def test_urgent_embeddings_gain_quota_by_bounded_steps_and_return_it():
     async def scenario(b):
         tasks = [await b.embed("e", 1, "urgent")]
         await b.tick()
@@ -154,7 +155,7 @@ async def given_up(waiting):
     await asyncio.gather(waiting, return_exceptions=True)
 
 
-def test_memory_that_embeddings_do_not_need_is_lent_and_comes_back():
+def test_memory_that_embeddings_do_not_need_is_lent_and_returned():
     async def scenario(b):
         tasks = [await b.ask(f"r{n}", 250) for n in range(2)]
         waiting = asyncio.create_task(b.ask("last", 250))
@@ -165,7 +166,7 @@ def test_memory_that_embeddings_do_not_need_is_lent_and_comes_back():
         tasks.append(await b.embed("e", 4))
         await asyncio.sleep(0)
         await b.tick()
-        # The four inputs need all that is the embeddings' own.
+        # The four inputs need the whole quota of the embeddings.
         assert b.quota(Owner.EMBEDDING) == b.embedder.budget_bytes == 200 * KIB
         await given_up(waiting)
         return tasks
@@ -173,14 +174,14 @@ def test_memory_that_embeddings_do_not_need_is_lent_and_comes_back():
     play(scenario)
 
 
-def test_who_is_turned_away_for_memory_is_not_kept_waiting_for_a_tick():
+def test_a_deferral_for_memory_brings_an_early_tick():
     async def scenario(b):
         tasks = [await b.ask(f"r{n}", 250) for n in range(2)]
         await asyncio.sleep(1)
         before = b.quota_controller._last_tick
         waiting = asyncio.create_task(b.ask("last", 250))
         await asyncio.sleep(0.01)
-        assert b.service.dispatcher.waiting(Owner.LLM) == 1
+        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 1
         assert b.quota_controller._last_tick != before
         assert b.quota(Owner.LLM) > 800 * KIB
         await given_up(waiting)
@@ -189,7 +190,7 @@ def test_who_is_turned_away_for_memory_is_not_kept_waiting_for_a_tick():
     play(scenario)
 
 
-def test_what_is_withheld_comes_off_the_batches_where_no_byte_moves_too():
+def test_withheld_bytes_reduce_batches_with_static_memory():
     async def scenario(b):
         b.quota_controller.withheld = 60 * KIB
         await b.tick()
@@ -203,7 +204,7 @@ def test_what_is_withheld_comes_off_the_batches_where_no_byte_moves_too():
     )
 
 
-def test_a_quota_below_use_preempts_nobody_while_nobody_asks():
+def test_a_quota_below_use_preempts_nothing_without_waiting_embeddings():
     async def scenario(b):
         tasks = [await b.ask(f"r{n}", 320) for n in range(2)]
         await b.generator.until_runs(2)
@@ -221,7 +222,7 @@ def test_a_quota_below_use_preempts_nobody_while_nobody_asks():
 
 
 @pytest.mark.parametrize(("service_class", "is_preempted"), [("urgent", True), ("standard", False)])
-def test_running_answers_are_preempted_only_for_embeddings_of_higher_priority(service_class, is_preempted):
+def test_generations_are_preempted_only_for_embeddings_of_higher_priority(service_class, is_preempted):
     async def scenario(b):
         tasks = [await b.ask(f"r{n}", 320) for n in range(2)]
         await b.generator.until_runs(2)
@@ -232,7 +233,7 @@ def test_running_answers_are_preempted_only_for_embeddings_of_higher_priority(se
             await asyncio.sleep(0.01)
             b.quota_controller.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
             await b.tick()
-        preempted = [t for t in b.service.dispatcher.tickets() if t.preemptions]
+        preempted = [t for t in b.service.gate.tickets() if t.preemptions]
         assert bool(preempted) == is_preempted
         assert (b.quota_controller.reclaimed_bytes > 0) == is_preempted
         return [asyncio.create_task(quiet(t)) for t in tasks]
@@ -240,18 +241,18 @@ def test_running_answers_are_preempted_only_for_embeddings_of_higher_priority(se
     async def quiet(task):
         await asyncio.gather(task, return_exceptions=True)
 
-    # Two such requests are more than the 200 KiB that are theirs.
+    # Two such requests exceed their nominal 200 KiB.
     play(scenario, most_batch_tokens=800)
 
 
-def test_the_llm_waits_for_the_batch_under_way():
+def test_the_llm_waits_for_the_batch_in_flight():
     async def scenario(b):
         b.quota_controller.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
         await b.tick()
         tasks = [await b.embed("e", 3)]
         await b.embedder.until_runs(1)
         await asyncio.sleep(0.01)
-        # 300 tokens are on their way, of which the lease covers the half that may be in flight.
+        # 300 tokens are forwarded; the lease covers the half that may be in flight.
         b.quota_controller.owned = {Owner.LLM: 896 * KIB, Owner.EMBEDDING: 104 * KIB}
         await b.tick()
         assert b.embedder.budget_bytes == 104 * KIB
@@ -266,7 +267,7 @@ def test_the_llm_waits_for_the_batch_under_way():
     play(scenario)
 
 
-def test_a_small_model_beside_a_large_one_can_hold_its_longest_input():
+def test_each_of_two_models_can_hold_its_longest_input():
     small = ScriptedEmbedder(model="small", batch_tokens=100, max_input_tokens=100, bytes_per_token=KIB)
 
     async def scenario(b):
@@ -280,7 +281,7 @@ def test_a_small_model_beside_a_large_one_can_hold_its_longest_input():
     play(scenario, quota={**QUOTA, "embedding": {"nominal": 0.2, "min": 0.2}}, others=[small])
 
 
-def test_a_dead_engine_leaves_the_quotas_alone():
+def test_a_dead_engine_leaves_the_quotas_unchanged():
     async def scenario(b):
         b.generator.die()
         await b.tick()
@@ -295,10 +296,10 @@ def test_a_dead_engine_leaves_the_quotas_alone():
 def test_state_and_metrics_show_the_sharing():
     async def scenario(b):
         await b.tick()
-        shown = b.service.state()["sharing"]
+        shown = b.service.status.state()["sharing"]
         assert shown["device_memory"] == "elastic"
         assert sum(shown["usable_bytes"].values()) == shown["pool_bytes"] == 1_000 * KIB
-        text = b.service.metrics_text().decode()
+        text = b.service.status.metrics_text().decode()
         assert 'tandem_quota_before_lending_bytes{owner="llm"} 819200.0' in text
         assert 'tandem_urgency{owner="embedding"} 0.0' in text
         return []
@@ -333,13 +334,13 @@ MACHINE = Machine(
 
 
 def mixed():
-    """Chats all the time; embeddings in bursts."""
+    """A steady stream of chats, and embeddings in bursts."""
     chats = [SimulatedRequest(0.02 * n, 50 + n % 7 * 20, 20 + n % 5 * 10, 100) for n in range(150)]
     bursts = [Embed(0.5 * (n // 20) + 0.001 * n, (60,) * 4, "urgent") for n in range(100)]
     return chats + bursts
 
 
-def test_on_a_shared_device_nothing_overflows_and_everything_is_answered():
+def test_a_shared_device_never_overflows_and_serves_every_request():
     sections = {"classes": CLASSES, "quota": QUOTA}
     course = simulate(mixed(), MACHINE, sections)
     assert course.memory.overflows == course.memory.failed_batches == 0
@@ -348,13 +349,13 @@ def test_on_a_shared_device_nothing_overflows_and_everything_is_answered():
     assert simulate(mixed(), MACHINE, sections).trace_hash == course.trace_hash
 
 
-def test_who_waits_with_batches_cut_to_a_smaller_quota_stays_so_when_policies_change():
+def test_capped_footprints_survive_a_change_of_policies():
     async def scenario(bench):
-        dispatcher = bench.service.dispatcher
+        dispatcher = bench.service.gate.dispatcher
         tasks = [await bench.embed(name, 4) for name in ("runs", "waits")]
         await bench.embedder.until_runs(1)
         dispatcher.ledger.set_quota(Owner.EMBEDDING, Quota(100 * KIB))
-        dispatcher.cap_waiting(Owner.EMBEDDING, 100 * KIB)
+        dispatcher.cap_footprints(Owner.EMBEDDING, 100 * KIB)
         await bench.service.reconfigure({"scheduling": {"ordering": "fcfs"}})
         assert [one.footprint.worst for one in dispatcher.queued(Owner.EMBEDDING)] == [100 * KIB]
         return tasks

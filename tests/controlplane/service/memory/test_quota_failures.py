@@ -1,4 +1,4 @@
-"""A tick that cannot put its quotas in force leaves what was confirmed, tells once, and goes on trying."""
+"""A tick that cannot apply its quotas restores the confirmed ones, is logged once, and is retried."""
 
 import asyncio
 import logging
@@ -17,19 +17,19 @@ LLM_GAINS, LLM_LOSES = 896 * KIB, 608 * KIB
 
 
 def own(b, llm):
-    """What a tick would come to by urgency, at once."""
+    """Sets the quotas that ticks would reach by urgency."""
     b.quota_controller.owned = {Owner.LLM: llm, Owner.EMBEDDING: 1_000 * KIB - llm}
     b.quota_controller._target = llm
     b.quota_controller._moved_at = None
 
 
 def in_force(b):
-    """In KiB: the ledger's two parts, the engine's quota, the embedder's budget."""
+    """The ledger's two quotas, the engine's quota and the embedder's budget, in KiB."""
     found = (b.quota(Owner.LLM), b.quota(Owner.EMBEDDING), b.generator.quota_bytes, b.embedder.budget_bytes)
     return tuple(size // KIB for size in found)
 
 
-def told(caplog):
+def log_lines(caplog):
     return [(record.levelname, record.getMessage()) for record in caplog.records if record.name == LOGGER]
 
 
@@ -43,7 +43,7 @@ async def fail():
 
 @pytest.mark.parametrize("llm", [LLM_GAINS, LLM_LOSES])
 @pytest.mark.parametrize(("answer", "fault"), [(refuse, "refused"), (fail, "backend_failed")])
-def test_an_order_that_is_refused_leaves_everything_as_it_was(llm, answer, fault, caplog):
+def test_a_refused_quota_changes_nothing(llm, answer, fault, caplog):
     caplog.set_level(logging.INFO, LOGGER)
 
     async def scenario(b):
@@ -52,22 +52,24 @@ def test_an_order_that_is_refused_leaves_everything_as_it_was(llm, answer, fault
             own(b, llm)
             await b.tick()
             assert in_force(b) == (800, 200, 800, 200)
-        assert b.service.impaired() == {"quotas": fault}
-        assert b.service.state()["sharing"]["trouble"]["fault"] == fault
-        assert f'tandem_quota_failures_total{{fault="{fault}"}} 5.0' in b.service.metrics_text().decode()
-        assert [level for level, _ in told(caplog)] == ["ERROR"], "told once"
+        assert b.service.status.impaired() == {"quotas": fault}
+        assert b.service.status.state()["sharing"]["trouble"]["fault"] == fault
+        exposition = b.service.status.metrics_text().decode()
+        assert f'tandem_quota_failures_total{{fault="{fault}"}} 5.0' in exposition
+        assert [level for level, _ in log_lines(caplog)] == ["ERROR"], "logged once"
         b.generator.on_order = None
         own(b, llm)
         await b.tick()
         assert in_force(b) == (llm // KIB, 1_000 - llm // KIB) * 2
-        assert b.service.impaired() == {} and b.service.state()["sharing"]["trouble"]["fault"] is None
-        assert told(caplog)[1] == ("INFO", "quotas move again after 5 failures")
+        assert b.service.status.impaired() == {}
+        assert b.service.status.state()["sharing"]["trouble"]["fault"] is None
+        assert log_lines(caplog)[1] == ("INFO", "quota changes resumed after 5 failures")
         return []
 
     play(scenario)
 
 
-def test_what_could_not_move_makes_up_for_nothing():
+def test_failed_ticks_are_not_made_up_for():
     async def scenario(b):
         tasks = [await b.embed("e", 1, "urgent")]
         await asyncio.sleep(0.35)
@@ -84,20 +86,20 @@ def test_what_could_not_move_makes_up_for_nothing():
     play(scenario)
 
 
-def test_what_stands_still_does_not_seem_to_move_where_nothing_is_asked():
+def test_a_failure_lasts_until_the_engine_confirms_a_quota():
     async def scenario(b):
         b.generator.on_order = refuse
         own(b, LLM_LOSES)
         await b.tick()
         own(b, 800 * KIB)
         await b.tick()
-        assert b.service.impaired() == {"quotas": "refused"}
+        assert b.service.status.impaired() == {"quotas": "refused"}
         return []
 
     play(scenario)
 
 
-def test_nobody_is_preempted_for_a_quota_that_does_not_come():
+def test_a_failed_quota_change_preempts_nothing():
     async def scenario(b):
         tasks = [await b.ask(f"r{n}", 320) for n in range(2)]
         await b.generator.until_runs(2)
@@ -109,7 +111,7 @@ def test_nobody_is_preempted_for_a_quota_that_does_not_come():
             await asyncio.sleep(0.01)
             own(b, LLM_LOSES)
             await b.tick()
-        assert b.service.impaired() and b.quota_controller.reclaimed_bytes == 0
+        assert b.service.status.impaired() and b.quota_controller.reclaimed_bytes == 0
         b.generator.on_order = None
         return [asyncio.create_task(quiet(task)) for task in tasks]
 
@@ -120,40 +122,40 @@ def test_nobody_is_preempted_for_a_quota_that_does_not_come():
 
 
 @pytest.mark.parametrize("llm", [LLM_GAINS, LLM_LOSES])
-def test_an_engine_that_never_answers_holds_up_no_later_tick(llm):
+def test_an_unresponsive_engine_does_not_block_later_ticks(llm):
     async def scenario(b):
         b.generator.on_order = asyncio.Event().wait
         own(b, llm)
         await b.tick()
-        assert b.service.impaired() == {"quotas": "backend_down"}
-        # It may have taken the order: what it may hold by that is nobody else's.
+        assert b.service.status.impaired() == {"quotas": "backend_down"}
+        # It may have applied the quota: memory that it may hold belongs to no other owner.
         most = max(llm, 800 * KIB)
         assert b.quota(Owner.LLM) == 800 * KIB
         assert b.embedder.budget_bytes == b.quota(Owner.EMBEDDING) == 1_000 * KIB - most
         b.generator.on_order = None
         own(b, 800 * KIB)
         await b.tick()
-        assert in_force(b) == (800, 200, 800, 200) and b.service.impaired() == {}
+        assert in_force(b) == (800, 200, 800, 200) and b.service.status.impaired() == {}
         return []
 
     play(scenario)
 
 
-def test_what_is_reserved_is_not_kept_for_ever_while_quotas_stand_still():
+def test_the_reserve_is_updated_while_quota_changes_fail():
     async def scenario(b):
         b.generator.on_order = refuse
-        reserved = b.service.dispatcher.snapshots.reserved
+        reserved = b.service.gate.dispatcher.snapshots.reserved
         reserved[Owner.LLM] = Reserve(100 * KIB, priority=5)
         own(b, LLM_LOSES)
         await b.tick()
-        assert b.service.impaired() and reserved[Owner.LLM] is None
+        assert b.service.status.impaired() and reserved[Owner.LLM] is None
         b.generator.on_order = None
         return []
 
     play(scenario)
 
 
-def test_a_device_that_has_less_is_heeded_while_quotas_stand_still():
+def test_withheld_memory_counts_while_quota_changes_fail():
     async def scenario(b):
         b.generator.on_order = refuse
         b.quota_controller.withheld = 50 * KIB
@@ -174,13 +176,13 @@ def test_a_restarted_engine_gets_its_quota_again():
         for _ in range(3):
             own(b, LLM_LOSES)
             await b.tick()
-        assert b.service.impaired() == {"quotas": "backend_down"}
+        assert b.service.status.impaired() == {"quotas": "backend_down"}
         await b.generator.start()
         assert b.generator.quota_bytes == 900 * KIB
         own(b, LLM_LOSES)
         await b.tick()
-        assert in_force(b) == (608, 392, 608, 392) and b.service.impaired() == {}
-        # Also where no tick saw that it was gone.
+        assert in_force(b) == (608, 392, 608, 392) and b.service.status.impaired() == {}
+        # Also if no tick ran while the engine was down.
         b.generator.die()
         await b.generator.start()
         own(b, LLM_LOSES)
@@ -203,7 +205,7 @@ UNIT = 4 * KIB
 
 @pytest.mark.parametrize("llm", [LLM_GAINS, LLM_LOSES])
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_limit_that_another_program_moved_stops_quotas_until_it_is_back(tmp_path, llm, is_gone):
+def test_a_limit_changed_by_another_program_suspends_quota_changes(tmp_path, llm, is_gone):
     segment = tmp_path / "segment"
     segment.write_bytes(struct.pack("=qqq", 1_000 * KIB, 0, 0))
     memory = KvcachedMemory(segment, pool_bytes=1_000 * KIB, unit_bytes=UNIT)
@@ -218,11 +220,11 @@ def test_a_limit_that_another_program_moved_stops_quotas_until_it_is_back(tmp_pa
             own(b, llm)
             await b.tick()
             assert in_force(b) == (800, 200, 800, 200)
-        assert b.service.impaired() == {"quotas": "os_error" if is_gone else "limit_conflict"}
+        assert b.service.status.impaired() == {"quotas": "os_error" if is_gone else "limit_conflict"}
         segment.write_bytes(struct.pack("=qqq", 800 * KIB, 0, 0))
         own(b, llm)
         await b.tick()
-        assert b.service.impaired() == {}
+        assert b.service.status.impaired() == {}
         assert in_force(b) == (llm // KIB, 1_000 - llm // KIB) * 2
         assert memory.read().total == llm
         return []
@@ -230,7 +232,7 @@ def test_a_limit_that_another_program_moved_stops_quotas_until_it_is_back(tmp_pa
     play(scenario, memory=memory)
 
 
-def test_a_refused_order_gives_the_limit_back(tmp_path):
+def test_a_refused_quota_restores_the_memory_limit(tmp_path):
     segment = tmp_path / "segment"
     segment.write_bytes(struct.pack("=qqq", 1_000 * KIB, 0, 0))
     memory = KvcachedMemory(segment, pool_bytes=1_000 * KIB, unit_bytes=UNIT)
@@ -248,15 +250,15 @@ def test_a_refused_order_gives_the_limit_back(tmp_path):
     play(scenario, memory=memory)
 
 
-def test_a_defect_of_ours_is_told_with_where_it_was(caplog):
+def test_a_defect_is_logged_with_its_traceback(caplog):
     async def scenario(b):
-        load, b.quota_controller.foresight.load = b.quota_controller.foresight.load, None
+        load, b.quota_controller.demand.load = b.quota_controller.demand.load, None
         await b.tick()
         await b.tick()
-        assert b.service.impaired() == {"quotas": "defect"}
+        assert b.service.status.impaired() == {"quotas": "defect"}
         (record,) = [record for record in caplog.records if record.name == LOGGER]
         assert record.exc_info is not None
-        b.quota_controller.foresight.load = load
+        b.quota_controller.demand.load = load
         return []
 
     play(scenario)

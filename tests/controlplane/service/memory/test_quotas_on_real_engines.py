@@ -17,9 +17,9 @@ from controlplane.config import parse
 from controlplane.core.errors import BackendDown
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
+from controlplane.service.bootstrap import build_service
 from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import SchedulerTimer
-from controlplane.service.service import Service
 from tests.engines import TINY_ARGUMENTS
 
 pytestmark = pytest.mark.engine
@@ -29,7 +29,7 @@ CONFIG = parse(
         "models": {"chat": {"model": "tandem/tiny-llama"}},
         "scheduling": {"engine": {}},
         "classes": {
-            # Late at once and never shed: all the urgency there can be.
+            # Late at once and never shed: the highest urgency.
             "burst": {"priority": 2, "e2e_ms": 1, "sheddable": False},
             "chat": {"priority": 1, "default": True, "sheddable": False},
         },
@@ -47,7 +47,7 @@ CALLER = Caller("tests")
 
 @dataclass
 class Ticks(SchedulerTimer):
-    """Tells when a tick is over."""
+    """Notifies a condition after each tick."""
 
     ticked: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -67,7 +67,7 @@ class Ticks(SchedulerTimer):
             await self.ticked.wait_for(holds)
 
 
-async def test_a_burst_of_embeddings_takes_the_engines_quota_and_gives_it_back():
+async def test_an_embedding_burst_takes_and_returns_the_engines_quota():
     generator = VllmGenerator(
         "tandem/tiny-llama",
         engine_arguments=TINY_ARGUMENTS | {"num_gpu_blocks_override": BLOCKS, "max_num_seqs": 16},
@@ -75,11 +75,11 @@ async def test_a_burst_of_embeddings_takes_the_engines_quota_and_gives_it_back()
     )
     embedder = WorkerEmbedder("tandem/minilm", threads=1, batch_tokens=512, max_input_tokens=64)
     ticks = Ticks()
-    service = Service(
+    service = build_service(
         CONFIG, [generator], [embedder], workspace_bytes=0, ticks=ticks,
         device_memory=lambda: ElasticMemory(generator.kv_bytes, generator.kv_bytes),
     )  # fmt: skip
-    # Other tests keep engines of their own.
+    # Other tests may keep their own engines running.
     others = set(multiprocessing.active_children())
     await service.start()
     (engine,) = set(multiprocessing.active_children()) - others
@@ -93,7 +93,7 @@ async def test_a_burst_of_embeddings_takes_the_engines_quota_and_gives_it_back()
 async def burst_beside_answers(service, generator, embedder, ticks):
     quotas, over, longest = service.quota_controller, 0, 0
     nominal, least = quotas.usable[Owner.LLM], quotas.pool.sharing.options.lowest
-    # How far the LLM may fall rests on what a batch of embeddings was measured to take.
+    # The least LLM quota depends on the measured memory of an embedding batch.
     half_way = (nominal + least) / 2
     assert least < half_way < nominal
     noted = generator.on_step
@@ -114,15 +114,16 @@ async def burst_beside_answers(service, generator, embedder, ticks):
     assert await asyncio.gather(*answers) == [TOKENS] * ANSWERS
     await ticks.until(lambda: generator.state().quota_bytes == nominal)
     assert longest <= 2
-    service.dispatcher.ledger.check_integrity()
-    assert service.dispatcher.ledger.held(Owner.LLM) == service.dispatcher.ledger.held(Owner.EMBEDDING) == 0
+    ledger = service.gate.dispatcher.ledger
+    ledger.check_integrity()
+    assert ledger.held(Owner.LLM) == ledger.held(Owner.EMBEDDING) == 0
 
 
 async def killed_beside_ticks(service, ticks, pid):
-    usable, quotas = service.quota_controller.usable, service.dispatcher.ledger.quota
-    assert service.impaired() == {}
+    usable, quotas = service.quota_controller.usable, service.gate.dispatcher.ledger.quota
+    assert service.status.impaired() == {}
     os.kill(pid, signal.SIGKILL)
-    await ticks.until(lambda: service.impaired() == {"quotas": "backend_down"})
+    await ticks.until(lambda: service.status.impaired() == {"quotas": "backend_down"})
     assert {owner: quotas(owner).nominal for owner in Owner} == usable == service.quota_controller.owned
     with pytest.raises(BackendDown):
         await service.check()
@@ -133,7 +134,7 @@ async def chat(service, number):
         f"a{number}", CALLER, "tandem/tiny-llama", [5 + number] * 40, max_tokens=TOKENS,
         sampling=Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True), hints=RequestHints(),
     )  # fmt: skip
-    answer = await service.dispatcher.generate(job)
+    answer = await service.gate.generate(job)
     return sum([len(delta.token_ids) async for delta in answer])
 
 
@@ -142,4 +143,4 @@ async def embed(service, embedder, number):
     job = await service.intake.embeddings(
         f"e{number}", CALLER, embedder.model, texts, RequestHints(service_class="burst")
     )
-    return (await service.dispatcher.embed(job)).vectors
+    return (await service.gate.embed(job)).vectors

@@ -1,6 +1,7 @@
-"""What learns from requests never stands in their way."""
+"""Exceptions in predictors and rate models never fail a request."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +24,8 @@ def tracebacks(caplog) -> int:
 
 
 def failures(service, subject: str) -> float | None:
-    return service.metrics.registry.get_sample_value("tandem_predictor_failures_total", {"subject": subject})
+    registry = service.status.metrics.registry
+    return registry.get_sample_value("tandem_predictor_failures_total", {"subject": subject})
 
 
 async def read(answer) -> int:
@@ -34,20 +36,20 @@ async def read(answer) -> int:
     ("broken", "subject"),
     [("observe", "answer_length"), ("forecast", "length_forecast"), ("withdraw", "lost_answer")],
 )
-def test_a_predictor_that_raises_breaks_no_answer(bench, caplog, broken, subject):
+def test_a_failing_predictor_fails_no_request(bench, caplog, broken, subject):
     async def scenario(b):
-        lengths: LearnedLengths = b.service._lengths
+        lengths: LearnedLengths = b.service.status.lengths
         setattr(lengths, broken, faulty)
         for _ in range(3):
             assert await read(await b.ask(max_tokens=40)) == 40
             leaving = await b.ask(max_tokens=40)
             await anext(leaving)
             await leaving.aclose()
-        assert b.service.impaired() == {"learning": "defect"}
+        assert b.service.status.impaired() == {"learning": "defect"}
         delattr(lengths, broken)
         assert await read(await b.ask(max_tokens=40)) == 40
         await (await b.ask()).aclose()
-        assert b.service.impaired() == {}
+        assert b.service.status.impaired() == {}
 
     b = bench(scenario)
     assert b.outcomes == ["met", "aborted"] * 4
@@ -56,9 +58,9 @@ def test_a_predictor_that_raises_breaks_no_answer(bench, caplog, broken, subject
 
 
 @pytest.mark.parametrize("broken", ["observe_step", "observe_prefill"])
-def test_a_pace_that_cannot_be_learned_breaks_no_answer(bench, caplog, broken):
+def test_a_failing_rate_model_fails_no_request(bench, caplog, broken):
     async def scenario(b):
-        for pace in b.service.dispatcher.paces.values():
+        for pace in b.service.gate.dispatcher.paces.values():
             setattr(pace, broken, faulty)
         for _ in range(2):
             assert await read(await b.ask(max_tokens=4)) == 4
@@ -69,17 +71,17 @@ def test_a_pace_that_cannot_be_learned_breaks_no_answer(bench, caplog, broken):
     assert tracebacks(caplog) == 1
 
 
-def test_a_first_token_that_cannot_be_judged_breaks_no_answer(bench):
+def test_a_failing_ttft_predictor_fails_no_request(bench):
     async def scenario(b):
-        b.service.dispatcher.ttft.appeared = faulty
+        b.service.gate.dispatcher.ttft.first_token = faulty
         assert await read(await b.ask(max_tokens=4)) == 4
 
     assert bench(scenario).outcomes == ["met"]
 
 
-def test_what_an_engine_reports_ends_no_engine(bench):
+def test_a_failing_rate_model_ends_no_engine(bench):
     async def scenario(b):
-        for pace in b.service.dispatcher.paces.values():
+        for pace in b.service.gate.dispatcher.paces.values():
             pace.observe_work = pace.observe_prefill = faulty
         b.generator.on_step(EngineStep(1, 1, 1, milliseconds(1)))
         b.embedder.on_pass(EmbeddingPass(1, 1, 1, milliseconds(1)))
@@ -87,9 +89,9 @@ def test_what_an_engine_reports_ends_no_engine(bench):
     assert failures(bench(scenario).service, "pace") == 2
 
 
-async def test_vectors_that_cannot_be_kept_are_sent_all_the_same():
+async def test_vectors_that_cannot_be_cached_are_sent_nevertheless():
     async with staged() as stage:
-        stage.service.intake.embedded = faulty
+        stage.service.intake._prompt_vectors = SimpleNamespace(store=faulty)
         answer = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": "hi"})
         assert answer.status_code == 200
         assert (await stage.http.get("/ready")).json()["impaired"] == {"learning": "defect"}

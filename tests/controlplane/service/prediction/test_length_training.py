@@ -1,4 +1,4 @@
-"""A model is learned when enough has finished, in another process, while the loop goes on."""
+"""Training starts when enough requests have finished, and runs in a process of its own."""
 
 import asyncio
 import errno
@@ -12,7 +12,7 @@ from controlplane.config import ConfigError, parse
 from controlplane.core.clock import Instant
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.prediction.length_training import LengthTraining, require_place
+from controlplane.service.prediction.length_training import LengthTraining, require_writable_file
 from predictors.output_length.features import prompt_features
 from predictors.output_length.learned import LearnedLengths
 
@@ -30,7 +30,7 @@ def serve(lengths, count, seed=0, factor=1):
         lengths.observe(request, round(factor * tokens * random.lognormvariate(0, 0.2)))
 
 
-async def test_it_learns_when_enough_is_new_and_not_before():
+async def test_training_starts_once_enough_examples_are_new():
     lengths = LearnedLengths()
     learning = LengthTraining(lengths, every_seconds=3_600, file=None)
     first = lengths.model
@@ -46,13 +46,13 @@ async def test_it_learns_when_enough_is_new_and_not_before():
     assert lengths.model is second
 
 
-async def test_what_was_learned_is_there_after_a_restart(tmp_path):
+async def test_examples_and_model_survive_a_restart(tmp_path):
     file = tmp_path / "lengths.npz"
     lengths = LearnedLengths()
     learning = LengthTraining(lengths, every_seconds=3_600, file=file)
     await learning.start()
     serve(lengths, 250)
-    await learning.learn()
+    await learning.train()
     await learning.stop()
     again = LearnedLengths()
     restarted = LengthTraining(again, every_seconds=3_600, file=file)
@@ -62,7 +62,7 @@ async def test_what_was_learned_is_there_after_a_restart(tmp_path):
     assert again.model is not None and again.model.trees is not None
 
 
-async def test_a_disk_without_room_is_told_by_the_name_of_the_file(tmp_path, monkeypatch, caplog):
+async def test_a_full_disk_is_logged_with_the_file_name(tmp_path, monkeypatch, caplog):
     def fill(*_args, **_arrays):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -71,41 +71,41 @@ async def test_a_disk_without_room_is_told_by_the_name_of_the_file(tmp_path, mon
     serve(lengths, 10)
     monkeypatch.setattr(np, "savez_compressed", fill)
     await learning.stop()
-    assert f"predictors.file={tmp_path}/lengths.npz: what was learned is not kept: No space" in caplog.text
+    assert f"predictors.file={tmp_path}/lengths.npz: the length model was not saved: No space" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_failed_training_leaves_the_model_and_says_so(caplog):
+async def test_a_failed_training_is_logged_and_leaves_the_model(caplog):
     lengths = LearnedLengths()
     learning = LengthTraining(lengths, every_seconds=3_600, file=None)
     first = lengths.model
     serve(lengths, 10)
     with caplog.at_level(logging.WARNING):
-        await learning.learn()
+        await learning.train()
     assert lengths.model is first
-    assert "the last one stays in force" in caplog.text
+    assert "the present model stays in use" in caplog.text
 
 
-async def test_out_of_coverage_is_said_once_and_when_it_is_over(caplog):
+async def test_lost_coverage_is_logged_once_and_when_it_returns(caplog):
     lengths = LearnedLengths()
     learning = LengthTraining(lengths, every_seconds=3_600, file=None)
     caplog.set_level(logging.INFO)
     serve(lengths, 60)
     serve(lengths, 30, factor=20)
     await learning.train_if_due()
-    assert "class chat: too many answers are longer than their 0.9 quantile" in caplog.text
+    assert "class chat: more outputs than expected exceed their 0.9 quantile" in caplog.text
     caplog.clear()
     await learning.train_if_due()
     assert caplog.text == ""
     serve(lengths, 100)
     await learning.train_if_due()
-    assert "class chat: forecasts cover again" in caplog.text
+    assert "class chat: the 0.9 quantile covers" in caplog.text
 
 
-async def test_requests_are_served_while_it_learns():
+async def test_requests_are_served_during_training():
     lengths = LearnedLengths()
     serve(lengths, 300)
-    learning = asyncio.create_task(LengthTraining(lengths, every_seconds=3_600, file=None).learn())
+    learning = asyncio.create_task(LengthTraining(lengths, every_seconds=3_600, file=None).train())
     served = 0
     while not learning.done() and served < 100:
         serve(lengths, 1, seed=10 + served)
@@ -127,14 +127,14 @@ async def test_a_corrupt_file_does_not_stop_the_start(tmp_path, content):
     assert file.stat().st_size > len(content)
 
 
-def test_a_place_where_nothing_can_be_kept_stops_the_start(tmp_path):
+def test_an_unwritable_file_is_a_config_error(tmp_path):
     def config(*, file="nowhere/lengths.npz", **admission):
         predictors = {"file": str(tmp_path / file)}
         models = {"chat": {"model": "m"}}
         return parse({"models": models, "predictors": predictors, "admission": admission})
 
     with pytest.raises(ConfigError, match=r"predictors\.file=.*lengths\.npz: No such file.*name a file in"):
-        require_place(config())
-    require_place(config(length_predictor="history"))
+        require_writable_file(config())
+    require_writable_file(config(length_predictor="history"))
     with pytest.raises(ConfigError, match=r"predictors\.file=.*: not a regular file; name a file"):
-        require_place(config(file=""))
+        require_writable_file(config(file=""))

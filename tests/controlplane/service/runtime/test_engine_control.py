@@ -1,4 +1,4 @@
-"""A change that the engine does not confirm ends, changes nothing in the gate, and can be made up for."""
+"""A change that the engine does not confirm fails, leaves the gate unchanged, and can be repeated."""
 
 import asyncio
 from dataclasses import asdict
@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from backends.testing.scripted import ScriptedGenerator
+from controlplane.config.reconfigure import changeable
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.policy.engine.options import EngineOptions
 
@@ -14,8 +15,8 @@ TO_SRMT = {"scheduling": {"engine": {"ordering": "srmt"}}, "admission": {"max_wa
 
 
 def in_force(b):
-    """Ordering and admission of the gate, and what the engine has taken."""
-    now = b.service.changeable()
+    """Ordering and admission of the gate, and the engine's options."""
+    now = changeable(b.service.config)
     return now["scheduling"]["engine"]["ordering"], now["admission"]["max_waiting"], dict(b.generator.options)
 
 
@@ -24,11 +25,12 @@ def play(bench):
     return lambda scenario: bench(scenario, generator=ScriptedGenerator(has_own_scheduler=True), **EDF)
 
 
-def test_an_engine_that_never_answers_ends_a_change_and_is_told_all_by_the_next(play):
+def test_an_unresponsive_engine_fails_a_change_and_gets_all_options_next(play):
     async def scenario(b):
         before = in_force(b)
         b.generator.on_order = asyncio.Event().wait
-        with pytest.raises(BackendDown, match=r"took no rules within 15 s; the gate keeps .* may take these"):
+        told = r"did not confirm its new options within 15 s; the gate keeps .* may still apply these"
+        with pytest.raises(BackendDown, match=told):
             await b.service.reconfigure(TO_SRMT)
         assert in_force(b) == before
         b.generator.on_order = None
@@ -40,7 +42,7 @@ def test_an_engine_that_never_answers_ends_a_change_and_is_told_all_by_the_next(
     play(scenario)
 
 
-def test_an_engine_that_dies_while_it_is_told_changes_nothing(play):
+def test_an_engine_that_dies_during_a_change_changes_nothing(play):
     async def scenario(b):
         before = in_force(b)
         told, dead = asyncio.Event(), asyncio.Event()
@@ -54,7 +56,7 @@ def test_an_engine_that_dies_while_it_is_told_changes_nothing(play):
         change = asyncio.create_task(b.service.reconfigure(TO_SRMT))
         await told.wait()
         dead.set()
-        with pytest.raises(BackendDown, match="died; neither it nor the gate was changed"):
+        with pytest.raises(BackendDown, match="died; neither the engine nor the gate was changed"):
             await change
         assert in_force(b) == before
         await b.generator.start()
@@ -63,7 +65,7 @@ def test_an_engine_that_dies_while_it_is_told_changes_nothing(play):
 
 
 @pytest.mark.parametrize("error", [Refused("no"), BackendFailed("it broke")], ids=["refused", "failed"])
-def test_what_the_engine_does_not_take_the_gate_does_not_either(play, error):
+def test_options_refused_by_the_engine_do_not_reach_the_gate(play, error):
     async def refuse():
         raise error
 
@@ -80,7 +82,7 @@ def test_what_the_engine_does_not_take_the_gate_does_not_either(play, error):
     play(scenario)
 
 
-def test_changes_that_come_at_once_are_made_one_after_the_other(play):
+def test_concurrent_changes_are_applied_one_after_another(play):
     async def scenario(b):
         may_go = asyncio.Event()
         b.generator.on_order = may_go.wait
@@ -90,6 +92,6 @@ def test_changes_that_come_at_once_are_made_one_after_the_other(play):
         may_go.set()
         await asyncio.gather(first, second)
         assert in_force(b) == ("edf", 5, {"urgency": 0.25})
-        assert b.service.changeable()["scheduling"]["engine"]["urgency"] == 0.25
+        assert changeable(b.service.config)["scheduling"]["engine"]["urgency"] == 0.25
 
     play(scenario)

@@ -1,4 +1,4 @@
-"""One part that does not stop as it should keeps no other from stopping."""
+"""A part that fails to stop does not keep the others from stopping."""
 
 import asyncio
 import logging
@@ -9,12 +9,12 @@ from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.errors import BackendDown
+from controlplane.service.bootstrap import build_service
 from controlplane.service.runtime.shutdown import stop_all
 from controlplane.service.runtime.timers import LoopClock
-from controlplane.service.service import Service
 
 
-def told(caplog) -> list[str]:
+def error_lines(caplog) -> list[str]:
     return [record.message for record in caplog.records if record.levelno == logging.ERROR]
 
 
@@ -26,7 +26,7 @@ def fail_at_once() -> None:
     raise RuntimeError("stopped before")
 
 
-def test_every_part_is_stopped_and_every_failure_told(caplog):
+def test_every_part_is_stopped_and_every_failure_logged(caplog):
     stopped = []
 
     async def stop(name: str) -> None:
@@ -36,13 +36,13 @@ def test_every_part_is_stopped_and_every_failure_told(caplog):
     first = {"a": fail, "b": lambda: stop("b"), "c": fail_at_once}
     run(stop_all(first, {"d": lambda: stopped.append("d")}, {"e": lambda: stop("e"), "f": fail}))
     assert stopped == ["b", "d", "e"]
-    assert [message.split(":")[0] for message in told(caplog)] == [
-        f"{name} did not stop as it should" for name in "acf"
+    assert [message.split(":")[0] for message in error_lines(caplog)] == [
+        f"{name} failed to stop" for name in "acf"
     ]
     assert "cannot be kept" in caplog.text and "stopped before" in caplog.text
 
 
-def test_who_is_cancelled_meanwhile_goes_through_the_rest_first():
+def test_a_cancellation_still_runs_the_remaining_stages():
     stopped = []
 
     async def main():
@@ -66,16 +66,16 @@ def test_who_is_cancelled_meanwhile_goes_through_the_rest_first():
 
 @pytest.fixture
 def service():
-    found = Service(
+    found = build_service(
         parse({"models": {"embeddings": [{"model": "one"}]}}),
         [], [ScriptedEmbedder(model="one", bytes_per_token=1)], workspace_bytes=10_000, clock=LoopClock(),
     )  # fmt: skip
-    found._learning = Unsaved()
+    found._training = Unsaved()
     return found
 
 
 class Unsaved:
-    """Learning whose file cannot be written, for a reason that nobody foresaw."""
+    """Length training whose file cannot be written."""
 
     async def start(self) -> None:
         pass
@@ -84,27 +84,27 @@ class Unsaved:
         await fail()
 
 
-def test_engines_stop_though_what_was_learned_cannot_be_kept(service, caplog):
+def test_engines_stop_even_if_the_length_model_cannot_be_saved(service, caplog):
     async def main():
         await service.start()
-        [engine] = service._backends()
+        [engine] = service._backends
         await engine.check()
         await service.stop()
         with pytest.raises(BackendDown, match="stopped"):
             await engine.check()
 
     run(main())
-    assert told(caplog) == ["learning did not stop as it should: ValueError('cannot be kept')"]
+    assert error_lines(caplog) == ["length training failed to stop: ValueError('cannot be kept')"]
 
 
-def test_a_start_that_fails_tells_its_own_reason_and_leaves_no_engine(service, caplog):
-    service._learning.start = fail_at_once
+def test_a_failed_start_raises_its_own_error_and_leaves_no_engine(service, caplog):
+    service._training.start = fail_at_once
 
     async def main():
         with pytest.raises(RuntimeError, match="stopped before"):
             await service.start()
         with pytest.raises(BackendDown, match="stopped"):
-            await service._backends()[0].check()
+            await service._backends[0].check()
 
     run(main())
-    assert len(told(caplog)) == 1
+    assert len(error_lines(caplog)) == 1

@@ -1,9 +1,12 @@
 import asyncio
 
-from controlplane.service.runtime.timers import SchedulerTimer
+import pytest
+
+from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.service.runtime.timers import LoopTimer, SchedulerTimer
 
 
-async def test_work_is_done_again_and_again_until_stopped():
+async def test_work_is_repeated_until_stopped():
     done, runs, ticks = asyncio.Event(), 0, SchedulerTimer()
 
     async def work(step: int):
@@ -12,7 +15,7 @@ async def test_work_is_done_again_and_again_until_stopped():
         if runs == 3:
             done.set()
 
-    # As a caller with arguments does: no coroutine function, but one that returns a coroutine.
+    # A lambda is no coroutine function, although it returns a coroutine.
     ticks.every(0.002, lambda: work(1))
     await asyncio.wait_for(done.wait(), 10)
     ticks.stop()
@@ -22,7 +25,7 @@ async def test_work_is_done_again_and_again_until_stopped():
     assert runs == seen
 
 
-async def test_a_run_that_was_due_before_the_stop_does_nothing_after_it():
+async def test_a_run_due_before_the_stop_does_nothing_after_it():
     runs, ticks = 0, SchedulerTimer()
 
     async def work():
@@ -35,3 +38,15 @@ async def test_a_run_that_was_due_before_the_stop_does_nothing_after_it():
     ticks.stop()
     await job.func()
     assert runs == 1
+
+
+def test_a_loop_timer_runs_at_its_period_until_stopped():
+    async def main() -> list[float]:
+        loop, timer, times = asyncio.get_running_loop(), LoopTimer(), []
+        timer.every(0.01, lambda: times.append(loop.time()))
+        await asyncio.sleep(0.025)
+        timer.stop()
+        await asyncio.sleep(0.1)
+        return times
+
+    assert run(main()) == pytest.approx([0.01, 0.02])

@@ -1,0 +1,142 @@
+"""The service's public face for requests: generate, embed, dry run and drain."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from controlplane.core.clock import Clock, seconds
+from controlplane.core.decision import Reason, Reject
+from controlplane.core.memory import Footprint
+from controlplane.core.ports import Embedder, Generator, Vectors
+from controlplane.core.request import Owner, Request
+from controlplane.core.view import Waiting
+from controlplane.service.gate.backpressure import RateLimiter
+from controlplane.service.gate.device_time import DeviceContention
+from controlplane.service.gate.dispatcher import Dispatcher, Policies
+from controlplane.service.gate.explain import DryRun
+from controlplane.service.gate.intake import make_ticket
+from controlplane.service.gate.token_stream import TokenStream, ended_by
+from controlplane.service.jobs import EmbedJob, GenerateJob
+from controlplane.service.prediction.fail_open import GuardedLengthPredictor
+from controlplane.service.ticket import Rejected, Ticket
+
+_CLOSING = Reject(Reason.SHUTTING_DOWN, seconds(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The vectors of one embedding request, in the order of its inputs, and its ticket."""
+
+    ticket: Ticket
+    vectors: Vectors
+
+
+class Gate:
+    """Serves each request from its arrival to its last token; the `dispatcher` decides when it starts.
+
+    `on_offer` is called with each request that arrives, before any decision.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        dispatcher: Dispatcher,
+        generators: Mapping[str, Generator],
+        embedders: Mapping[str, Embedder],
+        lengths: GuardedLengthPredictor,
+        rates: RateLimiter,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.on_offer: Callable[[Request, Footprint], None] | None = None
+        self.is_closed = False
+        self._clock = clock
+        self._generators = generators
+        self._embedders = embedders
+        self._lengths = lengths
+        self._make_ticket = partial(make_ticket, generators=generators, embedders=embedders, lengths=lengths)
+        self._rates = rates
+        self._contention = DeviceContention(generators.values())
+
+    async def generate(self, job: GenerateJob) -> TokenStream:
+        """Starts a generation request; returns once it is admitted.
+
+        Raises Rejected, or DecisionFailed if a policy raises.
+        Cancelling the call while the request waits aborts it; afterwards the stream's `aclose` does.
+        """
+        ticket = self._make_ticket(job)
+        await self._admit(ticket)
+        return TokenStream(self.dispatcher, self._generators[job.request.model], ticket, job)
+
+    async def embed(self, job: EmbedJob) -> Embedded:
+        """Computes the vectors of one embedding request; cancelling the call aborts it.
+
+        Raises Rejected, DecisionFailed, Refused, BackendDown or BackendFailed.
+        """
+        request, embedder = job.request, self._embedders[job.request.model]
+        ticket = self._make_ticket(job)
+        await self._admit(ticket)
+        try:
+            deadline = request.slo.first_token_deadline(request.arrival)
+            with self._contention.embedding_pending():
+                async with ticket.revocable():
+                    vectors = await embedder.embed(request, job.inputs, deadline=deadline)
+        except BaseException as error:
+            self.dispatcher.end(ticket, ended_by(error))
+            raise
+        self.dispatcher.end(ticket, None)
+        return Embedded(ticket, vectors)
+
+    def hypothetical(self, job: GenerateJob | EmbedJob) -> Waiting:
+        """The queue entry that the request would get now. Raises Rejected once the gate is closed."""
+        if self.is_closed:
+            raise Rejected(job.request, _CLOSING)
+        ticket = self._make_ticket(job)
+        self._lengths.withdraw(job.request)
+        return self.dispatcher.entry_for(ticket)
+
+    def dry_run(self, entry: Waiting) -> DryRun:
+        """What a cycle would decide now about a waiting or hypothetical request. Changes nothing."""
+        return self.dispatcher.dry_run(entry)
+
+    def queued(self, owner: Owner) -> Sequence[Waiting]:
+        """The waiting requests of `owner`, by rank."""
+        return self.dispatcher.queued(owner)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """All requests that have not ended, waiting or admitted."""
+        return self.dispatcher.tickets()
+
+    def set_policies(self, policies: Policies) -> None:
+        """Decides by `policies` from now on; waiting requests are ranked again."""
+        self.dispatcher.set_policies(policies)
+
+    async def drain(self, grace: float) -> None:
+        """Rejects new and waiting requests, and after `grace` seconds evicts those still running.
+
+        Preempted requests count as running.
+        """
+        self.is_closed = True
+        self.dispatcher.reject_waiting(_CLOSING)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self.dispatcher.until_idle()
+        self.dispatcher.evict_all(_CLOSING)
+
+    async def _admit(self, ticket: Ticket) -> None:
+        self.dispatcher.register(ticket)
+        with self.dispatcher.failing_on_error(ticket):
+            self._offer(ticket)
+        await self.dispatcher.wait_for_grant(ticket)
+
+    def _offer(self, ticket: Ticket) -> None:
+        request, now = ticket.request, self._clock.now()
+        if self.on_offer is not None:
+            self.on_offer(request, ticket.footprint)
+        if self.is_closed:
+            self.dispatcher.refuse(ticket, _CLOSING)
+        elif (wait := self._rates.wait(request.tenant, now, request.prompt_tokens)) is not None:
+            self.dispatcher.refuse(ticket, Reject(Reason.RATE_LIMITED, wait))
+        else:
+            self.dispatcher.enqueue(ticket)

@@ -1,0 +1,63 @@
+"""Feeds the step and pass times that the backends report to the rate models."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from controlplane.core.clock import NO_TIME, Duration
+from controlplane.core.ports import Embedder, EmbeddingPass, EngineStep, Generator
+from controlplane.core.request import Owner
+from controlplane.metrics import Metrics
+from controlplane.service.prediction.fail_open import FailOpen, Subject
+from predictors.timing.step_time import ObservedPace, ReportedPace, StepWork
+
+
+class RateObserver:
+    """Observes every engine step and embedding pass, and limits each batch to `decode_slack`.
+
+    The limit that was in force is stored with the next step, whose time depends on it. An exception in a rate
+    model never reaches a backend, where it would end the engine.
+    """
+
+    def __init__(
+        self,
+        paces: Mapping[Owner, ObservedPace | ReportedPace],
+        decode_slack: Callable[[], Duration | None],
+        embedders: Mapping[str, Embedder],
+        metrics: Metrics,
+        fail_open: FailOpen,
+    ) -> None:
+        self._paces = paces
+        self._decode_slack = decode_slack
+        self._embedders = embedders
+        self._metrics = metrics
+        self._fail_open = fail_open
+        # An embedder that yields the CPU to the LLM never calls `_batch_time_limit`.
+        self._batch_limit: Duration | None = NO_TIME
+
+    def attach(self, generators: Mapping[str, Generator]) -> None:
+        """Has the backends call this observer."""
+        for generator in generators.values():
+            generator.on_step = self._observe_step
+        for embedder in self._embedders.values():
+            embedder.on_pass = partial(self._observe_pass, embedder.model)
+            embedder.batch_limit = self._batch_time_limit
+
+    def _batch_time_limit(self) -> Duration | None:
+        """How long an embedding batch may occupy the device now; None for as long as it takes."""
+        self._batch_limit = self._decode_slack()
+        return self._batch_limit
+
+    def _observe_step(self, done: EngineStep) -> None:
+        with self._fail_open[Subject.PACE]:
+            work = StepWork(done.prefill_tokens, done.decodes, done.cells)
+            is_alone = not any(embedder.is_computing for embedder in self._embedders.values())
+            paces = self._paces[Owner.LLM]
+            paces.observe_work(
+                work, done.took, waited=done.waited, is_alone=is_alone, ceded=self._batch_limit
+            )
+
+    def _observe_pass(self, model: str, done: EmbeddingPass) -> None:
+        with self._fail_open[Subject.PACE]:
+            self._metrics.batch_tokens.observe(done.padded_tokens)
+            paces = self._paces[Owner.EMBEDDING]
+            paces.observe_prefill(done.tokens, done.elapsed, model=model)
