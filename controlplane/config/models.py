@@ -20,14 +20,17 @@ def _spelt(value: object) -> object:
 
 @section(frozen=True, config=STRICT)
 class ChatModel:
-    """The model that vLLM serves for chat and text completions."""
+    """The model for chat and text completions."""
 
     model: Name
     """Folder or Hugging Face name."""
     name: Name | None = None
     """Name that clients send as `model`; the value of `model` by default."""
+    backend: Name = "vllm"
+    """LLM backend: `vllm`, or the name of a plug-in of the slot `generator`."""
     engine: Mapping[str, Any] = field(default_factory=dict)
-    """Engine arguments under vLLM's own names; gpu_memory_utilization is refused."""
+    """Engine arguments under vLLM's own names; gpu_memory_utilization is refused. A plug-in backend gets them
+    as they are."""
     tool_parser: str | None = None
     """Tool-call parser of vLLM for the model family; without it requests with `tools` are rejected."""
     reasoning_parser: str | None = None
@@ -60,12 +63,16 @@ class ChatModel:
 
 @section(frozen=True, config=STRICT)
 class EmbeddingModel:
-    """An embedding model that sentence-transformers serves in a worker process of its own."""
+    """An embedding model, served in a worker process of its own."""
 
     model: Name
     """Folder or Hugging Face name."""
     name: Name | None = None
     """Name that clients send as `model`; the value of `model` by default."""
+    backend: Name = "sentence-transformers"
+    """Embedding backend: `sentence-transformers`, or the name of a plug-in of the slot `embedder`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of a plug-in backend, passed to it as they are; sentence-transformers takes none."""
     batch_tokens: Positive = 16_384
     """Padded tokens of one forward pass at most; they bound its memory and its time."""
     device: str | None = None

@@ -1,7 +1,8 @@
 """Sections `admission` and `scheduling`: which request is admitted, in which order, and what is preempted."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import field
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as section
@@ -16,9 +17,10 @@ class AdmissionSection:
     policy: str = "look-ahead"
     """`look-ahead` admits a request if the predicted memory of all running requests leaves room for it
     until its end; `fits-now` considers only the memory in use."""
-    length_predictor: Literal["learned", "history", "max-tokens"] = "learned"
+    length_predictor: str = "learned"
     """Source of output lengths: `learned` from prompts and finished requests, `history` from finished
-    requests only, `max-tokens` assumes that every request reaches its limit."""
+    requests only, `max-tokens` assumes that every request reaches its limit; or the name of a plug-in of the
+    slot `length_predictor`."""
     overflow_probability: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Accepted probability that predicted lengths are too short together, so that the engine preempts."""
     max_waiting: Count = 1_000
@@ -59,6 +61,10 @@ class SchedulingSection:
     """Each unit of priority ranks a request as if it had arrived, or were due, this much earlier."""
     default_deadline_ms: Milliseconds = 10_000
     """Deadline for ordering of a request without an objective, counted from its arrival."""
+    victims: str = "cheapest-sufficient"
+    """How to choose the requests to preempt for an urgent one; a name of the slot `victims`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of a plug-in ordering, passed to it as they are; the built-in orderings take none."""
     engine: Annotated[Mapping[str, Any] | None, BeforeValidator(_switched)] = None
     """`off`: vLLM's own scheduler, in the gate's order. A mapping (see below) runs Tandem's engine policy
     inside vLLM; an option that is not named has the value of the same key here or in `admission`."""

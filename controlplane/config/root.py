@@ -18,7 +18,7 @@ from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.gate.admission import Admission, AdmissionOptions
 from controlplane.policy.gate.ordering import Ordering, OrderingOptions
 from controlplane.policy.gate.preemption import PreemptionOptions
-from controlplane.policy.registry import ADMISSIONS, engine_policy, gate_ordering, lookup
+from controlplane.policy.registry import ADMISSIONS, VICTIMS, engine_policy, gate_ordering, lookup
 
 
 def _standard_class() -> dict[str, ClassSection]:
@@ -103,12 +103,15 @@ class Config:
             milliseconds(a.victim_tau_ms), a.victim_almost_done_steps, a.victim_thrash_penalty
         )
         fits = lookup("admission", ADMISSIONS, a.policy, setting="admission.policy")
-        return Admission(options, preemption, fits)
+        victims = lookup("victims", VICTIMS, self.scheduling.victims, setting="scheduling.victims")
+        return Admission(options, preemption, fits, victims)
 
     def ordering_policy(self) -> Ordering:
         """Builds the order of the gate's waiting queues. Raises ValueError if the gate does not know it."""
         s = self.scheduling
-        options = OrderingOptions(milliseconds(s.priority_head_start_ms), milliseconds(s.default_deadline_ms))
+        options = OrderingOptions(
+            milliseconds(s.priority_head_start_ms), milliseconds(s.default_deadline_ms), s.options
+        )
         return gate_ordering(s.ordering, options)
 
     def engine_options(self) -> EngineOptions | None:
@@ -121,6 +124,8 @@ class Config:
             return None
         shared = {
             "ordering": s.ordering,
+            "victims": s.victims,
+            "extra": s.options,
             "policy": a.policy,
             "overflow_probability": a.overflow_probability,
             "priority_head_start_ms": s.priority_head_start_ms,

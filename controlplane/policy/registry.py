@@ -80,7 +80,7 @@ def lookup(slot: str, table: Mapping[str, T], name: str, *, setting: str | None 
     if name in plugins:
         return cast(T, load_plugin(slot, name))
     valid = ", ".join(sorted({*table, *plugins}))
-    raise ValueError(f"{stated}: no such policy; choose one of {valid}")
+    raise ValueError(f"{stated}: unknown; choose one of {valid}")
 
 
 def _static_priority(ordering: OrderingFactory, *, look_ahead_for_all: bool = False) -> EnginePolicyFactory:

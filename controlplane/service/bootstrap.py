@@ -22,6 +22,7 @@ from controlplane.core.memory import MemoryLedger, Quota
 from controlplane.core.ports import Embedder, Generator, LengthPredictor
 from controlplane.core.request import Kind
 from controlplane.metrics import Metrics
+from controlplane.policy.registry import lookup
 from controlplane.service.gate.backpressure import RateLimiter, TenantLimits
 from controlplane.service.gate.dispatcher import Dispatcher, policies_of
 from controlplane.service.gate.fair_queueing import TenantQueues
@@ -34,6 +35,7 @@ from controlplane.service.memory.pool import fixed_shares, shared_pool, withhold
 from controlplane.service.memory.quota_controller import QuotaController, quota_controller
 from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor
 from controlplane.service.prediction.length_training import (
+    LENGTH_PREDICTORS,
     LengthTraining,
     length_predictor_of,
     require_writable_file,
@@ -52,7 +54,10 @@ log = logging.getLogger(__name__)
 def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
     """The LLM engines of a configuration, not started."""
     chat = config.models.chat
-    return [] if chat is None else [LLM_BACKENDS["vllm"](config, chat, plan)]
+    if chat is None:
+        return []
+    backend = lookup("generator", LLM_BACKENDS, chat.backend, setting="models.chat.backend")
+    return [backend(config, chat, plan)]
 
 
 def vllm_generator(config: Config, chat: ChatModel, plan: MemoryPlan) -> Generator:
@@ -76,20 +81,24 @@ def vllm_generator(config: Config, chat: ChatModel, plan: MemoryPlan) -> Generat
 
 def embedders_of(config: Config) -> list[Embedder]:
     """The embedding engines of a configuration, not started."""
-    models = config.models
-    # With fixed quotas a budget is reduced only when the device has less memory than planned; then the
-    # allocator must return it. Budgets that change all the time would pay for an allocation in each pass.
-    returns_memory = config.pool.kv_allocator == "kvcached" or not config.quota.moves
     return [
-        EMBEDDING_BACKENDS["sentence-transformers"](
-            model,
-            idle_cpu_priority=model.idle_cpu_priority
-            if model.idle_cpu_priority is not None
-            else models.chat is not None,
-            returns_memory=returns_memory,
+        lookup("embedder", EMBEDDING_BACKENDS, model.backend, setting="models.embeddings.backend")(
+            config, model
         )
-        for model in models.embeddings
+        for model in config.models.embeddings
     ]
+
+
+def worker_embedder(config: Config, model: EmbeddingModel) -> Embedder:
+    """sentence-transformers in a worker process; `config` decides CPU priority and allocator."""
+    idle = model.idle_cpu_priority
+    return embedder_of(
+        model,
+        idle_cpu_priority=config.models.chat is not None if idle is None else idle,
+        # With fixed quotas a budget is reduced only when the device has less memory than planned; then the
+        # allocator must return it. Budgets that change all the time would pay for an allocation in each pass.
+        returns_memory=config.pool.kv_allocator == "kvcached" or not config.quota.moves,
+    )
 
 
 def embedder_of(
@@ -115,7 +124,19 @@ def embedder_of(
 
 
 LLM_BACKENDS: Mapping[str, Callable[[Config, ChatModel, MemoryPlan], Generator]] = {"vllm": vllm_generator}
-EMBEDDING_BACKENDS: Mapping[str, Callable[..., Embedder]] = {"sentence-transformers": embedder_of}
+EMBEDDING_BACKENDS: Mapping[str, Callable[[Config, EmbeddingModel], Embedder]] = {
+    "sentence-transformers": worker_embedder,
+}
+
+
+def _check_names(config: Config) -> None:
+    """Resolves the backends and the predictor that are named. Raises ValueError for an unknown name."""
+    if (chat := config.models.chat) is not None:
+        lookup("generator", LLM_BACKENDS, chat.backend, setting="models.chat.backend")
+    for model in config.models.embeddings:
+        lookup("embedder", EMBEDDING_BACKENDS, model.backend, setting="models.embeddings.backend")
+    name = config.admission.length_predictor
+    lookup("length_predictor", LENGTH_PREDICTORS, name, setting="admission.length_predictor")
 
 
 def warn_if_taken(plan: MemoryPlan) -> None:
@@ -165,6 +186,7 @@ def model_facts(name: str) -> ModelFacts:
 def plan_of(config: Config) -> MemoryPlan:
     """The memory plan of a configuration. Raises ConfigError."""
     try:
+        _check_names(config)
         plan = memory_plan.memory_plan(config, model_facts, device_probe.memory_bytes, hybrid_support)
         warn_if_taken(plan)
     except ValueError as error:

@@ -21,7 +21,6 @@ from controlplane.metrics import Metrics, Readings
 from controlplane.policy.gate.admission import Admission, wait_bound
 from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.gate.ordering import Ordering
-from controlplane.policy.gate.preemption import choose_victims
 from controlplane.policy.registry import engine_precedence
 from controlplane.service.gate.accounting import Accounting
 from controlplane.service.gate.backpressure import RateLimiter, RetrySpacer
@@ -126,7 +125,7 @@ class Dispatcher:
 
         Returns the bytes freed.
         """
-        victims = choose_victims(
+        victims = self._policies.admission.victims(
             self.snapshots.preemptible(owner, self._clock.now()),
             needed_bytes=needed_bytes,
             incoming_priority=priority,

@@ -13,6 +13,7 @@ from pathlib import Path
 from controlplane.config import Config, ConfigError
 from controlplane.core.ports import LengthPredictor
 from controlplane.metrics import Metrics, Readings
+from controlplane.policy.registry import lookup
 from controlplane.service.runtime.timers import PeriodicTimer, SchedulerTimer
 from predictors.output_length import checkpoint
 from predictors.output_length.checkpoint import Checkpoint, read_or_set_aside, save
@@ -37,7 +38,8 @@ LENGTH_PREDICTORS: Mapping[str, Callable[[Config], LengthPredictor]] = {
 
 def length_predictor_of(config: Config) -> LengthPredictor:
     """The predictor that `admission.length_predictor` names."""
-    return LENGTH_PREDICTORS[config.admission.length_predictor](config)
+    name = config.admission.length_predictor
+    return lookup("length_predictor", LENGTH_PREDICTORS, name, setting="admission.length_predictor")(config)
 
 
 def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings:

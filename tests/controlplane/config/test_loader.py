@@ -39,7 +39,7 @@ CASES = [
     ({"models": MODELS, "scheduling": {"ordering": "lifo"}}, "choose one of edf, fcfs, least-slack"),
     ({"models": MODELS, "scheduling": {"ordering": "srmt"}}, "name it in scheduling.engine.ordering"),
     ({"models": MODELS, "scheduling": {"engine": {"ordering": "lifo"}}}, "choose one of apt, edf, fcfs"),
-    ({"models": MODELS, "scheduling": {"engine": {"ordering": "tandem"}}}, "no such policy; choose one of"),
+    ({"models": MODELS, "scheduling": {"engine": {"ordering": "tandem"}}}, "unknown; choose one of"),
     ({"models": MODELS, "scheduling": {"engine": {"speed": 1}}}, "'speed': unknown; known are ordering"),
     ({"models": MODELS, "scheduling": {"engine": {"urgency": "high"}}}, "urgency='high': a number is needed"),
     ({"models": MODELS, "scheduling": {"engine": {"urgency": 7}}}, "scheduling.engine: urgency=7"),
@@ -63,7 +63,7 @@ CASES = [
     ({"models": MODELS, "scheduling": {"engine": {"missed_decay": 2}}}, "missed_decay=2: a share"),
     (
         {"models": MODELS, "scheduling": {"engine": {"ordering": "srmt", "policy": "x"}}},
-        "scheduling.engine: policy='x': no such policy",
+        "scheduling.engine: policy='x': unknown",
     ),
     ({"models": MODELS, "quota": {"critical_weight": 1e308}}, "critical_weight=1e+308: should be less"),
     ({"models": MODELS, "classes": {"a": {"default": True, "ttft_ms": 1e-9}}}, "classes.a.ttft_ms=1e-09"),

@@ -2,16 +2,15 @@
 
 from backends.testing.scripted import Script, ScriptedGenerator
 from controlplane.config import Config
+from controlplane.config.models import ChatModel
 from controlplane.core.ports import Generator
 from controlplane.service.memory.memory_plan import MemoryPlan
 
 WORDS = ("Hello", " from", " a", " plug-in")
 
 
-def scripted_engine(config: Config, plan: MemoryPlan) -> Generator:
+def scripted_engine(config: Config, chat: ChatModel, plan: MemoryPlan) -> Generator:
     """The engine for `models.chat` of the configuration."""
-    chat = config.models.chat
-    assert chat is not None
     return ScriptedGenerator(
         model=chat.served_name,
         kv_bytes=plan.kv_bytes,
