@@ -123,7 +123,9 @@ def test_a_plug_in_is_installed_and_served(wheel, python, tmp_path):
 
 
 def test_an_unknown_ordering_lists_the_plug_in(python, tmp_path):
-    (tmp_path / "wrong.yaml").write_text(json.dumps({**CONFIG, "scheduling": {"ordering": "longest-prompt"}}))
+    models = {"chat": {**CONFIG["models"]["chat"], "model": str(tmp_path)}}
+    wrong = {**CONFIG, "models": models, "scheduling": {"ordering": "longest-prompt"}}
+    (tmp_path / "wrong.yaml").write_text(json.dumps(wrong))
     done = subprocess.run(
         [python.with_name("tandem"), "check", "wrong.yaml"],
         capture_output=True,
