@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -80,7 +80,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _gate(options: argparse.Namespace) -> int:
-    from benchmark_control_plane.report.gate import broken, read_bounds
+    from benchmark_control_plane.report.regression_bounds import broken, read_bounds
     from benchmark_control_plane.report.results_folder import read_results
 
     bounds = read_bounds(options.bounds)

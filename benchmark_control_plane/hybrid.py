@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmark_control_plane.common.arguments import (
+from benchmark_control_plane.common.command_line import (
     BadInput,
     exit_code,
     finite,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from backends.cost_models.step_time import MODELS, StepTime
-from benchmark_control_plane.common.arguments import (
+from benchmark_control_plane.common.command_line import (
     BadInput,
     exit_code,
     finite,

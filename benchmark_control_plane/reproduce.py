@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmark_control_plane.common.arguments import BadInput, exit_code
+from benchmark_control_plane.common.command_line import BadInput, exit_code
 from benchmark_control_plane.round_model.reproductions import (
     apt_adaptive,
     apt_greedy,

@@ -13,7 +13,7 @@ from backends.vllm.plugin.request_metadata import _KNOWN, _PREFIX
 from controlplane.cli import _parser
 from controlplane.config import Config, load
 from controlplane.config.loader import RENAMED
-from controlplane.config.policies import SchedulingSection
+from controlplane.config.policy_sections import SchedulingSection
 from controlplane.metrics import Metrics
 from controlplane.policy.engine.options import EngineOptions
 from tests.controlplane.api.scripted_server import staged
@@ -33,7 +33,7 @@ METRIC = re.compile(r"\btandem_[a-z_]*[a-z]\b")
 ENDPOINT = r"(?<![\w.])(/(?:v1|admin|health|ready|metrics)[\w/]*)"
 LEFT_OUT = re.compile(r"^ *# +(?:- )?([a-z0-9_]+):(?: |$)", re.MULTILINE)
 PLUGIN = "tandem_shortest_prompt"
-INPUTS = ROOT / "benchmark_control_plane/common/arguments.py"
+INPUTS = ROOT / "benchmark_control_plane/common/command_line.py"
 # Names of tenants, and an argument of vLLM's.
 FREE = {"web", "indexer", "kv_cache_dtype"}
 

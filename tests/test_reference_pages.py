@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.config.reference import (
+from controlplane.config.reference_pages import (
     _LABELS,
     configuration_markdown,
     descriptions,
@@ -22,7 +22,7 @@ class Undescribed:
     key: int = 0
 
 
-REMEDY = "run `python -m controlplane.config.reference` and commit the pages"
+REMEDY = "run `python -m controlplane.config.reference_pages` and commit the pages"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 from backends.cost_models.step_time import StepLoad
 from backends.embedding.deadline_order import Key, ServiceRate, by_key, deadline_key, on_time_first
 from backends.embedding.truncation import Truncation
-from backends.simulated.device import SimulatedDevice
+from backends.simulated.shared_device import SimulatedDevice
 from controlplane.core.clock import Duration, Instant, seconds, to_seconds
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import EmbeddingPass, TruncationSide, Vectors

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.cost_models.step_time import StepLoad
-from backends.simulated.device import SimulatedDevice
-from backends.simulated.scheduler import Sequence as EngineSequence
-from backends.simulated.scheduler import SimulatedScheduler
+from backends.simulated.continuous_batching import Sequence as EngineSequence
+from backends.simulated.continuous_batching import SimulatedScheduler
+from backends.simulated.shared_device import SimulatedDevice
 from controlplane.core.clock import seconds
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast

@@ -51,7 +51,7 @@ from controlplane.policy.engine.decode_pacing import next_step_start
 from controlplane.policy.engine.interface import RANKED, EnginePolicy, EngineView
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy
-from predictors.timing.step_time import ObservedPace, StepWork
+from predictors.timing.online_step_time import ObservedPace, StepWork
 
 log = logging.getLogger(__name__)
 

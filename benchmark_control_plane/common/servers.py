@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from backends import bundled_models
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 
 # Long enough to load billions of weights from a cold disk, compile kernels and capture graphs, on several
 # servers.

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmark_control_plane.common.arguments import BadInput, stated_data
+from benchmark_control_plane.common.command_line import BadInput, stated_data
 from benchmark_control_plane.judge.experiment import Experiment, first_variant, quick, read_experiment
 from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.frontier_search import highest_load

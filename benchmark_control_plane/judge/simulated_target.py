@@ -13,7 +13,7 @@ from backends.cost_models.step_time import affine, embedding_line, in_turn, llm_
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
-from benchmark_control_plane.judge.memory import Sample
+from benchmark_control_plane.judge.memory_sampler import Sample
 from benchmark_control_plane.judge.records import PartialResponse
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator.simulation import Machine, config_of, divided, engines, started

@@ -19,12 +19,12 @@ from typing import Any, Protocol, TypeVar
 
 import uvloop
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.http_client import connections
 from benchmark_control_plane.judge import analysis
 from benchmark_control_plane.judge.experiment import Experiment, ExperimentPlan, classes_section, merge
 from benchmark_control_plane.judge.experiment_schema import SystemSection
-from benchmark_control_plane.judge.memory import MemorySampler, Read, metrics_reader
+from benchmark_control_plane.judge.memory_sampler import MemorySampler, Read, metrics_reader
 from benchmark_control_plane.judge.records import RequestRecord, slo_targets, without_warmup
 from benchmark_control_plane.judge.runner import Clock, RunResult, Target, Tick, closed_loop, play
 from benchmark_control_plane.judge.simulated_target import simulated_target

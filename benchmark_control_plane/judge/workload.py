@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.distributions import Lognormal
 from benchmark_control_plane.judge.arrivals import bursts, times, wave
 from benchmark_control_plane.judge.experiment_schema import (

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.schema import METRICS, Results, RunFigures
 

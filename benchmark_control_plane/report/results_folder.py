@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from benchmark_control_plane.common.arguments import BadInput, read_object
+from benchmark_control_plane.common.command_line import BadInput, read_object
 from benchmark_control_plane.report import aggregates, page
 from benchmark_control_plane.report.schema import Results, results_of
 

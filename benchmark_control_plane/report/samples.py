@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.report.schema import OUTCOMES, Results
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")

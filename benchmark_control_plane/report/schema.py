@@ -20,7 +20,7 @@ from typing import (
     is_typeddict,
 )
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 
 FORMAT = 1
 OUTCOMES = ("MET", "LATE", "REJECTED", "EVICTED", "ABORTED", "FAILED")

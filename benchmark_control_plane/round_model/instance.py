@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from benchmark_control_plane.common.arguments import BadInput, finite, items, whole
+from benchmark_control_plane.common.command_line import BadInput, finite, items, whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ ranks determine which request is preempted if memory runs short afterwards.
 
 from collections import deque
 
-from backends.simulated.scheduler import SimulatedScheduler
+from backends.simulated.continuous_batching import SimulatedScheduler
 from benchmark_control_plane.round_model.step_simulator import StepObjective, SteppedRequest
 from controlplane.core.clock import Instant, seconds
 from controlplane.core.request import Kind, Request

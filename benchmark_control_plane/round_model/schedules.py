@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from random import Random
 
 from backends.cost_models.step_time import StepTime, pace
-from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions, StepPolicy
-from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
+from benchmark_control_plane.round_model.policies.policy_table import STEP_POLICIES
+from benchmark_control_plane.round_model.policies.step_policy import Candidate, StepOptions, StepPolicy
 from benchmark_control_plane.round_model.simulator import RoundArrival, RoundTotals, simulate
 from benchmark_control_plane.round_model.workloads import RoundRequest
 from controlplane.policy.registry import lookup

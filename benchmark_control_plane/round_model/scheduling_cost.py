@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from backends.cost_models.step_time import LLAMA2_70B_TP1, tile
-from benchmark_control_plane.round_model.policies.interface import Candidate
+from benchmark_control_plane.round_model.policies.step_policy import Candidate
 from benchmark_control_plane.round_model.schedules import (
     PolicySetting,
     build_policy,

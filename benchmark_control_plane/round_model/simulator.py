@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from backends.cost_models.step_time import StepTime
-from benchmark_control_plane.round_model.policies.interface import Candidate, StepPolicy
+from benchmark_control_plane.round_model.policies.step_policy import Candidate, StepPolicy
 
 _MAX_CLEARS = 1000
 _MAX_CLEARS_PER_CELL = 10

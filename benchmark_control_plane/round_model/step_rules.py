@@ -11,8 +11,8 @@ from random import Random
 
 import numpy as np
 
-from backends.simulated.scheduler import SimulatedScheduler
-from benchmark_control_plane.round_model.policies.interface import Candidate, StepPolicy
+from backends.simulated.continuous_batching import SimulatedScheduler
+from benchmark_control_plane.round_model.policies.step_policy import Candidate, StepPolicy
 from benchmark_control_plane.round_model.step_simulator import StepObjective, SteppedRequest
 from controlplane.core.memory import Floats
 from controlplane.policy.cache_tiers.allocation import HybridOptions, TierOffers, plan_tiers

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from backends.cost_models.step_time import BatchTime, StepLoad
-from backends.simulated.scheduler import Sequence as EngineSequence
-from backends.simulated.scheduler import SimulatedScheduler
+from backends.simulated.continuous_batching import Sequence as EngineSequence
+from backends.simulated.continuous_batching import SimulatedScheduler
 
 _MAX_EMPTY_STEPS = 100
 """A rule may look at some waiting requests only every few steps; the engine asks again at once."""

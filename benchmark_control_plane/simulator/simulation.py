@@ -16,9 +16,9 @@ import numpy as np
 
 from backends.cost_models.step_time import BatchTime, StepLoad
 from backends.device.kv_memory import ElasticMemory
-from backends.simulated.device import OnStep, SimulatedDevice
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
+from backends.simulated.shared_device import OnStep, SimulatedDevice
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import Config, parse
 from controlplane.core.generation import Sampling

@@ -5,13 +5,13 @@ from dataclasses import field
 
 from pydantic.dataclasses import dataclass as section
 
+from controlplane.config.class_section import ClassSection
 from controlplane.config.fields import STRICT, Name
-from controlplane.config.memory import PoolSection, QuotaSection
-from controlplane.config.models import ModelsSection
-from controlplane.config.policies import AdmissionSection, SchedulingSection
-from controlplane.config.predictors import PredictorsSection
-from controlplane.config.server import ServerSection, TenantSection
-from controlplane.config.service_classes import ClassSection
+from controlplane.config.memory_sections import PoolSection, QuotaSection
+from controlplane.config.model_sections import ModelsSection
+from controlplane.config.policy_sections import AdmissionSection, SchedulingSection
+from controlplane.config.predictor_section import PredictorsSection
+from controlplane.config.server_sections import ServerSection, TenantSection
 from controlplane.core.clock import milliseconds
 from controlplane.core.slo import ServiceClass
 from controlplane.policy.engine.options import EngineOptions

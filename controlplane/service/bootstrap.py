@@ -15,7 +15,7 @@ from backends.vllm.client import VllmGenerator
 from backends.vllm.hybrid import support as hybrid_support
 from backends.vllm.hybrid.support import HybridSetup
 from controlplane.config import Config, ConfigError
-from controlplane.config.models import ChatModel, EmbeddingModel
+from controlplane.config.model_sections import ChatModel, EmbeddingModel
 from controlplane.core.clock import Clock
 from controlplane.core.device import DeviceMemory
 from controlplane.core.memory import MemoryLedger, Quota

@@ -14,7 +14,7 @@ from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.prediction.fail_open import FailOpen
 from controlplane.service.prediction.length_training import calibration_readings
-from controlplane.service.runtime.health import Fault
+from controlplane.service.runtime.health_tracker import Fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from controlplane.core.geometry import KvGeometry
 from controlplane.core.memory import Footprint, Lease, generate_footprint
 from controlplane.core.request import Phase, Request, Timeline, moved
 from controlplane.core.view import Pace, Running, Waiting
-from predictors.timing.ttft import Ahead, TtftForecast
+from predictors.timing.ttft_model import Ahead, TtftForecast
 
 _ZERO = Duration(0)
 

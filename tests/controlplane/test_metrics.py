@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmark_control_plane.judge.memory import TOTALS
+from benchmark_control_plane.judge.memory_sampler import TOTALS
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Outcome, Reason
 from controlplane.core.errors import Refused

@@ -30,7 +30,7 @@ from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.registry import lookup
 from predictors.timing.hidden_state_cost import HiddenStateCostModel
-from predictors.timing.step_time import StepWork
+from predictors.timing.online_step_time import StepWork
 
 log = logging.getLogger(__name__)
 

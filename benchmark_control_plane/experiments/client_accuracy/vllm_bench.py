@@ -37,7 +37,7 @@ from benchmark_control_plane.judge.analysis import lateness
 from benchmark_control_plane.judge.experiment import read_experiment
 from benchmark_control_plane.judge.experiment_schema import Endpoint, LengthsSection, StreamSection
 from benchmark_control_plane.judge.http_target import Dialect, HttpTarget
-from benchmark_control_plane.judge.memory import Read
+from benchmark_control_plane.judge.memory_sampler import Read
 from benchmark_control_plane.judge.records import RequestRecord
 from benchmark_control_plane.judge.runner import Clock, RunResult, Target, play
 from benchmark_control_plane.judge.stages import LiveStage

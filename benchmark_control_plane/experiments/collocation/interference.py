@@ -38,7 +38,7 @@ from typing import Any
 
 import uvloop
 
-from benchmark_control_plane.common.arguments import exit_status
+from benchmark_control_plane.common.command_line import exit_status
 from benchmark_control_plane.common.http_client import Connections
 from benchmark_control_plane.common.machine_load import cpu_snapshot, others_cores, raise_session
 from benchmark_control_plane.common.servers import stop_as_interrupted

@@ -11,7 +11,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.http_client import Address, Connections, connections
 from benchmark_control_plane.common.servers import (
     Server,
@@ -24,7 +24,7 @@ from benchmark_control_plane.experiments.gate.http_overhead import ENGINE, MODEL
 from benchmark_control_plane.judge.experiment import read_experiment
 from benchmark_control_plane.judge.experiment_schema import Live
 from benchmark_control_plane.judge.systems import stated
-from controlplane.config.models import ChatModel, EmbeddingModel
+from controlplane.config.model_sections import ChatModel, EmbeddingModel
 
 # Arrivals are open-loop, so that no request may wait for a connection.
 _MAX_CONNECTIONS = 1_024

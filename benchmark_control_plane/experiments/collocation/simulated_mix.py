@@ -31,7 +31,7 @@ import numpy as np
 
 from backends.cost_models.roofline import H100_SXM, figures, roofline
 from backends.cost_models.step_time import BatchTime, StepLoad, embedding_table, in_turn, read_grid
-from benchmark_control_plane.common.arguments import BadInput, add_data, data_folder, exit_code
+from benchmark_control_plane.common.command_line import BadInput, add_data, data_folder, exit_code
 from benchmark_control_plane.common.results_file import add_results, write_json
 from benchmark_control_plane.common.servers import stop_as_interrupted
 from benchmark_control_plane.experiments.collocation.simulated_mix_summary import draw, summary

@@ -15,8 +15,8 @@ from time import perf_counter
 
 from backends.cost_models.step_time import BATCH_TIMES, StepLoad
 from backends.vllm.simulation.stepped_engine import Setup
-from benchmark_control_plane.experiments.engine.replay import ReplayResult, ReplayWindow
-from benchmark_control_plane.experiments.engine.workload import Lengths, Offer, TokenObjectives
+from benchmark_control_plane.experiments.engine.engine_replay import ReplayResult, ReplayWindow
+from benchmark_control_plane.experiments.engine.offered_load import Lengths, Offer, TokenObjectives
 
 # Parts of the TTFT objective after which a request may start; the first token takes one step more.
 _STARTS = (0.0, 0.25, 0.5, 0.75, 0.95)

@@ -22,11 +22,16 @@ from statistics import mean, stdev
 from typing import Any
 
 from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
-from benchmark_control_plane.common.arguments import add_data, exit_status, stated_data
+from benchmark_control_plane.common.command_line import add_data, exit_status, stated_data
 from benchmark_control_plane.common.results_file import add_results, read_previous, write_json
 from benchmark_control_plane.experiments.engine.bounds import fluid_bound, with_hindsight
-from benchmark_control_plane.experiments.engine.replay import EngineVariant, ReplayResult, ReplayWindow, play
-from benchmark_control_plane.experiments.engine.workload import (
+from benchmark_control_plane.experiments.engine.engine_replay import (
+    EngineVariant,
+    ReplayResult,
+    ReplayWindow,
+    play,
+)
+from benchmark_control_plane.experiments.engine.offered_load import (
     DATASETS,
     Dataset,
     Offer,

@@ -17,7 +17,7 @@ from statistics import median
 import uvloop
 
 from backends.device.probe import open_probe
-from benchmark_control_plane.common.arguments import BadInput, exit_code
+from benchmark_control_plane.common.command_line import BadInput, exit_code
 from controlplane.service.memory.monitor import MemoryMonitor
 
 _INTERVALS_MS = (10, 100)

@@ -19,10 +19,10 @@ from typing import Any
 
 from backends.cost_models.roofline import A100_40GB, Device
 from backends.vllm.simulation.stepped_engine import GEOMETRIES, HiddenStates, Setup, SteppedEngine
-from benchmark_control_plane.common.arguments import add_data, exit_status, stated_data
+from benchmark_control_plane.common.command_line import add_data, exit_status, stated_data
 from benchmark_control_plane.common.results_file import add_results, write_or_print
-from benchmark_control_plane.experiments.engine.replay import EngineVariant, ReplayWindow, play
-from benchmark_control_plane.experiments.engine.workload import Dataset, Prediction, dataset, poisson
+from benchmark_control_plane.experiments.engine.engine_replay import EngineVariant, ReplayWindow, play
+from benchmark_control_plane.experiments.engine.offered_load import Dataset, Prediction, dataset, poisson
 
 ORDERS = ("apt", "srmt")
 

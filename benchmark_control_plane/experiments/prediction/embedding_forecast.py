@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmark_control_plane.common.arguments import add_data, data_folder, exit_code
+from benchmark_control_plane.common.command_line import add_data, data_folder, exit_code
 from benchmark_control_plane.common.results_file import add_results, write_json
 from benchmark_control_plane.judge.traces import NAMED, read_trace
 from controlplane.core.memory import Floats

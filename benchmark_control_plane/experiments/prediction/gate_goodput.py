@@ -11,8 +11,8 @@ from statistics import mean
 
 from backends.cost_models.step_time import BATCH_TIMES
 from backends.vllm.simulation.stepped_engine import GEOMETRIES, Setup
-from benchmark_control_plane.experiments.engine.replay import ReplayWindow
-from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
+from benchmark_control_plane.experiments.engine.engine_replay import ReplayWindow
+from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
 from benchmark_control_plane.simulator.simulation import Machine, SimulatedRecord, SimulatedRequest, simulate
 from controlplane.core.clock import seconds
 from controlplane.core.forecast import LengthForecast

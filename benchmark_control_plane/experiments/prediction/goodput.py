@@ -20,11 +20,11 @@ from statistics import mean, stdev
 from typing import Any
 
 from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
-from benchmark_control_plane.common.arguments import add_data, data_folder, exit_status
+from benchmark_control_plane.common.command_line import add_data, data_folder, exit_status
 from benchmark_control_plane.common.results_file import add_results, read_previous, write_or_print
+from benchmark_control_plane.experiments.engine.engine_replay import ReplayWindow, play
 from benchmark_control_plane.experiments.engine.frontier import CONTENDERS
-from benchmark_control_plane.experiments.engine.replay import ReplayWindow, play
-from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
+from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
 from benchmark_control_plane.experiments.prediction.gate_goodput import replay_gate
 from benchmark_control_plane.experiments.prediction.methods import forecasts, learned_predictor, teach
 from benchmark_control_plane.experiments.prediction.output_length import FOLDS

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmark_control_plane.common.arguments import add_data, data_folder, exit_status
+from benchmark_control_plane.common.command_line import add_data, data_folder, exit_status
 from benchmark_control_plane.common.results_file import add_results, read_previous, write_json
 from benchmark_control_plane.experiments.prediction.cost import cost
 from benchmark_control_plane.experiments.prediction.coverage import conditional, coverage, switches

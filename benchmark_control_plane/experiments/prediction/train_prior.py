@@ -15,7 +15,7 @@ from random import Random
 
 import numpy as np
 
-from benchmark_control_plane.common.arguments import add_data, data_folder, exit_status
+from benchmark_control_plane.common.command_line import add_data, data_folder, exit_status
 from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample, samples
 from predictors.output_length import model
 from predictors.output_length.examples import Examples, feature_row

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmark_control_plane.common.arguments import BadInput, read_object
+from benchmark_control_plane.common.command_line import BadInput, read_object
 from benchmark_control_plane.common.results_file import write_atomic
 from benchmark_control_plane.experiments.results_page import bench_tables, quotes
 from benchmark_control_plane.report.headline import headline

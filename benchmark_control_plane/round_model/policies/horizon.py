@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from benchmark_control_plane.round_model.policies.interface import Candidate
+from benchmark_control_plane.round_model.policies.step_policy import Candidate
 
 Cells = npt.NDArray[np.int64]
 

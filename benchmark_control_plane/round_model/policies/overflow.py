@@ -7,7 +7,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from benchmark_control_plane.round_model.policies.interface import Candidate, Draw, StepOptions
+from benchmark_control_plane.round_model.policies.step_policy import Candidate, Draw, StepOptions
 
 Holder = tuple[Candidate, int]
 """A running request, and the cells that clearing it frees in the next batch."""

@@ -14,8 +14,8 @@ from heapq import heappop, heappush
 import numpy as np
 
 from benchmark_control_plane.round_model.policies.horizon import Horizon
-from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions
 from benchmark_control_plane.round_model.policies.overflow import OverflowClearing
+from benchmark_control_plane.round_model.policies.step_policy import Candidate, StepOptions
 from controlplane.policy.engine.column_store import ColumnStore, Ints
 
 Key = tuple[float, ...]

@@ -13,8 +13,8 @@ from itertools import takewhile
 
 from benchmark_control_plane.round_model.policies.exact_plan import ExactPlan, PlannedJob
 from benchmark_control_plane.round_model.policies.horizon import Horizon
-from benchmark_control_plane.round_model.policies.interface import Candidate, StepOptions
 from benchmark_control_plane.round_model.policies.overflow import OverflowClearing
+from benchmark_control_plane.round_model.policies.step_policy import Candidate, StepOptions
 
 _MODULUS = 1 << 31
 

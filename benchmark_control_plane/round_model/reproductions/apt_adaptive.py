@@ -20,13 +20,13 @@ import matplotlib as mpl
 import numpy as np
 
 from backends.cost_models.step_time import fitted_profile
-from benchmark_control_plane.common.arguments import data_folder
+from benchmark_control_plane.common.command_line import data_folder
 from benchmark_control_plane.common.results_file import write_json
 from benchmark_control_plane.common.row_files import rows
 from benchmark_control_plane.round_model.plugin_rule import EnginePolicyRule
-from benchmark_control_plane.round_model.policies.interface import StepOptions
 from benchmark_control_plane.round_model.policies.overflow import OverflowClearing, clear_latest
-from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
+from benchmark_control_plane.round_model.policies.policy_table import STEP_POLICIES
+from benchmark_control_plane.round_model.policies.step_policy import StepOptions
 from benchmark_control_plane.round_model.policies.tandem import SearchLimits, TandemPolicy
 from benchmark_control_plane.round_model.step_rules import AptServeRule, FcfsRule, RandomRule, RoundPolicyRule
 from benchmark_control_plane.round_model.step_simulator import (

@@ -12,9 +12,9 @@ from controlplane.metrics import Metrics
 from controlplane.service.gate.backpressure import RateLimiter
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor, Subject
-from controlplane.service.prediction.ttft import TtftPredictor
+from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.ticket import Ticket
-from predictors.timing.step_time import ObservedPace, ReportedPace
+from predictors.timing.online_step_time import ObservedPace, ReportedPace
 
 # The engine gets a new forecast if it changes the expected remaining length by more than this share.
 _MATERIAL_CHANGE = 0.25

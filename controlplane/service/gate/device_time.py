@@ -14,7 +14,7 @@ from controlplane.core.request import Kind
 from controlplane.core.view import Pace
 from controlplane.policy.sharing.decode_slack import Decoding, TokenDeadline, decode_slack
 from controlplane.service.ticket import Ticket
-from predictors.timing.step_time import ObservedPace, ReportedPace
+from predictors.timing.online_step_time import ObservedPace, ReportedPace
 
 
 def embedding_time_slack(

@@ -25,16 +25,16 @@ from controlplane.policy.registry import engine_precedence
 from controlplane.service.gate.accounting import Accounting
 from controlplane.service.gate.backpressure import RateLimiter, RetrySpacer
 from controlplane.service.gate.device_time import embedding_time_slack
+from controlplane.service.gate.dry_run import DryRun
 from controlplane.service.gate.engine_leases import EngineLeases, Precedence
-from controlplane.service.gate.explain import DryRun
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.snapshot import SnapshotBuilder
 from controlplane.service.gate.waiting_queue import WaitingQueue
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
-from controlplane.service.prediction.ttft import TtftPredictor
-from controlplane.service.runtime.health import HealthTracker
+from controlplane.service.prediction.ttft_forecasts import TtftPredictor
+from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.ticket import DecisionFailed, Ticket
-from predictors.timing.step_time import paces
+from predictors.timing.online_step_time import paces
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from controlplane.core.ports import EngineState, Generator
 from controlplane.core.request import Kind
 from controlplane.core.view import Waiting
 from controlplane.service.ticket import Ticket
-from predictors.timing.step_time import ReportedPace
+from predictors.timing.online_step_time import ReportedPace
 
 Precedence = Callable[[Waiting, Waiting], bool]
 

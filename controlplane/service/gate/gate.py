@@ -15,7 +15,7 @@ from controlplane.core.view import Waiting
 from controlplane.service.gate.backpressure import RateLimiter
 from controlplane.service.gate.device_time import DeviceContention
 from controlplane.service.gate.dispatcher import Dispatcher, Policies
-from controlplane.service.gate.explain import DryRun
+from controlplane.service.gate.dry_run import DryRun
 from controlplane.service.gate.intake import make_ticket
 from controlplane.service.gate.token_stream import TokenStream, ended_by
 from controlplane.service.jobs import EmbedJob, GenerateJob

@@ -12,7 +12,7 @@ from controlplane.core.request import Kind, Owner, Phase, Request
 from controlplane.core.view import DecodeLoad, Pace, PoolView, Queue, Reserve, Running, Share
 from controlplane.service.gate.engine_leases import EngineLeases
 from controlplane.service.ticket import Ticket
-from predictors.timing.step_time import ObservedPace, ReportedPace, StepReports, StepWork
+from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepReports, StepWork
 
 Paces = dict[Owner, ObservedPace | ReportedPace]
 

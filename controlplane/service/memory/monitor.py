@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from controlplane.core.device import DeviceProbe, DeviceReading
 from controlplane.metrics import Metrics, Readings
-from controlplane.service.runtime.health import HealthTracker
+from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.runtime.timers import LoopTimer
 
 log = logging.getLogger(__name__)

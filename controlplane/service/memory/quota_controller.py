@@ -27,7 +27,7 @@ from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.memory.demand import MemoryDemandForecast, RecentArrivals, urgencies
 from controlplane.service.memory.pool import SharedPool, longest_input_bytes, split_budget
 from controlplane.service.runtime.engine_control import await_engine
-from controlplane.service.runtime.health import Fault, HealthTracker
+from controlplane.service.runtime.health_tracker import Fault, HealthTracker
 from controlplane.service.ticket import Ticket
 from predictors.load.series import LEVELS
 

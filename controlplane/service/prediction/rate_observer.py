@@ -8,7 +8,7 @@ from controlplane.core.ports import Embedder, EmbeddingPass, EngineStep, Generat
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.service.prediction.fail_open import FailOpen, Subject
-from predictors.timing.step_time import ObservedPace, ReportedPace, StepWork
+from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepWork
 
 
 class RateObserver:

@@ -10,7 +10,7 @@ import pytest
 
 from backends.device import probe as device_probe
 from backends.device.probe import GpuProbe, HostProbe, free_gpu_bytes, memory_bytes, open_probe, processes_of
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.results import environment
 from controlplane.core.device import DeviceReading
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from backends.cost_models.step_time import affine, embedding_line, in_turn, llm_only
-from backends.simulated.device import SimulatedDevice
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
+from backends.simulated.shared_device import SimulatedDevice
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import Instant, seconds
 from controlplane.core.errors import BackendDown, Refused

@@ -24,7 +24,7 @@ from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.registry import ENGINE_POLICIES
 from controlplane.service.gate.fair_queueing import FairQueue
 from controlplane.service.gate.snapshot import service_time
-from predictors.timing.step_time import StepWork
+from predictors.timing.online_step_time import StepWork
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 

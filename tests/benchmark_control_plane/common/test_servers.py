@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.servers import vllm_server
 
 _MEASURES = """

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment import classes_section, quick, read_experiment
 
 FOLDER = Path(__file__).parents[3] / "configs" / "bench"

@@ -9,10 +9,10 @@ from threading import Thread
 import pytest
 import yaml
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.experiments.client_accuracy.scripted_server import ServerDelays, listening
 from benchmark_control_plane.judge.experiment import read_experiment
-from benchmark_control_plane.judge.memory import MemorySampler, parse_metrics
+from benchmark_control_plane.judge.memory_sampler import MemorySampler, parse_metrics
 from benchmark_control_plane.judge.run import median_rate, run_experiment
 from benchmark_control_plane.judge.stages import objectives_from
 from tests.benchmark_control_plane.bench_command import main

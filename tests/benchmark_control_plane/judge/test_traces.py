@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.traces import NAMED, TraceColumns, TracedRequest, read_trace
 
 DATA = Path(os.environ.get("TANDEM_DATA") or Path("..") / "shared" / "data")

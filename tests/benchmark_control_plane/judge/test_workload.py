@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_schema import (
     Arrivals,
     ColumnNames,

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.report.compare import Change, ResultsComparison, compared, t_interval
 from tests import experiments
 

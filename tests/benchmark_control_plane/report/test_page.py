@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.report.page import render
 from tests import experiments
 

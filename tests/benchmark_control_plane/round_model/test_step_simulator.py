@@ -3,8 +3,8 @@
 import pytest
 
 from backends.cost_models.step_time import affine, llm_only
-from benchmark_control_plane.round_model.policies.interface import StepOptions
-from benchmark_control_plane.round_model.policies.registry import STEP_POLICIES
+from benchmark_control_plane.round_model.policies.policy_table import STEP_POLICIES
+from benchmark_control_plane.round_model.policies.step_policy import StepOptions
 from benchmark_control_plane.round_model.step_rules import AptServeRule, FcfsRule, RandomRule, RoundPolicyRule
 from benchmark_control_plane.round_model.step_simulator import (
     EngineSetup,

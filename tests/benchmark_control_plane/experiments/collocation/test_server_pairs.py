@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from backends.bundled_models import MINILM
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.experiments.collocation import embedding_throughput, plain_embeddings
 from benchmark_control_plane.experiments.collocation.server_pairs import models_of
 from benchmark_control_plane.experiments.collocation.server_pairs import plain_embeddings as naive
 from controlplane.config import parse
-from controlplane.config.models import EmbeddingModel
+from controlplane.config.model_sections import EmbeddingModel
 from controlplane.service.bootstrap import embedders_of
 
 HALF = {"device": "cuda", "dtype": "float16"}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmark_control_plane.common.arguments import BadInput, data_folder
+from benchmark_control_plane.common.command_line import BadInput, data_folder
 from benchmark_control_plane.experiments.collocation.simulated_mix import (
     GEOMETRY,
     PATTERNS,

@@ -4,8 +4,8 @@ import pytest
 
 from backends.vllm.simulation.stepped_engine import Setup
 from benchmark_control_plane.experiments.engine.bounds import fluid_bound, with_hindsight
-from benchmark_control_plane.experiments.engine.replay import ReplayWindow
-from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
+from benchmark_control_plane.experiments.engine.engine_replay import ReplayWindow
+from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
 
 # A hundred blocks of 16 tokens; a full pool takes about 31 ms a step, so 90 tokens take about 3 s.
 SETUP = Setup(blocks=100)

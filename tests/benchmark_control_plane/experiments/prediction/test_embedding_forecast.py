@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("statsmodels", reason="the comparison needs the `bench` extra")
 
-from benchmark_control_plane.common.arguments import BadInput, data_folder
+from benchmark_control_plane.common.command_line import BadInput, data_folder
 from benchmark_control_plane.experiments.prediction.embedding_forecast import (
     TRACES,
     Own,

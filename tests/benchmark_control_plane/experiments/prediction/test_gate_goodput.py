@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from backends.vllm.simulation.stepped_engine import Setup
-from benchmark_control_plane.experiments.engine.replay import ReplayWindow
-from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
+from benchmark_control_plane.experiments.engine.engine_replay import ReplayWindow
+from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
 from benchmark_control_plane.experiments.prediction.gate_goodput import FixedForecasts, replay_gate
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import Sampling

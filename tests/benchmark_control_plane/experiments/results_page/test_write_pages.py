@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.experiments.results_page import quotes, write_pages
 from benchmark_control_plane.report import formats
 from benchmark_control_plane.report.results_folder import committed

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from benchmark_control_plane.round_model.policies.exact_plan import ExactPlan, PlannedJob
 from benchmark_control_plane.round_model.policies.horizon import Horizon
-from benchmark_control_plane.round_model.policies.interface import Candidate
+from benchmark_control_plane.round_model.policies.step_policy import Candidate
 
 BUDGET = 30
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="plots need the `bench` extra")
 
-from benchmark_control_plane.common.arguments import BadInput, data_folder
+from benchmark_control_plane.common.command_line import BadInput, data_folder
 from benchmark_control_plane.round_model.reproductions import apt_adaptive
 
 

@@ -12,7 +12,7 @@ from controlplane.core.request import Owner
 from controlplane.policy.gate.admission import Admission
 from controlplane.policy.gate.ordering import Ordering
 from controlplane.service.jobs import Caller, RequestHints
-from controlplane.service.runtime.health import Fault
+from controlplane.service.runtime.health_tracker import Fault
 from controlplane.service.ticket import DecisionFailed, Rejected
 
 ONE_AT_A_TIME = {"admission": {"engine_queue": 0}}

@@ -12,7 +12,7 @@ from controlplane.core.request import Owner
 from controlplane.core.view import Reserve
 from tests.controlplane.service.memory.test_quota_controller import KIB, play
 
-LOGGER = "controlplane.service.runtime.health"
+LOGGER = "controlplane.service.runtime.health_tracker"
 LLM_GAINS, LLM_LOSES = 896 * KIB, 608 * KIB
 
 

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from benchmark_control_plane.common.arguments import BadInput
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.row_files import rows
 from controlplane.core.forecast import LengthForecast
 

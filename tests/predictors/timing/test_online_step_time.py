@@ -11,7 +11,7 @@ from controlplane.core.clock import Duration, milliseconds, seconds
 from controlplane.core.ports import StepCost
 from controlplane.core.request import Owner
 from controlplane.core.view import Pace
-from predictors.timing.step_time import ObservedPace, ReportedPace, StepTime, StepWork, paces
+from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepTime, StepWork, paces
 
 
 def test_no_pace_before_any_observation():

@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.core.clock import Duration, milliseconds
 from controlplane.core.view import Pace
-from predictors.timing.ttft import Ahead, TtftModel, steps_until_slot
+from predictors.timing.ttft_model import Ahead, TtftModel, steps_until_slot
 
 PACE = Pace(milliseconds(10), milliseconds(0.1))
 

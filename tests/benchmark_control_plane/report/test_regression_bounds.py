@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmark_control_plane.common.arguments import BadInput
-from benchmark_control_plane.report.gate import Bound, broken, read_bounds, value_at
+from benchmark_control_plane.common.command_line import BadInput
+from benchmark_control_plane.report.regression_bounds import Bound, broken, read_bounds, value_at
 from tests import experiments
 
 EXAMPLE = Path("configs/bench/gate-example.yaml")

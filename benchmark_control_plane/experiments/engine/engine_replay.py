@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from backends.vllm.simulation.stepped_engine import HiddenStates, Setup, SteppedEngine
-from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
+from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
 
 _NS = 1e9
 # The longest outputs take about 70 s on an idle engine.

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from benchmark_control_plane.common.arguments import BadInput, finite
+from benchmark_control_plane.common.command_line import BadInput, finite
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.schema import Results, RunFigures
 

@@ -5,7 +5,6 @@ They plan rounds of known length and cost more than an engine step allows; a ser
 
 from collections.abc import Callable, Mapping
 
-from benchmark_control_plane.round_model.policies.interface import StepOptions, StepPolicy
 from benchmark_control_plane.round_model.policies.overflow import (
     OverflowClearing,
     clear_all,
@@ -22,6 +21,7 @@ from benchmark_control_plane.round_model.policies.published import (
     by_length,
     by_slack,
 )
+from benchmark_control_plane.round_model.policies.step_policy import StepOptions, StepPolicy
 from benchmark_control_plane.round_model.policies.tandem import SearchLimits, TandemPolicy
 
 STEP_POLICIES: Mapping[str, Callable[[StepOptions], StepPolicy]] = {

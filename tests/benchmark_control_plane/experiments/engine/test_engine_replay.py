@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmark_control_plane.experiments.engine.replay import EngineVariant, ReplayWindow, play
-from benchmark_control_plane.experiments.engine.workload import Offer, TokenObjectives
+from benchmark_control_plane.experiments.engine.engine_replay import EngineVariant, ReplayWindow, play
+from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 

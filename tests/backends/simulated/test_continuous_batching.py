@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.cost_models.step_time import StepLoad
-from backends.simulated.scheduler import Sequence, SimulatedScheduler
+from backends.simulated.continuous_batching import Sequence, SimulatedScheduler
 
 
 def drain(engine: SimulatedScheduler[Sequence]) -> list[StepLoad]:

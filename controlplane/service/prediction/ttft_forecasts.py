@@ -15,8 +15,8 @@ from controlplane.metrics import Metrics, Readings
 from controlplane.policy.gate.ordering import work_before_deadline
 from controlplane.service.ticket import EngineStart, Ticket
 from predictors.calibration import LEVEL, Calibration
-from predictors.timing.step_time import ObservedPace, ReportedPace
-from predictors.timing.ttft import Ahead, TtftModel, steps_until_slot
+from predictors.timing.online_step_time import ObservedPace, ReportedPace
+from predictors.timing.ttft_model import Ahead, TtftModel, steps_until_slot
 
 _LEVELS = (0.5, LEVEL)
 
