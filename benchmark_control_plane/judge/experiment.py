@@ -15,8 +15,8 @@ from pydantic.dataclasses import dataclass as section
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_schema import (
     CapacitySection,
-    ClassSection,
     Endpoints,
+    ExperimentClass,
     Live,
     Positive,
     SimulatedDeviceSection,
@@ -65,7 +65,7 @@ class ExperimentPlan:
 
     name: Name
     question: Name
-    classes: Mapping[Name, ClassSection]
+    classes: Mapping[Name, ExperimentClass]
     streams: Mapping[Name, StreamSection]
     systems: tuple[SystemSection, ...]
     loads: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.5, 1.0, 1.5)

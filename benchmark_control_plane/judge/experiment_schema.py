@@ -167,7 +167,7 @@ class Multiples:
 
 
 @section(frozen=True, config=STRICT)
-class ClassSection:
+class ExperimentClass:
     """A service class; each objective is in milliseconds or a multiple of the unloaded latency."""
 
     priority: Annotated[int, Field(ge=0, le=100)] = 0
