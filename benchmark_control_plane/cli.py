@@ -51,11 +51,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from benchmark_control_plane.common.servers import stop_as_interrupted
+    from benchmark_control_plane.common.servers import interrupt_on_sigterm
     from benchmark_control_plane.judge.run import run_experiment
     from benchmark_control_plane.report.results_folder import write_page
 
-    stop_as_interrupted()
+    interrupt_on_sigterm()
     status = run_experiment(
         options.experiment, options.out, seeds=options.seeds, is_quick=options.quick, data=options.data
     )
@@ -71,20 +71,20 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from benchmark_control_plane.report.compare import compared
+    from benchmark_control_plane.report.compare import compare_results
     from benchmark_control_plane.report.results_folder import read_results
 
-    comparison = compared(read_results(options.a), read_results(options.b))
+    comparison = compare_results(read_results(options.a), read_results(options.b))
     print(comparison.text())
     return 1 if comparison.worse else 0
 
 
 def _gate(options: argparse.Namespace) -> int:
-    from benchmark_control_plane.report.regression_bounds import broken, read_bounds
+    from benchmark_control_plane.report.regression_bounds import read_bounds, violations
     from benchmark_control_plane.report.results_folder import read_results
 
     bounds = read_bounds(options.bounds)
-    complaints = list(broken(read_results(options.report), bounds))
+    complaints = list(violations(read_results(options.report), bounds))
     print("\n".join(complaints) or f"{len(bounds)} bounds hold")
     return 1 if complaints else 0
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from benchmark_control_plane.common.command_line import (
     BadInput,
-    exit_code,
     finite,
+    integer,
     items,
     number,
+    print_json,
     read_object,
-    whole,
 )
 from controlplane.policy.cache_tiers.allocation import hybrid_offers, plan_tiers
 
@@ -42,7 +42,7 @@ def plan_candidates(source: Mapping[str, Any], *, whole_blocks: bool = False) ->
         raise BadInput(
             f"h={ratio}: the memory ratio of hidden states to KV must be positive; 0.5 in the paper"
         )
-    total = whole(source.get("n_total"), "n_total", least=0)
+    total = integer(source.get("n_total"), "n_total", least=0)
     pending = [finite(value, f"p[{i}]") for i, value in enumerate(items(source, "p"))]
     cells = [finite(value, f"m[{i}]") for i, value in enumerate(items(source, "m"))]
     if len(pending) != len(cells):
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--whole-blocks", action="store_true", help="round sizes on hidden states up to whole blocks"
     )
     options = parser.parse_args(arguments)
-    return exit_code(
+    return print_json(
         lambda: plan_candidates(read_object(options.candidates), whole_blocks=options.whole_blocks)
     )
 

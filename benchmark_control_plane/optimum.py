@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmark_control_plane.common.command_line import BadInput, exit_code, read_object
+from benchmark_control_plane.common.command_line import BadInput, print_json, read_object
 from benchmark_control_plane.round_model.instance import HindsightInstance, read_instance
 from benchmark_control_plane.round_model.optimum_bound import fluid_latency_bound, lp_bound, rounded_up
 from benchmark_control_plane.round_model.optimum_proof import prove
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         instance = read_instance(read_object(options.instance))
         return best_schedule(instance, seconds=seconds, seed=options.seed)
 
-    return exit_code(solve)
+    return print_json(solve)
 
 
 if __name__ == "__main__":

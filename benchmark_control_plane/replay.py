@@ -12,14 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from backends.cost_models.step_time import MODELS, StepTime
+from backends.cost_models.step_time import STEP_TIME_FORMS, StepTime
 from benchmark_control_plane.common.command_line import (
     BadInput,
-    exit_code,
     finite,
+    integer,
     items,
+    print_json,
     read_object,
-    whole,
 )
 from benchmark_control_plane.round_model.instance import read_instance
 from benchmark_control_plane.round_model.schedules import PolicySetting, run_policy
@@ -37,7 +37,7 @@ def read_requests(source: Mapping[str, Any]) -> RoundInstance:
     checked = read_instance(source)
     requests = []
     for i, (job, entry) in enumerate(zip(checked.jobs, items(source, "requests"), strict=True)):
-        predicted = whole(entry["pred"], f"requests[{i}].pred", least=1) if "pred" in entry else job.output
+        predicted = integer(entry["pred"], f"requests[{i}].pred", least=1) if "pred" in entry else job.output
         due = finite(entry["d"], f"requests[{i}].d") if "d" in entry else None
         requests.append(RoundRequest(job.arrival, job.prompt, job.output, predicted, due))
     return RoundInstance(checked.memory, tuple(requests))
@@ -55,13 +55,13 @@ def read_time(text: str) -> StepTime | None:
         values = [float(value) for value in listed.split(",")]
     except ValueError:
         values = []
-    if name not in MODELS or len(values) != 4:
+    if name not in STEP_TIME_FORMS or len(values) != 4:
         raise BadInput(f"--time {text}: give unit, tile:a,b,g,d or affine:a,b,c,d, in seconds")
     for letter, value in zip("abgd" if name == "tile" else "abcd", values, strict=True):
         finite(value, f"--time {text}: {letter}")
     if values[0] <= 0 or min(values) < 0:
         raise BadInput(f"--time {text}: a must be above 0 and the other parameters at least 0")
-    return MODELS[name](*values)
+    return STEP_TIME_FORMS[name](*values)
 
 
 def replay(instance: RoundInstance, setting: PolicySetting) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return replay(read_requests(read_object(options.instance)), setting)
 
-    return exit_code(command)
+    return print_json(command)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmark_control_plane.common.command_line import BadInput, exit_code
+from benchmark_control_plane.common.command_line import BadInput, print_json
 from benchmark_control_plane.round_model.reproductions import (
     apt_adaptive,
     apt_greedy,
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return found
         return {"written": str(options.results / f"{options.name}.json")}
 
-    return exit_code(reproduce)
+    return print_json(reproduce)
 
 
 if __name__ == "__main__":

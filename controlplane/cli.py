@@ -90,9 +90,9 @@ def _add_predictor(parser: argparse.ArgumentParser) -> None:
 
 
 def _predictor(options: argparse.Namespace) -> int:
-    from predictors.output_length.checkpoint import Checkpoint, require_place, save
+    from predictors.output_length.checkpoint import Checkpoint, require_writable, save
     from predictors.output_length.learned import LearnedLengths
-    from predictors.output_length.log_replay import learned_from, logged, replayed, report
+    from predictors.output_length.log_replay import parse_log, replay, report, train_from
     from predictors.output_length.model import ENOUGH
 
     if not ENOUGH <= options.max_examples <= 100_000:
@@ -101,15 +101,15 @@ def _predictor(options: argparse.Namespace) -> int:
         return 2
     try:
         if options.action == "train":
-            require_place(options.to)
+            require_writable(options.to)
         with options.log.open(encoding="utf-8") as lines:
             if options.action == "train":
-                lengths = learned_from(logged(lines), remember=options.max_examples)
+                lengths = train_from(parse_log(lines), remember=options.max_examples)
                 save(options.to, Checkpoint(lengths.examples.table(), lengths.model, lengths.standing()))
                 print(f"{options.to}: trained on {len(lengths.examples):,} requests")
             else:
                 lengths = LearnedLengths(remember=options.max_examples)
-                answers = replayed(logged(lines), lengths)
+                answers = replay(parse_log(lines), lengths)
                 print(json.dumps(asdict(report(lengths.calibration, answers)), indent=1))
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)

@@ -36,7 +36,7 @@ _OF_EITHER_KIND = (
 )  # fmt: skip
 # Embeddings have no TPOT and do not preempt.
 DECISIONS = {
-    Kind.GENERATE: (*_OF_EITHER_KIND, ("ADMIT_WITH_PREEMPTION", "none"), ("DEFER", Reason.NO_PACE)),
+    Kind.GENERATE: (*_OF_EITHER_KIND, ("ADMIT_WITH_PREEMPTION", "none"), ("DEFER", Reason.TPOT_GUARD)),
     Kind.EMBED: _OF_EITHER_KIND,
 }
 _OBJECTIVES = {Kind.GENERATE: ("ttft", "tpot", "e2e"), Kind.EMBED: ("ttft", "e2e")}
@@ -169,7 +169,7 @@ class Metrics:
         self.quota_bytes = self._gauge(
             "quota_bytes", "Memory quota in force, lending included, in bytes.", "owner"
         )
-        self.owned_bytes = self._gauge(
+        self.quota_before_lending = self._gauge(
             "quota_before_lending_bytes",
             "Memory quota before lending and borrowing, in bytes; only if quotas change at run time.",
             "owner",
@@ -266,7 +266,7 @@ class Metrics:
             "Mean log ratio of actual to forecast length of recent outputs, minus that of the whole window.",
             "class",
         )
-        self.widened = self._gauge(
+        self.length_out_of_coverage = self._gauge(
             "length_forecast_out_of_coverage",
             "1 while too many outputs exceed the 0.9 quantile and forecasts are widened, otherwise 0.",
             "class",
@@ -320,11 +320,11 @@ class Metrics:
         """Counts one decision of the gate."""
         self._decisions.labels(kind, decision, reason).inc()
 
-    def may_not_learn(self, subject: str) -> None:
+    def declare_predictor(self, subject: str) -> None:
         """Starts the failure counter of a predictor at 0."""
         self._unlearned.labels(subject)
 
-    def not_learned(self, subject: str) -> None:
+    def predictor_failed(self, subject: str) -> None:
         """Counts one failure of a predictor."""
         self._unlearned.labels(subject).inc()
 

@@ -67,7 +67,7 @@ class Calibration:
     _pending: dict[str, StatedForecast] = field(default_factory=dict)
     _recent: dict[str, deque[_Outcome]] = field(default_factory=dict)
 
-    def stated(self, request_id: str, levels: tuple[float, ...], tokens: tuple[float, ...]) -> None:
+    def record_forecast(self, request_id: str, levels: tuple[float, ...], tokens: tuple[float, ...]) -> None:
         """Records the forecast of a request; later forecasts of the same request are ignored."""
         if request_id in self._pending:
             return
@@ -75,13 +75,13 @@ class Calibration:
         if len(self._pending) > self.forget_after:
             del self._pending[next(iter(self._pending))]
 
-    def happened(self, request_id: str, class_name: str, tokens: int) -> None:
+    def record_outcome(self, request_id: str, class_name: str, tokens: int) -> None:
         """Scores the forecast of a request against its outcome; does nothing if there is no forecast."""
         if (forecast := self._pending.pop(request_id, None)) is not None:
             recent = self._recent.setdefault(class_name, deque(maxlen=self.window))
             recent.append(_outcome(forecast, tokens))
 
-    def withdrawn(self, request_id: str) -> None:
+    def discard(self, request_id: str) -> None:
         """Drops the forecast of a request that will have no outcome."""
         self._pending.pop(request_id, None)
 

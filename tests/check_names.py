@@ -25,7 +25,8 @@ MEANINGLESS = (
     "common",
     "misc",
 )
-# The folder says which: each of two backends has a client and a worker, each layer its errors, each program a cli.
+# The folder says which: each of two backends has a client and a worker, each layer its errors, each program
+# a cli.
 REPEATED_FILES = frozenset(
     {"attention.py", "calibration.py", "cli.py", "client.py", "errors.py", "sampling.py", "worker.py"}
 )

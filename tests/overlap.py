@@ -14,7 +14,7 @@ from vllm.v1.engine.core import EngineCore
 from backends.vllm.cpu_executor import InProcessExecutor
 from backends.vllm.plugin.shared_state import ENVIRONMENT
 from backends.vllm.scheduler import make
-from backends.vllm.simulation.stepped_engine import begin_anew
+from backends.vllm.simulation.stepped_engine import replace_scheduler
 
 
 class Overlapping(InProcessExecutor):
@@ -25,7 +25,7 @@ def _overlap(core, is_ahead):
     board = core.scheduler._shared_state
     # The file named there no longer exists; the new scheduler takes over the open shared state.
     os.environ.pop(ENVIRONMENT, None)
-    begin_anew(core, make, is_async=is_ahead)._shared_state = board
+    replace_scheduler(core, make, is_async=is_ahead)._shared_state = board
     return type(core.scheduler).__name__
 
 

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from backends.cost_models.step_time import BatchTime, StepLoad
-from controlplane.core.geometry import required, stated
+from controlplane.core.geometry import optional, required
 from controlplane.core.ports import StepCost
 
 # Share of the peaks that dense kernels of common shapes reach.
@@ -66,13 +66,13 @@ GPUS: Mapping[str, Device] = {
 }
 
 
-def gpu_named(name: str) -> Device | None:
+def gpu_by_name(name: str) -> Device | None:
     """Looks up the driver's name ("NVIDIA A100-SXM4-40GB"); None for an unknown GPU."""
     words = set(re.split(r"[\s-]+", name.lower()))
     return next((device for known, device in GPUS.items() if words >= set(known.lower().split())), None)
 
 
-def measured_cpu(dtype: str) -> Device:
+def measure_cpu(dtype: str) -> Device:
     """Measures this CPU with torch's current threads, in some tens of milliseconds.
 
     Raises AttributeError if torch has no such dtype.
@@ -110,7 +110,7 @@ class ModelCosts:
     cell_bytes: int
 
 
-def figures(
+def model_costs(
     config: Mapping[str, Any], cell_bytes: int, *, bytes_per_weight: float = 2, tensor_parallel: int = 1
 ) -> ModelCosts:
     """Costs of a model from its Hugging Face config.
@@ -128,15 +128,15 @@ def figures(
     layers = required(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     hidden = required(text, "hidden_size", "n_embd", "d_model")
     heads = required(text, "num_attention_heads", "n_head", "n_heads", "num_heads")
-    head = stated(text, "head_dim", "kv_channels") or hidden // heads
-    kv_heads = stated(text, "num_key_value_heads", "num_kv_heads") or heads
-    inner = stated(text, "moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
-    experts = stated(text, "num_experts_per_tok", "num_experts_per_token") or 1
+    head = optional(text, "head_dim", "kv_channels") or hidden // heads
+    kv_heads = optional(text, "num_key_value_heads", "num_kv_heads") or heads
+    inner = optional(text, "moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
+    experts = optional(text, "num_experts_per_tok", "num_experts_per_token") or 1
     # Gated feed-forward layers have a third matrix; their configs name SiLU or a gated GELU.
     activation = str(text.get("hidden_act", text.get("activation_function", "")))
     matrices = 3 if activation in ("silu", "swiglu", "geglu", "gelu_pytorch_tanh") else 2
     layer = 2 * hidden * head * (heads + kv_heads) + experts * matrices * hidden * inner
-    vocabulary = (stated(text, "vocab_size") or 0) * hidden if cell_bytes else 0
+    vocabulary = (optional(text, "vocab_size") or 0) * hidden if cell_bytes else 0
     weights = (layers * layer + vocabulary) // tensor_parallel
     return ModelCosts(
         weights, weights * bytes_per_weight, layers * heads * head // tensor_parallel, cell_bytes

@@ -1,7 +1,8 @@
 """Step times of an LLM and an embedding model that share one device, from lines and measured profiles.
 
 A step prefills prompt chunks, decodes one token for each other running request, and may compute one padded
-embedding batch. `in_turn` adds the times of the parts. A part without work takes no time. `roofline` derives
+embedding batch. `sequential` adds the times of the parts. A part without work takes no time. `roofline`
+derives
 a model from device figures instead. All times are in seconds.
 """
 
@@ -68,7 +69,10 @@ def affine(a: float, b: float, c: float, d: float) -> StepTime:
     return step_time
 
 
-MODELS: Mapping[str, Callable[[float, float, float, float], StepTime]] = {"tile": tile, "affine": affine}
+STEP_TIME_FORMS: Mapping[str, Callable[[float, float, float, float], StepTime]] = {
+    "tile": tile,
+    "affine": affine,
+}
 
 
 def pace(step_time: StepTime, memory: int) -> tuple[float, float]:
@@ -78,7 +82,7 @@ def pace(step_time: StepTime, memory: int) -> tuple[float, float]:
     return ordinary, (step_time(tokens, TILE_TOKENS, 0) - step_time(0, TILE_TOKENS, 0)) / tokens
 
 
-def in_turn(*parts: BatchTime) -> BatchTime:
+def sequential(*parts: BatchTime) -> BatchTime:
     """Time of a step that runs the parts sequentially."""
     return lambda load: sum(part(load) for part in parts)
 

@@ -43,7 +43,7 @@ class StaticMemory:
         return self.kv_bytes + self.workspace_bytes
 
     @property
-    def most_llm_bytes(self) -> int:
+    def max_llm_bytes(self) -> int:
         """Largest LLM quota: the whole KV cache."""
         return self.kv_bytes
 
@@ -68,7 +68,7 @@ class ElasticMemory:
     mode = "elastic"
 
     @property
-    def most_llm_bytes(self) -> int:
+    def max_llm_bytes(self) -> int:
         """Largest LLM quota."""
         return self.kv_bytes
 
@@ -118,7 +118,7 @@ class KvcachedMemory:
         return self._pool
 
     @property
-    def most_llm_bytes(self) -> int:
+    def max_llm_bytes(self) -> int:
         """Largest limit that can be set."""
         whole = min(self._original, self._pool) // self._unit * self._unit
         return whole if whole < self._original else whole - self._unit
@@ -131,7 +131,7 @@ class KvcachedMemory:
     def limit_llm(self, quota_bytes: int) -> None:
         """Sets the limit. Raises LimitConflict if another process has changed it since."""
         # Rounded up to a whole unit, so that the engine can hold its whole quota.
-        limit = min(-(-quota_bytes // self._unit) * self._unit, self.most_llm_bytes)
+        limit = min(-(-quota_bytes // self._unit) * self._unit, self.max_llm_bytes)
         with self._locked(fcntl.LOCK_EX) as file:
             found = _read(file)
             if self._last_set is not None and found.total != self._last_set:

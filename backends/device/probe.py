@@ -91,7 +91,7 @@ class HostProbe:
     several of our processes share counts for each of them.
     """
 
-    counts_untouched = False
+    counts_reserved_memory = False
     _files: dict[int, int] = field(init=False, default_factory=dict)
     _meminfo: int = field(init=False)
     _total: int = field(init=False)
@@ -171,7 +171,7 @@ class _CgroupUsage:
 class GpuProbe:
     """Probe of the GPU or MIG device with NVML handle `_handle`."""
 
-    counts_untouched = True
+    counts_reserved_memory = True
     _nvml: Any
     _handle: Any
     _pids: set[int] = field(init=False, default_factory=set)

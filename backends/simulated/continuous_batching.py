@@ -17,7 +17,7 @@ from backends.cost_models.step_time import StepLoad
 
 
 @dataclass(eq=False, slots=True)
-class Sequence:
+class SimulatedSequence:
     """One sequence; it ends after `output` tokens.
 
     `total` tokens are known, of which the first `computed` are in the KV cache; `produced` of them are
@@ -31,13 +31,13 @@ class Sequence:
     produced: int = 0
     blocks: int = 0
     preemptions: int = 0
-    is_gone: bool = False
+    is_removed: bool = False
 
     def __post_init__(self) -> None:
         self.total = self.prompt
 
 
-S = TypeVar("S", bound=Sequence)
+S = TypeVar("S", bound=SimulatedSequence)
 
 
 class SimulatedScheduler(Generic[S]):
@@ -150,7 +150,7 @@ class SimulatedScheduler(Generic[S]):
 
     def remove(self, sequence: S) -> None:
         """Removes a sequence; a step in flight produces no token for it."""
-        sequence.is_gone = True
+        sequence.is_removed = True
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         elif sequence in self.running:
@@ -170,7 +170,7 @@ class SimulatedScheduler(Generic[S]):
         emitted: list[S] = []
         has_ended = False
         for sequence, chunk in zip(self._batch, self._chunks, strict=True):
-            if sequence.is_gone:
+            if sequence.is_removed:
                 continue
             sequence.computed += chunk
             if sequence.computed == sequence.total:
@@ -178,8 +178,8 @@ class SimulatedScheduler(Generic[S]):
                 sequence.produced += 1
                 emitted.append(sequence)
                 if sequence.produced >= sequence.output:
-                    sequence.is_gone = has_ended = True
+                    sequence.is_removed = has_ended = True
                     self._release(sequence)
         if has_ended:
-            self.running = [sequence for sequence in self.running if not sequence.is_gone]
+            self.running = [sequence for sequence in self.running if not sequence.is_removed]
         return emitted

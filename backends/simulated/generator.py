@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.cost_models.step_time import StepLoad
-from backends.simulated.continuous_batching import Sequence as EngineSequence
 from backends.simulated.continuous_batching import SimulatedScheduler
+from backends.simulated.continuous_batching import SimulatedSequence as EngineSequence
 from backends.simulated.shared_device import SimulatedDevice
 from controlplane.core.clock import seconds
 from controlplane.core.errors import BackendDown, Refused
@@ -262,7 +262,9 @@ class SimulatedGenerator:
         if self.on_step is not None:
             self.on_step(EngineStep(*self._step_counts, seconds(duration)))
         for sample in self._engine.complete():
-            sample.generation.push(self._token(sample.index) if not sample.is_gone else _final_delta(sample))
+            sample.generation.push(
+                self._token(sample.index) if not sample.is_removed else _final_delta(sample)
+            )
 
     def fail(self, reason: str) -> None:
         """Fails all generations with BackendDown."""
@@ -273,7 +275,7 @@ class SimulatedGenerator:
 
     def _remove(self, generation: _Generation) -> list[_Sample]:
         """Removes the unfinished samples from the engine and returns them."""
-        left = [sample for sample in generation.samples if not sample.is_gone]
+        left = [sample for sample in generation.samples if not sample.is_removed]
         for sample in left:
             self._engine.remove(sample)
         return left

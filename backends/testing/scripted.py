@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from backends.embedding.truncation import Truncation
-from backends.testing.scripted_engine import ANSWER, Script, ScriptedEngine, ScriptedRun
+from backends.testing.scripted_engine import DEFAULT_SCRIPT, Script, ScriptedEngine, ScriptedRun
 from controlplane.core.clock import Duration, Instant, seconds
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
@@ -46,7 +46,7 @@ class ScriptedGenerator(ScriptedEngine):
         max_model_tokens: int = 4_096,
         max_running: int = 64,
         is_stepped: bool = False,
-        default: Script = ANSWER,
+        default: Script = DEFAULT_SCRIPT,
         prefill_seconds: float = 0.0,
         prompt_token_seconds: float = 0.0,
         token_seconds: float = 0.0,
@@ -250,7 +250,7 @@ class ScriptedEmbedder(ScriptedEngine):
         bytes_per_token: int = 1_024,
         max_running: int = 64,
         is_stepped: bool = False,
-        default: Script = ANSWER,
+        default: Script = DEFAULT_SCRIPT,
         call_seconds: float = 0.0,
         token_seconds: float = 0.0,
         prompts: Mapping[str, str] | None = None,

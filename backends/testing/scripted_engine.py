@@ -32,7 +32,7 @@ class Script:
     cached_tokens: int = 0
 
 
-ANSWER = Script()
+DEFAULT_SCRIPT = Script()
 
 
 @dataclass(eq=False, slots=True)

@@ -43,7 +43,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         raise ValueError("engine arguments: " + "; ".join(problems))
 
 
-def scheduled(arguments: Mapping[str, Any], options: EngineOptions) -> dict[str, Any]:
+def with_tandem_scheduler(arguments: Mapping[str, Any], options: EngineOptions) -> dict[str, Any]:
     """Returns `arguments` with Tandem's scheduler added. Raises ValueError if they conflict with it."""
     taken = [name for name in ("scheduler_cls", "scheduling_policy") if name in arguments]
     if taken:

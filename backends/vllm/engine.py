@@ -16,7 +16,7 @@ from vllm.outputs import RequestOutput
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from backends.vllm.arguments import engine_args, scheduled
+from backends.vllm.arguments import engine_args, with_tandem_scheduler
 from backends.vllm.compat import (
     CLIENT_ERRORS,
     EngineDeadError,
@@ -80,7 +80,7 @@ class VllmEngine:
         check_release()
         check_parsers(tool_parser, reasoning_parser)
         if options is not None:
-            arguments = scheduled(arguments, options)
+            arguments = with_tandem_scheduler(arguments, options)
         if hybrid is not None:
             arguments = hybrid.arguments(arguments)
             # Imported only here: this loads vLLM's own model classes.

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from backends.cost_models.roofline import Device, figures, gpu_named, measured_cpu, roofline, step_cost
+from backends.cost_models.roofline import Device, gpu_by_name, measure_cpu, model_costs, roofline, step_cost
 from controlplane.core.geometry import DTYPE_BYTES, GeometryError, KvGeometry
 from controlplane.core.ports import StepCost
 
@@ -26,7 +26,7 @@ def step_cost_prior(config: Any, geometry: KvGeometry) -> StepCost | None:
         return None
     described = model.hf_config.to_dict()
     try:
-        known = figures(
+        known = model_costs(
             described,
             geometry.bytes_per_token,
             bytes_per_weight=_bytes_per_weight(described, dtype),
@@ -40,9 +40,9 @@ def step_cost_prior(config: Any, geometry: KvGeometry) -> StepCost | None:
 
 def _device(dtype: str) -> Device | None:
     if current_platform.is_cpu():
-        return measured_cpu(dtype)
+        return measure_cpu(dtype)
     name = current_platform.get_device_name()
-    if (device := gpu_named(name)) is None:
+    if (device := gpu_by_name(name)) is None:
         log.info("step times have no prior and are learned from measured steps: device %s is unknown", name)
     return device
 

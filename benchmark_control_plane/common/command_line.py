@@ -32,14 +32,14 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="folder of public data sets; default: TANDEM_DATA")
 
 
-def stated_data(given: Path | None) -> Path:
+def data_folder_option(given: Path | None) -> Path:
     """Folder of public data sets, from the option, TANDEM_DATA or the default; it may not exist."""
     return given or Path(os.environ.get("TANDEM_DATA") or Path("..") / "shared" / "data")
 
 
 def data_folder(given: Path | None, needed: str) -> Path:
     """Folder of public data sets; raises BadInput if it has no file `needed`."""
-    stated = stated_data(given)
+    stated = data_folder_option(given)
     if not (stated / needed).exists():
         raise BadInput(f"{stated}: no {needed}; name the data folder with --data DIR or TANDEM_DATA")
     return stated
@@ -61,7 +61,7 @@ def finite(value: object, name: str) -> float:
     return float(value)
 
 
-def whole(value: object, name: str, *, least: int) -> int:
+def integer(value: object, name: str, *, least: int) -> int:
     """`value` as an integer >= `least`, where 3.0 counts as 3; raises BadInput otherwise."""
     if (exact := finite(value, name)) != int(exact) or exact < least:
         raise BadInput(f"{name}={value!r}: an integer of at least {least} is needed")
@@ -85,7 +85,7 @@ def exit_status(command: Callable[[], int]) -> int:
         return 2
 
 
-def exit_code(command: Callable[[], object]) -> int:
+def print_json(command: Callable[[], object]) -> int:
     """Prints a command's result as JSON and returns 0; BadInput is handled as in `exit_status`."""
 
     def printed() -> int:

@@ -183,7 +183,7 @@ def _process(server: Server, log: Path, *, own_session: bool) -> Iterator[subpro
                 process.wait()
 
 
-def stop_as_interrupted() -> None:
+def interrupt_on_sigterm() -> None:
     """Makes SIGTERM raise KeyboardInterrupt, so that every `serving` block stops its server.
 
     Only the main thread may call it.

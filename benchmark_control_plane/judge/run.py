@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmark_control_plane.common.command_line import BadInput, stated_data
+from benchmark_control_plane.common.command_line import BadInput, data_folder_option
 from benchmark_control_plane.judge.experiment import Experiment, first_variant, quick, read_experiment
 from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.frontier_search import highest_load
@@ -192,7 +192,7 @@ def run_experiment(
         BadInput: the file is invalid, or a system did not respond before the first run.
         OSError: `out` is not writable.
     """
-    experiment = read_experiment(path, stated_data(data))
+    experiment = read_experiment(path, data_folder_option(data))
     if is_quick:
         experiment = replace(experiment, plan=quick(experiment.plan))
     if seeds:

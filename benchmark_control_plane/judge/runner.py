@@ -105,7 +105,7 @@ class _Run:
         self.in_flight.clear()
 
 
-async def play(
+async def open_loop(
     target: Target,
     plan: Sequence[PlannedRequest],
     objectives: Mapping[str, SloTargets],

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from backends.cost_models.step_time import affine, embedding_line, in_turn, llm_only
+from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.memory_sampler import Sample
 from benchmark_control_plane.judge.records import PartialResponse
 from benchmark_control_plane.judge.workload import PlannedRequest
-from benchmark_control_plane.simulator.simulation import Machine, config_of, divided, engines, started
+from benchmark_control_plane.simulator.simulation import Machine, config_of, divide_pool, engines, started
 from controlplane.core.decision import Outcome
 from controlplane.core.generation import Delta, Sampling
 from controlplane.core.geometry import KvGeometry
@@ -127,14 +127,14 @@ async def simulated_target(
     if machine.pool_bytes is not None and "quota" in sections:
         quota = config_of(sections).quota
         if not quota.moves:
-            machine = divided(machine, quota.llm.nominal)
+            machine = divide_pool(machine, quota.llm.nominal)
     generator, embedder = engines(machine, length)
     async with started(generator, embedder, machine, sections) as service:
         yield SimulatedTarget(service, generator, embedder, output_tokens, has_gate=has_gate)
 
 
 def _machine_of(device: SimulatedDeviceSection) -> Machine:
-    step = in_turn(llm_only(affine(*device.step)), embedding_line(*device.embedding))
+    step = sequential(llm_only(affine(*device.step)), embedding_line(*device.embedding))
     elements = device.kv_bytes_per_token // _BYTES_PER_ELEMENT
     return Machine(
         batch_time=step,

@@ -26,10 +26,10 @@ from benchmark_control_plane.judge.experiment import Experiment, ExperimentPlan,
 from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.memory_sampler import MemorySampler, Read, metrics_reader
 from benchmark_control_plane.judge.records import RequestRecord, slo_targets, without_warmup
-from benchmark_control_plane.judge.runner import Clock, RunResult, Target, Tick, closed_loop, play
+from benchmark_control_plane.judge.runner import Clock, RunResult, Target, Tick, closed_loop, open_loop
 from benchmark_control_plane.judge.simulated_target import simulated_target
-from benchmark_control_plane.judge.systems import Objectives, Up, up
-from benchmark_control_plane.judge.workload import PlannedRequest, planned
+from benchmark_control_plane.judge.systems import Objectives, RunningSystem, running_system
+from benchmark_control_plane.judge.workload import PlannedRequest, plan_requests
 from benchmark_control_plane.simulator import virtual_time
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
@@ -65,7 +65,7 @@ class Stage(Protocol):
 class LiveStage:
     """Servers reached over HTTP with at most `limit` connections, on a real clock."""
 
-    up: Up
+    running_system: RunningSystem
     limit: int
     shares_machine = True
 
@@ -74,11 +74,11 @@ class LiveStage:
             return runner.run(self._acted(act))
 
     async def _acted(self, act: "Act[Result]") -> Result:
-        async with self.up.target(self.limit) as target:
-            if self.up.metrics is None:
+        async with self.running_system.target(self.limit) as target:
+            if self.running_system.metrics is None:
                 return await act(target, time.perf_counter, None)
-            async with connections(self.up.metrics, 1) as pool:
-                read = metrics_reader(self.up.metrics, pool, self.up.kv_bytes)
+            async with connections(self.running_system.metrics, 1) as pool:
+                read = metrics_reader(self.running_system.metrics, pool, self.running_system.kv_bytes)
                 return await act(target, time.perf_counter, read)
 
 
@@ -129,8 +129,8 @@ def staged(
     plan: ExperimentPlan, system: SystemSection, objectives: Objectives, folder: Path
 ) -> Iterator[Stage]:
     """Starts a system until the block ends; raises RuntimeError if a server does not start."""
-    opened: AbstractContextManager[Up | None] = (
-        nullcontext(None) if system.is_simulated else up(plan, system, objectives, folder)
+    opened: AbstractContextManager[RunningSystem | None] = (
+        nullcontext(None) if system.is_simulated else running_system(plan, system, objectives, folder)
     )
     with opened as running:
         if running is None:
@@ -203,7 +203,7 @@ def requests_of(
         name: replace(stream, arrivals=system.arrivals[name]) if name in system.arrivals else stream
         for name, stream in plan.streams.items()
     }
-    return planned(
+    return plan_requests(
         streams, rate=rate, seed=seed, warmup=plan.window.warmup_s,
         measured=measured or plan.window.measured_s, data=experiment.data,
     )  # fmt: skip
@@ -228,7 +228,7 @@ async def _run_with_sampler(
         origin = clock() + window.warmup_s
         sampling = asyncio.create_task(sampler.poll(read, clock, origin, _SAMPLE_SECONDS))
     try:
-        return await play(
+        return await open_loop(
             target, requests, slo_targets(bench.objectives),
             warmup=window.warmup_s, drain=window.drain_s, clock=clock, tick=tick,
         )  # fmt: skip

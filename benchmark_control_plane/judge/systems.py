@@ -30,7 +30,7 @@ Objectives = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Up:
+class RunningSystem:
     """A running system; `metrics` is the address of its /metrics, if it has one."""
 
     chat: Endpoint | None
@@ -45,7 +45,9 @@ class Up:
 
 
 @contextmanager
-def up(plan: ExperimentPlan, system: SystemSection, objectives: Objectives, folder: Path) -> Iterator[Up]:
+def running_system(
+    plan: ExperimentPlan, system: SystemSection, objectives: Objectives, folder: Path
+) -> Iterator[RunningSystem]:
     """Runs a system until the block ends; logs and configurations are written to `folder`.
 
     Raises RuntimeError with the end of the log if a server does not start.
@@ -53,7 +55,7 @@ def up(plan: ExperimentPlan, system: SystemSection, objectives: Objectives, fold
     if system.endpoints is not None:
         given = system.endpoints
         metrics = Address.of(given.chat.url) if given.metrics and given.chat else None
-        yield Up(given.chat, given.embeddings, Dialect(names_classes=given.classes), metrics)
+        yield RunningSystem(given.chat, given.embeddings, Dialect(names_classes=given.classes), metrics)
         return
     assert plan.live is not None
     with ExitStack() as stack:
@@ -71,13 +73,13 @@ def _tandem(
     system: SystemSection,
     objectives: Objectives,
     folder: Path,
-) -> Up:
+) -> RunningSystem:
     keys = {stream.tenant: f"key-{stream.tenant}" for stream in plan.streams.values()}
     keys = keys if set(keys) != {"default"} else {}
     file = folder / f"{_file(system.name)}.yaml"
     described = tandem_server(tandem_config(plan, live, system, objectives, keys), file, name=system.name)
     server = stack.enter_context(serving(described, file.with_suffix(".log")))
-    return Up(
+    return RunningSystem(
         Endpoint(server.url, live.chat.served_name),
         Endpoint(server.url, live.embedding.served_name),
         Dialect(names_classes=True, tenant_keys=keys),
@@ -90,7 +92,7 @@ def tandem_config(
 ) -> dict[str, Any]:
     """Configuration of Tandem's server; `keys` are API keys by tenant."""
     base: dict[str, Any] = {
-        "models": {"chat": stated(live.chat), "embeddings": [stated(live.embedding)]},
+        "models": {"chat": as_yaml(live.chat), "embeddings": [as_yaml(live.embedding)]},
         "pool": {"memory": live.pool_memory},
         "classes": classes_section(plan, objectives),
     }
@@ -102,7 +104,7 @@ def tandem_config(
     return merge(base, system.tandem or {})
 
 
-def _split(stack: ExitStack, plan: ExperimentPlan, live: Live, split: Split, log: Path) -> Up:
+def _split(stack: ExitStack, plan: ExperimentPlan, live: Live, split: Split, log: Path) -> RunningSystem:
     arguments = vllm_arguments(live, split)
     model = live.chat
     vllm = vllm_server(model.model, model.served_name, arguments, prefix=_pinned(split.llm))
@@ -114,7 +116,7 @@ def _split(stack: ExitStack, plan: ExperimentPlan, live: Live, split: Split, log
     chat, embed = stack.enter_context(all_serving(logged))
     highest = max(section.priority for section in plan.classes.values())
     priorities = {name: highest - section.priority for name, section in plan.classes.items()}
-    return Up(
+    return RunningSystem(
         Endpoint(chat.url, model.served_name),
         Endpoint(embed.url, live.embedding.served_name),
         Dialect(priorities=priorities if split.priorities else None),
@@ -139,7 +141,7 @@ def embedding_server(live: Live, split: Split) -> Server:
     `idle_cpu_priority` is dropped, because the server does not know the LLM's process.
     """
     section = live.embedding
-    settings = stated(section) | {
+    settings = as_yaml(section) | {
         "batch_tokens": split.embed_batch_tokens or section.batch_tokens,
         "threads": split.embedder.threads,
     }
@@ -158,7 +160,7 @@ def _pinned(pinned: Pinned) -> list[str]:
     return ["taskset", "--cpu-list", ",".join(map(str, pinned.cores))] if pinned.cores else []
 
 
-def stated(section: Any) -> dict[str, Any]:
+def as_yaml(section: Any) -> dict[str, Any]:
     """A section as a YAML mapping, without empty values."""
     return {key: value for key, value in asdict(section).items() if value not in (None, (), {})}
 

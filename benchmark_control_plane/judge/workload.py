@@ -64,7 +64,7 @@ class PlannedRequest:
         return self.at < 0
 
 
-def planned(
+def plan_requests(
     streams: Mapping[str, StreamSection],
     *,
     rate: float,

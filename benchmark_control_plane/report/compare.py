@@ -80,7 +80,7 @@ class ResultsComparison:
         return "\n".join(lines)
 
 
-def compared(a: Results, b: Results, *, tolerance: float = 0.0) -> ResultsComparison:
+def compare_results(a: Results, b: Results, *, tolerance: float = 0.0) -> ResultsComparison:
     """Compares A with B. Raises BadInput if no valid run of A has a counterpart in B."""
     before, after = _by_key(a), _by_key(b)
     shared = [key for key in before if key in after]

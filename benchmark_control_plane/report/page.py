@@ -17,7 +17,7 @@ from benchmark_control_plane.report.html import render_template
 from benchmark_control_plane.report.latency_chart import distribution_charts
 from benchmark_control_plane.report.memory_chart import memory_chart, owner_key, recorded_memory
 from benchmark_control_plane.report.outcome_chart import share_bars, share_chart, share_key
-from benchmark_control_plane.report.samples import pooled
+from benchmark_control_plane.report.samples import pool_samples
 from benchmark_control_plane.report.schema import results_of
 from benchmark_control_plane.report.series_style import marker, sign
 
@@ -30,7 +30,7 @@ _CALLED_BY_TEMPLATES = (
 def render(results: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]) -> str:
     """The page. Raises BadInput if results or requests do not match schema.py."""
     known = aggregates.ordered(results_of(results))
-    samples = pooled(known, requests)
+    samples = pool_samples(known, requests)
     return render_template(
         "page",
         results=known,

@@ -62,7 +62,7 @@ def read_bounds(path: Path) -> list[Bound]:
     return [_bound(entry, f"{path}: bounds.{number}") for number, entry in enumerate(content["bounds"])]
 
 
-def broken(results: Results, bounds: list[Bound]) -> Iterator[str]:
+def violations(results: Results, bounds: list[Bound]) -> Iterator[str]:
     """Yields one line per bound and place that violates it."""
     if results["partial"]:
         yield "the results are partial: the experiment was interrupted; run it to its end"

@@ -36,7 +36,7 @@ class PooledSample:
         return [(values[rank], (rank + 1) / offered) for rank in ranks if values]
 
 
-def pooled(results: Results, requests: Iterable[Mapping[str, Any]]) -> dict[Key, PooledSample]:
+def pool_samples(results: Results, requests: Iterable[Mapping[str, Any]]) -> dict[Key, PooledSample]:
     """Pools `requests`. Raises BadInput if a record lacks a field or names an unknown run."""
     samples: dict[Key, PooledSample] = defaultdict(PooledSample)
     for number, record in enumerate(requests, start=1):

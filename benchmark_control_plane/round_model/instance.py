@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from benchmark_control_plane.common.command_line import BadInput, finite, items, whole
+from benchmark_control_plane.common.command_line import BadInput, finite, integer, items
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class HindsightInstance:
 
 def read_instance(source: Mapping[str, Any]) -> HindsightInstance:
     """Parses {"M", "requests": [{"a", "s", "o"}]}. Raises BadInput on a malformed request or one over `M`."""
-    memory = whole(source.get("M"), "M", least=1)
+    memory = integer(source.get("M"), "M", least=1)
     jobs = []
     for i, entry in enumerate(items(source, "requests")):
         if not isinstance(entry, dict):
@@ -55,8 +55,8 @@ def read_instance(source: Mapping[str, Any]) -> HindsightInstance:
         arrival = finite(entry.get("a"), f"requests[{i}].a")
         if arrival < 0:
             raise BadInput(f"requests[{i}].a={arrival}: an arrival must be at least 0")
-        prompt = whole(entry.get("s"), f"requests[{i}].s", least=0)
-        output = whole(entry.get("o"), f"requests[{i}].o", least=1)
+        prompt = integer(entry.get("s"), f"requests[{i}].s", least=0)
+        output = integer(entry.get("o"), f"requests[{i}].o", least=1)
         if prompt + output > memory:
             raise BadInput(
                 f"requests[{i}]: s + o = {prompt + output} exceeds M={memory}, so it can never run; "

@@ -119,7 +119,7 @@ class AptServeRule:
 
     def _sync_waiting(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:
         """Removes requests that joined the batch and adds those that the engine preempted."""
-        joined = [at for at, request in enumerate(self._waiting) if request.blocks or request.is_gone]
+        joined = [at for at, request in enumerate(self._waiting) if request.blocks or request.is_removed]
         if joined:
             kept = np.ones(len(self._waiting), dtype=bool)
             kept[joined] = False

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from backends.cost_models.step_time import BatchTime, StepLoad
-from backends.simulated.continuous_batching import Sequence as EngineSequence
 from backends.simulated.continuous_batching import SimulatedScheduler
+from backends.simulated.continuous_batching import SimulatedSequence as EngineSequence
 
 _MAX_EMPTY_STEPS = 100
 """A rule may look at some waiting requests only every few steps; the engine asks again at once."""
@@ -141,7 +141,7 @@ def serve(requests: Iterable[SteppedRequest], rule: StepRule, setup: EngineSetup
         now += setup.batch_time(load)
         for request in engine.complete():
             request.stamp(now)
-            if request.is_gone:
+            if request.is_removed:
                 request.is_finished = True
                 present -= 1
                 rule.finish(request)

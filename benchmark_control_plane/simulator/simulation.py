@@ -47,7 +47,7 @@ class SimulatedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Embed:
+class SimulatedEmbedding:
     """An embedding request with inputs of these token counts; `at` is the arrival in seconds."""
 
     at: float
@@ -55,7 +55,7 @@ class Embed:
     service_class: str | None = None
 
 
-Offered = SimulatedRequest | Embed
+Offered = SimulatedRequest | SimulatedEmbedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Machine:
     pool_bytes: int | None = None
 
 
-def divided(machine: Machine, llm_share: float) -> Machine:
+def divide_pool(machine: Machine, llm_share: float) -> Machine:
     """The machine with its pool statically divided: whole blocks for the KV cache, the rest for batches."""
     assert machine.pool_bytes is not None
     block = machine.geometry.bytes_per_block

@@ -69,7 +69,7 @@ HEADER_DROPPED = "x-llm-d-request-dropped-reason"
 _DROPPED = {
     Reason.NO_MEMORY: "rejected-saturated",
     Reason.NO_SLOT: "rejected-saturated",
-    Reason.NO_PACE: "rejected-saturated",
+    Reason.TPOT_GUARD: "rejected-saturated",
     Reason.BEHIND_OTHERS: "rejected-saturated",
     Reason.SLO_UNATTAINABLE: "rejected-saturated",
     Reason.QUEUE_FULL: "rejected-saturated",
@@ -96,7 +96,7 @@ _REJECT_STATUS = {
 _REJECT_CAUSES = {
     Reason.NO_MEMORY: "the memory pool has no room for the request",
     Reason.NO_SLOT: "the engine runs its maximum number of requests",
-    Reason.NO_PACE: "one more request would make running requests miss their TPOT",
+    Reason.TPOT_GUARD: "one more request would make running requests miss their TPOT",
     Reason.BEHIND_OTHERS: "other requests are served first",
     Reason.NEVER_FITS: "the request can never fit into the memory pool",
     Reason.SLO_UNATTAINABLE: "the request is predicted to miss its objective",

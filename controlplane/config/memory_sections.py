@@ -126,13 +126,13 @@ class QuotaSection:
         return self.policy == "dynamic" or self.llm.borrow > 0 or self.embedding.borrow > 0
 
     def sharing(
-        self, *, pool_bytes: int, most_llm_bytes: int, most_embedding_bytes: int, block_bytes: int
+        self, *, pool_bytes: int, max_llm_bytes: int, most_embedding_bytes: int, block_bytes: int
     ) -> Sharing:
         """Converts the shares to bytes of the actual pool.
 
         No owner gets more than it can use: the LLM at most its cache, the embeddings their largest batches.
         """
-        reserved = max(int(self.embedding.min * pool_bytes), pool_bytes - most_llm_bytes)
+        reserved = max(int(self.embedding.min * pool_bytes), pool_bytes - max_llm_bytes)
         useful = max(reserved, most_embedding_bytes)
         kept = min(max(int(self.llm.min * pool_bytes), pool_bytes - useful), pool_bytes - reserved)
         # Rounded down: a minimum of more blocks than the nominal share could not be kept.
@@ -143,7 +143,7 @@ class QuotaSection:
             pool=pool_bytes,
             minimum={Owner.LLM: least, Owner.EMBEDDING: reserved},
             resting=nominal[Owner.LLM],
-            resting_weight=self.nominal_weight,
+            nominal_weight=self.nominal_weight,
             rate=self.max_step / (self.tick_ms / 1_000),
             dead_band=int(self.dead_band * pool_bytes),
             block_bytes=block_bytes,

@@ -28,7 +28,7 @@ class Reason(StrEnum):
 
     NO_MEMORY = "no_memory"
     NO_SLOT = "no_slot"
-    NO_PACE = "no_pace"
+    TPOT_GUARD = "tpot_guard"
     BEHIND_OTHERS = "behind_others"
     NEVER_FITS = "never_fits"
     SLO_UNATTAINABLE = "slo_unattainable"

@@ -18,7 +18,7 @@ class DeviceProbe(Protocol):
     """Reads the memory of one device."""
 
     @property
-    def counts_untouched(self) -> bool:
+    def counts_reserved_memory(self) -> bool:
         """Whether memory counts as used from its allocation on, not from its first use."""
         ...
 
@@ -48,7 +48,7 @@ class DeviceMemory(Protocol):
         ...
 
     @property
-    def most_llm_bytes(self) -> int:
+    def max_llm_bytes(self) -> int:
         """Largest quota that the LLM can get."""
         ...
 

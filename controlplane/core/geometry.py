@@ -45,14 +45,14 @@ class KvGeometry:
         return self.blocks(tokens) * self.bytes_per_block
 
 
-def stated(config: Mapping[str, Any], *names: str) -> int | None:
+def optional(config: Mapping[str, Any], *names: str) -> int | None:
     """The value of the first of these keys that is not None, or None."""
     return next((int(config[n]) for n in names if config.get(n) is not None), None)
 
 
 def required(config: Mapping[str, Any], *names: str) -> int:
     """The value of the first of these keys that is not None. Raises GeometryError if there is none."""
-    value = stated(config, *names)
+    value = optional(config, *names)
     if value is None:
         raise GeometryError(
             f"model config has none of {', '.join(names)}: KV arithmetic needs it; "
@@ -68,18 +68,20 @@ def _kv_heads(config: Mapping[str, Any]) -> int | None:
         return 1
     names = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
     nested = config.get("attn_config")  # MPT, DBRX
-    return stated(config, *names) or (stated(nested, "kv_n_heads") if isinstance(nested, Mapping) else None)
+    return optional(config, *names) or (
+        optional(nested, "kv_n_heads") if isinstance(nested, Mapping) else None
+    )
 
 
 def _elements_per_layer(config: Mapping[str, Any], tensor_parallel: int) -> int:
-    if (latent := stated(config, "kv_lora_rank")) is not None:
+    if (latent := optional(config, "kv_lora_rank")) is not None:
         # The latent is not sharded by heads, so every rank holds all of it (DeepSeek-V2, section 2.1).
         return latent + required(config, "qk_rope_head_dim")
     heads = required(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
     kv_heads = _kv_heads(config)
     if kv_heads is None:
         kv_heads = heads
-    head_dim = stated(config, "head_dim", "kv_channels")
+    head_dim = optional(config, "head_dim", "kv_channels")
     if head_dim is None:
         head_dim = required(config, "hidden_size", "n_embd", "d_model") // heads
     # With more ranks than KV heads each rank keeps a copy of one head.

@@ -106,12 +106,12 @@ class DecodeLoad:
         }
         return replace(self, **columns)
 
-    def until_read(self, request: Request) -> Duration:
+    def until_first_token(self, request: Request) -> Duration:
         """Time to its first token: half of the present step on average, and one that prefills all prompts."""
         step = self.step(self.sequences, self.cells)
         return Duration(round(1.5 * step + (self.unread + request.prompt_tokens) * self.per_prompt_token))
 
-    def with_one(self, request: Request, tokens: int) -> "DecodeLoad":
+    def with_request(self, request: Request, tokens: int) -> "DecodeLoad":
         """The load with this request started; `tokens` is its predicted output."""
         load = replace(
             self,
@@ -140,8 +140,9 @@ class Share:
 
     `largest` bounds a single request. `pace` is None before any observation. A serial owner processes its
     leases one after another, any other all at once; `paces` are those of a serial owner's models, if it has
-    several. `is_beside_others` while the device also works for the other kind. `preemptible` lists possible
-    victims on demand, because the list is costly and few requests need it. `inside` is given if the engine
+    several. `is_device_shared` while the device also works for the other kind. `preemptible` lists possible
+    victims on demand, because the list is costly and few requests need it. `engine_work_ahead` is given if
+    the engine
     schedules by itself: the work of the requests that wait in it and precede this one. `calls` are the calls
     that a serial owner holds, each with its tokens to compute. `decode_load` is given for generation once
     steps were observed.
@@ -156,10 +157,10 @@ class Share:
     pace: Pace | None = None
     paces: Mapping[str, Pace | None] = field(default_factory=dict)
     is_serial: bool = False
-    is_beside_others: bool = False
+    is_device_shared: bool = False
     reserve: Reserve | None = None
     preemptible: Callable[[], tuple[Running, ...]] = _no_victims
-    inside: Callable[[Waiting], float] | None = None
+    engine_work_ahead: Callable[[Waiting], float] | None = None
     calls: tuple[tuple[Request, float], ...] = ()
     decode_load: DecodeLoad | None = None
 
@@ -186,22 +187,22 @@ class Share:
             return float(self.leases.steps.sum())
         return sum([request.prompt_tokens * self.slowness(request.model) for request, _ in self.calls])
 
-    def is_kept_for(self, request: Request) -> bool:
+    def is_entitled_to_reserve(self, request: Request) -> bool:
         """Whether the request is entitled to the reserve."""
         return self.reserve is not None and request.service_class.priority >= self.reserve.priority
 
-    def as_seen_by(self, request: Request) -> "Share":
+    def without_reserve(self, request: Request) -> "Share":
         """The share less the reserve, unless the request is entitled to it."""
         reserve = self.reserve
-        if reserve is None or self.is_kept_for(request):
+        if reserve is None or self.is_entitled_to_reserve(request):
             return self
         return replace(self, ceiling=max(0, self.ceiling - reserve.reserved_bytes))
 
     def with_lease(self, waiting: Waiting) -> "Share":
         """The share after this request was admitted."""
         request, footprint = waiting.request, waiting.footprint
-        load = None if self.decode_load is None else self.decode_load.with_one(request, footprint.steps)
-        if self.inside is not None:
+        load = None if self.decode_load is None else self.decode_load.with_request(request, footprint.steps)
+        if self.engine_work_ahead is not None:
             # The request holds nothing before the engine starts it.
             return replace(self, free_slots=self.free_slots - 1, decode_load=load)
         return replace(

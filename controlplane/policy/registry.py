@@ -90,8 +90,8 @@ def _static_priority(ordering: OrderingFactory, *, look_ahead_for_all: bool = Fa
         victims = lookup("victims", VICTIMS, options.victims)
         return StaticPriorityPolicy(
             ordering(options.order()),
-            Admission(limits, options.eviction(), fits, victims),
-            Admission(limits, options.eviction(), fits_always, victims),
+            Admission(limits, options.preemption(), fits, victims),
+            Admission(limits, options.preemption(), fits_always, victims),
             look_ahead="all" if look_ahead_for_all else options.look_ahead,
         )
 

@@ -171,7 +171,7 @@ def monitor_of(plan: MemoryPlan, *, is_static: bool) -> Callable[[Callable[[int]
 
     def build(withhold: Callable[[int], None]) -> MemoryMonitor:
         probe = device_probe.open_probe()
-        has_cache = is_static and probe.counts_untouched
+        has_cache = is_static and probe.counts_reserved_memory
         granted = plan.pool_bytes + plan.activation_bytes - (plan.kv_bytes if has_cache else 0)
         return MemoryMonitor(probe, lambda: granted, withhold, plan.margin_bytes // 2)
 
@@ -204,13 +204,13 @@ def check_engine_arguments(config: Config) -> None:
 
     Raises ConfigError naming each unknown argument.
     """
-    from backends.vllm.arguments import check_arguments, scheduled
+    from backends.vllm.arguments import check_arguments, with_tandem_scheduler
 
     chat, options = config.models.chat, config.engine_options()
     if chat is None:
         return
     try:
-        check_arguments(chat.engine if options is None else scheduled(chat.engine, options))
+        check_arguments(chat.engine if options is None else with_tandem_scheduler(chat.engine, options))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -12,7 +12,7 @@ from controlplane.core.geometry import KvGeometry
 from controlplane.core.memory import Footprint, Lease, generate_footprint
 from controlplane.core.request import Phase, Request, Timeline, moved
 from controlplane.core.view import Pace, Running, Waiting
-from predictors.timing.ttft_model import Ahead, TtftForecast
+from predictors.timing.ttft_model import TtftForecast, WorkAhead
 
 _ZERO = Duration(0)
 
@@ -39,7 +39,7 @@ class EngineStart:
     """When a request was sent to the engine, the work ahead of it, the step rate, and the TTFT forecast."""
 
     at: Instant
-    ahead: Ahead
+    ahead: WorkAhead
     pace: Pace
     forecast: TtftForecast
 

@@ -45,7 +45,7 @@ class Checkpoint:
     standing: Mapping[str, Any] | None = None
 
 
-def require_place(path: Path) -> None:
+def require_writable(path: Path) -> None:
     """Raises OSError if no checkpoint can be written at `path`."""
     if path.exists() and not path.is_file():
         # Renaming onto a device would replace it.
@@ -106,7 +106,7 @@ def _check(table: Table, standing: Mapping[str, Any] | None) -> None:
         )
 
 
-def read_or_set_aside(path: Path) -> Checkpoint | None:
+def read_or_rename(path: Path) -> Checkpoint | None:
     """The checkpoint at `path`; None if there is none, or if it is unreadable and was renamed."""
     try:
         return read(path)

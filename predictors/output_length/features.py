@@ -100,7 +100,7 @@ def chat_features(messages: Sequence[Mapping[str, Any]]) -> PromptFeatures:
     )
 
 
-def asked_text(messages: Sequence[Mapping[str, Any]]) -> str:
+def last_user_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """Text of the last user turn in a list of OpenAI chat messages."""
     contents = [message.get("content") for message in messages if message.get("role") == "user"]
     return _text(contents[-1]) if contents else ""

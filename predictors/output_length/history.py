@@ -126,7 +126,7 @@ class HistoryQuantiles:
         else:
             found = history.forecast(request.max_output_tokens)
             median, upper = found.tokens[_MEDIAN], found.tokens[_UPPER]
-        self.calibration.stated(request.id, (0.5, LEVEL), (median, upper))
+        self.calibration.record_forecast(request.id, (0.5, LEVEL), (median, upper))
         return found
 
     def log_quantiles(self, request: Request, levels: Sequence[float]) -> Floats | None:
@@ -139,7 +139,7 @@ class HistoryQuantiles:
         if request.runs_to_limit:
             return
         name = request.service_class.name
-        self.calibration.happened(request.id, name, output_tokens)
+        self.calibration.record_outcome(request.id, name, output_tokens)
         by_class = self._by_class.setdefault((name, request.model), _History(self._window))
         by_model = self._by_model.setdefault(request.model, _History(self._window))
         by_class.add(output_tokens)
@@ -147,7 +147,7 @@ class HistoryQuantiles:
 
     def withdraw(self, request: Request) -> None:
         """Drops the forecast of a request that did not finish."""
-        self.calibration.withdrawn(request.id)
+        self.calibration.discard(request.id)
 
     def _history(self, request: Request) -> _History | None:
         own = self._by_class.get((request.service_class.name, request.model))

@@ -129,7 +129,7 @@ class LearnedLengths:
         if chosen is None:
             return self._history.forecast(request)
         found = _forecast(chosen, request.max_output_tokens)
-        self.calibration.stated(request.id, LEVELS, found.tokens[1:-1])
+        self.calibration.record_forecast(request.id, LEVELS, found.tokens[1:-1])
         return found
 
     def observe(self, request: Request, output_tokens: int) -> None:
@@ -137,7 +137,7 @@ class LearnedLengths:
         if request.runs_to_limit:
             return
         name = request.service_class.name
-        self.calibration.happened(request.id, name, output_tokens)
+        self.calibration.record_outcome(request.id, name, output_tokens)
         self._history.observe(request, output_tokens)
         log_tokens = log(max(1, output_tokens))
         self._recent.setdefault((name, request.model), _Recent()).add(log_tokens)
@@ -150,7 +150,7 @@ class LearnedLengths:
     def withdraw(self, request: Request) -> None:
         """Drops the forecasts of a request that did not finish."""
         self._history.withdraw(request)
-        self.calibration.withdrawn(request.id)
+        self.calibration.discard(request.id)
         self._pending.pop(request.id, None)
 
     def _judge(self, name: str, stated: _PendingForecast, log_tokens: float, top: float) -> None:

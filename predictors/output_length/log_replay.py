@@ -47,7 +47,7 @@ class Report:
     drift: Mapping[str, float]
 
 
-def logged(lines: Iterable[str]) -> Iterator[Logged]:
+def parse_log(lines: Iterable[str]) -> Iterator[Logged]:
     """Parses the lines of a log; raises ValueError with the line number and the fault."""
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -81,7 +81,7 @@ def _logged(entry: Mapping[str, Any], number: int) -> Logged:
     return Logged(request, tokens)
 
 
-def replayed(requests: Iterable[Logged], lengths: LearnedLengths) -> int:
+def replay(requests: Iterable[Logged], lengths: LearnedLengths) -> int:
     """Forecasts and learns each request in order; returns their number, raises ValueError if it is 0."""
     due = ENOUGH
     count = 0
@@ -109,7 +109,7 @@ def report(calibration: Calibration, answers: int) -> Report:
     )
 
 
-def learned_from(requests: Iterable[Logged], *, remember: int) -> LearnedLengths:
+def train_from(requests: Iterable[Logged], *, remember: int) -> LearnedLengths:
     """Trains a predictor on all requests at once; raises ValueError if there are too few."""
     lengths = LearnedLengths(remember=remember)
     for entry in requests:

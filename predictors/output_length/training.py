@@ -20,7 +20,7 @@ _NICENESS = 19
 _TIMEOUT_SECONDS = 900.0
 
 
-async def trained_elsewhere(checkpoint: Checkpoint) -> LengthModel:
+async def train_in_subprocess(checkpoint: Checkpoint) -> LengthModel:
     """Trains a model on the examples of a checkpoint in a child process.
 
     Cancelling the call kills the process.

@@ -158,7 +158,7 @@ class StepReports:
         # finish, and no step without them would ever correct the estimate.
         return min(_duration(self._decoding()), *self._wholes)
 
-    def foretold_gap(self, level: float) -> Duration | None:
+    def predicted_token_gap(self, level: float) -> Duration | None:
         """Quantile of the gap between two tokens of a request, concurrent embedding work included.
 
         None until enough steps were reported.
@@ -313,7 +313,7 @@ class ReportedPace(StepReports):
         """Does nothing: the engine reports its steps."""
 
 
-def paces(
+def rate_models(
     step_cost: StepCost | None, embedders: Iterable[Embedder] = ()
 ) -> dict[Owner, ObservedPace | ReportedPace]:
     """Step-rate estimators of the LLM and the embedding models, both timed from outside.

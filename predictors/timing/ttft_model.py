@@ -29,7 +29,7 @@ _MIN_NANOSECONDS = 1_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class WorkAhead:
     """Work of an engine before the first token of a request.
 
     Attributes:
@@ -96,13 +96,13 @@ class TtftModel:
     def __init__(self) -> None:
         self._ratios = {False: _Ratios(), True: _Ratios()}
 
-    def predict(self, ahead: Ahead, pace: Pace) -> TtftForecast:
+    def predict(self, ahead: WorkAhead, pace: Pace) -> TtftForecast:
         """Forecast for a request with `ahead` before it."""
         work, ratios = max(_MIN_NANOSECONDS, ahead.work(pace)), self._ratios[ahead.waits]
         return TtftForecast(_duration(work * exp(ratios.at(0.5))), _duration(work * exp(ratios.upper())))
 
-    def observe(self, ahead: Ahead, pace: Pace, stated: TtftForecast, took: Duration) -> None:
-        """Learns from a first token after `took`; `pace` and `stated` are those at dispatch."""
+    def observe(self, ahead: WorkAhead, pace: Pace, stated: TtftForecast, took: Duration) -> None:
+        """Learns from a first token after `took`; `pace` and `record_forecast` are those at dispatch."""
         ratios = self._ratios[ahead.waits]
         was_covered = took <= stated.upper
         moved = ratios.offset + _STEP * (_UPPER - was_covered)

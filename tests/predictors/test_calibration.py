@@ -8,16 +8,16 @@ from predictors.calibration import Calibration
 
 
 def state(calibration, request_id, median, upper):
-    calibration.stated(request_id, (0.5, 0.9), (median, upper))
+    calibration.record_forecast(request_id, (0.5, 0.9), (median, upper))
 
 
 def test_coverage_error_and_bias_by_class():
     calibration = Calibration()
     for number, tokens in enumerate((5, 20, 11, 10)):
         state(calibration, f"r{number}", 8.0, 10.0)
-        calibration.happened(f"r{number}", "chat", tokens)
+        calibration.record_outcome(f"r{number}", "chat", tokens)
     state(calibration, "other", 1.0, 1.0)
-    calibration.happened("other", "batch", 3)
+    calibration.record_outcome("other", "batch", 3)
     assert calibration.coverage() == {"chat": 0.5, "batch": 0.0}
     assert calibration.mean_absolute_error() == {"chat": pytest.approx(5.0), "batch": 2.0}
     assert calibration.bias() == {"chat": pytest.approx(-3.5), "batch": -2.0}
@@ -26,7 +26,7 @@ def test_coverage_error_and_bias_by_class():
 def test_pinball_loss_by_hand():
     calibration = Calibration()
     state(calibration, "r", 8.0, 10.0)
-    calibration.happened("r", "chat", 5)
+    calibration.record_outcome("r", "chat", 5)
     assert calibration.pinball() == {"chat": pytest.approx((0.5 * 3 + 0.1 * 5) / 2)}
 
 
@@ -34,7 +34,7 @@ def test_drift_compares_recent_outcomes_with_the_window():
     calibration = Calibration()
     for number in range(16):
         state(calibration, f"r{number}", 10.0, 20.0)
-        calibration.happened(f"r{number}", "chat", 10 if number < 14 else 40)
+        calibration.record_outcome(f"r{number}", "chat", 10 if number < 14 else 40)
     assert calibration.drift() == {"chat": pytest.approx(log(4) * (1 - 2 / 16))}
 
 
@@ -42,7 +42,7 @@ def test_only_the_window_counts():
     calibration = Calibration(window=2)
     for number, tokens in enumerate((100, 1, 1)):
         state(calibration, f"r{number}", 1.0, 10.0)
-        calibration.happened(f"r{number}", "chat", tokens)
+        calibration.record_outcome(f"r{number}", "chat", tokens)
     assert calibration.coverage() == {"chat": 1.0}
     assert calibration.mean_absolute_error() == {"chat": pytest.approx(0.0)}
 
@@ -51,7 +51,7 @@ def test_first_forecast_of_a_request_is_scored():
     calibration = Calibration()
     state(calibration, "r", 5.0, 9.0)
     state(calibration, "r", 50.0, 90.0)
-    calibration.happened("r", "chat", 10)
+    calibration.record_outcome("r", "chat", 10)
     assert calibration.coverage() == {"chat": 0.0}
 
 
@@ -59,7 +59,7 @@ def test_forecasts_without_outcome_are_dropped():
     calibration = Calibration(forget_after=2)
     for number in range(3):
         state(calibration, f"r{number}", 1.0, 1.0)
-    calibration.happened("r0", "chat", 5)
+    calibration.record_outcome("r0", "chat", 5)
     assert calibration.coverage() == {}
-    calibration.happened("r1", "chat", 1)
+    calibration.record_outcome("r1", "chat", 1)
     assert calibration.coverage() == {"chat": 1.0}

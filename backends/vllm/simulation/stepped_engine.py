@@ -28,7 +28,7 @@ GEOMETRIES: Mapping[str, tuple[int, int, int]] = {"opt-13b": (40, 40, 128), "lla
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class SteppedEngineSetup:
     """Model geometry, KV-cache size and limits of a stepped engine."""
 
     geometry: str = "opt-13b"
@@ -68,7 +68,7 @@ class HiddenStates:
         return (self.token_seconds, self.request_seconds, self.step_seconds)
 
 
-def begin_anew(core: Any, make: Callable[..., Any], *, is_async: bool) -> Any:
+def replace_scheduler(core: Any, make: Callable[..., Any], *, is_async: bool) -> Any:
     """Replaces the scheduler of an EngineCore without requests by one from `make`, and returns it.
 
     `is_async` selects synchronous or asynchronous scheduling. vLLM disables the latter on CPUs, but without
@@ -95,7 +95,7 @@ def begin_anew(core: Any, make: Callable[..., Any], *, is_async: bool) -> Any:
 class SteppedEngine:
     """An EngineCore with virtual time `now_ns`; one per process and setup, as vLLM keeps global state."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SteppedEngineSetup) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.abstract import Executor
@@ -176,7 +176,7 @@ class SteppedEngine:
         self._executor.reset_clock()
         if tandem is None:
             make = AsyncScheduler if self.setup.is_async else Scheduler
-        scheduler = begin_anew(self.core, make, is_async=self.setup.is_async)
+        scheduler = replace_scheduler(self.core, make, is_async=self.setup.is_async)
         if tandem is not None:
             scheduler.clock = lambda: self._executor.now_ns
         return scheduler

@@ -29,8 +29,8 @@ from benchmark_control_plane.common.servers import (
     Server,
     bench_serve,
     free_port,
+    interrupt_on_sigterm,
     serving,
-    stop_as_interrupted,
 )
 from benchmark_control_plane.experiments.client_accuracy.scripted_server import TRUTH
 from benchmark_control_plane.judge.analysis import lateness
@@ -39,10 +39,10 @@ from benchmark_control_plane.judge.experiment_schema import Endpoint, LengthsSec
 from benchmark_control_plane.judge.http_target import Dialect, HttpTarget
 from benchmark_control_plane.judge.memory_sampler import Read
 from benchmark_control_plane.judge.records import RequestRecord
-from benchmark_control_plane.judge.runner import Clock, RunResult, Target, play
+from benchmark_control_plane.judge.runner import Clock, RunResult, Target, open_loop
 from benchmark_control_plane.judge.stages import LiveStage
-from benchmark_control_plane.judge.systems import Up, up
-from benchmark_control_plane.judge.workload import planned
+from benchmark_control_plane.judge.systems import RunningSystem, running_system
+from benchmark_control_plane.judge.workload import plan_requests
 
 _EXPERIMENT = Path(__file__).parents[3] / "configs" / "bench" / "head-to-head.yaml"
 _OUTPUT_TOKENS = 64
@@ -83,7 +83,7 @@ class _Judge:
             prompt_tokens=LengthsSection(fixed=load.prompt_tokens),
             output_tokens=LengthsSection(fixed=_OUTPUT_TOKENS),
         )
-        drawn = planned(
+        drawn = plan_requests(
             {"chat": stream}, rate=load.rate, seed=seed, warmup=0.0,
             measured=3 * load.requests / load.rate, data=Path(),
         )  # fmt: skip
@@ -92,9 +92,11 @@ class _Judge:
         async def act(target: Target, clock: Clock, read: Read | None) -> RunResult:
             assert isinstance(target, HttpTarget)
             target.prepare(drawn, seed)
-            return await play(target, drawn, {}, warmup=0.0, drain=60.0, clock=clock)
+            return await open_loop(target, drawn, {}, warmup=0.0, drain=60.0, clock=clock)
 
-        running = Up(Endpoint(self.server.url, self.model), None, Dialect(written=self.written), None)
+        running = RunningSystem(
+            Endpoint(self.server.url, self.model), None, Dialect(written=self.written), None
+        )
         start = time.process_time()
         found = LiveStage(running, limit=512).act(act).records
         self.cpu_seconds += time.process_time() - start
@@ -181,7 +183,7 @@ def _vllm(folder: Path) -> Iterator[tuple[Server, str]]:
     plan = read_experiment(_EXPERIMENT, Path()).plan
     system = plan.reference_system
     system = replace(system, split=next(iter(system.variants.values())), variants={})
-    with up(plan, system, {}, folder) as running:
+    with running_system(plan, system, {}, folder) as running:
         assert running.chat is not None
         port = int(running.chat.url.rpartition(":")[2])
         yield Server("vllm", (), port, "/health"), running.chat.model
@@ -202,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="prompt lengths on the vLLM server; none skips it",
     )
     options = parser.parse_args(arguments)
-    stop_as_interrupted()
+    interrupt_on_sigterm()
     loads = [
         ClientLoad(options.rounds, options.requests, options.rate, tokens)
         for tokens in options.prompt_tokens or [64]

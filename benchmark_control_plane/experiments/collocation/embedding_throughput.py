@@ -38,11 +38,11 @@ from benchmark_control_plane.common.servers import (
     Server,
     all_serving,
     free_port,
-    stop_as_interrupted,
+    interrupt_on_sigterm,
     tandem_server,
 )
 from benchmark_control_plane.experiments.collocation.interference import passage
-from benchmark_control_plane.judge.systems import stated
+from benchmark_control_plane.judge.systems import as_yaml
 from controlplane.config.model_sections import EmbeddingModel
 from controlplane.core.clock import Instant
 from controlplane.core.ports import Vectors
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--queries", type=int, default=2_000)
     parser.add_argument("--passages", type=int, default=96)
     options = parser.parse_args(arguments)
-    stop_as_interrupted()
+    interrupt_on_sigterm()
     rng = random.Random(0)
     counts = {"queries": options.queries, "passages": options.passages}
     texts = {kind: [passage(rng, words) for _ in range(counts[kind])] for kind, words in _KINDS.items()}
@@ -192,7 +192,7 @@ def _vectors(found: Vectors | list[bytes]) -> Vectors:
 def tandem_config(model: EmbeddingModel, memory: str) -> dict[str, Any]:
     """Configuration of a Tandem server with this embedding model alone."""
     return {
-        "models": {"embeddings": [stated(model)]},
+        "models": {"embeddings": [as_yaml(model)]},
         "pool": {"memory": memory},
         "quota": {"llm": {"nominal": 0}, "embedding": {"nominal": 1}},
     }

@@ -41,7 +41,7 @@ import uvloop
 from benchmark_control_plane.common.command_line import exit_status
 from benchmark_control_plane.common.http_client import Connections
 from benchmark_control_plane.common.machine_load import cpu_snapshot, others_cores, raise_session
-from benchmark_control_plane.common.servers import stop_as_interrupted
+from benchmark_control_plane.common.servers import interrupt_on_sigterm
 from benchmark_control_plane.experiments.collocation.server_pairs import Stack, both_stacks, models_of
 
 CHAT_WORDS = 40
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_all(options: argparse.Namespace) -> int:
     live = models_of(options.models)
-    stop_as_interrupted()
+    interrupt_on_sigterm()
     with both_stacks(live, options.naive_threads) as stacks:
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, _CLIENT_NICE)

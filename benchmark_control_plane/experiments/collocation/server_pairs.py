@@ -23,7 +23,7 @@ from benchmark_control_plane.common.servers import (
 from benchmark_control_plane.experiments.gate.http_overhead import ENGINE, MODEL
 from benchmark_control_plane.judge.experiment import read_experiment
 from benchmark_control_plane.judge.experiment_schema import Live
-from benchmark_control_plane.judge.systems import stated
+from benchmark_control_plane.judge.systems import as_yaml
 from controlplane.config.model_sections import ChatModel, EmbeddingModel
 
 # Arrivals are open-loop, so that no request may wait for a connection.
@@ -94,7 +94,7 @@ def plain_embeddings(model: EmbeddingModel, threads: int) -> Server:
 
 def _tandem(live: Live, folder: Path) -> Server:
     config = {
-        "models": {"chat": stated(live.chat), "embeddings": [stated(live.embedding)]},
+        "models": {"chat": as_yaml(live.chat), "embeddings": [as_yaml(live.embedding)]},
         "pool": {"memory": live.pool_memory},
         # Closer to the TPOT objective than by default, since only attainment is measured here.
         "scheduling": {"engine": {"decode_pacing": 0.9}},

@@ -29,19 +29,19 @@ from typing import Any
 
 import numpy as np
 
-from backends.cost_models.roofline import H100_SXM, figures, roofline
-from backends.cost_models.step_time import BatchTime, StepLoad, embedding_table, in_turn, read_grid
-from benchmark_control_plane.common.command_line import BadInput, add_data, data_folder, exit_code
+from backends.cost_models.roofline import H100_SXM, model_costs, roofline
+from backends.cost_models.step_time import BatchTime, StepLoad, embedding_table, read_grid, sequential
+from benchmark_control_plane.common.command_line import BadInput, add_data, data_folder, print_json
 from benchmark_control_plane.common.results_file import add_results, write_json
-from benchmark_control_plane.common.servers import stop_as_interrupted
+from benchmark_control_plane.common.servers import interrupt_on_sigterm
 from benchmark_control_plane.experiments.collocation.simulated_mix_summary import draw, summary
 from benchmark_control_plane.simulator.simulation import (
-    Embed,
     Machine,
     Offered,
+    SimulatedEmbedding,
     SimulatedRequest,
     SimulationResult,
-    divided,
+    divide_pool,
     simulate,
 )
 from controlplane.core.geometry import kv_geometry
@@ -85,8 +85,8 @@ def batch_time(folder: Path) -> BatchTime:
     def embedding(inputs: int, length: int) -> float:
         return table(StepLoad(inputs=inputs, length=length))
 
-    llm = roofline(H100_SXM, figures(LLAMA_3_8B, GEOMETRY.bytes_per_token))
-    return in_turn(
+    llm = roofline(H100_SXM, model_costs(LLAMA_3_8B, GEOMETRY.bytes_per_token))
+    return sequential(
         llm,
         lambda load: embedding(load.inputs, load.length) if load.inputs else 0.0,
     )
@@ -109,11 +109,11 @@ def embeds(rng: np.random.Generator, times: Sequence[float]) -> list[Offered]:
     found: list[Offered] = []
     for at in times:
         if rng.random() < 0.6:
-            found.append(Embed(at, (int(rng.choice((16, 32, 64))),), "query"))
+            found.append(SimulatedEmbedding(at, (int(rng.choice((16, 32, 64))),), "query"))
         else:
             count = int(np.clip(rng.lognormal(3.5, 0.6), 4, 128))
             lengths = rng.choice((128, 256, 512), count, p=(0.1, 0.2, 0.7))
-            found.append(Embed(at, tuple(int(n) for n in lengths), "indexing"))
+            found.append(SimulatedEmbedding(at, tuple(int(n) for n in lengths), "indexing"))
     return found
 
 
@@ -240,7 +240,7 @@ def full_load(time: BatchTime, capacity: MixCapacity, mix: str, seconds: float) 
 
 def _static(time: BatchTime, share: float) -> Policy:
     quota = {"llm": {"nominal": share}, "embedding": {"nominal": round(1 - share, 6)}}
-    return Policy(f"static {share:g}", divided(machine(time, POOL_BYTES), share), {"quota": quota})
+    return Policy(f"static {share:g}", divide_pool(machine(time, POOL_BYTES), share), {"quota": quota})
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_results(parser)
     options = parser.parse_args(arguments)
     # Otherwise an interrupt would leave the workers running.
-    stop_as_interrupted()
+    interrupt_on_sigterm()
     chosen = [
         Cell(mix, pattern, load)
         for mix, pattern, load in product(MIXES, PATTERNS, LOADS)
@@ -374,7 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         summarised: Mapping[str, Any] = found["summary"]
         return summarised
 
-    return exit_code(command)
+    return print_json(command)
 
 
 if __name__ == "__main__":

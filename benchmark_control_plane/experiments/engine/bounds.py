@@ -14,7 +14,7 @@ from itertools import islice
 from time import perf_counter
 
 from backends.cost_models.step_time import BATCH_TIMES, StepLoad
-from backends.vllm.simulation.stepped_engine import Setup
+from backends.vllm.simulation.stepped_engine import SteppedEngineSetup
 from benchmark_control_plane.experiments.engine.engine_replay import ReplayResult, ReplayWindow
 from benchmark_control_plane.experiments.engine.offered_load import Lengths, Offer, TokenObjectives
 
@@ -26,7 +26,7 @@ _ITERATIONS, _TOLERANCE = 8, 0.02
 _MAX_PREFILL = 0.95
 
 
-def full_step(lengths: Sequence[Lengths], setup: Setup) -> tuple[float, float]:
+def full_step(lengths: Sequence[Lengths], setup: SteppedEngineSetup) -> tuple[float, float]:
     """Seconds of a step that decodes a full pool, and the number of requests in it."""
     resident = sum((p + o / 2) * o for p, o in lengths) / sum(o for _, o in lengths)
     pool = setup.blocks * setup.block_tokens
@@ -34,13 +34,13 @@ def full_step(lengths: Sequence[Lengths], setup: Setup) -> tuple[float, float]:
     return BATCH_TIMES[setup.batch_time](full), pool / resident
 
 
-def prompt_token(setup: Setup) -> float:
+def prompt_token(setup: SteppedEngineSetup) -> float:
     """Seconds that one more prompt token adds to a step."""
     batch_time = BATCH_TIMES[setup.batch_time]
     return batch_time(StepLoad(prefill_tokens=2)) - batch_time(StepLoad(prefill_tokens=1))
 
 
-def fluid_bound(lengths: Sequence[Lengths], setup: Setup, served: float) -> float:
+def fluid_bound(lengths: Sequence[Lengths], setup: SteppedEngineSetup, served: float) -> float:
     """Requests per second if only the smallest `served` part by memory-time is served, without idle steps."""
     ordered = sorted(lengths, key=lambda lengths: (lengths[0] + lengths[1] / 2) * lengths[1])
     chosen = ordered[: int(served * len(ordered))]
@@ -51,7 +51,11 @@ def fluid_bound(lengths: Sequence[Lengths], setup: Setup, served: float) -> floa
 
 
 def with_hindsight(
-    setup: Setup, offers: Iterator[Offer], window: ReplayWindow, objectives: TokenObjectives, rate: float
+    setup: SteppedEngineSetup,
+    offers: Iterator[Offer],
+    window: ReplayWindow,
+    objectives: TokenObjectives,
+    rate: float,
 ) -> ReplayResult:
     """Result of the linear program; requests that it does not serve are rejected on arrival."""
     start_time = perf_counter()
@@ -84,7 +88,11 @@ def with_hindsight(
 
 
 def _served(
-    wanted: Sequence[Offer], setup: Setup, objectives: TokenObjectives, step: float, prefill: float
+    wanted: Sequence[Offer],
+    setup: SteppedEngineSetup,
+    objectives: TokenObjectives,
+    step: float,
+    prefill: float,
 ) -> tuple[float, float, float]:
     """Shares of the requests that the program serves, of the time that prefill takes, and of the memory held.
 

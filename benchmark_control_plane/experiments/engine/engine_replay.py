@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from backends.vllm.simulation.stepped_engine import HiddenStates, Setup, SteppedEngine
+from backends.vllm.simulation.stepped_engine import HiddenStates, SteppedEngine, SteppedEngineSetup
 from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
 
 _NS = 1e9
@@ -217,7 +217,7 @@ def _result(
     counts: _Counts,
     preemptions: int,
     seconds: float,
-    setup: Setup,
+    setup: SteppedEngineSetup,
 ) -> ReplayResult:
     count = len(measured)
     met = [r for r in measured if r.meets_strict(objectives)]

@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
-from benchmark_control_plane.common.command_line import add_data, exit_status, stated_data
+from backends.vllm.simulation.stepped_engine import SteppedEngine, SteppedEngineSetup
+from benchmark_control_plane.common.command_line import add_data, data_folder_option, exit_status
 from benchmark_control_plane.common.results_file import add_results, read_previous, write_json
 from benchmark_control_plane.experiments.engine.bounds import fluid_bound, with_hindsight
 from benchmark_control_plane.experiments.engine.engine_replay import (
@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_results(parser)
     options = parser.parse_args(arguments)
 
-    setup, folder = Setup(), stated_data(options.data)
+    setup, folder = SteppedEngineSetup(), data_folder_option(options.data)
     chosen = [dataset(name, folder, setup.max_model_tokens) for name in options.datasets]
     engine = SteppedEngine(setup)
     # vLLM's modules stay loaded; freezing them spares every later collection the scan.

@@ -21,7 +21,7 @@ from typing import Any
 
 from backends.vllm.plugin.request_metadata import KEY, metadata_of
 from backends.vllm.plugin.shared_state import open_shared_state
-from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
+from backends.vllm.simulation.stepped_engine import SteppedEngine, SteppedEngineSetup
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.forecast import LengthForecast
@@ -133,8 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found: dict[str, dict[str, dict[str, float]]] = {}
     setups = {
-        "slots": Setup(blocks=20_000, max_running=options.running, max_step_tokens=8_192),
-        "memory": Setup(blocks=options.running * 22, max_running=options.running, max_step_tokens=8_192),
+        "slots": SteppedEngineSetup(blocks=20_000, max_running=options.running, max_step_tokens=8_192),
+        "memory": SteppedEngineSetup(
+            blocks=options.running * 22, max_running=options.running, max_step_tokens=8_192
+        ),
     }
     for regime, setup in setups.items():
         engine = SteppedEngine(setup)

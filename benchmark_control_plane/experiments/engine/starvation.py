@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
+from backends.vllm.simulation.stepped_engine import SteppedEngine, SteppedEngineSetup
 
-SETUP = Setup(
+SETUP = SteppedEngineSetup(
     blocks=64, max_model_tokens=512, max_running=16, max_step_tokens=256, batch_time="opt-13b-a100-80g"
 )
 HEAD_START_S = 2.0

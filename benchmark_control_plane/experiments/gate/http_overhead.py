@@ -24,7 +24,7 @@ from benchmark_control_plane.common.servers import (
     Server,
     all_serving,
     bench_serve,
-    stop_as_interrupted,
+    interrupt_on_sigterm,
     tandem_server,
     vllm_server,
 )
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--decision-only", action="store_true")
     options = parser.parse_args(arguments)
-    stop_as_interrupted()
+    interrupt_on_sigterm()
     report: dict[str, object] = {"decision_us": decision_costs()}
     if not options.decision_only:
         report["door"] = server_ratios(options.rounds, options.requests)

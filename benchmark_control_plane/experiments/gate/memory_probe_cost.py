@@ -17,7 +17,7 @@ from statistics import median
 import uvloop
 
 from backends.device.probe import open_probe
-from benchmark_control_plane.common.command_line import BadInput, exit_code
+from benchmark_control_plane.common.command_line import BadInput, print_json
 from controlplane.service.memory.monitor import MemoryMonitor
 
 _INTERVALS_MS = (10, 100)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         percent = {name: round(median(shares), 3) for name, shares in found.items()}
         return {"rounds": options.rounds, "cores": os.cpu_count(), "percent_of_a_core": percent}
 
-    return exit_code(command)
+    return print_json(command)
 
 
 def _monitored(every: float) -> Stop:

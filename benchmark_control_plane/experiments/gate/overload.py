@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from benchmark_control_plane.common.servers import serving, stop_as_interrupted, tandem_server
+from benchmark_control_plane.common.servers import interrupt_on_sigterm, serving, tandem_server
 
 CONFIG: dict[str, Any] = {
     "models": {
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    stop_as_interrupted()
+    interrupt_on_sigterm()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(serving(tandem_server(CONFIG, folder / "tandem.yaml"), folder / "log"))

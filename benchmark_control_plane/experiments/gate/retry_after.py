@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.cost_models.step_time import affine, in_turn, llm_only
+from backends.cost_models.step_time import affine, llm_only, sequential
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.simulator.simulation import (
     Machine,
@@ -36,7 +36,7 @@ from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
 _MACHINE = Machine(
-    in_turn(llm_only(affine(0.02, 1e-4, 2e-4, 5e-7))),
+    sequential(llm_only(affine(0.02, 1e-4, 2e-4, 5e-7))),
     kv_bytes=512 * 16 * 1024, max_model_tokens=1_024, max_running=64, step_tokens=512,
 )  # fmt: skip
 _SECTIONS = {"classes": {"chat": {"ttft_ms": 1_000, "default": True}}}

@@ -18,8 +18,13 @@ from statistics import mean
 from typing import Any
 
 from backends.cost_models.roofline import A100_40GB, Device
-from backends.vllm.simulation.stepped_engine import GEOMETRIES, HiddenStates, Setup, SteppedEngine
-from benchmark_control_plane.common.command_line import add_data, exit_status, stated_data
+from backends.vllm.simulation.stepped_engine import (
+    GEOMETRIES,
+    HiddenStates,
+    SteppedEngine,
+    SteppedEngineSetup,
+)
+from benchmark_control_plane.common.command_line import add_data, data_folder_option, exit_status
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.experiments.engine.engine_replay import EngineVariant, ReplayWindow, play
 from benchmark_control_plane.experiments.engine.offered_load import Dataset, Prediction, dataset, poisson
@@ -113,8 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     add_results(parser)
     options = parser.parse_args(arguments)
-    setup = Setup(hidden=True)
-    folder = stated_data(options.data)
+    setup = SteppedEngineSetup(hidden=True)
+    folder = data_folder_option(options.data)
     known = {name: dataset(name, folder, setup.max_model_tokens) for name, _, _ in PUBLISHED}
     engine = SteppedEngine(setup)
     runs: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ from controlplane.service.prediction.length_training import LengthTraining
 from predictors.output_length.checkpoint import Checkpoint
 from predictors.output_length.features import prompt_features
 from predictors.output_length.learned import LearnedLengths
-from predictors.output_length.training import trained_elsewhere
+from predictors.output_length.training import train_in_subprocess
 
 _PAGE = 4_096
 _TICK_SECONDS = 0.002
@@ -33,7 +33,7 @@ def cost(samples: Sequence[PromptSample]) -> dict[str, Any]:
 def _forecast_cost(lengths: LearnedLengths, samples: Sequence[PromptSample]) -> dict[str, float]:
     before = _resident()
     teach(lengths, samples)
-    lengths.swap(asyncio.run(trained_elsewhere(Checkpoint(lengths.examples.table()))))
+    lengths.swap(asyncio.run(train_in_subprocess(Checkpoint(lengths.examples.table()))))
     grown = _resident() - before
     features, forecasts = [], []
     for sample in samples:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmark_control_plane.common.command_line import add_data, data_folder, exit_code
+from benchmark_control_plane.common.command_line import add_data, data_folder, print_json
 from benchmark_control_plane.common.results_file import add_results, write_json
 from benchmark_control_plane.judge.traces import NAMED, read_trace
 from controlplane.core.memory import Floats
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             draw(rows, options.results.with_suffix(".png"))
         return rows
 
-    return exit_code(command)
+    return print_json(command)
 
 
 if __name__ == "__main__":

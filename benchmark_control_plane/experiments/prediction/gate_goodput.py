@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from backends.cost_models.step_time import BATCH_TIMES
-from backends.vllm.simulation.stepped_engine import GEOMETRIES, Setup
+from backends.vllm.simulation.stepped_engine import GEOMETRIES, SteppedEngineSetup
 from benchmark_control_plane.experiments.engine.engine_replay import ReplayWindow
 from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
 from benchmark_control_plane.simulator.simulation import Machine, SimulatedRecord, SimulatedRequest, simulate
@@ -56,7 +56,11 @@ class GateOutcome:
 
 
 def replay_gate(
-    offers: Sequence[Offer], setup: Setup, window: ReplayWindow, objectives: TokenObjectives, rate: float
+    offers: Sequence[Offer],
+    setup: SteppedEngineSetup,
+    window: ReplayWindow,
+    objectives: TokenObjectives,
+    rate: float,
 ) -> GateOutcome:
     """Simulates all `offers`, which continue past the measured window."""
     requests = [
@@ -85,7 +89,7 @@ def _meets_slo(record: SimulatedRecord, objectives: TokenObjectives) -> bool:
     )
 
 
-def _machine(setup: Setup) -> Machine:
+def _machine(setup: SteppedEngineSetup) -> Machine:
     layers, heads, head_dim = GEOMETRIES[setup.geometry]
     geometry = KvGeometry(2 * layers * heads * head_dim, 2, setup.block_tokens)
     return Machine(

@@ -19,7 +19,7 @@ from random import Random
 from statistics import mean, stdev
 from typing import Any
 
-from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
+from backends.vllm.simulation.stepped_engine import SteppedEngine, SteppedEngineSetup
 from benchmark_control_plane.common.command_line import add_data, data_folder, exit_status
 from benchmark_control_plane.common.results_file import add_results, read_previous, write_or_print
 from benchmark_control_plane.experiments.engine.engine_replay import ReplayWindow, play
@@ -82,7 +82,9 @@ Known = Sequence[tuple[PromptSample, Forecasts]]
 Run = dict[str, Any]
 
 
-def run_on_engine(known: Known, setup: Setup, window: ReplayWindow, rate: float, seed: int) -> Iterator[Run]:
+def run_on_engine(
+    known: Known, setup: SteppedEngineSetup, window: ReplayWindow, rate: float, seed: int
+) -> Iterator[Run]:
     """Replays vLLM's FCFS, and Tandem's policy with each source of forecasts."""
     engine = _stepped(setup)
     for policy, source in (("stock-fcfs", "none"), *(("tandem", source) for source in known[0][1])):
@@ -93,12 +95,14 @@ def run_on_engine(known: Known, setup: Setup, window: ReplayWindow, rate: float,
 
 
 @cache
-def _stepped(setup: Setup) -> SteppedEngine:
+def _stepped(setup: SteppedEngineSetup) -> SteppedEngine:
     """One engine per process."""
     return SteppedEngine(setup)
 
 
-def run_at_gate(known: Known, setup: Setup, window: ReplayWindow, rate: float, seed: int) -> Iterator[Run]:
+def run_at_gate(
+    known: Known, setup: SteppedEngineSetup, window: ReplayWindow, rate: float, seed: int
+) -> Iterator[Run]:
     # Requests after the window keep the load constant until it ends.
     """Simulates the gate with each source of forecasts."""
     count = window.warm_up + window.requests + window.warm_up
@@ -107,7 +111,7 @@ def run_at_gate(known: Known, setup: Setup, window: ReplayWindow, rate: float, s
         yield {"told": source, **asdict(replay_gate(offered, setup, window, OBJECTIVES, rate))}
 
 
-PLACES: Mapping[str, Callable[[Known, Setup, ReplayWindow, float, int], Iterator[Run]]] = {
+PLACES: Mapping[str, Callable[[Known, SteppedEngineSetup, ReplayWindow, float, int], Iterator[Run]]] = {
     "simulator": run_at_gate,
     "engine": run_on_engine,
 }
@@ -141,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=int, default=300)
     add_results(parser)
     options = parser.parse_args(arguments)
-    setup, window = Setup(), ReplayWindow(options.warm_up, options.requests)
+    setup, window = SteppedEngineSetup(), ReplayWindow(options.warm_up, options.requests)
     known = [
         (s, by_source) for s, by_source in cross_forecasts(samples(data_folder(options.data, "prompts")))
         if s.prompt_tokens + s.tokens < setup.max_model_tokens

@@ -90,7 +90,7 @@ class EngineOptions:
                 f"missed_decay={self.missed_decay}: a share of the value; must be between 0 and 1"
             )
         # Values out of range are errors whichever ordering is chosen.
-        self.order(), self.eviction(), self.srmt()
+        self.order(), self.preemption(), self.srmt()
 
     def changed(self, by: Mapping[str, Any]) -> "EngineOptions":
         """A copy with these options. Raises ValueError naming an unknown key or a value out of range."""
@@ -107,7 +107,7 @@ class EngineOptions:
             milliseconds(self.priority_head_start_ms), milliseconds(self.default_deadline_ms), self.extra
         )
 
-    def eviction(self) -> PreemptionOptions:
+    def preemption(self) -> PreemptionOptions:
         """Options of the choice of preemption victims."""
         return PreemptionOptions(
             milliseconds(self.victim_tau_ms), self.victim_almost_done_steps, self.victim_thrash_penalty

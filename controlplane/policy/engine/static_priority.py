@@ -116,7 +116,7 @@ class StaticPriorityPolicy:
         self._new.clear()
 
     def _preempt_for_shortage(self, view: EngineView, short: int, plan: StepPlan) -> None:
-        plan.ranked = eviction_order(view, self.ahead.eviction)
+        plan.ranked = preemption_order(view, self.ahead.preemption)
         while short > 0 and plan.ranked:
             victim = plan.ranked.pop()
             plan.preempt.append(victim)
@@ -181,7 +181,7 @@ class StaticPriorityPolicy:
             )
 
 
-def eviction_order(view: EngineView, options: PreemptionOptions) -> list[RequestState]:
+def preemption_order(view: EngineView, options: PreemptionOptions) -> list[RequestState]:
     """The running requests in reverse order of preemption; those about to finish come first."""
 
     def keep(state: RequestState) -> tuple[bool, int, float, str]:

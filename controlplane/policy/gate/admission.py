@@ -69,7 +69,7 @@ class Admission:
     """
 
     options: AdmissionOptions
-    eviction: PreemptionOptions
+    preemption: PreemptionOptions
     fits: Fits
     victims: ChooseVictims = choose_victims
 
@@ -110,7 +110,7 @@ class Admission:
                 job_of(waiting.request, waiting.work) for waiting in queue if waiting.request.model == model
             ]
             # On an idle device even a request that will be late is admitted.
-            is_busy = bool(held_jobs) or share.is_beside_others
+            is_busy = bool(held_jobs) or share.is_device_shared
             jobs += [
                 job
                 for job in waiting_jobs
@@ -133,7 +133,7 @@ class Admission:
         is_sure = waiting.until is None or not request.service_class.sheddable
         if is_sure or load is None or not load.sequences:
             return None
-        wait = load.until_read(request)
+        wait = load.until_first_token(request)
         deadline = request.slo.first_token_deadline(request.arrival)
         if deadline is None or after(now, wait) <= deadline:
             return None
@@ -162,8 +162,8 @@ class Admission:
         if len(share.leases) == 0:
             return Admit(waiting.footprint)
         if self._breaks_pace(share, waiting):
-            return Reason.NO_PACE
-        share = share.as_seen_by(waiting.request)
+            return Reason.TPOT_GUARD
+        share = share.without_reserve(waiting.request)
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
 
     def _breaks_pace(self, share: Share, waiting: Waiting) -> bool:
@@ -184,7 +184,7 @@ class Admission:
         verdict = self.try_admit(share, look, waiting)
         if verdict is not Reason.NO_MEMORY or share.deficit > 0 or not _can_be_in_time(waiting, now):
             return verdict
-        share = share.as_seen_by(waiting.request)
+        share = share.without_reserve(waiting.request)
         if not fits_now(share, look, waiting.footprint):
             return verdict
         steps = look.steps_until_fits(waiting.footprint, share.ceiling)
@@ -193,7 +193,7 @@ class Admission:
 
     def is_held_by_reserve(self, share: Share, look: LookAhead, waiting: Waiting) -> bool:
         """Whether only the reserve keeps the request from starting."""
-        if share.reserve is None or share.is_kept_for(waiting.request):
+        if share.reserve is None or share.is_entitled_to_reserve(waiting.request):
             return False
         return isinstance(self.try_admit(replace(share, reserve=None), look, waiting), Admit)
 
@@ -201,18 +201,18 @@ class Admission:
         self, share: Share, look: LookAhead, waiting: Waiting, now: Instant
     ) -> Admit | Reason | Reject:
         """Admission into the queue of an engine that schedules by itself."""
-        if share.free_slots <= 0 or share.inside is None:
+        if share.free_slots <= 0 or share.engine_work_ahead is None:
             return Reason.NO_SLOT
         priority = waiting.request.service_class.priority
         if len(share.leases) and share.leases.priority.min() < priority:
             # The engine preempts the lower classes as needed.
             look = LookAhead(share.leases.at_least(priority), self.z)
-        wait = predicted_wait(share, look, waiting, ahead=share.inside(waiting))
+        wait = predicted_wait(share, look, waiting, ahead=share.engine_work_ahead(waiting))
         may_reject = waiting.until is not None and waiting.request.service_class.sheddable
         if wait and may_reject and self._is_late_after(wait, share, waiting, now):
             return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
         if self._breaks_pace(share, waiting):
-            return Reason.NO_PACE
+            return Reason.TPOT_GUARD
         return Admit(waiting.footprint, wait=wait or Duration(0))
 
     def try_preempt(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | None:
@@ -228,7 +228,7 @@ class Admission:
             return None
         if not self._is_late_after(predicted_wait(share, look, waiting, ahead=0.0), share, waiting, now):
             return None
-        ceiling = share.as_seen_by(waiting.request).ceiling
+        ceiling = share.without_reserve(waiting.request).ceiling
         # Only what it needs beside present use: a preemption for predicted growth may be in vain.
         short = share.held + waiting.footprint.peak - ceiling
         # Victims of an earlier request in this cycle hold no lease any more.
@@ -237,7 +237,7 @@ class Admission:
             [running for running in share.preemptible() if running.request_id in leased],
             needed_bytes=max(1, share.deficit + short),
             incoming_priority=priority,
-            options=self.eviction,
+            options=self.preemption,
         )
         if not victims:
             return None

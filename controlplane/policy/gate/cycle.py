@@ -71,8 +71,8 @@ def _decide_owner(
             continue
         late_before = [w for w in late if w.rank < waiting.rank]
         ahead = share.work(left[:position]) - share.work(late_before)
-        if share.inside is not None:
-            ahead += share.inside(waiting)
+        if share.engine_work_ahead is not None:
+            ahead += share.engine_work_ahead(waiting)
         is_new = waiting.until is not None and waiting.until > now
         if is_new and position >= admission.options.max_waiting:
             wait = predicted_wait(share, look, waiting, ahead=ahead)
@@ -104,12 +104,12 @@ def _admit_from_head(
     decided: set[str] = set()
     blocked_by: Reason | None = None
     for waiting in _late_last(queue, late, partial(admission.yields_to_timely, share, now=now)):
-        if blocked_by is not None and not share.is_kept_for(waiting.request):
+        if blocked_by is not None and not share.is_entitled_to_reserve(waiting.request):
             continue
         verdict: Admit | Reason | Reject
         if (too_late := admission.reject_if_late_in_engine(share, waiting, now)) is not None:
             verdict = too_late
-        elif share.inside is None:
+        elif share.engine_work_ahead is None:
             verdict = admission.try_in_time(share, look, waiting, now)
         else:
             verdict = admission.try_forward(share, look, waiting, now)
@@ -119,7 +119,7 @@ def _admit_from_head(
             decided.add(request_id)
             continue
         if not isinstance(verdict, Admit):
-            is_for_pace = verdict is Reason.NO_PACE
+            is_for_pace = verdict is Reason.TPOT_GUARD
             forced = None if is_for_pace else admission.try_preempt(share, look, waiting, now)
             if forced is None:
                 blocked_by = blocked_by or verdict

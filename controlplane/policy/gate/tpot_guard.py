@@ -25,7 +25,7 @@ from controlplane.core.view import DecodeLoad, Waiting
 def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:
     """Whether `waiting` may start beside `load`; all times in nanoseconds."""
     request = waiting.request
-    load_with = load.with_one(request, waiting.footprint.steps)
+    load_with = load.with_request(request, waiting.footprint.steps)
     if load_with.tightest is None:
         return True
     step, alone_step = (

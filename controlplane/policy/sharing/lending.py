@@ -41,7 +41,9 @@ def target_next(target: int, urgency: Mapping[Owner, float], sharing: Sharing) -
     return steadied(target, target_nominal(urgency, sharing.options), sharing.options)
 
 
-def lent(owned: Mapping[Owner, int], needed: Mapping[Owner, int], sharing: Sharing) -> dict[Owner, int]:
+def usable_bytes(
+    owned: Mapping[Owner, int], needed: Mapping[Owner, int], sharing: Sharing
+) -> dict[Owner, int]:
     """Usable bytes of each owner, in whole blocks for the LLM; they sum to `owned`."""
     usable = dict(owned)
     for giver, taker in OTHER.items():
@@ -54,7 +56,7 @@ def lent(owned: Mapping[Owner, int], needed: Mapping[Owner, int], sharing: Shari
     return usable
 
 
-def parts(budget: int, least: Sequence[int], full: Sequence[int]) -> list[int]:
+def split_among_models(budget: int, least: Sequence[int], full: Sequence[int]) -> list[int]:
     """Divides one owner's bytes among its models.
 
     Each model gets `least` (1 or more) if the budget suffices, and the rest goes by `full` less `least`.

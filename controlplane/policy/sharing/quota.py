@@ -46,7 +46,7 @@ class QuotaOptions:
     """Limits of quota moves, in bytes.
 
     `minimum` is never taken away. The LLM's quota is `resting` when nothing is urgent or both owners are
-    equally urgent; `resting_weight` is the urgency of one owner that moves it half way to its limit (0: all
+    equally urgent; `nominal_weight` is the urgency of one owner that moves it half way to its limit (0: all
     the way). At most the share `rate` of the pool moves per second. A target is kept while the next one is
     within `dead_band` of it. The LLM's quota is a multiple of `block_bytes`.
     """
@@ -54,7 +54,7 @@ class QuotaOptions:
     pool: int
     minimum: Mapping[Owner, int]
     resting: int
-    resting_weight: float
+    nominal_weight: float
     rate: float
     dead_band: int
     block_bytes: int
@@ -77,7 +77,7 @@ class QuotaOptions:
                 f"quota.resting={self.resting}: the LLM rests on whole blocks of {self.block_bytes} bytes, "
                 f"{self.lowest} to {self.highest}"
             )
-        for name in ("resting_weight", "rate", "dead_band"):
+        for name in ("nominal_weight", "rate", "dead_band"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"quota.{name}={value}: must be at least 0; use 0 to switch it off")
 
@@ -122,7 +122,7 @@ def urgency_of_all(
 def target_nominal(urgency: Mapping[Owner, float], options: QuotaOptions) -> int:
     """The LLM's target quota in bytes, in whole blocks."""
     llm, embedding, rest = urgency[Owner.LLM], urgency[Owner.EMBEDDING], options.resting
-    total = llm + embedding + options.resting_weight
+    total = llm + embedding + options.nominal_weight
     lean = (llm - embedding) / total if total > 0 else 0.0
     room = options.highest - rest if lean > 0 else rest - options.lowest
     return _blocks_down(rest + int(lean * room), options.block_bytes)

@@ -34,7 +34,7 @@ from controlplane.service.prediction.fail_open import GuardedLengthPredictor
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.ticket import DecisionFailed, Ticket
-from predictors.timing.online_step_time import paces
+from predictors.timing.online_step_time import rate_models
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Dispatcher:
         self.health = HealthTracker("requests fail without a decision", "requests are decided again")
         self.ledger = ledger
         self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
-        self.paces = paces(next((g.step_cost for g in generators.values()), None), embedders.values())
+        self.paces = rate_models(next((g.step_cost for g in generators.values()), None), embedders.values())
         self._engine_leases: EngineLeases | None = None
         if policies.engine_precedence is not None:
             self._engine_leases = EngineLeases(generators, ledger, self._tickets, policies.engine_precedence)
@@ -129,7 +129,7 @@ class Dispatcher:
             self.snapshots.preemptible(owner, self._clock.now()),
             needed_bytes=needed_bytes,
             incoming_priority=priority,
-            options=self._policies.admission.eviction,
+            options=self._policies.admission.preemption,
         )
         # No request waits for these preemptions, so the set keeps their tasks alive.
         self._departures |= (tasks := {self._preempt(victim.request_id) for victim in victims})

@@ -28,13 +28,13 @@ def render_dry_run(run: DryRun) -> dict[str, object]:
     """
     entry, share = run.entry, run.share
     request, footprint = entry.request, entry.footprint
-    lookahead, ceiling = run.admission.lookahead(share), share.as_seen_by(request).ceiling
+    lookahead, ceiling = run.admission.lookahead(share), share.without_reserve(request).ceiling
     ahead = [other for other in run.queue.waiting if other.rank < entry.rank]
     decision = _decision(run)
     if isinstance(decision, Admit):
         wait: Duration | None = decision.wait
     else:
-        engine_work = 0.0 if share.inside is None else share.inside(entry)
+        engine_work = 0.0 if share.engine_work_ahead is None else share.engine_work_ahead(entry)
         wait = predicted_wait(share, lookahead, entry, ahead=share.work(ahead) + engine_work)
     latest = latest_start(request, footprint, share.pace_of(request.model))
     return {

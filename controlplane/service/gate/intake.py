@@ -27,7 +27,7 @@ from controlplane.service.jobs import (
 from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor, Subject
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.ticket import Ticket
-from predictors.output_length.features import asked_text, chat_features, prompt_features
+from predictors.output_length.features import chat_features, last_user_text, prompt_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Intake:
         token_ids = await generator.render_chat(prompt)
         features = chat_features(prompt.messages) if self._keeps_features else None
         if features is not None and self._prompt_vectors is not None:
-            features = self._prompt_vectors.with_vector(features, asked_text(prompt.messages))
+            features = self._prompt_vectors.with_vector(features, last_user_text(prompt.messages))
         fields = _RequestFields(request_id, caller, hints, arrival, features)
         return self._generate(fields, generator, token_ids, max_tokens, sampling, prompt)
 

@@ -92,11 +92,11 @@ class SnapshotBuilder:
                 share,
                 paces=self._embedding_paces(),
                 calls=tuple(embedding_calls_in_flight(self.tickets.values(), self.embedders)),
-                is_beside_others=len(ledger.table(Owner.LLM)) > 0,
+                is_device_shared=len(ledger.table(Owner.LLM)) > 0,
             )
         share = replace(share, decode_load=decode_load(self.tickets.values(), share, self.paces[owner], now))
         if self.engine_leases is not None:
-            return replace(share, preemptible=tuple, inside=self.engine_leases.work_ahead)
+            return replace(share, preemptible=tuple, engine_work_ahead=self.engine_leases.work_ahead)
         return share
 
 

@@ -7,7 +7,7 @@ from controlplane.config import Config, ConfigError
 from controlplane.core.device import DeviceMemory
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Owner
-from controlplane.policy.sharing.lending import Sharing, parts
+from controlplane.policy.sharing.lending import Sharing, split_among_models
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def shared_pool(
     try:
         sharing = section.sharing(
             pool_bytes=memory.pool_bytes,
-            most_llm_bytes=min(generator.kv_bytes, memory.most_llm_bytes),
+            max_llm_bytes=min(generator.kv_bytes, memory.max_llm_bytes),
             most_embedding_bytes=sum(embedder.workspace_bytes for embedder in embedders.values()),
             block_bytes=generator.geometry.bytes_per_block,
         )
@@ -98,7 +98,7 @@ def split_budget(budget: int, embedders: Collection[Embedder]) -> None:
     """
     least = [longest_input_bytes(embedder) for embedder in embedders]
     full = [embedder.workspace_bytes for embedder in embedders]
-    for embedder, part in zip(embedders, parts(budget, least, full), strict=True):
+    for embedder, part in zip(embedders, split_among_models(budget, least, full), strict=True):
         embedder.set_budget_bytes(part)
 
 

@@ -21,7 +21,7 @@ from controlplane.core.memory import Footprint, MemoryLedger, Quota
 from controlplane.core.ports import Embedder, EngineState, Generator
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.metrics import Metrics, Readings
-from controlplane.policy.sharing.lending import Sharing, lent, target_next
+from controlplane.policy.sharing.lending import Sharing, target_next, usable_bytes
 from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.memory.demand import MemoryDemandForecast, RecentArrivals, urgencies
@@ -80,7 +80,7 @@ class QuotaController:
         self._memory, self._sharing = self.pool.memory, self.pool.sharing
         self.owned = self.usable = dict(self._sharing.nominal)
         self._target = self.owned[Owner.LLM]
-        self._engine_quota = self._memory.most_llm_bytes
+        self._engine_quota = self._memory.max_llm_bytes
         self._max_workspace = sum(embedder.workspace_bytes for embedder in self._embedders)
         self._bytes_per_token = max(
             longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self._embedders
@@ -137,7 +137,7 @@ class QuotaController:
         owned = self.owned
         self._update_owned(now)
         try:
-            await self._apply(lent(self.owned, self._demanded(now), self._sharing), now)
+            await self._apply(usable_bytes(self.owned, self._demanded(now), self._sharing), now)
         except Exception:
             # Otherwise the quotas would jump by all failed steps at once when the engine responds again.
             self.owned = owned
@@ -333,7 +333,7 @@ class QuotaController:
         forecast = load.next_window(self.clock.now())
         levels = [str(level) for level in LEVELS]
         return {
-            metrics.owned_bytes: {owner.value: share for owner, share in self.owned.items()},
+            metrics.quota_before_lending: {owner.value: share for owner, share in self.owned.items()},
             metrics.urgency: {owner.value: urgency for owner, urgency in self.urgency.items()},
             metrics.quota_moves: self.moves,
             metrics.quota_failures: {fault.value: self.health.failures[fault] for fault in Fault},

@@ -38,7 +38,7 @@ class Guard(AbstractContextManager["Guard"]):
         self._metrics = metrics
         self._logged: set[tuple[CodeType, int]] = set()
         self.is_failing = False
-        metrics.may_not_learn(subject)
+        metrics.declare_predictor(subject)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -49,7 +49,7 @@ class Guard(AbstractContextManager["Guard"]):
         if not isinstance(error, Exception):
             return False
         self.is_failing = True
-        self._metrics.not_learned(self._subject)
+        self._metrics.predictor_failed(self._subject)
         *_, (frame, line) = walk_tb(trace)
         if (frame.f_code, line) not in self._logged:
             self._logged.add((frame.f_code, line))

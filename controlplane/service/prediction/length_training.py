@@ -16,11 +16,11 @@ from controlplane.metrics import Metrics, Readings
 from controlplane.policy.registry import lookup
 from controlplane.service.runtime.timers import PeriodicTimer, SchedulerTimer
 from predictors.output_length import checkpoint
-from predictors.output_length.checkpoint import Checkpoint, read_or_set_aside, save
+from predictors.output_length.checkpoint import Checkpoint, read_or_rename, save
 from predictors.output_length.history import HistoryQuantiles, MaxTokens
 from predictors.output_length.learned import LearnedLengths
 from predictors.output_length.model import ENOUGH
-from predictors.output_length.training import trained_elsewhere
+from predictors.output_length.training import train_in_subprocess
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,9 @@ def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings
         metrics.length_drift: judged.drift(),
     }
     if isinstance(lengths, LearnedLengths):
-        found[metrics.widened] = {n: float(is_out) for n, is_out in lengths.out_of_coverage().items()}
+        found[metrics.length_out_of_coverage] = {
+            n: float(is_out) for n, is_out in lengths.out_of_coverage().items()
+        }
     return found
 
 
@@ -65,7 +67,7 @@ def require_writable_file(config: Config) -> None:
     if config.admission.length_predictor != "learned" or file is None:
         return
     try:
-        checkpoint.require_place(file)
+        checkpoint.require_writable(file)
     except OSError as error:
         raise ConfigError(
             f"predictors.file={file}: {error.strerror}; name a file in an existing, writable folder, or "
@@ -98,7 +100,7 @@ class LengthTraining:
     async def start(self) -> None:
         """Restores the examples and the model from the file, and starts the periodic job."""
         if self._file is not None:
-            saved = await asyncio.to_thread(read_or_set_aside, self._file)
+            saved = await asyncio.to_thread(read_or_rename, self._file)
             if saved is not None:
                 self._lengths.restore(saved)
                 self._trained_on = self._lengths.examples.seen if saved.model is not None else 0
@@ -124,7 +126,7 @@ class LengthTraining:
         """Trains on the present examples and replaces the model; a failure is logged."""
         seen = self._lengths.examples.seen
         try:
-            model = await trained_elsewhere(Checkpoint(self._lengths.examples.table()))
+            model = await train_in_subprocess(Checkpoint(self._lengths.examples.table()))
         except (RuntimeError, OSError, ValueError) as error:
             log.warning("training the length model failed, the present model stays in use: %s", error)
             return

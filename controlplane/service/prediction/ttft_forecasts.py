@@ -16,7 +16,7 @@ from controlplane.policy.gate.ordering import work_before_deadline
 from controlplane.service.ticket import EngineStart, Ticket
 from predictors.calibration import LEVEL, Calibration
 from predictors.timing.online_step_time import ObservedPace, ReportedPace
-from predictors.timing.ttft_model import Ahead, TtftModel, steps_until_slot
+from predictors.timing.ttft_model import TtftModel, WorkAhead, steps_until_slot
 
 _LEVELS = (0.5, LEVEL)
 
@@ -54,7 +54,7 @@ class TtftPredictor:
             return
         generator = self._generators[request.model]
         if generator.has_own_scheduler:
-            ahead = Ahead(request.prompt_tokens, turn=wait)
+            ahead = WorkAhead(request.prompt_tokens, turn=wait)
         else:
             ahead = _ahead(ticket, self._tickets.values(), generator.max_running)
         forecast = self._model.predict(ahead, pace)
@@ -62,7 +62,7 @@ class TtftPredictor:
         waited = between(request.arrival, now)
         ticket.predicted_ttft = Duration(waited + forecast.median)
         stated = (to_milliseconds(ticket.predicted_ttft), to_milliseconds(Duration(waited + forecast.upper)))
-        self.calibration.stated(request.id, _LEVELS, stated)
+        self.calibration.record_forecast(request.id, _LEVELS, stated)
 
     def first_token(self, ticket: Ticket, now: Instant) -> None:
         """Trains the model with the request's first token."""
@@ -73,12 +73,12 @@ class TtftPredictor:
         took = between(start.at, now)
         self._model.observe(start.ahead, start.pace, start.forecast, took)
         since_arrival = to_milliseconds(between(request.arrival, now))
-        self.calibration.happened(request.id, request.service_class.name, round(since_arrival))
+        self.calibration.record_outcome(request.id, request.service_class.name, round(since_arrival))
 
     def readings(self, metrics: Metrics) -> Readings:
         """The TPOT forecast, and coverage and error of the TTFT forecasts, in seconds."""
         errors = self.calibration.mean_absolute_error()
-        gaps = {f"{level:g}": self._paces[Owner.LLM].foretold_gap(level) for level in _LEVELS}
+        gaps = {f"{level:g}": self._paces[Owner.LLM].predicted_token_gap(level) for level in _LEVELS}
         return {
             metrics.tpot_forecast: {level: to_seconds(gap) for level, gap in gaps.items() if gap is not None},
             metrics.ttft_coverage: self.calibration.coverage(),
@@ -86,7 +86,7 @@ class TtftPredictor:
         }
 
 
-def _ahead(ticket: Ticket, others: Iterable[Ticket], slots: int) -> Ahead:
+def _ahead(ticket: Ticket, others: Iterable[Ticket], slots: int) -> WorkAhead:
     """The work that the engine does before this request's first token.
 
     Prompts of requests of lower rank that have no first token yet are computed first, and those requests get
@@ -105,7 +105,7 @@ def _ahead(ticket: Ticket, others: Iterable[Ticket], slots: int) -> Ahead:
             earlier.append((other.rank, steps))
             prompt_tokens += other.request.prompt_tokens
     slot_order = [steps for _, steps in sorted(earlier, key=itemgetter(0))]
-    return Ahead(prompt_tokens, steps_until_slot(decoding, slot_order, slots))
+    return WorkAhead(prompt_tokens, steps_until_slot(decoding, slot_order, slots))
 
 
 def _remaining_steps(forecast: LengthForecast, done: int, level: float) -> float:

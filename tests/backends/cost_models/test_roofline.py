@@ -9,9 +9,9 @@ from backends.cost_models.roofline import (
     H100_SXM,
     Device,
     ModelCosts,
-    figures,
-    gpu_named,
-    measured_cpu,
+    gpu_by_name,
+    measure_cpu,
+    model_costs,
     roofline,
     step_cost,
 )
@@ -59,13 +59,13 @@ def test_roofline_overlaps_arithmetic_with_traffic():
     (MIXTRAL, 12.9e9 - 0.131e9),
 ])  # fmt: skip
 def test_figures_count_the_weights_that_a_token_meets(config, weights):
-    assert figures(config, 1).weights == pytest.approx(weights, rel=1e-2)
-    assert figures(config, 1, tensor_parallel=2).weights == figures(config, 1).weights // 2
+    assert model_costs(config, 1).weights == pytest.approx(weights, rel=1e-2)
+    assert model_costs(config, 1, tensor_parallel=2).weights == model_costs(config, 1).weights // 2
 
 
 def test_figures_name_what_a_config_lacks():
     with pytest.raises(GeometryError, match="hidden_size"):
-        figures({"num_hidden_layers": 2}, 1)
+        model_costs({"num_hidden_layers": 2}, 1)
 
 
 @pytest.mark.parametrize(("config", "cell_bytes"), [
@@ -75,7 +75,7 @@ def test_figures_name_what_a_config_lacks():
 def test_cell_cost_is_its_bytes_and_step_cost_the_weights(config, cell_bytes, device):
     geometry = kv_geometry(config)
     assert geometry.bytes_per_token == cell_bytes
-    known = figures(config, cell_bytes)
+    known = model_costs(config, cell_bytes)
     cost = step_cost(roofline(device, known))
     assert cost.cell == pytest.approx(cell_bytes / device.bandwidth)
     assert cost.step - device.overhead == pytest.approx(known.weight_bytes / device.bandwidth, rel=1e-3)
@@ -85,7 +85,7 @@ def test_cell_cost_is_its_bytes_and_step_cost_the_weights(config, cell_bytes, de
 
 
 def test_roofline_is_close_to_measured_costs():
-    predicted = step_cost(roofline(A100_80GB, figures(OPT_13B, 819_200)))
+    predicted = step_cost(roofline(A100_80GB, model_costs(OPT_13B, 819_200)))
     measured = step_cost(OPT_13B_A100_80G)
     assert predicted.step == pytest.approx(measured.step, rel=0.25)
     assert predicted.cell == pytest.approx(measured.cell, rel=0.2)
@@ -105,11 +105,11 @@ def test_roofline_is_close_to_measured_costs():
     ("NVIDIA Next 9000", None),
 ])  # fmt: skip
 def test_gpus_are_found_by_driver_name(name, device):
-    assert gpu_named(name) == device
+    assert gpu_by_name(name) == device
 
 
 def test_a_cpu_is_measured():
-    cpu = measured_cpu("float32")
+    cpu = measure_cpu("float32")
     # No CPU is slower than a thousandth of the slowest GPU here, nor as fast as the fastest.
     assert 4e10 / 1e3 < cpu.operations < GPUS["B200"].operations
     assert 1e8 < cpu.bandwidth < GPUS["B200"].bandwidth
@@ -124,4 +124,4 @@ def test_steps_are_bound_by_the_slower_resource():
 
 
 def test_an_idle_step_costs_nothing():
-    assert roofline(H100_SXM, figures(LLAMA_8B, 131_072))(StepLoad()) == 0.0
+    assert roofline(H100_SXM, model_costs(LLAMA_8B, 131_072))(StepLoad()) == 0.0

@@ -13,10 +13,10 @@ from backends.cost_models.step_time import (
     embedding_line,
     embedding_table,
     fitted_profile,
-    in_turn,
     llm_only,
     pace,
     read_grid,
+    sequential,
     tile,
 )
 
@@ -40,7 +40,7 @@ def profile(tmp_path):
 
 
 def test_parts_without_work_take_no_time():
-    both = in_turn(llm_only(tile(0.1, 0, 0, 0)), embedding_line(0.02, 1e-5))
+    both = sequential(llm_only(tile(0.1, 0, 0, 0)), embedding_line(0.02, 1e-5))
     assert both(StepLoad()) == 0
     assert both(StepLoad(decodes=3)) == pytest.approx(0.1)
     assert both(StepLoad(inputs=4, length=100)) == pytest.approx(0.024)

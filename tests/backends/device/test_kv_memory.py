@@ -44,7 +44,7 @@ def test_static_memory_ignores_limits():
     memory = StaticMemory(kv_bytes=800, workspace_bytes=200)
     memory.limit_llm(100)
     assert memory.workspace_room(engine(total=800, ceded=700)) == 200
-    assert (memory.pool_bytes, memory.most_llm_bytes) == (1_000, 800)
+    assert (memory.pool_bytes, memory.max_llm_bytes) == (1_000, 800)
 
 
 def test_elastic_memory_gives_ceded_bytes_to_the_workspace():
@@ -66,7 +66,7 @@ def test_the_original_limit_is_never_restored_exactly(segment):
     memory = KvcachedMemory(segment, pool_bytes=64 * MIB, unit_bytes=UNIT)
     memory.limit_llm(32 * MIB)
     memory.limit_llm(64 * MIB)
-    assert memory.read().total == 64 * MIB - UNIT == memory.most_llm_bytes
+    assert memory.read().total == 64 * MIB - UNIT == memory.max_llm_bytes
 
 
 def test_workspace_excludes_bytes_that_are_still_mapped(segment):

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.cost_models.step_time import StepLoad
-from backends.simulated.continuous_batching import Sequence, SimulatedScheduler
+from backends.simulated.continuous_batching import SimulatedScheduler, SimulatedSequence
 
 
-def drain(engine: SimulatedScheduler[Sequence]) -> list[StepLoad]:
+def drain(engine: SimulatedScheduler[SimulatedSequence]) -> list[StepLoad]:
     loads = []
     while True:
         load = StepLoad()
@@ -19,10 +19,10 @@ def drain(engine: SimulatedScheduler[Sequence]) -> list[StepLoad]:
 
 
 def test_prompt_chunks_add_up_to_the_squared_length():
-    engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
+    engine: SimulatedScheduler[SimulatedSequence] = SimulatedScheduler(
         blocks=None, block_tokens=16, max_running=4, step_tokens=100
     )
-    engine.waiting.append(Sequence(prompt=250, output=3))
+    engine.waiting.append(SimulatedSequence(prompt=250, output=3))
     loads = drain(engine)
     assert [load.prefill_tokens for load in loads] == [100, 100, 50, 0, 0]
     assert [load.decodes for load in loads] == [0, 0, 0, 1, 1]
@@ -31,10 +31,10 @@ def test_prompt_chunks_add_up_to_the_squared_length():
 
 
 def test_decodes_share_a_step_with_a_prompt_chunk():
-    engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
+    engine: SimulatedScheduler[SimulatedSequence] = SimulatedScheduler(
         blocks=None, block_tokens=16, max_running=4, step_tokens=64
     )
-    first, second = Sequence(prompt=10, output=8), Sequence(prompt=300, output=1)
+    first, second = SimulatedSequence(prompt=10, output=8), SimulatedSequence(prompt=300, output=1)
     engine.waiting.append(first)
     engine.plan(StepLoad())
     engine.complete()
@@ -46,10 +46,10 @@ def test_decodes_share_a_step_with_a_prompt_chunk():
 
 def test_the_newest_sequence_is_preempted_and_recomputes():
     # Five blocks of 4: 8 + 8 prompt tokens fill four, and both grow into a third block.
-    engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
+    engine: SimulatedScheduler[SimulatedSequence] = SimulatedScheduler(
         blocks=5, block_tokens=4, max_running=4, step_tokens=64
     )
-    old, new = Sequence(prompt=8, output=6), Sequence(prompt=8, output=6)
+    old, new = SimulatedSequence(prompt=8, output=6), SimulatedSequence(prompt=8, output=6)
     engine.waiting.extend([old, new])
     loads = drain(engine)
     assert (old.preemptions, new.preemptions, engine.recompute_tokens) == (0, 1, 8)
@@ -60,10 +60,10 @@ def test_the_newest_sequence_is_preempted_and_recomputes():
 
 
 def test_a_sequence_removed_during_a_step_gets_no_token():
-    engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
+    engine: SimulatedScheduler[SimulatedSequence] = SimulatedScheduler(
         blocks=8, block_tokens=4, max_running=4, step_tokens=64
     )
-    stays, leaves = Sequence(prompt=4, output=2), Sequence(prompt=4, output=2)
+    stays, leaves = SimulatedSequence(prompt=4, output=2), SimulatedSequence(prompt=4, output=2)
     engine.waiting.extend([stays, leaves])
     engine.plan(StepLoad())
     engine.remove(leaves)
@@ -83,10 +83,10 @@ def test_a_sequence_removed_during_a_step_gets_no_token():
 def test_every_sequence_finishes_and_every_block_is_freed(
     sizes, blocks, block_tokens, max_running, step_tokens
 ):
-    engine: SimulatedScheduler[Sequence] = SimulatedScheduler(
+    engine: SimulatedScheduler[SimulatedSequence] = SimulatedScheduler(
         blocks=blocks, block_tokens=block_tokens, max_running=max_running, step_tokens=step_tokens
     )
-    engine.waiting.extend(Sequence(prompt, output) for prompt, output in sizes)
+    engine.waiting.extend(SimulatedSequence(prompt, output) for prompt, output in sizes)
     sequences = list(engine.waiting)
     computed = 0
     while True:

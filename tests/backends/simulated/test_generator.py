@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from backends.cost_models.step_time import affine, embedding_line, in_turn, llm_only
+from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import SimulatedDevice
@@ -25,7 +25,7 @@ def request(name: str = "r", *, kind: Kind = Kind.GENERATE, prompt: int = 8) -> 
 
 
 def pair(length: int = 5, *, batch_time=None, kv_bytes: int | None = None, max_model_tokens: int = 64):
-    device = SimulatedDevice(batch_time or in_turn(llm_only(affine(1.0, 0, 0, 0)), embedding_line(0.5, 0)))
+    device = SimulatedDevice(batch_time or sequential(llm_only(affine(1.0, 0, 0, 0)), embedding_line(0.5, 0)))
     generator = SimulatedGenerator(
         device,
         geometry=GEOMETRY,

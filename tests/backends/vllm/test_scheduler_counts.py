@@ -36,10 +36,10 @@ EVERY_ORDERING = sorted(ENGINE_POLICIES)
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
 def engine(request):
-    from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
+    from backends.vllm.simulation.stepped_engine import SteppedEngine, SteppedEngineSetup
 
     return SteppedEngine(
-        Setup(
+        SteppedEngineSetup(
             blocks=BLOCKS,
             block_tokens=BLOCK_TOKENS,
             max_model_tokens=512,

@@ -15,9 +15,9 @@ from benchmark_control_plane.common.servers import vllm_server
 _MEASURES = """
 import signal, sys
 from pathlib import Path
-from benchmark_control_plane.common.servers import Server, free_port, serving, stop_as_interrupted
+from benchmark_control_plane.common.servers import Server, free_port, serving, interrupt_on_sigterm
 
-stop_as_interrupted()
+interrupt_on_sigterm()
 port = free_port()
 command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port)]
 with serving(Server("files", command, port, "/"), Path(sys.argv[1]), own_session=False) as server:
@@ -43,9 +43,9 @@ def test_terminated_benchmark_stops_its_servers(tmp_path):
 _STARTS = """
 import sys
 from pathlib import Path
-from benchmark_control_plane.common.servers import Server, all_serving, free_port, stop_as_interrupted
+from benchmark_control_plane.common.servers import Server, all_serving, free_port, interrupt_on_sigterm
 
-stop_as_interrupted()
+interrupt_on_sigterm()
 # The server writes its process id but never becomes ready.
 mute = [sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()"]
 logged = [(Server(name, mute, free_port(), "/"), Path(sys.argv[1], name)) for name in ("one", "other")]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from benchmark_control_plane.judge.records import SloTargets
-from benchmark_control_plane.judge.runner import closed_loop, play
+from benchmark_control_plane.judge.runner import closed_loop, open_loop
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.decision import Outcome
@@ -54,7 +54,7 @@ def document(number, at, **more):
 def played(plan, target=None, warmup=0.0, drain=60.0, ticks=None):
     async def go():
         loop = asyncio.get_running_loop()
-        return await play(
+        return await open_loop(
             target or Scripted(), plan, CLASSES, warmup=warmup, drain=drain, clock=loop.time,
             tick=lambda answered, planned: None if ticks is None else ticks.append((answered, planned)),
         )  # fmt: skip

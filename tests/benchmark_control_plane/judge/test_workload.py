@@ -12,7 +12,7 @@ from benchmark_control_plane.judge.experiment_schema import (
     StreamSection,
     TraceSection,
 )
-from benchmark_control_plane.judge.workload import planned
+from benchmark_control_plane.judge.workload import plan_requests
 from controlplane.core.request import Kind
 
 CHAT = StreamSection(
@@ -41,7 +41,7 @@ RETRIEVAL = StreamSection(
 
 
 def plan(streams, tmp_path, rate=50.0, seed=1, warmup=10.0, measured=90.0):
-    return planned(streams, rate=rate, seed=seed, warmup=warmup, measured=measured, data=tmp_path)
+    return plan_requests(streams, rate=rate, seed=seed, warmup=warmup, measured=measured, data=tmp_path)
 
 
 def test_streams_have_their_shares_of_the_rate(tmp_path):

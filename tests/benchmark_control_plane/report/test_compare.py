@@ -6,7 +6,7 @@ import math
 import pytest
 
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.report.compare import Change, ResultsComparison, compared, t_interval
+from benchmark_control_plane.report.compare import Change, ResultsComparison, compare_results, t_interval
 from tests import experiments
 
 
@@ -16,7 +16,7 @@ def found(comparison: ResultsComparison, system: str, load: float, metric: str) 
 
 def test_identical_results_have_no_change() -> None:
     content = experiments.results()
-    comparison = compared(content, content)
+    comparison = compare_results(content, content)
     assert comparison.worse == () and not any(change.is_clear() for change in comparison.changes)
     assert comparison.unpaired == 0
     assert comparison.text().splitlines()[-1].startswith("0 of ")
@@ -29,7 +29,7 @@ def test_lower_attainment_in_every_pair_is_worse() -> None:
         [r for r in after["runs"] if r["system"] == "tandem"], (0.10, 0.12, 0.11), strict=True
     ):
         run["attainment"]["interactive"] = (run["attainment"]["interactive"] or 0.0) - fall
-    comparison = compared(before, after)
+    comparison = compare_results(before, after)
     assert [(c.place, c.metric) for c in comparison.worse] == [(("tandem", 1.0), "attainment.interactive")]
     fallen = comparison.worse[0]
     # Three pairs: the quantile of t with two degrees of freedom is 4.3027, the deviation of the falls 0.01.
@@ -38,7 +38,7 @@ def test_lower_attainment_in_every_pair_is_worse() -> None:
         (-0.11 - 4.30265 * 0.01 / math.sqrt(3), -0.11 + 4.30265 * 0.01 / math.sqrt(3))
     )
     assert "WORSE" in comparison.text()
-    assert compared(after, before).worse == ()
+    assert compare_results(after, before).worse == ()
 
 
 def test_changes_in_both_directions_give_no_verdict() -> None:
@@ -48,7 +48,7 @@ def test_changes_in_both_directions_give_no_verdict() -> None:
         [r for r in after["runs"] if r["system"] == "tandem"], (-0.1, 0.12, -0.05), strict=True
     ):
         run["goodput_rps"] *= 1 + change
-    assert compared(before, after).worse == ()
+    assert compare_results(before, after).worse == ()
 
 
 def test_latencies_are_compared_as_ratios_and_not_judged() -> None:
@@ -58,7 +58,7 @@ def test_latencies_are_compared_as_ratios_and_not_judged() -> None:
         figure = run["percentiles"]["interactive"]["ttft_ms"]["p99"]
         assert figure is not None and figure[0] is not None
         figure[0] *= by
-    comparison = compared(before, after)
+    comparison = compare_results(before, after)
     change = found(comparison, "tandem", 1.0, "interactive.ttft_ms.p99")
     assert change.value == pytest.approx(9 ** (1 / 3)) and change.pairs == 3
     assert comparison.worse == ()
@@ -67,7 +67,7 @@ def test_latencies_are_compared_as_ratios_and_not_judged() -> None:
 def test_only_valid_runs_of_both_are_paired() -> None:
     before, after = experiments.results(loads=(1.0,)), experiments.results(loads=(1.0, 2.0))
     assert before["runs"][5]["valid"] is False
-    comparison = compared(before, after)
+    comparison = compare_results(before, after)
     assert found(comparison, "plain", 1.0, "goodput_rps").pairs == 2
     assert {load for _, load in (change.place for change in comparison.changes)} == {1.0}
     # One run is valid in B only, and B has 11 valid runs at the second load.
@@ -76,7 +76,7 @@ def test_only_valid_runs_of_both_are_paired() -> None:
 
 
 def test_partial_results_are_marked() -> None:
-    text = compared(experiments.results(), experiments.results(partial=True)).text()
+    text = compare_results(experiments.results(), experiments.results(partial=True)).text()
     assert "B is partial" in text and "A is partial" not in text
 
 
@@ -85,13 +85,13 @@ def test_one_pair_gives_no_interval_and_no_verdict() -> None:
     after = copy.deepcopy(before)
     for run in after["runs"]:
         run["goodput_rps"] /= 2
-    comparison = compared(before, after)
+    comparison = compare_results(before, after)
     assert comparison.worse == () and "none (one pair)" in comparison.text()
 
 
 def test_results_without_a_common_run_raise() -> None:
     with pytest.raises(BadInput, match="share no valid run of the same system, load and seed"):
-        compared(experiments.results(seeds=(1, 2)), experiments.results(seeds=(3, 4)))
+        compare_results(experiments.results(seeds=(1, 2)), experiments.results(seeds=(3, 4)))
 
 
 def test_the_interval_is_students_t() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.report.regression_bounds import Bound, broken, read_bounds, value_at
+from benchmark_control_plane.report.regression_bounds import Bound, read_bounds, value_at, violations
 from tests import experiments
 
 EXAMPLE = Path("configs/bench/gate-example.yaml")
@@ -20,13 +20,13 @@ def with_attainment(*values: float) -> Any:
 
 
 def lines(content: Any, **bound: Any) -> list[str]:
-    return list(broken(content, [Bound(**bound)]))
+    return list(violations(content, [Bound(**bound)]))
 
 
 def test_the_example_is_valid_and_good_results_pass_it() -> None:
     bounds = read_bounds(EXAMPLE)
     assert len(bounds) == 5
-    assert list(broken(experiments.results(), bounds)) == []
+    assert list(violations(experiments.results(), bounds)) == []
 
 
 def test_the_median_counts_unless_the_worst_seed_is_requested() -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmark_control_plane.report.samples import pooled
+from benchmark_control_plane.report.samples import pool_samples
 from tests import experiments
 
 KEY = ("tandem", 1.0, "interactive")
@@ -21,20 +21,20 @@ def records(content: Any, *ends: tuple[str, float | None]) -> list[dict[str, Any
 def test_a_curve_ends_at_the_share_of_lost_requests() -> None:
     content = experiments.results(loads=(1.0,))
     ends = (("MET", 10.0), ("LATE", 40.0), ("MET", 20.0), ("REJECTED", None), ("FAILED", None))
-    sample = pooled(content, records(content, *ends))[KEY]
+    sample = pool_samples(content, records(content, *ends))[KEY]
     assert sample.curve("ttft_ms") == [(10.0, 0.2), (20.0, 0.4), (40.0, 0.6)]
     assert sample.outcomes == {"MET": 2, "LATE": 1, "REJECTED": 1, "FAILED": 1}
 
 
 def test_an_output_of_one_token_has_no_tpot_and_is_no_loss() -> None:
     content = experiments.results(loads=(1.0,))
-    sample = pooled(content, records(content, ("MET", 10.0), ("REJECTED", None)))[KEY]
+    sample = pool_samples(content, records(content, ("MET", 10.0), ("REJECTED", None)))[KEY]
     assert sample.curve("tpot_ms") == [] and sample.lost["tpot_ms"] == 1
 
 
 def test_a_curve_has_a_bounded_number_of_points() -> None:
     content = experiments.results(loads=(1.0,))
-    sample = pooled(content, records(content, *(("MET", float(i)) for i in range(1, 5001))))[KEY]
+    sample = pool_samples(content, records(content, *(("MET", float(i)) for i in range(1, 5001))))[KEY]
     curve = sample.curve("ttft_ms")
     assert len(curve) <= 81 and curve[0] == (1.0, 1 / 5000) and curve[-1] == (5000.0, 1.0)
     assert curve == sorted(curve)
@@ -44,7 +44,7 @@ def test_warm_up_and_invalid_runs_are_excluded() -> None:
     content = experiments.results(loads=(1.0,))
     requests = records(content, ("MET", 10.0), ("MET", 20.0))
     requests[0]["warmup"] = True
-    assert pooled(content, requests)[KEY].outcomes == {"MET": 1}
+    assert pool_samples(content, requests)[KEY].outcomes == {"MET": 1}
     for run in content["runs"]:
         run["valid"] = False
-    assert pooled(content, requests) == {}
+    assert pool_samples(content, requests) == {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.cost_models.step_time import LLAMA2_70B_TP1, MODELS, tile
+from backends.cost_models.step_time import LLAMA2_70B_TP1, STEP_TIME_FORMS, tile
 from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, run_policy
 from benchmark_control_plane.round_model.workloads import RoundRequest
 
@@ -62,7 +62,7 @@ def test_one_long_request_blocks_many_short_ones(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", FIXTURES["continuous"])
 def test_continuous_runs_equal_the_reference(case: dict[str, Any]) -> None:
     for expected in case["runs"]:
-        step_time = MODELS[expected["time"]](*expected["params"])
+        step_time = STEP_TIME_FORMS[expected["time"]](*expected["params"])
         setting = PolicySetting(NAMES[expected["policy"]], alpha=expected["alpha"], step_time=step_time)
         schedule = run_policy(columns(case), case["M"], setting)
         assert schedule.mean_latency == pytest.approx(expected["mean"], rel=1e-12), expected

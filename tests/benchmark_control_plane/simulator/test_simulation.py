@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.cost_models.step_time import affine, embedding_line, in_turn, llm_only
+from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from benchmark_control_plane.simulator.simulation import (
-    Embed,
     Machine,
+    SimulatedEmbedding,
     SimulatedRequest,
     arrival_times,
-    divided,
+    divide_pool,
     simulate,
 )
 
 ROOT = Path(__file__).parents[3]
-BATCH_TIME = in_turn(llm_only(affine(0.02, 1e-4, 1e-4, 1e-7)), embedding_line(0.005, 1e-5))
+BATCH_TIME = sequential(llm_only(affine(0.02, 1e-4, 1e-4, 1e-7)), embedding_line(0.005, 1e-5))
 CLASSES = {
     "interactive": {"priority": 5, "ttft_ms": 1000},
     "standard": {"priority": 1, "default": True, "sheddable": False},
@@ -33,7 +33,7 @@ def mixed(seed: int = 0, count: int = 120, rate: float = 30.0):
     for n, at in enumerate(arrival_times(rng, rate, count, variation=2.0)):
         name = "interactive" if n % 3 else "standard"
         if n % 4 == 0:
-            offered.append(Embed(at, tuple(int(t) for t in rng.integers(5, 200, 3)), name))
+            offered.append(SimulatedEmbedding(at, tuple(int(t) for t in rng.integers(5, 200, 3)), name))
         else:
             output = int(rng.integers(1, 80))
             offered.append(SimulatedRequest(at, int(rng.integers(1, 300)), output, output + 20, name))
@@ -114,7 +114,7 @@ def test_divided_pool_is_never_exceeded():
     pool = 64 * tight().geometry.bytes_per_block
     whole = replace(tight(), pool_bytes=pool, kv_bytes=pool)
     for share in (0.3, 0.5, 0.77):
-        parts = divided(whole, share)
+        parts = divide_pool(whole, share)
         assert parts.kv_bytes % whole.geometry.bytes_per_block == 0
         assert parts.kv_bytes <= share * pool
         assert parts.kv_bytes + parts.embed_batch_tokens * parts.embed_bytes_per_token <= pool

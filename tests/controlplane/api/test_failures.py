@@ -47,7 +47,7 @@ def text(**fields: Any) -> dict[str, Any]:
 REJECTIONS = [
     (Reason.NO_MEMORY, 429, "overloaded", "rejected-saturated"),
     (Reason.NO_SLOT, 429, "overloaded", "rejected-saturated"),
-    (Reason.NO_PACE, 429, "overloaded", "rejected-saturated"),
+    (Reason.TPOT_GUARD, 429, "overloaded", "rejected-saturated"),
     (Reason.BEHIND_OTHERS, 429, "overloaded", "rejected-saturated"),
     (Reason.QUEUE_FULL, 429, "overloaded", "rejected-saturated"),
     (Reason.SLO_UNATTAINABLE, 429, "slo_unattainable", "rejected-saturated"),

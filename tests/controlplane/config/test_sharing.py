@@ -18,7 +18,7 @@ SHARES = {"llm": {"nominal": 0.75, "min": 0.5, "borrow": 0.1}, "embedding": {"no
 
 
 def sharing(quota, **pool):
-    sizes = {"pool_bytes": 1_000, "most_llm_bytes": 1_000, "most_embedding_bytes": 1_000, "block_bytes": 10}
+    sizes = {"pool_bytes": 1_000, "max_llm_bytes": 1_000, "most_embedding_bytes": 1_000, "block_bytes": 10}
     return quota.sharing(**{**sizes, **pool})
 
 
@@ -48,17 +48,17 @@ def shares(draw):
 )
 @example({"llm": {"nominal": 0.96, "min": 0.96}, "embedding": {"nominal": 0.04}}, 2_002, 1.0, 1.0, 384)
 def test_without_urgency_the_llm_owns_its_nominal_share(shares, pool, cache, batch, block):
-    sizes = {"most_llm_bytes": int(pool * cache), "most_embedding_bytes": int(pool * batch)}
+    sizes = {"max_llm_bytes": int(pool * cache), "most_embedding_bytes": int(pool * batch)}
     found = sharing(section(policy="dynamic", **shares), pool_bytes=pool, block_bytes=block, **sizes)
     resting = found.nominal[Owner.LLM]
     assert target_nominal(dict.fromkeys(Owner, 0.0), found.options) == resting
-    assert resting <= sizes["most_llm_bytes"]
-    wanted = min(int(shares["llm"]["nominal"] * pool), sizes["most_llm_bytes"])
+    assert resting <= sizes["max_llm_bytes"]
+    wanted = min(int(shares["llm"]["nominal"] * pool), sizes["max_llm_bytes"])
     assert resting > wanted - block
 
 
 def test_no_owner_gets_more_than_it_can_use():
-    found = sharing(section(policy="dynamic", **SHARES), most_llm_bytes=800, most_embedding_bytes=300)
+    found = sharing(section(policy="dynamic", **SHARES), max_llm_bytes=800, most_embedding_bytes=300)
     # A cache of 800 leaves at least 200 to the embeddings, which cannot use more than 300.
     assert found.options.minimum == {Owner.LLM: 700, Owner.EMBEDDING: 200}
     assert (found.options.lowest, found.options.highest) == (700, 800)

@@ -13,10 +13,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from predictors.output_length.checkpoint import Checkpoint, read, read_or_set_aside, require_place, save
+from predictors.output_length.checkpoint import Checkpoint, read, read_or_rename, require_writable, save
 from predictors.output_length.examples import FeatureRow
 from predictors.output_length.learned import LearnedLengths
-from predictors.output_length.training import trained_elsewhere
+from predictors.output_length.training import train_in_subprocess
 
 
 @pytest.fixture
@@ -29,10 +29,10 @@ def learned(traffic):
 
 
 async def test_model_trained_in_a_subprocess_survives_save_and_read(tmp_path, learned):
-    model = await trained_elsewhere(Checkpoint(learned.examples.table()))
+    model = await train_in_subprocess(Checkpoint(learned.examples.table()))
     path = tmp_path / "lengths.npz"
     save(path, Checkpoint(learned.examples.table(), model, learned.standing()))
-    kept = read_or_set_aside(path)
+    kept = read_or_rename(path)
     assert kept is not None and kept.model is not None
     table = learned.examples.table()
     row = FeatureRow(table.numbers[3], table.words[3], 0)
@@ -75,7 +75,7 @@ async def test_cancelling_training_kills_its_process(tmp_path, monkeypatch, lear
     program.write_text(f"#!/bin/sh\necho $$ > {pipe}\nexec sleep 600\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    training = asyncio.create_task(trained_elsewhere(Checkpoint(learned.examples.table())))
+    training = asyncio.create_task(train_in_subprocess(Checkpoint(learned.examples.table())))
     number = int(await asyncio.to_thread(pipe.read_text))
     training.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -86,11 +86,11 @@ async def test_cancelling_training_kills_its_process(tmp_path, monkeypatch, lear
 
 async def test_training_reports_too_few_examples(learned):
     with pytest.raises(RuntimeError, match="at least 200"):
-        await trained_elsewhere(Checkpoint(learned.examples.table().head(10)))
+        await train_in_subprocess(Checkpoint(learned.examples.table().head(10)))
 
 
 def test_missing_file_gives_no_checkpoint(tmp_path):
-    assert read_or_set_aside(tmp_path / "none.npz") is None
+    assert read_or_rename(tmp_path / "none.npz") is None
 
 
 @pytest.mark.parametrize("how", ["cut", "garbage", "version"])
@@ -103,7 +103,7 @@ def test_unreadable_file_is_renamed(tmp_path, caplog, learned, how):
     else:
         path.write_bytes(path.read_bytes()[:500] if how == "cut" else b"garbage")
     with caplog.at_level(logging.WARNING):
-        assert read_or_set_aside(path) is None
+        assert read_or_rename(path) is None
     assert not path.exists()
     assert path.with_name("lengths.npz.corrupt").exists()
     assert "renamed to" in caplog.text
@@ -159,7 +159,7 @@ def test_full_disk_keeps_the_previous_file(tmp_path, learned):
 
 
 def test_require_place_checks_the_path(tmp_path):
-    require_place(tmp_path / "lengths.npz")
+    require_writable(tmp_path / "lengths.npz")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(FileNotFoundError):
-        require_place(tmp_path / "nowhere" / "lengths.npz")
+        require_writable(tmp_path / "nowhere" / "lengths.npz")

@@ -11,7 +11,7 @@ from controlplane.core.clock import Duration, milliseconds, seconds
 from controlplane.core.ports import StepCost
 from controlplane.core.request import Owner
 from controlplane.core.view import Pace
-from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepTime, StepWork, paces
+from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepTime, StepWork, rate_models
 
 
 def test_no_pace_before_any_observation():
@@ -187,10 +187,10 @@ def test_reported_steps_give_the_pace_of_the_current_load():
 
 def test_token_gap_has_quantiles():
     pace, random = ObservedPace(), Random(5)
-    assert pace.foretold_gap(0.5) is None
+    assert pace.predicted_token_gap(0.5) is None
     for _ in range(200):
         pace.observe_work(StepWork(0, 8, 1_000), seconds(0.02 * random.lognormvariate(0, 0.2)))
-    middle, upper = pace.foretold_gap(0.5), pace.foretold_gap(0.9)
+    middle, upper = pace.predicted_token_gap(0.5), pace.predicted_token_gap(0.9)
     assert middle == pytest.approx(milliseconds(20), rel=0.1)
     # e^(0.2 * 1.28) is the ninth decile of the noise.
     assert upper == pytest.approx(milliseconds(25.8), rel=0.12)
@@ -235,7 +235,7 @@ def test_stalls_and_slowdown_keep_all_costs_plausible(seed):
 
 def test_embedding_models_start_from_their_profile():
     models = [ScriptedEmbedder(token_seconds=cost, max_input_tokens=100) for cost in (1e-4, 3e-4)]
-    pace = paces(None, models)[Owner.EMBEDDING]
+    pace = rate_models(None, models)[Owner.EMBEDDING]
     assert pace.pace.per_prompt_token == pytest.approx(seconds(2e-4), rel=1e-3)
     # A short first batch is mostly fixed cost and says little about the cost per token.
     pace.observe_prefill(8, milliseconds(8))
@@ -246,7 +246,9 @@ def test_embedding_models_start_from_their_profile():
     for _ in range(8):
         pace.observe_prefill(3_200, milliseconds(3_200))
     assert pace.pace.per_prompt_token == pytest.approx(seconds(1e-3), rel=0.2)
-    assert paces(None, [ScriptedEmbedder()])[Owner.EMBEDDING].pace is None, "nothing is known of its time"
+    assert rate_models(None, [ScriptedEmbedder()])[Owner.EMBEDDING].pace is None, (
+        "nothing is known of its time"
+    )
 
 
 def paces_after(*steps: tuple[int, float, float | None]) -> ObservedPace:
@@ -254,35 +256,35 @@ def paces_after(*steps: tuple[int, float, float | None]) -> ObservedPace:
 
     Each step is (prompt tokens, ms taken, ms ceded to embeddings or None if no embedding work ran).
     """
-    paces = ObservedPace(prior=StepCost(step=0.01, decode=0.0, cell=0.0, prompt_token=1e-4))
+    observed = ObservedPace(prior=StepCost(step=0.01, decode=0.0, cell=0.0, prompt_token=1e-4))
     for prefill, took, ceded in 200 * steps:
-        paces.observe_work(
+        observed.observe_work(
             StepWork(prefill, 1, 0),
             milliseconds(took),
             is_alone=ceded is None,
             ceded=milliseconds(ceded or 0),
         )
-    return paces
+    return observed
 
 
 def test_lost_share_follows_prefill_time():
     assert ObservedPace().lost_share == ObservedPace().lost_deviation == 0.0
-    paces = paces_after((0, 10, None), (100, 20, None))
-    assert paces.lost_share == pytest.approx(10 / 30, rel=0.05)
-    assert paces.lost_deviation == pytest.approx(0.005, rel=0.05)
+    observed = paces_after((0, 10, None), (100, 20, None))
+    assert observed.lost_share == pytest.approx(10 / 30, rel=0.05)
+    assert observed.lost_deviation == pytest.approx(0.005, rel=0.05)
 
 
 def test_intentional_wait_is_not_step_time():
-    paces = ObservedPace(prior=StepCost(step=0.01, decode=0.0, cell=0.0, prompt_token=1e-4))
+    observed = ObservedPace(prior=StepCost(step=0.01, decode=0.0, cell=0.0, prompt_token=1e-4))
     for _ in range(200):
-        paces.observe_work(StepWork(0, 1, 0), milliseconds(10))
-        paces.observe_work(
+        observed.observe_work(StepWork(0, 1, 0), milliseconds(10))
+        observed.observe_work(
             StepWork(0, 1, 0), milliseconds(30), waited=milliseconds(18), is_alone=False, ceded=Duration(0)
         )
-    assert paces.own_step == pytest.approx(milliseconds(10), rel=0.01)
-    assert paces.lost_share == pytest.approx(2 / 22, rel=0.05)
+    assert observed.own_step == pytest.approx(milliseconds(10), rel=0.01)
+    assert observed.lost_share == pytest.approx(2 / 22, rel=0.05)
     # The client waits for this time all the same.
-    assert paces.foretold_gap(0.5) == pytest.approx(milliseconds(20), rel=0.1)
+    assert observed.predicted_token_gap(0.5) == pytest.approx(milliseconds(20), rel=0.1)
 
 
 def test_lost_share_counts_embedding_time_beyond_the_ceded():

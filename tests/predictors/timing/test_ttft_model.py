@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.core.clock import Duration, milliseconds
 from controlplane.core.view import Pace
-from predictors.timing.ttft_model import Ahead, TtftModel, steps_until_slot
+from predictors.timing.ttft_model import TtftModel, WorkAhead, steps_until_slot
 
 PACE = Pace(milliseconds(10), milliseconds(0.1))
 
@@ -15,7 +15,7 @@ def serve(time, random, ratio, count, *, waits=0.0):
     """Share within the upper quantile, and the mean relative error of the median, over the last half."""
     within, errors = [], []
     for _ in range(count):
-        ahead = Ahead(random.randint(10, 2_000), waits * random.randint(1, 50))
+        ahead = WorkAhead(random.randint(10, 2_000), waits * random.randint(1, 50))
         said = time.predict(ahead, PACE)
         took = Duration(round(ahead.work(PACE) * ratio * random.lognormvariate(0, 0.2)))
         time.observe(ahead, PACE, said, took)
@@ -26,8 +26,8 @@ def serve(time, random, ratio, count, *, waits=0.0):
 
 
 def test_work_is_prefill_plus_steps_until_a_slot():
-    assert Ahead(100).work(PACE) == milliseconds(20)
-    assert Ahead(100, 3.0).work(PACE) == milliseconds(50)
+    assert WorkAhead(100).work(PACE) == milliseconds(20)
+    assert WorkAhead(100, 3.0).work(PACE) == milliseconds(50)
 
 
 def test_constant_error_is_learned_with_coverage():
@@ -40,8 +40,8 @@ def test_waiting_requests_have_their_own_ratios():
     time, random = TtftModel(), Random(1)
     serve(time, random, 1.0, 200)
     serve(time, random, 4.0, 200, waits=1.0)
-    assert time.predict(Ahead(900), PACE).median == pytest.approx(milliseconds(100), rel=0.15)
-    assert time.predict(Ahead(0, 9.0), PACE).median == pytest.approx(milliseconds(400), rel=0.15)
+    assert time.predict(WorkAhead(900), PACE).median == pytest.approx(milliseconds(100), rel=0.15)
+    assert time.predict(WorkAhead(0, 9.0), PACE).median == pytest.approx(milliseconds(400), rel=0.15)
 
 
 def test_coverage_recovers_after_a_change():

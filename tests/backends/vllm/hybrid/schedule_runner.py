@@ -112,9 +112,9 @@ class Engine:
     def schedule_ahead(self):
         """Switches to asynchronous scheduling: each step is planned before the previous output is known."""
         from backends.vllm.hybrid.scheduling import make
-        from backends.vllm.simulation.stepped_engine import begin_anew
+        from backends.vllm.simulation.stepped_engine import replace_scheduler
 
-        begin_anew(self.core, make, is_async=True)
+        replace_scheduler(self.core, make, is_async=True)
 
     def _add(self, at, prompt, tokens):
         from vllm import SamplingParams

@@ -6,7 +6,7 @@ import pytest
 
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.plugin.shared_state import SharedState, open_shared_state
-from backends.vllm.simulation.stepped_engine import HiddenStates, Setup, SteppedEngine
+from backends.vllm.simulation.stepped_engine import HiddenStates, SteppedEngine, SteppedEngineSetup
 from controlplane.core.generation import Sampling
 from controlplane.core.view import HiddenStateCost
 from controlplane.policy.cache_tiers.selection import TierChoice
@@ -21,7 +21,7 @@ FREE = HiddenStates(0.0, 0.0, 0.0)
 
 @pytest.fixture(scope="module")
 def stepped():
-    return SteppedEngine(Setup(blocks=40, max_model_tokens=512, hidden=True))
+    return SteppedEngine(SteppedEngineSetup(blocks=40, max_model_tokens=512, hidden=True))
 
 
 def _run(engine, hidden, *, requests):

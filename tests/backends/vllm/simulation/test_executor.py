@@ -59,9 +59,9 @@ async def test_an_engine_that_hangs_is_killed_and_its_requests_end(live):
 
 def test_virtual_time_advances_by_the_latency_model():
     from backends.cost_models.step_time import OPT_13B_A100_80G, StepLoad
-    from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
+    from backends.vllm.simulation.stepped_engine import SteppedEngine, SteppedEngineSetup
 
-    engine = SteppedEngine(Setup(batch_time="opt-13b-a100-80g"))
+    engine = SteppedEngine(SteppedEngineSetup(batch_time="opt-13b-a100-80g"))
     engine.restart()
     engine.add("only", 100, 3, extra={})
     seen = []
@@ -76,7 +76,7 @@ def test_virtual_time_advances_by_the_latency_model():
 
 
 def test_an_unknown_latency_model_stops_the_start():
-    from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
+    from backends.vllm.simulation.stepped_engine import SteppedEngine, SteppedEngineSetup
 
     with pytest.raises(ValueError, match=r"tandem_sim.batch_time='h900'.*choose one of instant"):
-        SteppedEngine(Setup(batch_time="h900"))
+        SteppedEngine(SteppedEngineSetup(batch_time="h900"))

@@ -16,7 +16,7 @@ from benchmark_control_plane.experiments.collocation.simulated_mix import (
     policies,
 )
 from benchmark_control_plane.experiments.collocation.simulated_mix_summary import summary
-from benchmark_control_plane.simulator.simulation import Embed, SimulatedRequest
+from benchmark_control_plane.simulator.simulation import SimulatedEmbedding, SimulatedRequest
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -42,7 +42,7 @@ def test_a_cell_is_deterministic_and_follows_its_mix():
     offered = cell.offered(capacity, 60.0, 0)
     assert offered == cell.offered(capacity, 60.0, 0)
     assert sum(isinstance(item, SimulatedRequest) for item in offered) == pytest.approx(540, rel=0.15)
-    assert sum(isinstance(item, Embed) for item in offered) == pytest.approx(600, rel=0.15)
+    assert sum(isinstance(item, SimulatedEmbedding) for item in offered) == pytest.approx(600, rel=0.15)
 
 
 def row(policy: str, mix: str, both: float) -> dict[str, object]:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from backends.vllm.simulation.stepped_engine import Setup
+from backends.vllm.simulation.stepped_engine import SteppedEngineSetup
 from benchmark_control_plane.experiments.engine.bounds import fluid_bound, with_hindsight
 from benchmark_control_plane.experiments.engine.engine_replay import ReplayWindow
 from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
 
 # A hundred blocks of 16 tokens; a full pool takes about 31 ms a step, so 90 tokens take about 3 s.
-SETUP = Setup(blocks=100)
+SETUP = SteppedEngineSetup(blocks=100)
 OBJECTIVES = TokenObjectives(ttft=1.0, gap=1.0)
 
 
@@ -55,13 +55,13 @@ def test_requests_before_the_window_are_not_counted():
 
 def test_the_fluid_bound_rises_as_fewer_are_served():
     lengths = [(100, 50 * i) for i in range(1, 20)]
-    rates = [fluid_bound(lengths, Setup(), served) for served in (1.0, 0.9, 0.6)]
+    rates = [fluid_bound(lengths, SteppedEngineSetup(), served) for served in (1.0, 0.9, 0.6)]
     assert rates == sorted(rates)
 
 
 def test_prefill_time_limits_decoding():
     """20 requests per second with 0.14 s of prefill each: the device sustains about a seventh of them."""
     offers = [Offer(0.05 * i, 1_000, 40, 40) for i in range(400)]
-    plenty = Setup(blocks=20_000)
+    plenty = SteppedEngineSetup(blocks=20_000)
     outcome = with_hindsight(plenty, iter(offers), ReplayWindow(0, 400), OBJECTIVES, 20.0)
     assert 0.2 < outcome.strict < 0.6

@@ -12,9 +12,9 @@ OBJECTIVES = TokenObjectives(ttft=1.0, gap=1.0)
 
 @pytest.fixture(scope="module")
 def engine():
-    from backends.vllm.simulation.stepped_engine import Setup, SteppedEngine
+    from backends.vllm.simulation.stepped_engine import SteppedEngine, SteppedEngineSetup
 
-    return SteppedEngine(Setup(blocks=40, max_model_tokens=512))
+    return SteppedEngine(SteppedEngineSetup(blocks=40, max_model_tokens=512))
 
 
 def offers(gap: float, prompt: int, output: int):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from backends.vllm.simulation.stepped_engine import Setup
+from backends.vllm.simulation.stepped_engine import SteppedEngineSetup
 from benchmark_control_plane.experiments.engine.engine_replay import ReplayWindow
 from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
 from benchmark_control_plane.experiments.prediction.gate_goodput import FixedForecasts, replay_gate
@@ -12,7 +12,7 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import Sampling
 from tests.engines import a_request
 
-SETUP = Setup(blocks=200, batch_time="opt-13b-a100-40g")
+SETUP = SteppedEngineSetup(blocks=200, batch_time="opt-13b-a100-40g")
 OBJECTIVES = TokenObjectives(ttft=1.0, gap=1.0)
 
 

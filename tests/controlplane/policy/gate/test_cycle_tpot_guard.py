@@ -38,7 +38,7 @@ def test_a_request_that_would_break_a_tpot_waits_without_preempting():
     wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
     plan = run_cycle(view_of(share, [wish, wish]), NOW, admission())
     assert [(name, admit.victims) for name, admit in plan.dispatches] == [("w0", ())]
-    assert [(name, defer.reason) for name, defer in plan.deferrals] == [("w1", Reason.NO_PACE)]
+    assert [(name, defer.reason) for name, defer in plan.deferrals] == [("w1", Reason.TPOT_GUARD)]
     careless = replace(admission(), options=replace(OPTIONS, tpot_guard=False))
     assert len(run_cycle(view_of(share, [wish, wish]), NOW, careless).dispatches) == 2
 
@@ -71,12 +71,12 @@ def test_a_non_sheddable_request_with_ttft_waits_only_for_the_tpot_of_higher_cla
 
 
 def test_forwarding_respects_the_tpot_guard():
-    ordering = replace(share_of([Footprint(10, steps=400)]), inside=lambda waiting: 0.0)
+    ordering = replace(share_of([Footprint(10, steps=400)]), engine_work_ahead=lambda waiting: 0.0)
     share = replace(ordering, decode_load=one_more_at_a_time(1))
     wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
     plan = run_cycle(view_of(share, [wish, wish]), NOW, admission())
     assert [name for name, _ in plan.dispatches] == ["w0"]
-    assert [(name, defer.reason) for name, defer in plan.deferrals] == [("w1", Reason.NO_PACE)]
+    assert [(name, defer.reason) for name, defer in plan.deferrals] == [("w1", Reason.TPOT_GUARD)]
     # The engine manages its memory.
     assert len(run_cycle(view_of(ordering, [wish, wish]), NOW, admission()).dispatches) == 2
 

@@ -4,7 +4,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controlplane.core.request import Owner
-from controlplane.policy.sharing.lending import OTHER, Sharing, lent, parts, split, target_next
+from controlplane.policy.sharing.lending import (
+    OTHER,
+    Sharing,
+    split,
+    split_among_models,
+    target_next,
+    usable_bytes,
+)
 from controlplane.policy.sharing.quota import QuotaOptions, UrgencyOptions
 
 LLM, EMBEDDING = Owner.LLM, Owner.EMBEDDING
@@ -13,7 +20,7 @@ POOL = 1_000
 
 def sharing(*, block=10, follows_urgency=True, borrow=(300, 300), lend=(200, 100)) -> Sharing:
     options = QuotaOptions(
-        pool=POOL, minimum={LLM: 400, EMBEDDING: 50}, resting=780, resting_weight=1.0, rate=1.0,
+        pool=POOL, minimum={LLM: 400, EMBEDDING: 50}, resting=780, nominal_weight=1.0, rate=1.0,
         dead_band=0, block_bytes=block, urgency=UrgencyOptions(),
     )  # fmt: skip
     return Sharing(
@@ -27,14 +34,14 @@ def sharing(*, block=10, follows_urgency=True, borrow=(300, 300), lend=(200, 100
 
 def test_unneeded_memory_is_lent_to_the_owner_that_is_short():
     owned = {LLM: 800, EMBEDDING: 200}
-    assert lent(owned, {LLM: 900, EMBEDDING: 120}, sharing()) == {LLM: 880, EMBEDDING: 120}
-    assert lent(owned, {LLM: 500, EMBEDDING: 900}, sharing()) == {LLM: 600, EMBEDDING: 400}
+    assert usable_bytes(owned, {LLM: 900, EMBEDDING: 120}, sharing()) == {LLM: 880, EMBEDDING: 120}
+    assert usable_bytes(owned, {LLM: 500, EMBEDDING: 900}, sharing()) == {LLM: 600, EMBEDDING: 400}
 
 
 def test_needed_memory_is_not_lent_and_no_owner_borrows_without_need():
     owned = {LLM: 800, EMBEDDING: 200}
-    assert lent(owned, {LLM: 900, EMBEDDING: 200}, sharing()) == owned
-    assert lent(owned, {LLM: 700, EMBEDDING: 0}, sharing()) == owned
+    assert usable_bytes(owned, {LLM: 900, EMBEDDING: 200}, sharing()) == owned
+    assert usable_bytes(owned, {LLM: 700, EMBEDDING: 0}, sharing()) == owned
 
 
 @given(
@@ -47,7 +54,7 @@ def test_needed_memory_is_not_lent_and_no_owner_borrows_without_need():
 def test_lending_conserves_memory_and_respects_its_limits(llm, needs, borrow, lend):
     rules = sharing(borrow=borrow, lend=lend)
     owned, needed = {LLM: llm, EMBEDDING: POOL - llm}, dict(zip(Owner, needs, strict=True))
-    usable = lent(owned, needed, rules)
+    usable = usable_bytes(owned, needed, rules)
     assert sum(usable.values()) == POOL
     assert usable[LLM] % rules.options.block_bytes == 0
     for owner, other in OTHER.items():
@@ -73,7 +80,7 @@ def models():
 @given(models(), st.integers(0, 30_000))
 def test_each_model_fits_its_longest_input_and_the_sum_fits_the_budget(sizes, budget):
     least, full = zip(*sizes, strict=True)
-    shares = parts(budget, least, full)
+    shares = split_among_models(budget, least, full)
     assert sum(shares) <= budget < sum(shares) + len(shares)
     if budget >= sum(least):
         assert all(share >= one for share, one in zip(shares, least, strict=True))
@@ -83,11 +90,13 @@ def test_each_model_fits_its_longest_input_and_the_sum_fits_the_budget(sizes, bu
 @given(models(), st.integers(0, 10_000), st.integers(0, 10_000))
 def test_a_larger_budget_reduces_no_part(sizes, budget, more):
     least, full = zip(*sizes, strict=True)
-    for before, now in zip(parts(budget, least, full), parts(budget + more, least, full), strict=True):
+    for before, now in zip(
+        split_among_models(budget, least, full), split_among_models(budget + more, least, full), strict=True
+    ):
         assert now >= before
 
 
 def test_the_rest_is_divided_by_usable_bytes():
-    assert parts(1_000, [100, 100], [200, 1_000]) == [180, 820]
-    assert parts(100, [100, 300], [200, 1_000]) == [25, 75], "less than the longest inputs take"
-    assert parts(1_000, [100, 300], [100, 300]) == [250, 750], "more than the models can use"
+    assert split_among_models(1_000, [100, 100], [200, 1_000]) == [180, 820]
+    assert split_among_models(100, [100, 300], [200, 1_000]) == [25, 75], "less than the longest inputs take"
+    assert split_among_models(1_000, [100, 300], [100, 300]) == [250, 750], "more than the models can use"

@@ -26,7 +26,7 @@ PLAIN = QuotaOptions(
     pool=10_000,
     minimum={LLM: 2_000, EMBEDDING: 1_000},
     resting=6_900,
-    resting_weight=0.0,
+    nominal_weight=0.0,
     rate=0.05,
     dead_band=0,
     block_bytes=1,
@@ -49,7 +49,7 @@ def options(draw: st.DrawFn) -> QuotaOptions:
         pool=pool,
         minimum={LLM: llm, EMBEDDING: embedding},
         resting=draw(st.integers(-(-llm // block), (pool - embedding) // block)) * block,
-        resting_weight=draw(st.sampled_from([0.0, 0.5])),
+        nominal_weight=draw(st.sampled_from([0.0, 0.5])),
         rate=draw(st.floats(0, 0.5)),
         dead_band=draw(st.integers(0, 300)),
         block_bytes=block,
@@ -150,7 +150,7 @@ def test_more_urgency_never_lowers_the_target(given: QuotaOptions, a: float, b: 
     targets = [target_nominal({LLM: u, EMBEDDING: other}, given) for u in (low, high)]
     assert targets == sorted(targets)
     targets = [target_nominal({LLM: other, EMBEDDING: u}, given) for u in (low, high)]
-    if other > 0 or given.resting_weight > 0:
+    if other > 0 or given.nominal_weight > 0:
         assert targets == sorted(targets, reverse=True)
 
 
@@ -159,7 +159,7 @@ def test_targets_by_hand() -> None:
     assert target_nominal({LLM: 3, EMBEDDING: 3}, PLAIN) == 2_000 + 4_900, "equally urgent"
     assert target_nominal({LLM: 3, EMBEDDING: 1}, PLAIN) == 2_000 + 5_950
     assert target_nominal({LLM: 0, EMBEDDING: 0.01}, PLAIN) == 2_000
-    calm = replace(PLAIN, resting_weight=1.0)
+    calm = replace(PLAIN, nominal_weight=1.0)
     assert target_nominal({LLM: 0, EMBEDDING: 1}, calm) == 2_000 + 2_450, "half way from rest"
 
 

@@ -50,7 +50,7 @@ def decide_by(b, **changes) -> None:
 
 def faulty_admission(b) -> Admission:
     sound = b.service.gate.dispatcher._policies.admission
-    return FaultyAdmission(sound.options, sound.eviction, sound.fits)
+    return FaultyAdmission(sound.options, sound.preemption, sound.fits)
 
 
 def let_admission_raise(b) -> None:

@@ -23,7 +23,7 @@ class Readings:
     free: int = 1_000
     is_closed: bool = False
     fails: bool = False
-    counts_untouched: bool = False
+    counts_reserved_memory: bool = False
 
     def read(self) -> DeviceReading:
         if self.fails:
@@ -169,7 +169,7 @@ def test_a_cache_in_the_baseline_is_not_granted_again(monkeypatch, counts_untouc
         reserve_bytes=0, margin_bytes=100, pool_bytes=900, kv_bytes=800, workspace_bytes=100, geometry=None,
         max_model_tokens=0,
     )  # fmt: skip
-    probe = Readings(counts_untouched=counts_untouched)
+    probe = Readings(counts_reserved_memory=counts_untouched)
     monkeypatch.setattr(device_probe, "open_probe", lambda: probe)
     monitor = monitor_of(plan, is_static=is_static)(lambda kept: None)
     monitor.sample()

@@ -6,10 +6,15 @@ from itertools import pairwise
 
 import pytest
 
-from backends.cost_models.step_time import affine, embedding_line, in_turn, llm_only
+from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from backends.device.kv_memory import ElasticMemory, StaticMemory
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
-from benchmark_control_plane.simulator.simulation import Embed, Machine, SimulatedRequest, simulate
+from benchmark_control_plane.simulator.simulation import (
+    Machine,
+    SimulatedEmbedding,
+    SimulatedRequest,
+    simulate,
+)
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import ConfigError, parse
 from controlplane.core.generation import Sampling
@@ -323,7 +328,7 @@ def test_minimums_must_hold_a_single_request(change, message):
 
 
 MACHINE = Machine(
-    in_turn(llm_only(affine(0.01, 5e-5, 2e-4, 0)), embedding_line(0.002, 2e-6)),
+    sequential(llm_only(affine(0.01, 5e-5, 2e-4, 0)), embedding_line(0.002, 2e-6)),
     kv_bytes=900 * KIB,
     max_model_tokens=400,
     embed_batch_tokens=300,
@@ -336,7 +341,7 @@ MACHINE = Machine(
 def mixed():
     """A steady stream of chats, and embeddings in bursts."""
     chats = [SimulatedRequest(0.02 * n, 50 + n % 7 * 20, 20 + n % 5 * 10, 100) for n in range(150)]
-    bursts = [Embed(0.5 * (n // 20) + 0.001 * n, (60,) * 4, "urgent") for n in range(100)]
+    bursts = [SimulatedEmbedding(0.5 * (n // 20) + 0.001 * n, (60,) * 4, "urgent") for n in range(100)]
     return chats + bursts
 
 
