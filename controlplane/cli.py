@@ -91,9 +91,9 @@ def _add_predictor(parser: argparse.ArgumentParser) -> None:
 
 def _predictor(options: argparse.Namespace) -> int:
     from predictors.output_length.checkpoint import Checkpoint, require_writable, save
-    from predictors.output_length.learned import LearnedLengths
+    from predictors.output_length.learned_predictor import LearnedLengths
     from predictors.output_length.log_replay import parse_log, replay, report, train_from
-    from predictors.output_length.model import ENOUGH
+    from predictors.output_length.quantile_model import ENOUGH
 
     if not ENOUGH <= options.max_examples <= 100_000:
         rule = f"should be from {ENOUGH} to 100,000, like predictors.max_examples; change it"

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from backends.cost_models.step_time import BatchTime, StepLoad
-from controlplane.core.geometry import optional, required
+from controlplane.core.kv_geometry import optional, required
 from controlplane.core.ports import StepCost
 
 # Share of the peaks that dense kernels of common shapes reach.

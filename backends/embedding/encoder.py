@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from backends.embedding import time_model
-from backends.embedding.cuda_memory import CudaMemory
+from backends.embedding.cuda_allocator import CudaMemory
 from backends.embedding.handshake import EncoderFacts, EncoderOptions
 from backends.embedding.ipc import Ids, PassResult, Rows
 from backends.embedding.memory_model import EmbeddingMemory, fit_memory_model, prior

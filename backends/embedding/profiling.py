@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from backends.embedding import cuda_memory
+from backends.embedding import cuda_allocator
 from backends.embedding.memory_model import MemoryPoint
 from backends.embedding.time_model import TimePoint
 
@@ -70,7 +70,7 @@ def memory_points(
     lengths = sorted({min(8, longest), min(64, longest), longest})
     shapes = {(1, lengths[0]), *((max(1, pass_tokens // length), length) for length in lengths)}
     if device.type == "cuda":
-        peak = cuda_memory.peak_bytes
+        peak = cuda_allocator.peak_bytes
     elif device.type == "cpu" and _reset_resident_peak():
         peak = _resident_peak_bytes
     else:

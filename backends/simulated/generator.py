@@ -19,7 +19,7 @@ from controlplane.core.clock import seconds
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
-from controlplane.core.geometry import KvGeometry
+from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.ports import EngineState, EngineStep, StepCost
 from controlplane.core.request import Request
 

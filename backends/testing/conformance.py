@@ -19,9 +19,9 @@ import numpy as np
 
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.memory import Footprint, LeaseTable
+from controlplane.core.pool_view import Pace, Running, Share
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace, Running, Share
 from controlplane.policy.engine.interface import EnginePolicy, EngineView, StepPlan
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch

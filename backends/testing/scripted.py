@@ -18,10 +18,10 @@ from controlplane.core.clock import Duration, Instant, seconds
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling, TokenLogprob
-from controlplane.core.geometry import KvGeometry
+from controlplane.core.kv_geometry import KvGeometry
+from controlplane.core.pool_view import Pace
 from controlplane.core.ports import EmbeddingPass, EngineState, EngineStep, StepCost, TruncationSide, Vectors
 from controlplane.core.request import Request
-from controlplane.core.view import Pace
 
 __all__ = ["Script", "ScriptedEmbedder", "ScriptedGenerator", "ScriptedRun"]
 

@@ -24,7 +24,7 @@ from backends.vllm.plugin.request_metadata import metadata_of
 from controlplane.core.errors import BackendDown
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
-from controlplane.core.geometry import KvGeometry
+from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.ports import EngineState, EngineStep, StepCost
 from controlplane.core.request import Request
 from controlplane.policy.engine.options import EngineOptions

@@ -36,7 +36,7 @@ from backends.vllm.step_cost_prior import step_cost_prior
 from backends.vllm.step_watchdog import StepWatchdog, longest_step
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.generation import ChatPrompt, Delta, Sampling
-from controlplane.core.geometry import KvGeometry, kv_geometry
+from controlplane.core.kv_geometry import KvGeometry, kv_geometry
 from controlplane.core.ports import EngineState
 from controlplane.policy.engine.options import EngineOptions
 

@@ -45,8 +45,8 @@ from backends.vllm.plugin.request_metadata import (
 from backends.vllm.plugin.shared_state import EngineFacts, SharedState
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.forecast import LengthForecast
+from controlplane.core.pool_view import Pace
 from controlplane.core.ports import StepCost
-from controlplane.core.view import Pace
 from controlplane.policy.engine.decode_pacing import next_step_start
 from controlplane.policy.engine.interface import RANKED, EnginePolicy, EngineView
 from controlplane.policy.engine.options import EngineOptions

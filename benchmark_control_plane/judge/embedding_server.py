@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from backends.embedding.client import WorkerEmbedder
 from controlplane.config.loader import parse_as
-from controlplane.config.model_sections import EmbeddingModel
+from controlplane.config.models_section import EmbeddingModel
 from controlplane.core.clock import Instant
 from controlplane.core.errors import Refused
 from controlplane.core.ports import Vectors

@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass as section
 
 from benchmark_control_plane.judge.traces import NAMED
 from controlplane.config.fields import STRICT, Bytes, Fraction, Milliseconds, Name
-from controlplane.config.model_sections import ChatModel, EmbeddingModel
+from controlplane.config.models_section import ChatModel, EmbeddingModel
 
 Positive = Annotated[float, Field(gt=0)]
 Tokens = Annotated[int, Field(ge=1)]

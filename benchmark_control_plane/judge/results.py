@@ -18,7 +18,7 @@ import orjson
 from backends.device.probe import gpu_name
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.results_file import write_atomic
-from benchmark_control_plane.judge.experiment import Experiment
+from benchmark_control_plane.judge.experiment_file import Experiment
 from benchmark_control_plane.judge.records import RequestRecord
 
 RESULTS, REQUESTS = "results.json", "requests.jsonl"

@@ -19,7 +19,7 @@ from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator.simulation import Machine, config_of, divide_pool, engines, started
 from controlplane.core.decision import Outcome
 from controlplane.core.generation import Delta, Sampling
-from controlplane.core.geometry import KvGeometry
+from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.request import Kind, Request
 from controlplane.service.jobs import Caller, EmbedJob, GenerateJob, RequestHints
 from controlplane.service.service import Service

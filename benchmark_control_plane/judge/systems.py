@@ -22,7 +22,7 @@ from benchmark_control_plane.common.servers import (
     tandem_server,
     vllm_server,
 )
-from benchmark_control_plane.judge.experiment import ExperimentPlan, classes_section, merge
+from benchmark_control_plane.judge.experiment_file import ExperimentPlan, classes_section, merge
 from benchmark_control_plane.judge.experiment_schema import Endpoint, Live, Pinned, Split, SystemSection
 from benchmark_control_plane.judge.http_target import Dialect, HttpTarget, http_target
 

@@ -3,7 +3,7 @@
 from markupsafe import Markup
 
 from benchmark_control_plane.report import aggregates, formats, svg_axes
-from benchmark_control_plane.report.html import el, join
+from benchmark_control_plane.report.elements import el, join
 from benchmark_control_plane.report.schema import Results
 from benchmark_control_plane.report.series_style import cross, marker, sign
 

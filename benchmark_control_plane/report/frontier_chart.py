@@ -3,7 +3,7 @@
 from markupsafe import Markup
 
 from benchmark_control_plane.report import aggregates, formats
-from benchmark_control_plane.report.html import el
+from benchmark_control_plane.report.elements import el
 from benchmark_control_plane.report.schema import FrontierRow, Results
 from benchmark_control_plane.report.series_style import sign
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from markupsafe import Markup
 
 from benchmark_control_plane.report import formats, svg_axes
-from benchmark_control_plane.report.html import el
+from benchmark_control_plane.report.elements import el
 from benchmark_control_plane.report.samples import LATENCIES, Key, PooledSample
 from benchmark_control_plane.report.schema import Results
 from benchmark_control_plane.report.series_style import sign

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from markupsafe import Markup
 
 from benchmark_control_plane.report import aggregates, formats, svg_axes
-from benchmark_control_plane.report.html import el, join
+from benchmark_control_plane.report.elements import el, join
 from benchmark_control_plane.report.schema import Memory, Results
 
 _WIDTH, _HEIGHT = 440, 250

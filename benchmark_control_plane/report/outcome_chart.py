@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from markupsafe import Markup
 
 from benchmark_control_plane.report import aggregates, formats
-from benchmark_control_plane.report.html import render_template
+from benchmark_control_plane.report.elements import render_template
 from benchmark_control_plane.report.samples import Key, PooledSample
 from benchmark_control_plane.report.schema import OUTCOMES, Results
 

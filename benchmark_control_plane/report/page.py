@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from benchmark_control_plane.report import aggregates, formats, headline, tables
 from benchmark_control_plane.report.attainment_chart import attainment_chart
+from benchmark_control_plane.report.elements import render_template
 from benchmark_control_plane.report.frontier_chart import frontier_chart
-from benchmark_control_plane.report.html import render_template
 from benchmark_control_plane.report.latency_chart import distribution_charts
 from benchmark_control_plane.report.memory_chart import memory_chart, owner_key, recorded_memory
 from benchmark_control_plane.report.outcome_chart import share_bars, share_chart, share_key

@@ -2,7 +2,7 @@
 
 from markupsafe import Markup
 
-from benchmark_control_plane.report.html import el
+from benchmark_control_plane.report.elements import el
 
 COLOURS = 8
 _SHAPES = ("circle", "square", "triangle", "diamond", "cross", "bar")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from benchmark_control_plane.report.html import el, join, number
+from benchmark_control_plane.report.elements import el, join, number
 
 Point = tuple[float, float]
 _LETTER = 6.6

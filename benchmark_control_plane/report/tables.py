@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from markupsafe import Markup
 
 from benchmark_control_plane.report import aggregates, formats
-from benchmark_control_plane.report.html import Child, el, join, render_template
+from benchmark_control_plane.report.elements import Child, el, join, render_template
 from benchmark_control_plane.report.outcome_chart import Bars
 from benchmark_control_plane.report.schema import METRICS, Figure, Memory, Results, RunFigures
 from benchmark_control_plane.report.series_style import sign

@@ -10,9 +10,9 @@ from collections import deque
 from backends.simulated.continuous_batching import SimulatedScheduler
 from benchmark_control_plane.round_model.step_simulator import StepObjective, SteppedRequest
 from controlplane.core.clock import Instant, seconds
+from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace
 from controlplane.policy.engine.interface import EnginePolicy, EngineView
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch

@@ -22,7 +22,7 @@ from backends.simulated.shared_device import OnStep, SimulatedDevice
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import Config, parse
 from controlplane.core.generation import Sampling
-from controlplane.core.geometry import KvGeometry
+from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Request
 from controlplane.service.bootstrap import build_service

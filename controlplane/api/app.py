@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane import __version__
-from controlplane.api.endpoint import EndpointFactory
 from controlplane.api.errors import Problem, error_response, failure_of
 from controlplane.api.middleware import RequestMiddleware
 from controlplane.api.openai.chat import chat_route
@@ -21,6 +20,7 @@ from controlplane.api.openai.embeddings import embedding_route
 from controlplane.api.operations.admin import admin_routes
 from controlplane.api.operations.explain import explain_routes
 from controlplane.api.operations.health import status_routes
+from controlplane.api.post_endpoint import EndpointFactory
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from controlplane.api.settings import ApiSettings
 from controlplane.core.errors import BackendDown, BackendFailed, Refused

@@ -5,13 +5,13 @@ from dataclasses import field
 
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.class_section import ClassSection
+from controlplane.config.admission_and_scheduling import AdmissionSection, SchedulingSection
+from controlplane.config.classes_section import ClassSection
 from controlplane.config.fields import STRICT, Name
-from controlplane.config.memory_sections import PoolSection, QuotaSection
-from controlplane.config.model_sections import ModelsSection
-from controlplane.config.policy_sections import AdmissionSection, SchedulingSection
-from controlplane.config.predictor_section import PredictorsSection
-from controlplane.config.server_sections import ServerSection, TenantSection
+from controlplane.config.models_section import ModelsSection
+from controlplane.config.pool_and_quota import PoolSection, QuotaSection
+from controlplane.config.predictors_section import PredictorsSection
+from controlplane.config.server_and_tenants import ServerSection, TenantSection
 from controlplane.core.clock import milliseconds
 from controlplane.core.slo import ServiceClass
 from controlplane.policy.engine.options import EngineOptions

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from controlplane.core.clock import NO_TIME, Duration, Instant
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
-from controlplane.core.geometry import KvGeometry
+from controlplane.core.kv_geometry import KvGeometry
+from controlplane.core.pool_view import Pace
 from controlplane.core.request import Request
-from controlplane.core.view import Pace
 
 Vectors = npt.NDArray[np.float32]
 TruncationSide = Literal["left", "right"]

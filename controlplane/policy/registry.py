@@ -24,7 +24,7 @@ from typing import TypeVar, cast
 
 from controlplane.core.clock import Duration, milliseconds
 from controlplane.core.plugins import load_plugin, plugin_names, plugin_source
-from controlplane.core.view import Waiting
+from controlplane.core.pool_view import Waiting
 from controlplane.policy.engine.apt_serve import AptServe
 from controlplane.policy.engine.interface import EnginePolicy
 from controlplane.policy.engine.options import EngineOptions

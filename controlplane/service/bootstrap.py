@@ -15,7 +15,7 @@ from backends.vllm.client import VllmGenerator
 from backends.vllm.hybrid import support as hybrid_support
 from backends.vllm.hybrid.support import HybridSetup
 from controlplane.config import Config, ConfigError
-from controlplane.config.model_sections import ChatModel, EmbeddingModel
+from controlplane.config.models_section import ChatModel, EmbeddingModel
 from controlplane.core.clock import Clock
 from controlplane.core.device import DeviceMemory
 from controlplane.core.memory import MemoryLedger, Quota
@@ -23,11 +23,11 @@ from controlplane.core.ports import Embedder, Generator, LengthPredictor
 from controlplane.core.request import Kind
 from controlplane.metrics import Metrics
 from controlplane.policy.registry import lookup
-from controlplane.service.gate.backpressure import RateLimiter, TenantLimits
 from controlplane.service.gate.dispatcher import Dispatcher, policies_of
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
+from controlplane.service.gate.rate_limits import RateLimiter, TenantLimits
 from controlplane.service.memory import memory_plan, model_config
 from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts, plan_text
 from controlplane.service.memory.monitor import MemoryMonitor
@@ -46,7 +46,7 @@ from controlplane.service.runtime.engine_control import EngineConfigurator
 from controlplane.service.runtime.timers import MonotonicClock, PeriodicTimer, SchedulerTimer
 from controlplane.service.service import Parts, Service
 from controlplane.service.status import ServiceStatus
-from predictors.output_length.learned import LearnedLengths
+from predictors.output_length.learned_predictor import LearnedLengths
 
 log = logging.getLogger(__name__)
 

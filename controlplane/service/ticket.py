@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from controlplane.core.clock import Duration, Instant, between, scaled, to_milliseconds
 from controlplane.core.decision import Outcome, Reject
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.geometry import KvGeometry
+from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.memory import Footprint, Lease, generate_footprint
+from controlplane.core.pool_view import Pace, Running, Waiting
 from controlplane.core.request import Phase, Request, Timeline, moved
-from controlplane.core.view import Pace, Running, Waiting
 from predictors.timing.ttft_model import TtftForecast, WorkAhead
 
 _ZERO = Duration(0)

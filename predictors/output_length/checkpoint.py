@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from predictors.output_length.examples import ROW, WIDTH, Table
-from predictors.output_length.model import LEVELS, LengthModel, model_from_arrays
+from predictors.output_length.quantile_model import LEVELS, LengthModel, model_from_arrays
 
 log = logging.getLogger(__name__)
 

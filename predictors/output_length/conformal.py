@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controlplane.core.memory import Floats
-from predictors.output_length.model import LEVELS, MEDIAN, UPPER
+from predictors.output_length.quantile_model import LEVELS, MEDIAN, UPPER
 
 _LEVELS = np.array(LEVELS)
 _SMALL_STEP, _STEP, _FIRST_STEP, _STEP_DECAY = 0.04, 0.08, 0.4, 20.0

@@ -15,8 +15,8 @@ from controlplane.core.request import Kind, PromptFeatures, Request
 from controlplane.core.slo import ServiceClass, Slo
 from predictors.calibration import Calibration
 from predictors.output_length.features import chat_features, prompt_features
-from predictors.output_length.learned import LearnedLengths
-from predictors.output_length.model import ENOUGH, fit
+from predictors.output_length.learned_predictor import LearnedLengths
+from predictors.output_length.quantile_model import ENOUGH, fit
 
 _CHARACTERS_A_TOKEN = 4
 _LONGEST = 4_096

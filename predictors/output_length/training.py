@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from predictors.output_length.checkpoint import Checkpoint, read, save
-from predictors.output_length.model import LengthModel, fit
+from predictors.output_length.quantile_model import LengthModel, fit
 
 _NICENESS = 19
 _TIMEOUT_SECONDS = 900.0

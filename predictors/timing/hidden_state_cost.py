@@ -9,7 +9,7 @@ never negative.
 
 from math import sqrt
 
-from controlplane.core.view import HiddenStateCost
+from controlplane.core.pool_view import HiddenStateCost
 from predictors.timing.online_least_squares import OnlineLeastSquares, dot
 
 _DECAY = 0.999

@@ -16,7 +16,7 @@ from math import exp, log
 import numpy as np
 
 from controlplane.core.clock import Duration, scaled
-from controlplane.core.view import Pace
+from controlplane.core.pool_view import Pace
 
 _WINDOW = 96
 _MIN_RATIOS = 10

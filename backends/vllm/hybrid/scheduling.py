@@ -24,7 +24,7 @@ from backends.vllm.hybrid.step_forms import StepForms
 from backends.vllm.plugin import rpc
 from backends.vllm.scheduler import AsyncTandemScheduler, TandemScheduler
 from controlplane.core.clock import Duration, Instant
-from controlplane.core.view import HiddenStateCost
+from controlplane.core.pool_view import HiddenStateCost
 from controlplane.policy.cache_tiers.selection import TierChoice, choose_tiers
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState

@@ -18,8 +18,8 @@ from backends.vllm.process import while_alive
 from controlplane.core.clock import Duration
 from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
+from controlplane.core.pool_view import Pace
 from controlplane.core.ports import EngineState, StepCost
-from controlplane.core.view import Pace
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy
 

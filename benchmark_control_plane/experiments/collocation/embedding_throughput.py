@@ -43,7 +43,7 @@ from benchmark_control_plane.common.servers import (
 )
 from benchmark_control_plane.experiments.collocation.interference import passage
 from benchmark_control_plane.judge.systems import as_yaml
-from controlplane.config.model_sections import EmbeddingModel
+from controlplane.config.models_section import EmbeddingModel
 from controlplane.core.clock import Instant
 from controlplane.core.ports import Vectors
 from controlplane.core.request import Kind, Request

@@ -21,10 +21,10 @@ from benchmark_control_plane.common.servers import (
     vllm_server,
 )
 from benchmark_control_plane.experiments.gate.http_overhead import ENGINE, MODEL
-from benchmark_control_plane.judge.experiment import read_experiment
+from benchmark_control_plane.judge.experiment_file import read_experiment
 from benchmark_control_plane.judge.experiment_schema import Live
 from benchmark_control_plane.judge.systems import as_yaml
-from controlplane.config.model_sections import ChatModel, EmbeddingModel
+from controlplane.config.models_section import ChatModel, EmbeddingModel
 
 # Arrivals are open-loop, so that no request may wait for a connection.
 _MAX_CONNECTIONS = 1_024

@@ -44,7 +44,7 @@ from benchmark_control_plane.simulator.simulation import (
     divide_pool,
     simulate,
 )
-from controlplane.core.geometry import kv_geometry
+from controlplane.core.kv_geometry import kv_geometry
 
 LLAMA_3_8B = {
     "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,

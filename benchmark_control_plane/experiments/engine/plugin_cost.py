@@ -29,7 +29,7 @@ from controlplane.core.generation import Handoff
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.registry import ENGINE_POLICIES
-from predictors.output_length.history import HistoryQuantiles
+from predictors.output_length.history_predictor import HistoryQuantiles
 
 _PROMPT = 100
 _LIMIT = 1_024

@@ -30,13 +30,13 @@ from benchmark_control_plane.common.servers import (
 )
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.pool_view import Pace, PoolView, Queue, Share, Waiting
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace, PoolView, Queue, Share, Waiting
 from controlplane.policy.gate.admission import Admission, AdmissionOptions, fits_ahead
-from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.gate.ordering import EarliestDeadline, OrderingOptions
 from controlplane.policy.gate.preemption import PreemptionOptions
+from controlplane.policy.gate.scheduling_cycle import run_cycle
 
 ENGINE: dict[str, object] = {
     "max_model_len": 2048,

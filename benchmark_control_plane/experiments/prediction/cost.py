@@ -13,7 +13,7 @@ from benchmark_control_plane.experiments.prediction.prompt_vectors import with_v
 from controlplane.service.prediction.length_training import LengthTraining
 from predictors.output_length.checkpoint import Checkpoint
 from predictors.output_length.features import prompt_features
-from predictors.output_length.learned import LearnedLengths
+from predictors.output_length.learned_predictor import LearnedLengths
 from predictors.output_length.training import train_in_subprocess
 
 _PAGE = 4_096

@@ -16,8 +16,8 @@ from benchmark_control_plane.experiments.prediction.methods import (
 from benchmark_control_plane.experiments.prediction.prompt_sets import ARENA_MODELS, PromptSample
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Floats
-from predictors.output_length.learned import LearnedLengths
-from predictors.output_length.model import ENOUGH, LEVELS, fit
+from predictors.output_length.learned_predictor import LearnedLengths
+from predictors.output_length.quantile_model import ENOUGH, LEVELS, fit
 
 _GROWTH = 1.5
 _SETTLED = 500

@@ -16,9 +16,9 @@ from benchmark_control_plane.experiments.engine.offered_load import Offer, Token
 from benchmark_control_plane.simulator.simulation import Machine, SimulatedRecord, SimulatedRequest, simulate
 from controlplane.core.clock import seconds
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.geometry import KvGeometry
+from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.request import Request
-from predictors.output_length.history import MaxTokens
+from predictors.output_length.history_predictor import MaxTokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from benchmark_control_plane.experiments.prediction.methods import forecasts, le
 from benchmark_control_plane.experiments.prediction.output_length import FOLDS
 from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample, samples
 from controlplane.core.forecast import LengthForecast
-from predictors.output_length.history import HistoryQuantiles
+from predictors.output_length.history_predictor import HistoryQuantiles
 
 OBJECTIVES = TokenObjectives(1.0, 1.0)
 _ERROR_FACTOR = 4

@@ -15,9 +15,9 @@ from benchmark_control_plane.experiments.prediction.prompt_vectors import withou
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory import Floats
 from controlplane.core.ports import LengthPredictor
-from predictors.output_length.history import HistoryQuantiles
-from predictors.output_length.learned import LearnedLengths
-from predictors.output_length.model import ENOUGH, LEVELS, fit
+from predictors.output_length.history_predictor import HistoryQuantiles
+from predictors.output_length.learned_predictor import LearnedLengths
+from predictors.output_length.quantile_model import ENOUGH, LEVELS, fit
 
 REMEMBER = 16_384
 _FOLDS = 5

@@ -27,7 +27,7 @@ from benchmark_control_plane.experiments.prediction.methods import METHODS, pinb
 from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample, samples
 from benchmark_control_plane.experiments.prediction.prompt_vectors import with_vectors
 from controlplane.core.memory import Floats
-from predictors.output_length.model import LEVELS, MEDIAN, UPPER
+from predictors.output_length.quantile_model import LEVELS, MEDIAN, UPPER
 
 FOLDS = 5
 MIXED = "mixed"

@@ -17,10 +17,10 @@ import numpy as np
 
 from benchmark_control_plane.common.command_line import add_data, data_folder, exit_status
 from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample, samples
-from predictors.output_length import model
+from predictors.output_length import quantile_model
 from predictors.output_length.examples import Examples, feature_row
 from predictors.output_length.features import NUMBERS
-from predictors.output_length.model import LEVELS
+from predictors.output_length.quantile_model import LEVELS
 from predictors.output_length.ridge import fit_ridge
 
 _EACH = 450
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="benchmark_control_plane.experiments.prediction.train_prior", description=__doc__
     )
     add_data(parser)
-    parser.add_argument("--to", type=Path, default=Path(model.__file__).with_name("prior.json"))
+    parser.add_argument("--to", type=Path, default=Path(quantile_model.__file__).with_name("prior.json"))
     options = parser.parse_args(arguments)
     known = samples(data_folder(options.data, "prompts"))
     options.to.write_text(json.dumps(prior_of(known), indent=1) + "\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from benchmark_control_plane.experiments.results_page.quotes import system_text
+from benchmark_control_plane.experiments.results_page.result_rows import system_text
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.headline import headline
 from benchmark_control_plane.report.schema import Results

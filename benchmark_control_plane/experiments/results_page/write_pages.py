@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmark_control_plane.common.command_line import BadInput, read_object
 from benchmark_control_plane.common.results_file import write_atomic
-from benchmark_control_plane.experiments.results_page import bench_tables, quotes
+from benchmark_control_plane.experiments.results_page import bench_tables, result_rows
 from benchmark_control_plane.report.headline import headline
 from benchmark_control_plane.report.page import picture
 from benchmark_control_plane.report.results_folder import committed, read_results
@@ -111,8 +111,8 @@ def readme_block(folder: Path) -> str:
         for file, results in experiments(folder)
         if file.name == IN_FULL[0]
     ]
-    for name in quotes.IN_README:
-        heading, quote = quotes.QUOTES[name]
+    for name in result_rows.IN_README:
+        heading, quote = result_rows.QUOTES[name]
         for file in folder.glob(name):
             question, result = next(quote(read_object(str(file))))
             rows.append((question, result, file, heading.lower().replace(" ", "-")))
@@ -133,12 +133,12 @@ def results_page(folder: Path) -> str:
                 drawn = f"{_FROM_PAGE}/{file.stem}.svg"
                 parts.append(f"## {file.stem.capitalize()}\n\n{_question(results, file)[1]}.")
                 parts.append(bench_tables.full(results, drawn, _link(file, _FROM_PAGE)))
-    rows: dict[str, list[str]] = {heading: [] for heading in (*quotes.HEADINGS, _OTHER)}
+    rows: dict[str, list[str]] = {heading: [] for heading in (*result_rows.HEADINGS, _OTHER)}
     for file, results in sorted(found, key=lambda each: _place(each[0].stem)):
         if file.name not in IN_FULL:
             heading, question = _question(results, file)
             rows[heading].append(_row(question, bench_tables.rates(results), file))
-    for pattern, (heading, quote) in quotes.QUOTES.items():
+    for pattern, (heading, quote) in result_rows.QUOTES.items():
         for file in sorted(folder.glob(pattern)):
             rows[heading] += [_row(*row, file) for row in quote(read_object(str(file)))]
     for heading, lines in rows.items():
@@ -149,13 +149,13 @@ def results_page(folder: Path) -> str:
 
 
 def _place(name: str) -> int:
-    known = list(quotes.BENCH_QUESTIONS)
+    known = list(result_rows.BENCH_QUESTIONS)
     return known.index(name) if name in known else len(known)
 
 
 def _question(results: Results, file: Path) -> tuple[str, str]:
     """(heading, question); those of the results file for an experiment that quotes.py does not know."""
-    return quotes.BENCH_QUESTIONS.get(file.stem, (_OTHER, results["experiment"]["question"]))
+    return result_rows.BENCH_QUESTIONS.get(file.stem, (_OTHER, results["experiment"]["question"]))
 
 
 def _row(question: str, result: str, file: Path) -> str:

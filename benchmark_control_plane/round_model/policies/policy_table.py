@@ -5,13 +5,7 @@ They plan rounds of known length and cost more than an engine step allows; a ser
 
 from collections.abc import Callable, Mapping
 
-from benchmark_control_plane.round_model.policies.overflow import (
-    OverflowClearing,
-    clear_all,
-    clear_at_random,
-    clear_latest,
-)
-from benchmark_control_plane.round_model.policies.published import (
+from benchmark_control_plane.round_model.policies.mcsf_and_baselines import (
     CurrentUsePolicy,
     LookaheadPolicy,
     PeakReservationPolicy,
@@ -20,6 +14,12 @@ from benchmark_control_plane.round_model.policies.published import (
     by_deadline,
     by_length,
     by_slack,
+)
+from benchmark_control_plane.round_model.policies.overflow import (
+    OverflowClearing,
+    clear_all,
+    clear_at_random,
+    clear_latest,
 )
 from benchmark_control_plane.round_model.policies.step_policy import StepOptions, StepPolicy
 from benchmark_control_plane.round_model.policies.tandem import SearchLimits, TandemPolicy

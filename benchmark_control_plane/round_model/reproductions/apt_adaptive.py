@@ -40,7 +40,7 @@ from benchmark_control_plane.round_model.step_simulator import (
 )
 from benchmark_control_plane.simulator.simulation import arrival_times
 from controlplane.core.clock import seconds
-from controlplane.core.view import Pace
+from controlplane.core.pool_view import Pace
 from controlplane.policy.cache_tiers.allocation import HybridOptions
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy

@@ -9,11 +9,11 @@ from typing import Any
 from starlette.routing import Route
 from starlette.types import Send
 
-from controlplane.api.endpoint import EndpointFactory, ParsedRequest
 from controlplane.api.openai.logprobs import chat_logprobs
 from controlplane.api.openai.responses import Choice, UsageCounter, send_whole
 from controlplane.api.openai.sampling import chat_prompt, chat_sampling
 from controlplane.api.openai.streaming import Envelope, ending, send_stream
+from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest
 from controlplane.api.protocol.requests import ChatCompletionRequest
 from controlplane.core.generation import Delta, TokenLogprob
 from controlplane.service.service import Service

@@ -6,11 +6,11 @@ from functools import partial
 from starlette.routing import Route
 from starlette.types import Send
 
-from controlplane.api.endpoint import EndpointFactory, ParsedRequest
 from controlplane.api.openai.logprobs import completion_logprobs
 from controlplane.api.openai.responses import Choice, UsageCounter, send_whole
 from controlplane.api.openai.sampling import completion_sampling
 from controlplane.api.openai.streaming import Envelope, ending, send_stream
+from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest
 from controlplane.api.protocol.requests import CompletionRequest
 from controlplane.core.generation import Delta
 from controlplane.service.jobs import GenerateJob

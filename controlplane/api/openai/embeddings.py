@@ -9,8 +9,8 @@ import orjson
 from starlette.routing import Route
 from starlette.types import Send
 
-from controlplane.api.endpoint import EndpointFactory, ParsedRequest, send_json, ticket_headers
 from controlplane.api.errors import Problem
+from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest, send_json, ticket_headers
 from controlplane.api.protocol.requests import EmbeddingRequest
 from controlplane.core.ports import Vectors
 from controlplane.service.jobs import TruncationRequest

@@ -13,7 +13,7 @@ from dataclasses import replace
 import orjson
 from starlette.types import Send
 
-from controlplane.api.endpoint import send_json, ticket_headers
+from controlplane.api.post_endpoint import send_json, ticket_headers
 from controlplane.core.generation import Delta, TokenLogprob
 from controlplane.service.gate.gate import Gate
 from controlplane.service.jobs import GenerateJob

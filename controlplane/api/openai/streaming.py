@@ -10,9 +10,9 @@ from typing import Protocol
 import orjson
 from starlette.types import Send
 
-from controlplane.api.endpoint import RawHeaders, ticket_headers
 from controlplane.api.errors import failure_of
 from controlplane.api.openai.responses import UsageCounter, opened_answers
+from controlplane.api.post_endpoint import RawHeaders, ticket_headers
 from controlplane.core.errors import BackendFailed
 from controlplane.core.generation import Delta
 from controlplane.service.gate.gate import Gate

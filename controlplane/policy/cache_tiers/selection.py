@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from controlplane.core.clock import to_seconds
-from controlplane.core.view import HiddenStateCost
+from controlplane.core.pool_view import HiddenStateCost
 from controlplane.policy.cache_tiers.allocation import hybrid_offers, plan_tiers
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState

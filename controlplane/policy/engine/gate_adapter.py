@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from controlplane.core.geometry import KvGeometry
+from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.memory import Footprint, LeaseTable, generate_footprint
+from controlplane.core.pool_view import PoolView, Queue, Running, Share, Waiting
 from controlplane.core.request import Owner
-from controlplane.core.view import PoolView, Queue, Running, Share, Waiting
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from controlplane.core.clock import Instant
-from controlplane.core.view import Pace
+from controlplane.core.pool_view import Pace
 from controlplane.policy.engine.column_store import Ints
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch

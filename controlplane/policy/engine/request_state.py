@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from controlplane.core.clock import Duration, Instant, between, scaled
 from controlplane.core.forecast import LengthForecast
+from controlplane.core.pool_view import Pace, Running
 from controlplane.core.request import Request
-from controlplane.core.view import Pace, Running
 
 
 @dataclass(eq=False, slots=True)

@@ -31,8 +31,8 @@ from statistics import NormalDist
 from controlplane.core.clock import Duration, Instant, after, between, scaled, seconds
 from controlplane.core.decision import Admit, Defer, Reason, Reject
 from controlplane.core.memory import Footprint
+from controlplane.core.pool_view import Pace, Share, Waiting
 from controlplane.core.request import Request
-from controlplane.core.view import Pace, Share, Waiting
 from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.policy.gate.moore_hodgson import job_of, late_jobs, tokens_before
 from controlplane.policy.gate.ordering import work_before_deadline

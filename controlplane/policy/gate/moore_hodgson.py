@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from controlplane.core.clock import Instant
+from controlplane.core.pool_view import Share
 from controlplane.core.request import Request
-from controlplane.core.view import Share
 
 
 @dataclass(frozen=True, slots=True, order=True)

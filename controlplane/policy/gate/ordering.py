@@ -11,8 +11,8 @@ from typing import Protocol
 
 from controlplane.core.clock import Duration, Instant, after, scaled
 from controlplane.core.memory import Footprint
+from controlplane.core.pool_view import Pace
 from controlplane.core.request import Request
-from controlplane.core.view import Pace
 
 Rank = tuple[int, int, str]
 

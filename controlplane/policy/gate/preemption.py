@@ -13,7 +13,7 @@ from typing import Protocol
 
 from controlplane.core.clock import Duration, to_seconds
 from controlplane.core.decision import Victim
-from controlplane.core.view import Running
+from controlplane.core.pool_view import Running
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from math import erf, sqrt
 import numpy as np
 
 from controlplane.core.memory import Floats
-from controlplane.core.view import DecodeLoad, Waiting
+from controlplane.core.pool_view import DecodeLoad, Waiting
 
 
 def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:

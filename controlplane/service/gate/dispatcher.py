@@ -14,20 +14,20 @@ from controlplane.config import Config
 from controlplane.core.clock import Clock, Duration, Instant, after, seconds, to_seconds
 from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reject
 from controlplane.core.memory import MemoryLedger
+from controlplane.core.pool_view import Pace, Reserve, Waiting
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request
-from controlplane.core.view import Pace, Reserve, Waiting
 from controlplane.metrics import Metrics, Readings
 from controlplane.policy.gate.admission import Admission, wait_bound
-from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.gate.ordering import Ordering
+from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.policy.registry import engine_precedence
-from controlplane.service.gate.accounting import Accounting
-from controlplane.service.gate.backpressure import RateLimiter, RetrySpacer
-from controlplane.service.gate.device_time import embedding_time_slack
+from controlplane.service.gate.device_contention import embedding_time_slack
 from controlplane.service.gate.dry_run import DryRun
-from controlplane.service.gate.engine_leases import EngineLeases, Precedence
+from controlplane.service.gate.engine_lease_sync import EngineLeases, Precedence
 from controlplane.service.gate.fair_queueing import TenantQueues
+from controlplane.service.gate.rate_limits import RateLimiter, RetrySpacer
+from controlplane.service.gate.request_end import Accounting
 from controlplane.service.gate.snapshot import SnapshotBuilder
 from controlplane.service.gate.waiting_queue import WaitingQueue
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from controlplane.core.clock import Duration, Instant, to_milliseconds
 from controlplane.core.decision import AdmissionDecision, Admit, Defer, Plan, Reject
-from controlplane.core.view import Queue, Share, Waiting
+from controlplane.core.pool_view import Queue, Share, Waiting
 from controlplane.policy.gate.admission import Admission, latest_start, predicted_wait
 
 

@@ -9,14 +9,14 @@ from functools import partial
 from controlplane.core.clock import Clock, seconds
 from controlplane.core.decision import Reason, Reject
 from controlplane.core.memory import Footprint
+from controlplane.core.pool_view import Waiting
 from controlplane.core.ports import Embedder, Generator, Vectors
 from controlplane.core.request import Owner, Request
-from controlplane.core.view import Waiting
-from controlplane.service.gate.backpressure import RateLimiter
-from controlplane.service.gate.device_time import DeviceContention
+from controlplane.service.gate.device_contention import DeviceContention
 from controlplane.service.gate.dispatcher import Dispatcher, Policies
 from controlplane.service.gate.dry_run import DryRun
 from controlplane.service.gate.intake import make_ticket
+from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.gate.token_stream import TokenStream, ended_by
 from controlplane.service.jobs import EmbedJob, GenerateJob
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor

@@ -7,10 +7,10 @@ import numpy as np
 
 from controlplane.core.clock import Duration, Instant, scaled
 from controlplane.core.memory import Footprint, MemoryLedger
+from controlplane.core.pool_view import DecodeLoad, Pace, PoolView, Queue, Reserve, Running, Share
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request
-from controlplane.core.view import DecodeLoad, Pace, PoolView, Queue, Reserve, Running, Share
-from controlplane.service.gate.engine_leases import EngineLeases
+from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepReports, StepWork
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from controlplane.core.clock import Instant
+from controlplane.core.pool_view import Queue, Waiting
 from controlplane.core.request import Owner
-from controlplane.core.view import Queue, Waiting
 
 
 class WaitingQueue:

@@ -13,8 +13,8 @@ from math import exp
 
 from controlplane.core.clock import Duration, Instant, after, between, scaled, to_seconds
 from controlplane.core.memory import Footprint
+from controlplane.core.pool_view import Pace, Reserve
 from controlplane.core.request import Kind, Owner, Request
-from controlplane.core.view import Pace, Reserve
 from controlplane.policy.gate.ordering import work_before_deadline
 from controlplane.policy.sharing.quota import UrgencyOptions, urgency_of_all
 from controlplane.service.ticket import Ticket

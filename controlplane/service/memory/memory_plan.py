@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from controlplane.config import Config, ConfigError
-from controlplane.core.geometry import DTYPE_BYTES, GeometryError, KvGeometry, kv_geometry
+from controlplane.core.kv_geometry import DTYPE_BYTES, GeometryError, KvGeometry, kv_geometry
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Request
 from controlplane.metrics import Metrics
-from predictors.output_length.history import MaxTokens
+from predictors.output_length.history_predictor import MaxTokens
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from controlplane.policy.registry import lookup
 from controlplane.service.runtime.timers import PeriodicTimer, SchedulerTimer
 from predictors.output_length import checkpoint
 from predictors.output_length.checkpoint import Checkpoint, read_or_rename, save
-from predictors.output_length.history import HistoryQuantiles, MaxTokens
-from predictors.output_length.learned import LearnedLengths
-from predictors.output_length.model import ENOUGH
+from predictors.output_length.history_predictor import HistoryQuantiles, MaxTokens
+from predictors.output_length.learned_predictor import LearnedLengths
+from predictors.output_length.quantile_model import ENOUGH
 from predictors.output_length.training import train_in_subprocess
 
 log = logging.getLogger(__name__)

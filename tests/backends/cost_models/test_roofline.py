@@ -16,7 +16,7 @@ from backends.cost_models.roofline import (
     step_cost,
 )
 from backends.cost_models.step_time import OPT_13B_A100_80G, StepLoad
-from controlplane.core.geometry import GeometryError, kv_geometry
+from controlplane.core.kv_geometry import GeometryError, kv_geometry
 
 LLAMA_8B = {
     "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,

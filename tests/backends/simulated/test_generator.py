@@ -12,7 +12,7 @@ from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import Instant, seconds
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.generation import Sampling
-from controlplane.core.geometry import KvGeometry
+from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 

@@ -11,7 +11,7 @@ from benchmark_control_plane.judge.experiment_schema import Live, Split
 from benchmark_control_plane.judge.systems import embedding_server
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
-from controlplane.config.model_sections import ChatModel, EmbeddingModel
+from controlplane.config.models_section import ChatModel, EmbeddingModel
 from controlplane.service.bootstrap import embedders_of
 
 SCOPE = {

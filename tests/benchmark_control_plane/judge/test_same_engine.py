@@ -38,7 +38,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from backends import bundled_models
 from backends.vllm.arguments import engine_args, scheduled
 from backends.vllm.engine import CONTEXT
-from benchmark_control_plane.judge.experiment import read_experiment, first_variant
+from benchmark_control_plane.judge.experiment_file import read_experiment, first_variant
 from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
 from benchmark_control_plane.common.servers import vllm_server
 from controlplane.config import parse

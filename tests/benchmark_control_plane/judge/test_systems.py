@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backends.vllm.hybrid import support
-from benchmark_control_plane.judge.experiment import first_variant, read_experiment
+from benchmark_control_plane.judge.experiment_file import first_variant, read_experiment
 from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
 from controlplane.config import parse
 from controlplane.service.memory.memory_plan import ModelFacts, memory_plan

@@ -13,7 +13,7 @@ from benchmark_control_plane.round_model.step_simulator import (
     serve,
 )
 from controlplane.core.clock import seconds
-from controlplane.core.view import Pace
+from controlplane.core.pool_view import Pace
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import ENGINE_POLICIES, engine_policy
 

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controlplane.config import parse
-from controlplane.config.memory_sections import QuotaSection
+from controlplane.config.pool_and_quota import QuotaSection
 from controlplane.core.request import Owner
 from controlplane.policy.sharing.quota import target_nominal
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from controlplane.core.geometry import KvGeometry
+from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.memory import (
     Footprint,
     Lease,

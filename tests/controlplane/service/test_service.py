@@ -11,7 +11,7 @@ from backends.embedding.client import WorkerEmbedder
 from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import ConfigError, parse
-from controlplane.config.model_sections import EmbeddingModel
+from controlplane.config.models_section import EmbeddingModel
 from controlplane.core.device import DeviceReading
 from controlplane.core.errors import BackendDown
 from controlplane.service.bootstrap import assemble, build_service, embedders_of, plan_of

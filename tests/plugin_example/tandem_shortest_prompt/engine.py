@@ -2,7 +2,7 @@
 
 from backends.testing.scripted import Script, ScriptedGenerator
 from controlplane.config import Config
-from controlplane.config.model_sections import ChatModel
+from controlplane.config.models_section import ChatModel
 from controlplane.core.ports import Generator
 from controlplane.service.memory.memory_plan import MemoryPlan
 

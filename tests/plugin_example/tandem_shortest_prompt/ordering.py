@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from controlplane.core.clock import milliseconds
 from controlplane.core.memory import Footprint
+from controlplane.core.pool_view import Pace
 from controlplane.core.request import Request
-from controlplane.core.view import Pace
 from controlplane.policy.gate.ordering import OrderingOptions, Rank
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from predictors.output_length.checkpoint import Checkpoint, read, read_or_rename, require_writable, save
 from predictors.output_length.examples import FeatureRow
-from predictors.output_length.learned import LearnedLengths
+from predictors.output_length.learned_predictor import LearnedLengths
 from predictors.output_length.training import train_in_subprocess
 
 

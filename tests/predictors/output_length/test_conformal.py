@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from predictors.output_length.conformal import Conformal
-from predictors.output_length.model import LEVELS, UPPER
+from predictors.output_length.quantile_model import LEVELS, UPPER
 
 WRONG = np.linspace(3.0, 4.0, len(LEVELS))
 

@@ -8,8 +8,8 @@ import pytest
 
 from predictors.output_length.checkpoint import Checkpoint, read, save
 from predictors.output_length.kernel_ridge import _solved
-from predictors.output_length.learned import LearnedLengths
-from predictors.output_length.model import MEDIAN, fit
+from predictors.output_length.learned_predictor import LearnedLengths
+from predictors.output_length.quantile_model import MEDIAN, fit
 
 DIMENSIONS = 12
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from controlplane.core.view import HiddenStateCost
+from controlplane.core.pool_view import HiddenStateCost
 from predictors.timing.hidden_state_cost import HiddenStateCostModel
 
 MEASURED = HiddenStateCost(1e-5, 1e-5, 1e-3)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from backends.testing.scripted import ScriptedEmbedder
 from controlplane.core.clock import Duration, milliseconds, seconds
+from controlplane.core.pool_view import Pace
 from controlplane.core.ports import StepCost
 from controlplane.core.request import Owner
-from controlplane.core.view import Pace
 from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepTime, StepWork, rate_models
 
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from controlplane.core.clock import Duration, milliseconds
-from controlplane.core.view import Pace
+from controlplane.core.pool_view import Pace
 from predictors.timing.ttft_model import TtftModel, WorkAhead, steps_until_slot
 
 PACE = Pace(milliseconds(10), milliseconds(0.1))

@@ -8,7 +8,7 @@ from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.plugin.shared_state import SharedState, open_shared_state
 from backends.vllm.simulation.stepped_engine import HiddenStates, SteppedEngine, SteppedEngineSetup
 from controlplane.core.generation import Sampling
-from controlplane.core.view import HiddenStateCost
+from controlplane.core.pool_view import HiddenStateCost
 from controlplane.policy.cache_tiers.selection import TierChoice
 from controlplane.policy.engine.options import EngineOptions
 from predictors.timing.hidden_state_cost import HiddenStateCostModel

@@ -12,7 +12,7 @@ from benchmark_control_plane.experiments.collocation import embedding_throughput
 from benchmark_control_plane.experiments.collocation.server_pairs import models_of
 from benchmark_control_plane.experiments.collocation.server_pairs import plain_embeddings as naive
 from controlplane.config import parse
-from controlplane.config.model_sections import EmbeddingModel
+from controlplane.config.models_section import EmbeddingModel
 from controlplane.service.bootstrap import embedders_of
 
 HALF = {"device": "cuda", "dtype": "float16"}

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.experiments.results_page import quotes, write_pages
+from benchmark_control_plane.experiments.results_page import result_rows, write_pages
 from benchmark_control_plane.report import formats
 from benchmark_control_plane.report.results_folder import committed
 from tests import experiments
@@ -23,7 +23,7 @@ def test_written_pages_match_the_committed_results() -> None:
 
 def test_every_link_leads_to_a_committed_file() -> None:
     for file, text, least in (
-        (write_pages.PAGE, write_pages.results_page(write_pages.RESULTS), len(quotes.QUOTES)),
+        (write_pages.PAGE, write_pages.results_page(write_pages.RESULTS), len(result_rows.QUOTES)),
         (write_pages.README, write_pages.readme_block(write_pages.RESULTS), 2 * 5),
     ):
         links = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmark_control_plane.round_model.policies.mcsf_and_baselines import by_deadline, by_slack
 from benchmark_control_plane.round_model.policies.policy_table import STEP_POLICIES
-from benchmark_control_plane.round_model.policies.published import by_deadline, by_slack
 from benchmark_control_plane.round_model.policies.step_policy import Candidate, StepOptions
 from benchmark_control_plane.round_model.schedules import (
     PolicySetting,

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, Instant, seconds
+from controlplane.core.pool_view import HiddenStateCost, Pace
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import HiddenStateCost, Pace
 from controlplane.policy.cache_tiers.selection import choose_tiers
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState

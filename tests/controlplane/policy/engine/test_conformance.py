@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from backends.testing.conformance import check_engine_policy
 from controlplane.core.clock import Duration, Instant, milliseconds, scaled, seconds
+from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace
 from controlplane.policy.engine.apt_serve import AptServe
 from controlplane.policy.engine.gate_adapter import footprint_of, pool_view, waiting_of
 from controlplane.policy.engine.interface import RANKED, EngineView, StepPlan
@@ -19,7 +19,7 @@ from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.engine.srmt import ShortestRemainingMemoryTime
-from controlplane.policy.gate.cycle import run_cycle
+from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.policy.registry import ENGINE_POLICIES, ORDERINGS, engine_policy
 
 # Per ordering; they share most of their code.

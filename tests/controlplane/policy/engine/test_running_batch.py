@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.forecast import LengthForecast
+from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace
 from controlplane.policy.engine.gate_adapter import lease_table
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, Instant
+from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch

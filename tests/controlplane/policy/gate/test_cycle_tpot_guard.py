@@ -9,11 +9,11 @@ import pytest
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Reason
 from controlplane.core.memory import Footprint
+from controlplane.core.pool_view import DecodeLoad, PoolView, Queue
 from controlplane.core.request import Owner
 from controlplane.core.slo import Slo
-from controlplane.core.view import DecodeLoad, PoolView, Queue
-from controlplane.policy.gate.cycle import run_cycle
-from tests.controlplane.policy.gate.test_cycle import (
+from controlplane.policy.gate.scheduling_cycle import run_cycle
+from tests.controlplane.policy.gate.test_scheduling_cycle import (
     CLASSES,
     NOW,
     OPTIONS,

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 from controlplane.core.clock import Instant, after, milliseconds, seconds
 from controlplane.core.decision import Plan, Reason
 from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.pool_view import Pace, PoolView, Queue, Share, Waiting
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace, PoolView, Queue, Share, Waiting
 from controlplane.policy.gate.admission import Admission, AdmissionOptions
-from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.gate.moore_hodgson import DeadlineJob, late_jobs
 from controlplane.policy.gate.preemption import PreemptionOptions
+from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.policy.registry import ADMISSIONS, lookup
 
 NOW = Instant(seconds(100))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from controlplane.core.clock import Duration, milliseconds, seconds
 from controlplane.core.decision import Victim
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.view import Running
+from controlplane.core.pool_view import Running
 from controlplane.policy.gate.preemption import PreemptionOptions, choose_victims, victim_cost
 
 OPTIONS = PreemptionOptions(tau=seconds(0.5), almost_done_steps=8, thrash_penalty=1.0)

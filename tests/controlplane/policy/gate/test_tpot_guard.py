@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from controlplane.core.clock import Instant, milliseconds, seconds
 from controlplane.core.memory import Footprint
+from controlplane.core.pool_view import DecodeLoad, Waiting
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import DecodeLoad, Waiting
 from controlplane.policy.gate.tpot_guard import tpot_feasible
 
 

@@ -8,9 +8,9 @@ import pytest
 from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.memory import Footprint
+from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Owner, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace
 from controlplane.service.gate.fair_queueing import FairQueue, TenantQueues
 from controlplane.service.gate.snapshot import service_time
 from controlplane.service.ticket import Ticket

@@ -7,7 +7,7 @@ import pytest
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Reason
-from controlplane.core.view import Pace
+from controlplane.core.pool_view import Pace
 from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected
 

@@ -2,9 +2,9 @@
 
 from controlplane.core.clock import Duration, Instant, milliseconds
 from controlplane.core.memory import Footprint
+from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Owner, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace
 from controlplane.policy.sharing.quota import UrgencyOptions
 from controlplane.service.memory.demand import RecentArrivals, slacks, urgencies
 from controlplane.service.ticket import Ticket

@@ -2,9 +2,9 @@
 
 from controlplane.core.clock import Instant, milliseconds, seconds
 from controlplane.core.memory import Footprint
+from controlplane.core.pool_view import Reserve
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Reserve
 from controlplane.service.memory.demand import MemoryDemandForecast
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from backends.device.kv_memory import KvcachedMemory
 from controlplane.core.errors import BackendFailed, Refused
+from controlplane.core.pool_view import Reserve
 from controlplane.core.request import Owner
-from controlplane.core.view import Reserve
 from tests.controlplane.service.memory.test_quota_controller import KIB, play
 
 LOGGER = "controlplane.service.runtime.health_tracker"

@@ -7,7 +7,7 @@ import pytest
 
 from controlplane.core.clock import milliseconds
 from controlplane.core.ports import EmbeddingPass, EngineStep
-from predictors.output_length.learned import LearnedLengths
+from predictors.output_length.learned_predictor import LearnedLengths
 from tests.controlplane.api.scripted_server import EMBED_MODEL, staged
 
 

@@ -14,7 +14,7 @@ from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.prediction.length_training import LengthTraining, require_writable_file
 from predictors.output_length.features import prompt_features
-from predictors.output_length.learned import LearnedLengths
+from predictors.output_length.learned_predictor import LearnedLengths
 
 
 def serve(lengths, count, seed=0, factor=1):

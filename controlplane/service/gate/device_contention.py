@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from controlplane.core.clock import Duration, Instant, after, between
 from controlplane.core.memory import MemoryLedger
+from controlplane.core.pool_view import Pace
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind
-from controlplane.core.view import Pace
 from controlplane.policy.sharing.decode_slack import Decoding, TokenDeadline, decode_slack
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ObservedPace, ReportedPace

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from predictors.output_length.checkpoint import Checkpoint
-from predictors.output_length.learned import LearnedLengths
-from predictors.output_length.model import fit
+from predictors.output_length.learned_predictor import LearnedLengths
+from predictors.output_length.quantile_model import fit
 
 
 def serve(lengths, requests):

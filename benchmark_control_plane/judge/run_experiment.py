@@ -16,13 +16,15 @@ from statistics import median
 from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput, data_folder_option
-from benchmark_control_plane.judge.experiment import Experiment, first_variant, quick, read_experiment
+from benchmark_control_plane.judge.experiment_file import (
+    Experiment,
+    first_variant,
+    quick,
+    read_experiment,
+)
 from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.frontier_search import highest_load
-from benchmark_control_plane.judge.progress import ProgressDisplay
-from benchmark_control_plane.judge.records import RequestRecord
-from benchmark_control_plane.judge.results import ResultsWriter
-from benchmark_control_plane.judge.stages import (
+from benchmark_control_plane.judge.measurement_stages import (
     Bench,
     Stage,
     objectives_from,
@@ -30,6 +32,9 @@ from benchmark_control_plane.judge.stages import (
     staged,
     unloaded,
 )
+from benchmark_control_plane.judge.progress import ProgressDisplay
+from benchmark_control_plane.judge.records import RequestRecord
+from benchmark_control_plane.judge.results import ResultsWriter
 
 _SWEEP_LOAD = 1.0
 _TRIES = 2

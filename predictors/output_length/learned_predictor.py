@@ -21,8 +21,8 @@ from predictors.output_length.checkpoint import Checkpoint
 from predictors.output_length.conformal import Conformal
 from predictors.output_length.examples import Examples, FeatureRow, feature_row
 from predictors.output_length.features import NUMBERS
-from predictors.output_length.history import HistoryQuantiles
-from predictors.output_length.model import LEVELS, LengthModel, prior
+from predictors.output_length.history_predictor import HistoryQuantiles
+from predictors.output_length.quantile_model import LEVELS, LengthModel, prior
 
 _ALL_LEVELS = (0.0, *LEVELS, 1.0)
 _LEVELS = np.array(LEVELS)

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.judge.experiment import classes_section, quick, read_experiment
+from benchmark_control_plane.judge.experiment_file import classes_section, quick, read_experiment
 
 FOLDER = Path(__file__).parents[3] / "configs" / "bench"
 CONFIGS = sorted(path for path in FOLDER.glob("*.yaml") if "systems:" in path.read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ from functools import partial
 
 from controlplane.core.clock import Instant
 from controlplane.core.decision import Admit, Defer, Plan, Reason, Reject
-from controlplane.core.view import PoolView, Queue, Share, Waiting
+from controlplane.core.pool_view import PoolView, Queue, Share, Waiting
 from controlplane.policy.gate.admission import Admission, predicted_wait, retry_after
 from controlplane.policy.gate.memory_lookahead import LookAhead
 

@@ -11,10 +11,10 @@ import yaml
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.experiments.client_accuracy.scripted_server import ServerDelays, listening
-from benchmark_control_plane.judge.experiment import read_experiment
+from benchmark_control_plane.judge.experiment_file import read_experiment
+from benchmark_control_plane.judge.measurement_stages import objectives_from
 from benchmark_control_plane.judge.memory_sampler import MemorySampler, parse_metrics
-from benchmark_control_plane.judge.run import median_rate, run_experiment
-from benchmark_control_plane.judge.stages import objectives_from
+from benchmark_control_plane.judge.run_experiment import median_rate, run_experiment
 from tests.benchmark_control_plane.bench_command import main
 
 EXPERIMENT = {

@@ -22,11 +22,23 @@ import uvloop
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.http_client import connections
 from benchmark_control_plane.judge import analysis
-from benchmark_control_plane.judge.experiment import Experiment, ExperimentPlan, classes_section, merge
+from benchmark_control_plane.judge.experiment_file import (
+    Experiment,
+    ExperimentPlan,
+    classes_section,
+    merge,
+)
 from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.memory_sampler import MemorySampler, Read, metrics_reader
+from benchmark_control_plane.judge.open_loop_client import (
+    Clock,
+    RunResult,
+    Target,
+    Tick,
+    closed_loop,
+    open_loop,
+)
 from benchmark_control_plane.judge.records import RequestRecord, slo_targets, without_warmup
-from benchmark_control_plane.judge.runner import Clock, RunResult, Target, Tick, closed_loop, open_loop
 from benchmark_control_plane.judge.simulated_target import simulated_target
 from benchmark_control_plane.judge.systems import Objectives, RunningSystem, running_system
 from benchmark_control_plane.judge.workload import PlannedRequest, plan_requests

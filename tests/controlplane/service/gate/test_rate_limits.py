@@ -1,5 +1,5 @@
 from controlplane.core.clock import Instant, after, seconds, to_seconds
-from controlplane.service.gate.backpressure import RateLimiter, TenantLimits
+from controlplane.service.gate.rate_limits import RateLimiter, TenantLimits
 
 START = Instant(seconds(100))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backends.embedding.cuda_memory import CudaMemory
+from backends.embedding.cuda_allocator import CudaMemory
 from backends.embedding.encoder import is_out_of_memory
 from backends.embedding.profiling import memory_points, time_points
 
