@@ -1,4 +1,4 @@
-"""Deadline supervision of a child process, and a child's exit with its parent.
+"""Watchdog for a child process that excludes suspended time; a child exits when its parent exits.
 
 The `Watchdog` counts ticks of the supervisor's own event loop. A pause of the whole process group (a
 breakpoint, a suspended machine) is one tick, however long it lasts, and responses that arrived during it are

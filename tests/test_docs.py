@@ -13,7 +13,7 @@ from backends.vllm.plugin.request_metadata import _KNOWN, _PREFIX
 from controlplane.cli import _parser
 from controlplane.config import Config, load
 from controlplane.config.admission_and_scheduling import SchedulingSection
-from controlplane.config.loader import RENAMED
+from controlplane.config.renamed_keys import RENAMED
 from controlplane.metrics import Metrics
 from controlplane.policy.engine.options import EngineOptions
 from tests.controlplane.api.scripted_server import staged

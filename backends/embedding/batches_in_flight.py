@@ -1,4 +1,4 @@
-"""Chooses the batch to send to the worker and applies its results, without a socket, a clock or waiting.
+"""Tracks embedding batches in flight; splits and retries a batch that ran out of memory or lost its worker.
 
 One batch per lane is computed, and one more waits at the worker if it is worth a pass already: a batch sent
 early cannot be extended. Rows are written into their call, which completes with its last row.

@@ -1,4 +1,4 @@
-"""Bounds the next embedding pass; at least one input is always allowed.
+"""Bounds the padded tokens of the next embedding pass by memory, time and recent out-of-memory errors.
 
 The tightest of four bounds applies:
 

@@ -1,4 +1,4 @@
-"""Ends vLLM's engine process with the server, and ends pending utility calls with the engine.
+"""Ends the engine process when the server exits, and ends pending utility calls when the engine exits.
 
 vLLM's worker processes exit when their parent dies; its EngineCore process does not. So EngineCore is started
 through `run_engine_core`, which first binds the process to its parent. This holds while the model loads,

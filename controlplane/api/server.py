@@ -1,4 +1,4 @@
-"""Runs the application in uvicorn, with a graceful drain on SIGTERM, SIGINT and SIGHUP.
+"""Runs uvicorn; on SIGTERM, SIGINT and SIGHUP waits for running requests within the drain time.
 
 While draining, new and waiting requests are rejected, so that clients try another server; running requests
 may finish within `server.drain_ms`, or until a second signal. If the service cannot start, the process exits.

@@ -1,11 +1,11 @@
-"""Parses YAML into sections; the error message has one line per mistake, with its path and the remedy.
+"""Loads a YAML file into configuration sections; errors name path, value, rule and remedy.
 
 Any dataclass of sections can be the root: `Config`, or an experiment of the benchmark.
 """
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from reprlib import Repr
@@ -16,27 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from controlplane.config.fields import ConfigError
+from controlplane.config.renamed_keys import renamed_keys
 from controlplane.config.root import Config
 
 Root = TypeVar("Root")
-
-RENAMED = {
-    "admission.keeps_pace": "admission.tpot_guard",
-    "admission.lengths": "admission.length_predictor",
-    "models.embeddings.yields_cpu": "models.embeddings.idle_cpu_priority",
-    "pool.device_memory": "pool.kv_allocator",
-    "predictors.remember": "predictors.max_examples",
-    "quota.compare": "quota.urgency_aggregation",
-    "quota.forecast.level": "quota.forecast.quantile",
-    "quota.resting_weight": "quota.nominal_weight",
-    "scheduling.patience_ms": "scheduling.default_deadline_ms",
-    "scheduling.engine.decode_pace": "scheduling.engine.decode_pacing",
-    "scheduling.engine.patience_ms": "scheduling.engine.default_deadline_ms",
-    "scheduling.engine.prompt_price": "scheduling.engine.prefill_weight",
-    "scheduling.engine.size_cut_share": "scheduling.engine.size_cutoff_share",
-    "scheduling.engine.size_cut_window": "scheduling.engine.size_cutoff_window",
-}
-"""Keys of earlier versions and their present names, as dotted paths without list indices."""
 
 _shown = Repr()
 _shown.maxlevel = 2
@@ -75,7 +58,7 @@ def read_yaml(path: Path) -> object:
 
 def parse_as(root: type[Root], content: object, *, source: str) -> Root:
     """Parses `content` into the dataclass `root`. Raises ConfigError, also for keys in RENAMED."""
-    if lines := [f"{source}: {line}" for line in _renamed(content)]:
+    if lines := [f"{source}: {line}" for line in renamed_keys(content)]:
         raise ConfigError("\n".join(lines))
     try:
         return TypeAdapter(root).validate_python(content)
@@ -123,26 +106,6 @@ class _CarefulLoader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
-
-
-def _renamed(content: object) -> Iterator[str]:
-    """One line for each key in RENAMED, at any depth: an experiment holds whole sections."""
-    # Not by recursion: a file may nest deeply, and an alias may contain itself.
-    left: list[tuple[str, str, object]] = [("", "", content)]
-    seen: set[int] = set()
-    while left:
-        shown, keys, here = left.pop()
-        if not isinstance(here, Mapping | list | tuple) or id(here) in seen:
-            continue
-        seen.add(id(here))
-        if not isinstance(here, Mapping):
-            left += [(f"{shown}.{index}", keys, item) for index, item in enumerate(here)]
-            continue
-        for key, value in here.items():
-            path = f"{keys}.{key}"
-            if new := next((new for old, new in RENAMED.items() if path.endswith(f".{old}")), None):
-                yield f"{f'{shown}.{key}'[1:]}: renamed to {new.rpartition('.')[2]}; use {new}"
-            left.append((f"{shown}.{key}", path, value))
 
 
 def _explained(root: type, error: ValidationError) -> Iterator[str]:

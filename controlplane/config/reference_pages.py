@@ -17,8 +17,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BeforeValidator
 
 from controlplane.config.fields import bytes_or_auto, parse_bytes, sha256_digest
-from controlplane.config.loader import RENAMED, section_in
+from controlplane.config.loader import section_in
 from controlplane.config.reconfigure import CHANGEABLE
+from controlplane.config.renamed_keys import RENAMED
 from controlplane.config.root import Config
 from controlplane.metrics import Metrics
 from controlplane.policy.engine.options import EngineOptions

@@ -1,4 +1,4 @@
-"""Finds what other installed distributions provide for a slot, by entry point (group `tandem.<slot>`).
+"""Finds plug-ins: names that installed packages register as entry points in the group `tandem.<slot>`.
 
 Nothing is imported before a name is used, and the installed metadata is read once per process.
 """

@@ -1,4 +1,4 @@
-"""The life cycle of one service: start, stop, drain, check and reconfigure."""
+"""The service object: starts and stops backends, timers and monitor; checks, drains, reconfigures."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Reports what the service holds and how it does: state, models, metrics and impairments."""
+"""Reports state, served models, metrics and impaired parts of the service."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Splits the requests of a step by form, once per step, into attention metadata for both kinds.
+"""Builds the attention metadata of a step: one part for KV-cache requests, one for hidden-state requests.
 
 vLLM's attention backend for the platform gets metadata of the requests on keys and values only; `HiddenBatch`
 describes the others.

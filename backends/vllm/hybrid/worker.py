@@ -1,4 +1,4 @@
-"""vLLM's worker of the platform, extended to set the forms of a step before the model runs.
+"""Extends vLLM's worker class (GPU or CPU) to set each request's cache form before the model runs.
 
 Importing this module imports vLLM and registers the hybrid models with it.
 """

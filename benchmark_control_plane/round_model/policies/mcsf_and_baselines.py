@@ -1,4 +1,4 @@
-"""The published scheduling policies of the round model, as combinations of an order and a memory test.
+"""MC-SF and the other published schedulers of the round model: an order plus a memory rule.
 
 `LookaheadPolicy` (mc-sf, mc-benchmark, edf, least-slack) starts the longest prefix of its order that fits at
 every predicted completion. `SkippingLookaheadPolicy` (mc-sf-skip) continues after a request that does not

@@ -81,7 +81,7 @@ async def send_stream(
 
     Args:
         send: ASGI send.
-        dispatcher: runs the jobs.
+        gate: runs the jobs.
         jobs: one per prompt.
         envelope: fields that all chunks share.
         form: turns deltas into choices.

@@ -1,4 +1,4 @@
-"""Size cutoff for the load: the memory-time up to which all arrivals can be served.
+"""Size cutoff under overload: the largest memory-time (blocks x seconds) at which all arrivals can be served.
 
 By Little's law, requests of memory-time v (token-steps) that arrive at rate r keep r * step * v tokens
 resident. Sorted by v, requests are counted until that sum reaches a share of the memory; the last one is the

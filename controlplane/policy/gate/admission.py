@@ -1,4 +1,4 @@
-"""Admits, defers or rejects one request.
+"""Decides whether one request is admitted, deferred or rejected, as a pure function.
 
 Algorithm 1 of the collocation proposal, extended by growth, uncertainty and absolute times:
 

@@ -1,4 +1,4 @@
-"""One scheduling cycle: decides every waiting request of every owner, as a pure function of view and time.
+"""Runs one scheduling cycle: applies the admission decision to all waiting requests in their order.
 
 For each owner, with the waiting queue sorted by rank:
 

@@ -1,4 +1,4 @@
-"""Time that an embedding batch may keep the device without breaking a decode deadline.
+"""Decides how long an embedding batch may occupy the device without breaking a decode deadline.
 
 Each running request that can still meet its deadlines tolerates a gap between two engine steps: its time
 left, divided by the steps until the deadline, so that lateness is recovered over the rest of the response and

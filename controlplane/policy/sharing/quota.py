@@ -1,4 +1,4 @@
-"""Moves the quotas of the shared pool towards the more urgent owner, in bounded steps above the minimums.
+"""Computes the next quotas from the urgency of both owners, as a pure function: bounded steps, minimums.
 
 Algorithm 2 of the collocation proposal, corrected: urgency is continuous and grows as slack shrinks (the
 printed one drops when a request becomes late); lateness counts up to a cap; minimums win over the step limit;

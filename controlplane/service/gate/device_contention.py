@@ -1,4 +1,4 @@
-"""Device time that decoding leaves to embedding batches, and the signal that embedding work is pending.
+"""Collects the decode deadlines of running requests for `decode_slack`, and signals device contention.
 
 The slack is that of `decode_slack` over all running generation requests. Those of lower priority than every
 admitted embedding request are ignored.

@@ -26,8 +26,9 @@ from controlplane.service.gate.device_contention import embedding_time_slack
 from controlplane.service.gate.dry_run import DryRun
 from controlplane.service.gate.engine_lease_sync import EngineLeases, Precedence
 from controlplane.service.gate.fair_queueing import TenantQueues
-from controlplane.service.gate.rate_limits import RateLimiter, RetrySpacer
+from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.gate.request_end import Accounting
+from controlplane.service.gate.retry_after import RetrySpacer
 from controlplane.service.gate.snapshot import SnapshotBuilder
 from controlplane.service.gate.waiting_queue import WaitingQueue
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor

@@ -1,4 +1,4 @@
-"""Leases that follow what an engine with its own scheduler policy reports.
+"""Updates leases to the blocks that an engine with Tandem's scheduler reports for running requests.
 
 Such an engine starts and preempts the forwarded requests itself. Each of them has a lease from the moment it
 is forwarded, but the lease holds what the engine holds: nothing before the start and after a preemption.

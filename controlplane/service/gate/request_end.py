@@ -1,4 +1,4 @@
-"""Ends each request once: closes its lease, counts its outcome and trains the predictors with it."""
+"""Ends each request once: closes its memory lease, counts its outcome and trains the predictors with it."""
 
 from collections.abc import Mapping
 

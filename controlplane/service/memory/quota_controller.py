@@ -1,4 +1,4 @@
-"""Control loop over the quotas of the pool: runs at each tick, and earlier when a request lacks memory.
+"""Periodic control loop that moves the quotas between the LLM and the embeddings.
 
 A tick moves from one pair of quotas to the next in an order in which no byte ever belongs to both owners: the
 losing side is reduced first, and bytes that it still holds remain its own until they are freed. The LLM's

@@ -1,4 +1,4 @@
-"""Health of work that is repeated: logs the first failure and the recovery, and counts every failure."""
+"""Tracks failures of periodic tasks: logs the first failure and the recovery, and counts every failure."""
 
 import logging
 from collections import Counter

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from controlplane.config import Config, ConfigError, load, parse
-from controlplane.config.loader import RENAMED, section_in
+from controlplane.config.loader import section_in
+from controlplane.config.renamed_keys import RENAMED
 from controlplane.core.clock import milliseconds
 from controlplane.policy.engine.options import EngineOptions
 

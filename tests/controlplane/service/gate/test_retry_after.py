@@ -5,7 +5,7 @@ from itertools import pairwise
 from controlplane.core.clock import Instant, milliseconds, seconds
 from controlplane.core.decision import Reason, Reject
 from controlplane.core.request import Owner
-from controlplane.service.gate.rate_limits import RetrySpacer
+from controlplane.service.gate.retry_after import RetrySpacer
 
 WORK = milliseconds(100)
 
