@@ -43,8 +43,9 @@ def _attribute(key: str, value: Attribute) -> str:
     name = key.rstrip("_").replace("_", "-")
     if name == "viewbox":
         name = "viewBox"
+    # An attribute without a value is valid in HTML but not in an SVG file.
     if value is True:
-        return f" {name}"
+        return f' {name}=""'
     return f' {name}="{escape(number(value) if isinstance(value, float) else value)}"'
 
 

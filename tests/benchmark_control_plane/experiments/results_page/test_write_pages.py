@@ -19,6 +19,8 @@ def test_written_pages_match_the_committed_results() -> None:
             f"{file.name} is not what the results say; run: "
             "python -m benchmark_control_plane.experiments.results_page.write_pages"
         )
+        if file.suffix == ".svg":
+            assert ElementTree.fromstring(text).tag.endswith("svg"), "browsers refuse a file that is not XML"
 
 
 def test_every_link_leads_to_a_committed_file() -> None:
