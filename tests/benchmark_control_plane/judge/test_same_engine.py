@@ -36,7 +36,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backends import bundled_models
-from backends.vllm.arguments import engine_args, scheduled
+from backends.vllm.arguments import engine_args, with_tandem_scheduler
 from backends.vllm.engine import CONTEXT
 from benchmark_control_plane.judge.experiment_file import read_experiment, first_variant
 from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
@@ -59,7 +59,7 @@ def stated(arguments):
     return {name: value for name, value in arguments.items() if states or name not in counts}
 
 config = parse(tandem_config(plan, plan.live, plan.systems[0], {"interactive": {"ttft_ms": 100}}, {}))
-ours = scheduled(stated(config.models.chat.engine), config.engine_options())
+ours = with_tandem_scheduler(stated(config.models.chat.engine), config.engine_options())
 tandem = engine_args(model, "name", ours).create_engine_config(CONTEXT)
 
 theirs = stated(vllm_arguments(plan.live, first_variant(plan.systems[1]).split))
