@@ -34,7 +34,7 @@ _INTRODUCTION = f"""<!-- Written by {COMMAND}; do not edit. -->
 
 # Measured results
 
-Every figure on this page is read from the JSON file linked beside it. The head-to-head ran on real engines,
+Every figure on this page is read from the JSON file linked in its row. The head-to-head ran on real engines,
 on the machine named below its table. The other results of `tandem bench run` come from the live service on
 a simulated device in virtual time; "virtual time" elsewhere means vLLM's own scheduler, stepped with
 modelled step times. A request meets its SLO if it meets every objective of its class; a rejected, evicted
@@ -154,7 +154,7 @@ def _place(name: str) -> int:
 
 
 def _question(results: Results, file: Path) -> tuple[str, str]:
-    """(heading, question); those of the results file for an experiment that quotes.py does not know."""
+    """(heading, question); those of the results file for an experiment that result_rows.py does not list."""
     return result_rows.BENCH_QUESTIONS.get(file.stem, (_OTHER, results["experiment"]["question"]))
 
 
