@@ -1,4 +1,4 @@
-"""Is every file under 400 lines and every function under 60? Run by `make lint`."""
+"""Fails if a file has 400 lines or more, or a function 60 or more. Run by `make lint`."""
 
 import ast
 import sys

@@ -1,4 +1,4 @@
-"""What the pages and the configurations name is there: files, commands, settings, metrics, endpoints."""
+"""Files, commands, settings, metrics and endpoints that the pages and configurations name exist."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ CONFIGS = sorted(ROOT.glob("configs/*.yaml"))
 OURS = "backends benchmark_control_plane configs controlplane docs kernels predictors tests"
 FILES = [str(path) for folder in OURS.split() for path in (ROOT / folder).rglob("*.*")]
 
-# With capitals, or "my", a name stands for one of the reader's.
+# A name with capitals or "my" is a placeholder for the reader's own file.
 FILE = r"(?<![\w/.*-])(?!my)((?:[a-z0-9_-]+/)*[a-z0-9_-]+\.(?:py|yaml|md))\b"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 NOTE = re.compile(r"(?<![\d.])\b(00\d\d)\b")
@@ -34,12 +34,12 @@ ENDPOINT = r"(?<![\w.])(/(?:v1|admin|health|ready|metrics)[\w/]*)"
 LEFT_OUT = re.compile(r"^ *# +(?:- )?([a-z0-9_]+):(?: |$)", re.MULTILINE)
 PLUGIN = "tandem_shortest_prompt"
 INPUTS = ROOT / "benchmark_control_plane/common/command_line.py"
-# Names of tenants, and an argument of vLLM's.
+# Names of tenants, and a vLLM argument.
 FREE = {"web", "indexer", "kv_cache_dtype"}
 
 
 def code(page: Path) -> Iterator[str]:
-    """Each span and each line of a block."""
+    """Yields each code span and each line of a code block."""
     text = page.read_text(encoding="utf-8")
     for block in re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         yield from block.splitlines()
@@ -55,14 +55,14 @@ def source(module: str) -> Path:
 
 
 def parts(hint: Any) -> Iterator[Any]:
-    """The types inside `X | None`, `tuple[X, ...]`, `Mapping[str, X]`, `Annotated[X, ...]`."""
+    """Yields the hint and, recursively, the types inside `X | None`, `tuple[X, ...]`, `Mapping[str, X]`."""
     yield hint
     for inner in get_args(hint):
         yield from parts(inner)
 
 
 def has_setting(section: Any, path: list[str]) -> bool:
-    """Of a free mapping, as of what goes to vLLM as it stands, anything is a setting."""
+    """Whether the path is a setting; every key of a free mapping is, for example of vLLM's arguments."""
     if not path:
         return True
     if section is SchedulingSection and path[0] == "engine":
@@ -73,7 +73,7 @@ def has_setting(section: Any, path: list[str]) -> bool:
 
 
 def keys(section: Any) -> set[str]:
-    """All names of settings in it and below."""
+    """Names of all settings of the section and its sub-sections."""
     inside = [part for hint in get_type_hints(section).values() for part in parts(hint) if is_dataclass(part)]
     return {one.name for one in fields(section)}.union(*map(keys, inside))
 

@@ -78,7 +78,7 @@ def test_embeddings_are_those_of_the_model(client):
     answer = client.embeddings.create(model="minilm", input=TEXTS)
     assert np.allclose([row.embedding for row in answer.data], model.encode(TEXTS), atol=1e-5)
     model.max_seq_length = 6
-    # On a busy machine the first response may teach the predictor that the default objective is unattainable.
+    # On a busy machine the predictor may forecast after the first response that the default SLO is missed.
     patient = {"truncate_prompt_tokens": 6, "service_class": "batch"}
     cut = client.embeddings.create(model="minilm", input=TEXTS, extra_body=patient)
     assert np.allclose([row.embedding for row in cut.data], model.encode(TEXTS), atol=1e-5)

@@ -1,9 +1,8 @@
 """Step times of an LLM and an embedding model that share one device, from lines and measured profiles.
 
 A step prefills prompt chunks, decodes one token for each other running request, and may compute one padded
-embedding batch. `sequential` adds the times of the parts. A part without work takes no time. `roofline`
-derives
-a model from device figures instead. All times are in seconds.
+embedding batch. `sequential` adds the times of the parts. A part without work takes no time.
+`backends.cost_models.roofline` derives a model from device figures instead. All times are in seconds.
 """
 
 import csv

@@ -1,7 +1,7 @@
 """Physical memory available to the embedding workspace, given what the LLM's KV cache owns.
 
 - `static`: the engine allocated its whole KV cache at startup. A smaller LLM quota frees blocks, not bytes,
-  so the workspace always has exactly what was left beside the cache.
+  so the workspace always has exactly the memory that the cache left free.
 - `kvcached`: KV blocks are mapped on demand (CUDA virtual memory, the `kvcached` package inside the engine),
   so memory ceded by the engine returns to the device. The limit is in a file in shared memory: three 64-bit
   numbers (total, used and preallocated bytes) under an advisory lock. It takes effect at the engine's next

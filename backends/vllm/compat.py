@@ -3,11 +3,12 @@
 Importing this module imports vLLM, which takes seconds.
 
 Tested, each unpacked into an environment with torch 2.13 (0.26 asks for 2.11): the scheduler in a stepped
-engine and behind a live one, without a model (`test_scheduler_counts`, `simulation/test_executor`: 47 tests),
-on the CPU builds of 0.26.0, 0.27.1, 0.28.0, 0.29.0, 0.30.0, 0.31.0 and 0.32.0, and on the Python code of the
-CUDA build of 0.33.0, which has no CPU build. Real models ran with 0.29.0 (`test_scheduler_outputs`: 8 tests)
-and, with all tests, with 0.32.0; 0.26.0 starts no model with this torch. In 0.26.0 and 0.33.0 every name
-imported or overridden here was looked up.
+engine and behind a live one, without a model (`tests/backends/vllm/test_scheduler_counts.py`,
+`tests/backends/vllm/simulation/test_executor.py`: 47 tests), on the CPU builds of 0.26.0, 0.27.1, 0.28.0,
+0.29.0, 0.30.0, 0.31.0 and 0.32.0, and on the Python code of the CUDA build of 0.33.0, which has no CPU build.
+Real models ran with 0.29.0 (`tests/backends/vllm/test_scheduler_outputs.py`: 8 tests) and, with all tests,
+with 0.32.0; 0.26.0 starts no model with this torch. In 0.26.0 and 0.33.0 every name imported or overridden
+here was looked up.
 
 - 0.26 to 0.28 raise subclasses of ValueError for invalid requests; 0.29 introduced `VLLMClientError`, which
   is not a ValueError.

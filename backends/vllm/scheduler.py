@@ -346,7 +346,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
 
 def _no_input() -> None:
-    """Stands in for reading input in an engine without an input queue."""
+    """Does nothing; used as the input reader of an engine without an input queue."""
 
 
 def _parse_config(config: Mapping[str, Any]) -> tuple[EngineOptions, Defaults]:

@@ -42,7 +42,7 @@ _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "life", "child
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How the class and tenant of a request are passed to a server.
+    """Encoding of a request's class and tenant for one server.
 
     Attributes:
         names_classes: send the header x-service-class.

@@ -46,7 +46,7 @@ def hints_of(headers: Iterable[tuple[bytes, bytes]], body: Objectives) -> Reques
 
 
 def _add(stated: dict[str, tuple[str, float | str]], part: str, source: str, value: float | str) -> None:
-    """Adds a value to `record_forecast`, unless another source gave a different one."""
+    """Adds a value to `stated`, unless another source gave a different one."""
     first_source, first = stated.setdefault(part, (source, value))
     if first != value:
         raise Problem(

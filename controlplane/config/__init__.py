@@ -1,7 +1,7 @@
 """Configuration: one YAML file, parsed into frozen dataclasses, with one module per section.
 
-An error names the path in the file, the value, the rule and the remedy. Unknown keys are refused, so that a
-typing error never becomes a silent default. `reference` generates docs/configuration.md.
+An error names the path in the file, the value, the rule and the remedy. Unknown keys are rejected, so that a
+typing error never becomes a silent default. `reference_pages` generates docs/configuration.md.
 """
 
 from controlplane.config.fields import ConfigError

@@ -5,7 +5,7 @@ from pathlib import Path
 import controlplane
 from controlplane.config.fields import ConfigError
 
-# The wheel carries the files inside the package; in a checkout they lie beside it.
+# The wheel contains the files inside the package; in a checkout they are in its parent folder.
 _FOLDERS = (
     Path(controlplane.__file__).parent / "configs",
     Path(controlplane.__file__).parents[1] / "configs",

@@ -82,7 +82,7 @@ class ForecastSection:
 
 @section(frozen=True, config=STRICT)
 class QuotaSection:
-    """How the pool is divided between the LLM's KV cache and the workspace of embedding batches."""
+    """Division of the pool between the LLM's KV cache and the workspace of embedding batches."""
 
     policy: Literal["static", "dynamic"] = "static"
     """`static` keeps the nominal quotas; `dynamic` moves them towards the owner with more urgent requests."""

@@ -1,1 +1,1 @@
-"""The vocabulary: requests, time, memory and decisions. Imports nothing of ours and reads no clock."""
+"""Value types shared by all packages: requests, time, memory, decisions. Imports nothing else of Tandem."""

@@ -2,7 +2,7 @@
 
 Four losses have four words. Reject: never accepted, because the pool cannot serve it or its engine cannot do
 what it asks. Evict: accepted, then dropped by us. Preempt: loses its blocks, will resume. Abort: the client
-left. Fail is an error of ours.
+left. Fail is an error in Tandem.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from controlplane.core.memory import Footprint
 
 
 class Outcome(StrEnum):
-    """How a request ended; a metric label, so the set is closed."""
+    """Final state of a request; a metric label, so the set is closed."""
 
     MET = "met"
     LATE = "late"
@@ -24,7 +24,7 @@ class Outcome(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a request was deferred or rejected; a metric label, so the set is closed."""
+    """Cause of a deferral or rejection; a metric label, so the set is closed."""
 
     NO_MEMORY = "no_memory"
     NO_SLOT = "no_slot"

@@ -47,7 +47,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one engine step added to sample `index`.
+    """Output that one engine step added to sample `index`.
 
     `finish_reason` is set on the last delta of a sample: "stop", "length", "tool_calls" or "preempted".
     `stop_reason` is the stop string or token id that matched.

@@ -23,7 +23,7 @@ def plugin_names(slot: str) -> frozenset[str]:
 
 
 def plugin_source(slot: str, name: str) -> str:
-    """Where the plug-in comes from, for messages: `module:attribute (distribution)`."""
+    """Returns the origin of a plug-in for messages: `module:attribute (distribution)`."""
     points = _entry_points_of(slot)[name]
     return " and ".join(f"{p.value} ({p.dist.name if p.dist else 'unknown distribution'})" for p in points)
 

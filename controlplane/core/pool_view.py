@@ -142,10 +142,9 @@ class Share:
     leases one after another, any other all at once; `paces` are those of a serial owner's models, if it has
     several. `is_device_shared` while the device also works for the other kind. `preemptible` lists possible
     victims on demand, because the list is costly and few requests need it. `engine_work_ahead` is given if
-    the engine
-    schedules by itself: the work of the requests that wait in it and precede this one. `calls` are the calls
-    that a serial owner holds, each with its tokens to compute. `decode_load` is given for generation once
-    steps were observed.
+    the engine schedules by itself: the work of the requests that wait in it and precede this one. `calls` are
+    the calls that a serial owner holds, each with its tokens to compute. `decode_load` is given for
+    generation once steps were observed.
     """
 
     ceiling: int

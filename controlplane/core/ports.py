@@ -47,9 +47,9 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """What one engine step did, and the time since the previous step.
+    """Work of one engine step, and the time since the previous step.
 
-    `waited` of that time was left to other work on purpose.
+    `waited` is the part of that time that decode pacing left to other work.
     """
 
     prefill_tokens: int
@@ -156,7 +156,7 @@ class Generator(Protocol):
         """
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        """Tells the engine whether other work wants the device.
+        """Tells the engine whether other work is pending on the device.
 
         An engine with a scheduler of its own then decodes no faster than its TPOT objectives require, so that
         steps cost less; any other ignores it.

@@ -67,7 +67,7 @@ class Request:
 
 
 class Phase(StrEnum):
-    """Where a request is in its life cycle."""
+    """State of a request in its life cycle."""
 
     QUEUED = "queued"
     DEFERRED = "deferred"

@@ -1,7 +1,7 @@
 """Python client of the HTTP API: `Tandem` (blocking) and `AsyncTandem` (asyncio).
 
 Both offer chat, stream and embed, with objectives per call, and share everything except how they wait. Of the
-control plane the SDK imports only `api.protocol`.
+control plane the SDK imports only `controlplane.api.protocol.requests`.
 """
 
 from controlplane.sdk.async_client import AsyncTandem, AsyncTextStream

@@ -106,7 +106,7 @@ def api_error(status: int, content: bytes, headers: Mapping[str, str]) -> ApiErr
 
 
 def retry_after_of(headers: Mapping[str, str]) -> float | None:
-    """Seconds until the server wants a retry, or None."""
+    """Delay before a retry, in seconds, as the server states it; None if it does not."""
     for name, per_second in ((HEADER_RETRY_AFTER_MS, 1000), ("retry-after", 1)):
         text = headers.get(name, "")
         if text.replace(".", "", 1).isdecimal():

@@ -267,7 +267,7 @@ class Streamed:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the response ended; None before the end."""
+        """Finish reason of the response; None before the end."""
         return self._events.finish_reason
 
     @property

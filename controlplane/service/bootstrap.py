@@ -195,7 +195,7 @@ def plan_of(config: Config) -> MemoryPlan:
 
 
 def hybrid_text(config: Config, plan: MemoryPlan) -> str | None:
-    """What hidden states would save, as text; None without a chat model. Raises ConfigError."""
+    """Text on the memory that hidden states would save; None without a chat model. Raises ConfigError."""
     return memory_plan.hybrid_text(config, model_facts, plan, hybrid_support)
 
 

@@ -1,4 +1,4 @@
-"""What the API hands to the gate: caller, hints, and jobs with their inputs as token ids."""
+"""Input of the gate from the API: caller, hints, and jobs with their inputs as token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ class DecisionFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """When a request was sent to the engine, the work ahead of it, the step rate, and the TTFT forecast."""
+    """Time of dispatch to the engine, with the work ahead, step rate and TTFT forecast at that time."""
 
     at: Instant
     ahead: WorkAhead
@@ -91,7 +91,7 @@ class Ticket:
 
     @asynccontextmanager
     async def revocable(self) -> AsyncIterator[None]:
-        """Cancels the block and raises Rejected if the request is refused while the block runs.
+        """Cancels the block and raises Rejected if the request is rejected while the block runs.
 
         The request may have been refused since its grant, and may be refused in the iteration of the event
         loop in which the block ends; both raise Rejected too.

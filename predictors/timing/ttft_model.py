@@ -102,7 +102,7 @@ class TtftModel:
         return TtftForecast(_duration(work * exp(ratios.at(0.5))), _duration(work * exp(ratios.upper())))
 
     def observe(self, ahead: WorkAhead, pace: Pace, stated: TtftForecast, took: Duration) -> None:
-        """Learns from a first token after `took`; `pace` and `record_forecast` are those at dispatch."""
+        """Learns from a first token after `took`; `pace` and the forecast `stated` are those at dispatch."""
         ratios = self._ratios[ahead.waits]
         was_covered = took <= stated.upper
         moved = ratios.offset + _STEP * (_UPPER - was_covered)

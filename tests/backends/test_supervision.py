@@ -16,7 +16,7 @@ on_linux = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason=
 
 
 def expired_at(scenario, *, excluded=lambda: 0.0) -> float | None:
-    """When a watchdog of 16 s (16 ticks of 1 s) expires in the scenario; None within 1,000 s."""
+    """Time at which a watchdog of 16 s (16 ticks of 1 s) expires; None if not within 1,000 s."""
 
     async def main():
         loop, expired = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()

@@ -21,7 +21,7 @@ class HybridSpec(FullAttentionSpec):  # type: ignore[misc]
 
     @property
     def layout(self) -> BlockLayout:
-        """How a block is read as rows of hidden states."""
+        """Layout of a block as rows of hidden states."""
         return BlockLayout(self.block_size, self.num_kv_heads, self.head_size, self.hidden_size)
 
     @classmethod

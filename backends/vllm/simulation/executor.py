@@ -244,6 +244,6 @@ def _completed(value: Any) -> Future[Any]:
 
 
 def _sleep_then_return(seconds: float, output: Any) -> Any:
-    """Stands in for the forward pass."""
+    """Simulates a forward pass: sleeps, then returns `output`."""
     time.sleep(seconds)
     return output

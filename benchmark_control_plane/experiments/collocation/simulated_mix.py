@@ -55,7 +55,8 @@ POOL_BYTES = 6 * 2**30
 """Part of an H100: with a pool of 50 GiB arithmetic is the bottleneck at these lengths and the split of the
 memory has no effect."""
 EMBED_BYTES_PER_TOKEN = 2 * (8 * 1024 + 4096)
-"""BGE-M3 in 16 bits: eight vectors of the hidden size and one of the inner, see `embedding.memory_model`."""
+"""BGE-M3 in 16 bits: eight vectors of the hidden size and one of the inner, see
+`backends.embedding.memory_model`."""
 BATCH_TOKENS = 32_768
 
 MIXES = {"9:1": 0.9, "7:3": 0.7, "5:5": 0.5, "3:7": 0.3, "1:9": 0.1}

@@ -5,8 +5,8 @@
 vLLM's own scheduler and KV manager, stepped on virtual time at OPT-13B geometry: 709 blocks of 16 tokens
 (an A100-40GB), step times fitted to an A100-80GB with decoding slowed by the ratio of bandwidths (2,039 /
 1,555 GB/s). For each policy and seed the highest Poisson rate at an attainment is bracketed to 8 % and
-interpolated. Both metrics of `replay` are printed, with the waits of the requests that missed. Results are
-added to the file of `--results`, so that a study can be extended; each names the commit of its run.
+interpolated. Both metrics of `engine_replay` are printed, with the waits of the requests that missed. Results
+are added to the file of `--results`, so that a study can be extended; each names the commit of its run.
 """
 
 import argparse

@@ -6,7 +6,7 @@ the rest of the objective absorbs prediction error. A request behind `share` of 
 after a long step, shortens the delay until it has caught up, because a response that barely meets its TPOT in
 the engine misses it at the client. A request with an e2e objective counts with the time left per token that
 it may still produce. A request without its first token, or late, removes the delay. The delay is at most 50
-ms, because the engine is not told when the embeddings finish.
+ms, because the engine receives no message when the embeddings finish.
 """
 
 from collections.abc import Iterable

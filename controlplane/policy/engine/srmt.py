@@ -331,7 +331,7 @@ def _first(entry: tuple[Age, RequestState]) -> Age:
 
 
 class AgedShare:
-    """Share of the memory for requests that have been lost for longer than their patience.
+    """Share of the memory for requests whose SLO has been missed for longer than their patience.
 
     Each step earns `share` of the quota, and pays the blocks that aged requests hold. While the balance is
     not negative the oldest may start, and then runs to its end. With aged requests always waiting, they get

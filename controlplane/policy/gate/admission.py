@@ -3,10 +3,10 @@
 Algorithm 1 of the collocation proposal, extended by growth, uncertainty and absolute times:
 
 1. A request that can never fit is rejected at once, with the numbers.
-2. A request that fits beside the predicted use of all leases, prediction errors included, is admitted. So is
-   one that would be late by waiting for that and whose peak fits beside what the leases hold now: it risks a
-   later preemption, whereas waiting is certain to miss its SLO. In both cases the running requests must still
-   meet their TPOT objectives (`tpot_guard`).
+2. A request that fits in addition to the predicted use of all leases, prediction errors included, is
+   admitted. So is one that would be late by waiting for that, if its peak fits in addition to the bytes that
+   the leases hold now: it risks a later preemption, but waiting would miss its SLO. In both cases the
+   running requests must still meet their TPOT objectives (`tpot_guard`).
 3. A request that would miss its deadline by waiting, and is not late yet, may preempt strictly lower
    priority, if that suffices.
 4. A request that can still meet its deadline waits, up to a bound; one of a class that is not sheddable waits
@@ -219,7 +219,7 @@ class Admission:
         """Step 3: an admission with victims, or None.
 
         Only for a request that waiting would make late, and only if the victims suffice. A request that is
-        already late gains nothing, and would preempt lower classes in vain.
+        already late gains nothing from preempting lower classes.
         """
         priority = waiting.request.service_class.priority
         if not len(share.leases) or share.leases.priority.min() >= priority:
@@ -229,7 +229,7 @@ class Admission:
         if not self._is_late_after(predicted_wait(share, look, waiting, ahead=0.0), share, waiting, now):
             return None
         ceiling = share.without_reserve(waiting.request).ceiling
-        # Only what it needs beside present use: a preemption for predicted growth may be in vain.
+        # Only the bytes missing at present use: a preemption for predicted growth may prove unnecessary.
         short = share.held + waiting.footprint.peak - ceiling
         # Victims of an earlier request in this cycle hold no lease any more.
         leased = set(share.leases.ids)
@@ -309,7 +309,7 @@ def latest_start(request: Request, footprint: Footprint, pace: Pace | None) -> I
 def wait_bound(
     request: Request, footprint: Footprint, pace: Pace | None, options: AdmissionOptions
 ) -> Instant:
-    """When a waiting request is decided at the latest.
+    """Latest time at which a waiting request is decided.
 
     The cap, or sooner if the request is sheddable and could no longer meet its deadline.
     """
@@ -346,5 +346,5 @@ def predicted_wait(share: Share, look: LookAhead, waiting: Waiting, *, ahead: fl
 
 
 def retry_after(wait: Duration | None) -> Duration:
-    """At least one second: sooner causes a retry storm; also used before anything was observed."""
+    """Returns `wait`, but at least one second, against retry storms; None counts as one second."""
     return max(_SHORTEST_RETRY, wait or _SHORTEST_RETRY)

@@ -31,7 +31,7 @@ class DeadlineJob:
     standing: int | None = 0
 
     def ends_in_time(self, start: float, per_token: float) -> bool:
-        """Whether the job meets its deadline if it starts at `begin` (ns) with `per_token` ns per token."""
+        """Whether the job meets its deadline if it starts at `start` (ns) with `per_token` ns per token."""
         return start + per_token * self.tokens <= self.deadline
 
 

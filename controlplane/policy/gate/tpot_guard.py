@@ -23,7 +23,7 @@ from controlplane.core.pool_view import DecodeLoad, Waiting
 
 
 def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:
-    """Whether `waiting` may start beside `load`; all times in nanoseconds."""
+    """Whether `waiting` may start in addition to `load`; all times in nanoseconds."""
     request = waiting.request
     load_with = load.with_request(request, waiting.footprint.steps)
     if load_with.tightest is None:

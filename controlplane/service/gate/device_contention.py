@@ -20,7 +20,7 @@ from predictors.timing.online_step_time import ObservedPace, ReportedPace
 def embedding_time_slack(
     tickets: Collection[Ticket], ledger: MemoryLedger, paces: ObservedPace | ReportedPace, now: Instant
 ) -> Duration | None:
-    """How long an embedding batch may occupy the device now; None for as long as it takes.
+    """Longest time that an embedding batch may occupy the device now; None if unlimited.
 
     `paces` are those of the LLM.
     """

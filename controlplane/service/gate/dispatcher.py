@@ -110,7 +110,7 @@ class Dispatcher:
         )
 
     def dry_run(self, entry: Waiting) -> DryRun:
-        """What a cycle would decide now about a waiting or hypothetical request. Changes nothing."""
+        """Returns the decision of a cycle now on a waiting or hypothetical request; changes nothing."""
         now, admission, owner = self._clock.now(), self._policies.admission, entry.request.kind.owner
         self.sync_engine_leases()
         queue = self._waiting.queue_including(entry)
@@ -143,7 +143,7 @@ class Dispatcher:
         return self._waiting.queued(owner)
 
     def decode_slack(self) -> Duration | None:
-        """How long an embedding batch may occupy the device now; None for as long as it takes."""
+        """Longest time that an embedding batch may occupy the device now; None if unlimited."""
         return embedding_time_slack(
             self._tickets.values(), self.ledger, self.paces[Owner.LLM], self._clock.now()
         )
@@ -167,11 +167,11 @@ class Dispatcher:
             self._engine_leases.sync()
 
     def running(self, owner: Owner) -> int:
-        """How many leases `owner` has."""
+        """Number of open leases of `owner`."""
         return len(self.ledger.table(owner))
 
     def waiting(self, owner: Owner) -> int:
-        """How many requests of `owner` wait."""
+        """Number of waiting requests of `owner`."""
         return self._waiting.count(owner)
 
     def tickets(self) -> tuple[Ticket, ...]:

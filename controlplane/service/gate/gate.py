@@ -1,4 +1,4 @@
-"""The service's public face for requests: generate, embed, dry run and drain."""
+"""Gate: entry point of the service for requests (generate, embed, dry run, drain)."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +97,7 @@ class Gate:
         return self.dispatcher.entry_for(ticket)
 
     def dry_run(self, entry: Waiting) -> DryRun:
-        """What a cycle would decide now about a waiting or hypothetical request. Changes nothing."""
+        """Returns the decision of a cycle now on a waiting or hypothetical request; changes nothing."""
         return self.dispatcher.dry_run(entry)
 
     def queued(self, owner: Owner) -> Sequence[Waiting]:

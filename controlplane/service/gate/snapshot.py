@@ -115,7 +115,7 @@ def embedding_calls_in_flight(
 def decode_load(
     tickets: Iterable[Ticket], share: Share, paces: StepReports, now: Instant
 ) -> DecodeLoad | None:
-    """What the LLM's steps carry now, and the TPOT budget that each running request has left.
+    """Load of the LLM's steps now, and the TPOT budget left to each running request.
 
     An engine with Tandem's scheduler starts requests itself: those without blocks count as long as they fit,
     since they start in the next step; the others wait for memory and lengthen no step. None until enough
@@ -173,7 +173,7 @@ def decode_load(
 def service_time(
     request: Request, footprint: Footprint, pace: Pace, quota_bytes: int, slots: int
 ) -> Duration:
-    """How long its owner would be busy with a request.
+    """Time that a request would keep its owner busy.
 
     For embeddings, which are computed one after another, the time of its tokens. For generation the time of
     its prompt plus its steps times its share of the memory or of the `slots`, whichever is larger.

@@ -49,7 +49,7 @@ class WaitingQueue:
                 self._undecided[waiting.request.id] = capped
 
     def count(self, owner: Owner) -> int:
-        """How many requests of `owner` wait."""
+        """Number of waiting requests of `owner`."""
         return len(self._queues[owner])
 
     def add(self, waiting: Waiting) -> None:

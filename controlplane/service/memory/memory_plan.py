@@ -54,7 +54,7 @@ class HybridFallback(Protocol):
 
     @property
     def name(self) -> str:
-        """For the operator."""
+        """Name in messages to the operator."""
 
     @property
     def arguments(self) -> Mapping[str, str]:
@@ -66,14 +66,14 @@ class HybridFallback(Protocol):
 
     @property
     def loss(self) -> str:
-        """What the output loses."""
+        """Text on the accuracy that the output loses."""
 
 
 class HybridSupport(Protocol):
     """The LLM backend's rules for hidden states in its cache, from config.json and engine arguments."""
 
     def refusal(self, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
-        """Why hidden states are not possible; None if they are and save memory."""
+        """Reason that hidden states are not possible; None if they are and save memory."""
 
     def memory_ratio(self, config: Mapping[str, Any]) -> float:
         """Bytes of a token's hidden state over those of its keys and values."""
@@ -115,7 +115,7 @@ class MemoryPlan:
         return self.kv_bytes // self.geometry.bytes_per_block if self.geometry else 0
 
     def concurrent(self, tokens: int) -> int:
-        """How many requests of `tokens` each, prompt and output, fit the cache at once."""
+        """Number of requests of `tokens` each, prompt and output, that fit the cache at once."""
         return self.kv_blocks // self.geometry.blocks(tokens) if self.geometry else 0
 
 
@@ -264,7 +264,7 @@ def hybrid_choice(config: Config, facts: Facts, support: HybridSupport) -> Hybri
 
 
 def hybrid_text(config: Config, facts: Facts, plan: MemoryPlan, support: HybridSupport) -> str | None:
-    """What hidden states save, as text; None without a chat model. Raises ConfigError."""
+    """Text on the memory that hidden states save; None without a chat model. Raises ConfigError."""
     chat, geometry = config.models.chat, plan.geometry
     if chat is None or geometry is None:
         return None

@@ -43,7 +43,7 @@ class RateObserver:
             embedder.batch_limit = self._batch_time_limit
 
     def _batch_time_limit(self) -> Duration | None:
-        """How long an embedding batch may occupy the device now; None for as long as it takes."""
+        """Longest time that an embedding batch may occupy the device now; None if unlimited."""
         self._batch_limit = self._decode_slack()
         return self._batch_limit
 

@@ -41,7 +41,7 @@ class HealthTracker:
     failing_message: str
     recovered_message: str
     fault: Fault | None = field(init=False, default=None)
-    """Of the last run; None if it succeeded."""
+    """Fault of the last run; None if it succeeded."""
     failures: Counter[Fault] = field(init=False, default_factory=Counter)
     _message: str | None = field(init=False, default=None)
     _consecutive: int = field(init=False, default=0)

@@ -88,7 +88,7 @@ def test_a_limit_changed_by_another_process_raises(segment):
 
 
 def _report_use(path: str, has_lock: object, may_write: object) -> None:
-    """What kvcached's tracker does in the engine's process, triggered by `may_write`."""
+    """Does the work of kvcached's tracker in the engine's process, when `may_write` is set."""
     with Path(path).open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         total, _, _ = struct.unpack("=qqq", file.read(24))

@@ -1,4 +1,4 @@
-"""Orders waiting requests by prompt length, but lets nothing wait for ever."""
+"""Orders waiting requests by prompt length, with a bound on the wait."""
 
 from dataclasses import dataclass
 

@@ -32,7 +32,7 @@ def _finished(command, **environment):
 
 
 def _run_schedules(model, schedules, *options, **environment):
-    """How the engine ran, and the results by schedule."""
+    """Returns the engine's configuration and the results by schedule."""
     command = [
         sys.executable,
         str(Path(__file__).with_name("schedule_runner.py")),

@@ -1,4 +1,4 @@
-"""Which models and engine arguments the hidden-state cache supports."""
+"""Support of models and engine arguments by the hidden-state cache."""
 
 import pytest
 

@@ -40,7 +40,7 @@ def tokens_of(one: RequestState) -> Key:
 
 
 def random_builder(random: Random) -> PlanBuilder:
-    """A plan builder beside up to three running requests."""
+    """A plan builder with up to three running requests."""
     running = RunningBatch([random_state(f"run{at}", random) for at in range(random.randrange(4))])
     running.held[:] = running.tokens // 16 + 1
     view = EngineView(

@@ -82,7 +82,7 @@ def test_forwarding_respects_the_tpot_guard():
 
 
 def verdict_of(at: int, *, unread: int, width: int = 9, accepted: bool = False) -> str:
-    """The verdict on a request of class number `at` beside `width` running ones: `in`, or the reason."""
+    """The verdict on a request of class number `at` with `width` running ones: `in`, or the reason."""
     load = replace(one_more_at_a_time(width), per_prompt_token=1e5, unread=unread)
     share = replace(share_of([Footprint(10, steps=5)]), decode_load=load)
     wish = {

@@ -1,5 +1,6 @@
-"""Real vLLM and a real embedding worker in one pool: a burst takes the LLM's quota, its end gives it back; an
-engine that dies is told of, and leaves the quotas as they are.
+"""Real vLLM and a real embedding worker in one pool: a burst takes LLM quota and returns it at its end.
+
+The death of an engine is reported and leaves the quotas unchanged.
 """
 
 import asyncio
