@@ -6,7 +6,7 @@ early cannot be extended. Rows are written into their call, which completes with
 A failed batch is halved until the input at fault is found; only that input's call fails. An out-of-memory
 error also lowers the budget; a single input that ran out of memory is retried once with nothing else in
 flight. Batches of a worker that died are sent first to the next one. A call fails if the second worker dies
-with it too, unless the worker reported which batch broke it. A worker killed from outside may have exceeded
+with it too, unless the worker reported which batch broke it. A worker killed by SIGKILL may have exceeded
 the system's memory, so its batches are sent in halves.
 """
 
@@ -198,7 +198,7 @@ class BatchDispatcher:
 
         Args:
             reason: message for calls that fail.
-            was_killed: the worker was killed from outside, possibly by the OOM killer.
+            was_killed: the worker was killed by SIGKILL, possibly by the OOM killer.
             failure_reported: the worker reported the batch that broke it, so its other calls keep their
                 retry.
         """

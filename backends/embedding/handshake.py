@@ -16,7 +16,7 @@ class EncoderOptions:
     """Settings of a worker.
 
     None leaves the choice to the model (`dtype`, `normalize`, `max_input_tokens`) or to torch (`device`,
-    `threads`). A worker with `idle_cpu_priority` runs only on cores that no other process wants.
+    `threads`). A worker with `idle_cpu_priority` runs only on otherwise idle cores.
     """
 
     model: str

@@ -54,9 +54,9 @@ _AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def lower_cpu_priority() -> None:
-    """Lets this process run only on cores that no other process wants (SCHED_IDLE on Linux).
+    """Lets this process run only on otherwise idle cores (SCHED_IDLE on Linux).
 
-    Elsewhere it takes the lowest niceness, which comes close.
+    Elsewhere it sets niceness 19, the lowest priority.
     """
     if not hasattr(os, "SCHED_IDLE"):
         os.nice(19)

@@ -107,7 +107,7 @@ class Config:
         return Admission(options, preemption, fits, victims)
 
     def ordering_policy(self) -> Ordering:
-        """Builds the order of the gate's waiting queues. Raises ValueError if the gate does not know it."""
+        """Builds the order of the gate's waiting queues. Raises ValueError for an unknown ordering."""
         s = self.scheduling
         options = OrderingOptions(
             milliseconds(s.priority_head_start_ms), milliseconds(s.default_deadline_ms), s.options

@@ -1,8 +1,8 @@
 """Decisions of the gate and outcomes of requests.
 
-Four losses have four words. Reject: never accepted, because the pool cannot serve it or its engine cannot do
-what it asks. Evict: accepted, then dropped by us. Preempt: loses its blocks, will resume. Abort: the client
-left. Fail is an error in Tandem.
+Reject: never accepted, because the pool cannot serve the request or the engine does not support it. Evict:
+accepted, then dropped by Tandem. Preempt: loses its blocks and will resume. Abort: the client disconnected.
+Fail: an error in Tandem or an engine.
 """
 
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ _FIRST_SLOTS = 64
 
 
 class LedgerInvariantError(RuntimeError):
-    """The ledger was asked for an operation that would lose track of memory."""
+    """An operation on the ledger would violate its invariants."""
 
 
 @dataclass(frozen=True, slots=True)

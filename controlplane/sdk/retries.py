@@ -13,7 +13,7 @@ from controlplane.sdk.errors import ConnectionLost, TandemError, api_error, retr
 class Retries:
     """Limits of the retries.
 
-    Up to `most` further attempts, with exponential backoff from `first_wait_s`. If the server asks for a wait
+    Up to `most` further attempts, with exponential backoff from `first_wait_s`. If the server states a delay
     longer than `longest_wait_s`, the call fails.
     """
 

@@ -3,7 +3,7 @@
 The model is `t = c0 + c1 decodes + c2 KV cells + c3 prompt tokens`, fitted by `online_least_squares` on
 relative errors from a prior for the device and model. Errors beyond the Huber threshold are down-weighted, so
 a stall has little effect. Steps that overlap embedding work do not train the model; they measure by what
-factor such a step is longer. An engine that reports no steps is timed from outside: exponential means of the
+factor such a step is longer. An engine that reports no steps is timed at the gate: exponential means of the
 gap between two tokens and of the prefill time per prompt token, each observation clipped to within a factor
 of four of the mean.
 """
@@ -295,7 +295,7 @@ class ModelPaces(ObservedPace):
 class ReportedPace(StepReports):
     """Step rate of an engine that reports its own; before the first report, the prior.
 
-    Timing from outside is impossible there, because the gate does not see when a request starts.
+    Timing at the gate is impossible there, because the gate does not see when a request starts.
     """
 
     def __init__(self, prior: StepCost | None = None) -> None:
@@ -316,7 +316,7 @@ class ReportedPace(StepReports):
 def rate_models(
     step_cost: StepCost | None, embedders: Iterable[Embedder] = ()
 ) -> dict[Owner, ObservedPace | ReportedPace]:
-    """Step-rate estimators of the LLM and the embedding models, both timed from outside.
+    """Step-rate estimators of the LLM and the embedding models, both timed at the gate.
 
     `step_cost` is the prior of the LLM. The start-up profile of an embedding model counts as one observation
     only, because it was measured on an idle device, and a token takes longer while an LLM runs.

@@ -60,7 +60,7 @@ def clear_at_random(options: StepOptions) -> ClearingRule:
 class OverflowClearing:
     """The running requests, and the rule that clears some of them.
 
-    Cleared requests keep their prediction, as in the papers, except where that would repeat for ever: in a
+    Cleared requests keep their prediction, as in the papers, except where that would repeat endlessly: in a
     second clearing with no arrival or completion in between, the predictions are raised to the steps already
     run plus one.
     """

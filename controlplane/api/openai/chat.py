@@ -74,7 +74,7 @@ class ShownParts:
 
     @classmethod
     def of(cls, body: ChatCompletionRequest) -> "ShownParts":
-        """The parts that the request asks for."""
+        """Parts of the response that the request selects."""
         return cls(
             has_logprobs=bool(body.logprobs),
             is_single_call=body.parallel_tool_calls is False,
@@ -82,9 +82,9 @@ class ShownParts:
         )
 
     def filtered(self, delta: Delta) -> Delta:
-        """Returns `delta` without its reasoning, if the client does not want it.
+        """Returns `delta` without its reasoning, if the request excludes it.
 
-        The log probabilities go too: they name the tokens of the reasoning.
+        The log probabilities are removed too, because they contain the tokens of the reasoning.
         """
         if self.hides_reasoning and delta.reasoning:
             return replace(delta, reasoning="", logprobs=())

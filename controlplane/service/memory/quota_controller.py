@@ -346,7 +346,7 @@ class QuotaController:
 def quota_controller(
     pool: SharedPool, config: Config, clock: Clock, dispatcher: Dispatcher, ledger: MemoryLedger
 ) -> QuotaController:
-    """The controller that a configuration asks for."""
+    """Builds the quota controller of a configuration."""
     forecast = config.quota.forecast
     priorities = {c.priority for c in config.classes.values()}
     highest = max(priorities) if len(priorities) > 1 else None
