@@ -13,11 +13,11 @@ other machines.
 
     python -m benchmark_control_plane.experiments.collocation.interference
         [--rates 5 15] [--chat-words 40] [--burst-interval 1.5]
-        [--runs 3] [--models EXPERIMENT.yaml] [--promise 0.333] > RESULT.json
+        [--runs 3] [--models EXPERIMENT.yaml] [--objective-share 0.333] > RESULT.json
 
 `--models` takes the section `live` of an experiment: both stacks serve its models, on its devices. If a
-third of the naive pair's times is less than the model needs on an idle machine, raise `--promise` above
-what `alone` in the report shows.
+third of the naive pair's times is less than the model needs on an idle machine, raise `--objective-share`
+above what `alone` in the report shows.
 """
 
 import argparse
@@ -79,13 +79,13 @@ class CollocationLatencies:
 class CollocationLoad:
     """One workload: chats with prompts of `chat_words`, and a burst every `burst_interval` seconds.
 
-    Tandem's objectives are `promised_part` of the naive pair's P99 latencies.
+    Tandem's objectives are `objective_share` of the naive pair's P99 latencies.
     """
 
     chats_per_second: float
     chat_words: int
     burst_interval: float
-    promised_part: float
+    objective_share: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--naive-threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--models", type=Path, help="experiment with the models in its section live")
     parser.add_argument(
-        "--promise", type=float, default=1 / 3, help="objectives as a part of the naive pair's P99"
+        "--objective-share", type=float, default=1 / 3, help="objectives as a part of the naive pair's P99"
     )
     return exit_status(lambda: _run_all(parser.parse_args(arguments)))
 
@@ -113,7 +113,7 @@ def _run_all(options: argparse.Namespace) -> int:
         raise_session(os.getpid(), _SESSION_NICE)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             loads = [
-                CollocationLoad(rate, options.chat_words, options.burst_interval, options.promise)
+                CollocationLoad(rate, options.chat_words, options.burst_interval, options.objective_share)
                 for rate in options.rates
             ]
             report = runner.run(measure(stacks, loads, options.runs, options.slices, options.seconds))
@@ -133,7 +133,7 @@ async def measure(
             "chat_words": loads[0].chat_words, "output_tokens": OUTPUT_TOKENS,
             "passages": PASSAGES, "passage_words": PASSAGE_WORDS,
             "burst_interval_s": loads[0].burst_interval, "runs": runs, "slices": slices, "slice_s": seconds,
-            "promised_part": loads[0].promised_part, "chat_model": stacks[0].chat_model,
+            "promised_part": loads[0].objective_share, "chat_model": stacks[0].chat_model,
             "embedding_model": stacks[0].embedding_model,
         },
     }  # fmt: skip
@@ -162,7 +162,7 @@ async def _run(
             if number < _ALONE:
                 await play(stack, alone[stack.name], {}, seconds=seconds, seed=seed, bursts=False)
             await play(stack, seen[stack.name], objectives, seconds=seconds, seed=seed, bursts=True)
-            objectives = objectives or _objectives(seen[stack.name], load.promised_part)
+            objectives = objectives or _objectives(seen[stack.name], load.objective_share)
     found = {name: _figures(latencies, deadline) for name, latencies in seen.items()}
     return {
         "unloaded_burst_s": unloaded,

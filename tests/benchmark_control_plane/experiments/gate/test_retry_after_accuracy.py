@@ -1,6 +1,6 @@
 """Requests that retry after their Retry-After are admitted, although bursts continue."""
 
-from benchmark_control_plane.experiments.gate.retry_after import returns
+from benchmark_control_plane.experiments.gate.retry_after_accuracy import returns
 
 
 def test_nine_of_ten_retries_are_admitted():

@@ -1,6 +1,6 @@
 """Measures how many rejected requests are admitted when they retry once after their Retry-After.
 
-    python -m benchmark_control_plane.experiments.gate.retry_after
+    python -m benchmark_control_plane.experiments.gate.retry_after_accuracy
 
 The live service on the simulated device: a TTFT objective, memory for about thirty requests, bursty arrivals
 (coefficient of variation 4) at parts of the rate that the device sustains. Virtual time, so the figures are
@@ -114,7 +114,7 @@ async def _generate(service: Service, number: int, request: SimulatedRequest) ->
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="benchmark_control_plane.experiments.gate.retry_after", description=__doc__
+        prog="benchmark_control_plane.experiments.gate.retry_after_accuracy", description=__doc__
     )
     parser.add_argument("--rates", type=float, nargs="+", default=[6.0, 8.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
