@@ -23,7 +23,7 @@ from controlplane.sdk import Tandem
 pytestmark = pytest.mark.engine
 
 ORDERED = {
-    "scheduling": {"engine": {"ordering": "edf", "look_ahead": "nobody"}},
+    "scheduling": {"engine": {"ordering": "edf", "look_ahead": "none"}},
     "server": {"admin_key_sha256": sha256(b"root").hexdigest()},
 }
 TEXTS = ["A queue forms where arrivals outpace service.", "Memory is what runs out first."]
@@ -152,7 +152,7 @@ async def test_ordering_of_the_running_engine_can_change(url):
         for ordering in ("srmt", "edf"):
             change = {"scheduling": {"engine": {"ordering": ordering}}}
             answer = await admin.put("/admin/config", json=change)
-            assert answer.json()["scheduling"]["engine"] == {"ordering": ordering, "look_ahead": "nobody"}
+            assert answer.json()["scheduling"]["engine"] == {"ordering": ordering, "look_ahead": "none"}
             assert await complete(admin, "standard", 5) == 200
 
 
@@ -171,10 +171,10 @@ def test_check_prints_the_plan_and_refuses_invalid_arguments(tmp_path: Path):
     path = tmp_path / "wrong.yaml"
     misspelt = Path("configs/dev.yaml").read_text(encoding="utf-8").replace("max_num_seqs", "max_numseqs")
     path.write_text(misspelt, encoding="utf-8")
-    told = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
-    assert "requests of 2,048 tokens (prompt + output) fit at once" in told.stdout
-    assert told.returncode == 2
-    assert "vLLM has no engine argument 'max_numseqs'; did you mean max_num_seqs" in told.stderr
+    checked = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
+    assert "requests of 2,048 tokens (prompt + output) fit at once" in checked.stdout
+    assert checked.returncode == 2
+    assert "vLLM has no engine argument 'max_numseqs'; did you mean max_num_seqs" in checked.stderr
     path.write_text("models: {chat: {model: tandem/tiny-llama}}\npool: {memory: 1MiB}\n", encoding="utf-8")
     bad = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
     assert bad.returncode == 2
@@ -185,8 +185,8 @@ def cpu_seconds_once_it_ended(process_id: int) -> tuple[float, float]:
     """CPU seconds of a process now and at its end; the parent has not reaped it yet."""
 
     def looked() -> tuple[str, float]:
-        told = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return told[0], (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+        fields = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     _, before = looked()
     end = time.monotonic() + 60
@@ -214,8 +214,8 @@ def test_running_request_survives_ctrl_c_and_then_the_process_exits(tmp_path: Pa
         # Destroying vLLM's modules at exit would take seconds.
         before, after = cpu_seconds_once_it_ended(server.process_id)
         assert after - before < 1.5
-    told = (tmp_path / "log").read_text(encoding="utf-8")
-    assert "Finished server process" in told and "Traceback" not in told and "leak" not in told
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    assert "Finished server process" in log and "Traceback" not in log and "leak" not in log
 
 
 def children_of(process_id: int) -> list[int]:

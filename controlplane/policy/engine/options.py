@@ -33,7 +33,7 @@ class EngineOptions:
     """How to choose the requests to preempt for an urgent one: a name of the slot `victims`."""
     look_ahead: LookAheadFor = "background"
     """Requests that must fit until their end before they start: `all`, `background` (requests without a
-    deadline left to meet) or `nobody`. For `fcfs`, `edf` and `least-slack`."""
+    deadline left to meet) or `none`. For `fcfs`, `edf` and `least-slack`."""
     decode_pacing: float = 0.8
     """While embeddings are pending, delay a decode step up to this share of the tightest TPOT in the running
     batch, so that fewer steps serve more requests; 0 never delays. At least 0, below 1."""
@@ -75,8 +75,8 @@ class EngineOptions:
     """Settings of a plug-in policy, unparsed: a mapping that the plug-in checks."""
 
     def __post_init__(self) -> None:
-        if self.look_ahead not in ("all", "background", "nobody"):
-            raise ValueError(f"look_ahead={self.look_ahead!r}: unknown; choose all, background or nobody")
+        if self.look_ahead not in ("all", "background", "none"):
+            raise ValueError(f"look_ahead={self.look_ahead!r}: unknown; choose all, background or none")
         if not 0 < self.overflow_probability < 1:
             raise ValueError(
                 f"overflow_probability={self.overflow_probability}: must be greater than 0 and less than 1"

@@ -27,7 +27,7 @@ from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.policy.gate.ordering import Ordering, Rank
 from controlplane.policy.gate.preemption import PreemptionOptions, victim_cost
 
-LookAheadFor = Literal["all", "background", "nobody"]
+LookAheadFor = Literal["all", "background", "none"]
 
 # Without a release, the time at which a blocked head fits changes little from step to step.
 _RETRY_STEPS = 4
@@ -170,7 +170,7 @@ class StaticPriorityPolicy:
     def _admission(self, state: RequestState, view: EngineView) -> Admission:
         if self._look_ahead == "all":
             return self.ahead
-        if self._look_ahead == "nobody" or not _is_background(state, view.now):
+        if self._look_ahead == "none" or not _is_background(state, view.now):
             return self._at_once
         return self.ahead
 

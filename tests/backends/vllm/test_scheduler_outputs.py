@@ -106,7 +106,7 @@ async def test_greedy_outputs_are_unchanged_in_a_pool_that_is_far_too_small(over
     generator, size = overlapping, overlapping.geometry.bytes_per_block
     before = 0
     for ordering in EVERY_ORDERING:
-        await generator.set_options({"ordering": ordering, "look_ahead": "nobody"})
+        await generator.set_options({"ordering": ordering, "look_ahead": "none"})
         await generator.set_quota(TIGHT_BLOCKS * size)
         assert await answers(generator) == undisturbed, ordering
         state, engine = generator.state(), await call_engine(generator)

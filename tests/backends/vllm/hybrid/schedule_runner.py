@@ -99,7 +99,7 @@ class Engine:
             models.register()
             architecture = json.loads(Path(folder, "config.json").read_text())["architectures"][0]
             # Every request that fits starts, so that blocks run short.
-            arguments["additional_config"] = {"tandem": {"ordering": "fcfs", "look_ahead": "nobody"}}
+            arguments["additional_config"] = {"tandem": {"ordering": "fcfs", "look_ahead": "none"}}
             arguments = HybridSetup(architecture, "on").arguments(arguments)
         config = EngineArgs(model=folder, **arguments).create_engine_config()
         self.mode = config.compilation_config.mode.name

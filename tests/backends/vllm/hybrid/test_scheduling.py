@@ -27,7 +27,7 @@ def stepped():
 def _run(engine, hidden, *, requests):
     """(finished requests, largest batch, whether any request was on hidden states)."""
     with open_shared_state() as state:
-        scheduler = engine.restart(tandem={"ordering": "fcfs", "look_ahead": "nobody"}, hidden=hidden)
+        scheduler = engine.restart(tandem={"ordering": "fcfs", "look_ahead": "none"}, hidden=hidden)
     for number in range(requests):
         engine.add(f"r{number}", 100, 20, extra={"tandem": {"tokens": 20}})
     finished = most = 0
