@@ -25,16 +25,16 @@ def test_serve_names_the_extra_that_is_missing(tmp_path, monkeypatch, capsys, mo
 
 
 @pytest.mark.parametrize(
-    ("engine", "told"),
+    ("engine", "message"),
     [("{kv_cache_dtype: fp5}", "models.chat: KV cache dtype 'fp5': known are"), ("{dtype: }", "")],
 )
-def test_check_with_an_unknown_kv_cache_size(tmp_path, monkeypatch, capsys, engine, told):
+def test_check_with_an_unknown_kv_cache_size(tmp_path, monkeypatch, capsys, engine, message):
     monkeypatch.setitem(sys.modules, "vllm", None)
     file = tmp_path / "my.yaml"
     chat = f"{{model: {model_in(tmp_path)}, engine: {engine}}}"
     file.write_text(f"models: {{chat: {chat}}}\npool: {{memory: 1GiB}}\n", encoding="utf-8")
-    assert main(["check", str(file)]) == (2 if told else 0)
-    assert told in capsys.readouterr().err
+    assert main(["check", str(file)]) == (2 if message else 0)
+    assert message in capsys.readouterr().err
 
 
 def model_in(folder):
@@ -56,9 +56,9 @@ def test_check_without_vllm_skips_engine_arguments(tmp_path, monkeypatch, capsys
         chat = f"{{model: {tmp_path}, engine: {engine}}}"
         file.write_text(f"models: {{chat: {chat}}}\npool: {{memory: 1GiB}}\n", encoding="utf-8")
         assert main(["check", str(file)]) == 0
-        told = capsys.readouterr().out
-        assert "KV blocks" in told
-        assert ("models.chat.engine: not validated, because vllm is not installed" in told) == is_told
+        message = capsys.readouterr().out
+        assert "KV blocks" in message
+        assert ("models.chat.engine: not validated, because vllm is not installed" in message) == is_told
 
 
 @pytest.mark.parametrize("port", ["99999", "-1", "http"])

@@ -114,6 +114,6 @@ async def test_gauges_of_a_dead_engine_are_absent():
 
 
 def test_totals_that_the_judge_reads_exist():
-    told = Metrics().exposition({}).decode()
+    exposition = Metrics().exposition({}).decode()
     read = {name.decode() for name in TOTALS if name.startswith(b"tandem_")}
-    assert read and {name for name in read if f"# TYPE {name} counter" in told} == read
+    assert read and {name for name in read if f"# TYPE {name} counter" in exposition} == read

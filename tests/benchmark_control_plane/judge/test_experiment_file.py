@@ -97,9 +97,9 @@ def test_shipped_experiments_are_valid(path):
     ],
 )  # fmt: skip
 def test_mistake_is_reported_in_one_line(tmp_path, path, value, message):
-    with pytest.raises(BadInput, match=r"experiment\.yaml") as told:
+    with pytest.raises(BadInput, match=r"experiment\.yaml") as error:
         read(tmp_path, changed(path, value))
-    assert message in str(told.value) and "\n" not in str(told.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_invalid_yaml_is_reported(tmp_path):

@@ -28,7 +28,7 @@ EXPERIMENT = {
 }  # fmt: skip
 
 
-class Deaf:
+class IgnoresDisconnects:
     """Serves one request at a time at half the offered rate, and does not notice disconnects."""
 
     def __init__(self):
@@ -50,7 +50,7 @@ class Deaf:
 class Stage:
     """A stage whose clock continues from one measurement to the next."""
 
-    target: Deaf
+    target: IgnoresDisconnects
     shares_machine: bool
     loop: VirtualTimeLoop
 
@@ -63,7 +63,11 @@ def test_backlog_is_waited_for_on_a_shared_machine(tmp_path, shares_machine):
     path = tmp_path / "overloaded.yaml"
     path.write_text(yaml.safe_dump(EXPERIMENT), encoding="utf-8")
     experiment = read_experiment(path, tmp_path)
-    system, target, bench = experiment.plan.systems[0], Deaf(), Bench(experiment, {}, capacity=4.0)
+    system, target, bench = (
+        experiment.plan.systems[0],
+        IgnoresDisconnects(),
+        Bench(experiment, {}, capacity=4.0),
+    )
     with closing(VirtualTimeLoop()) as loop:
         stage = Stage(target, shares_machine, loop)
         entry, _ = bench.run(stage, system, 1.0, 0, lambda answered, planned: None)

@@ -126,12 +126,12 @@ def test_absent_server_is_one_line(tmp_path, capsys):
         yaml.safe_dump(EXPERIMENT | {"systems": [nowhere], "reference": "there"}), encoding="utf-8"
     )
     assert main(["bench", "run", str(path), "--out", str(tmp_path / "out")]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert "system 'there' does not answer" in told[-1]
+    lines = capsys.readouterr().err.splitlines()
+    assert "system 'there' does not answer" in lines[-1]
     assert kept(tmp_path / "out")[0]["partial"]
 
 
-class LastWord(io.StringIO):
+class StopsServerOnReport(io.StringIO):
     """A terminal that stops the server when the first run is reported."""
 
     def __init__(self, stop):
@@ -175,7 +175,7 @@ def test_lost_server_keeps_completed_runs_and_report(server, tmp_path, monkeypat
     }  # fmt: skip
     path = tmp_path / "away.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    terminal = LastWord(stop)
+    terminal = StopsServerOnReport(stop)
     monkeypatch.setattr("sys.stderr", terminal)
     assert main(["bench", "run", str(path), "--out", str(tmp_path / "out")]) == 2
     results, requests = kept(tmp_path / "out")

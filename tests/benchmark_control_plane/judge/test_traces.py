@@ -52,9 +52,9 @@ def test_unreadable_file_is_reported_in_one_line(tmp_path, name, content, messag
     path = tmp_path / name
     if content is not None:
         path.write_text(content, encoding="utf-8")
-    with pytest.raises(BadInput, match=message) as told:
+    with pytest.raises(BadInput, match=message) as error:
         read_trace(path, COLUMNS)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_truncated_file_is_reported_in_one_line(tmp_path):

@@ -70,7 +70,7 @@ async def staged(
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://door") as http,
+        httpx.AsyncClient(transport=transport, base_url="http://tandem.test") as http,
     ):
         stage = Stage(service, app, generator, embedder, http)
         yield stage

@@ -43,7 +43,7 @@ async def test_curl_requests_succeed(curl):
     async with staged(SETTINGS, classes=CLASSES) as stage:
         # As in configs/dev.yaml.
         stage.generator.max_model_tokens = 2_048
-        words = shlex.split(here(curl, "http://door").partition("|")[0])
+        words = shlex.split(here(curl, "http://tandem.test").partition("|")[0])
         headers = [words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H"]
         (url,) = [word for word in words if word.startswith("http")]
         body = json.loads(words[words.index("-d") + 1]) if "-d" in words else None

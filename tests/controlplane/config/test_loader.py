@@ -205,7 +205,7 @@ def test_missing_file_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"models: [", "not YAML"),
         (b"models: '\xff'", "not UTF-8 at byte 9; save the file as UTF-8"),
@@ -217,10 +217,10 @@ def test_missing_file_is_named(tmp_path: Path):
         (b"models: " + b"[" * 3_000 + b"]" * 3_000, "nested too deeply"),
     ],
 )
-def test_unreadable_file_is_named(tmp_path: Path, content: bytes, told: str):
+def test_unreadable_file_is_named(tmp_path: Path, content: bytes, message: str):
     broken = tmp_path / "broken.yaml"
     broken.write_bytes(content)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         load(broken)
 
 

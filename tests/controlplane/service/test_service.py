@@ -49,7 +49,7 @@ def test_the_memory_plan_is_logged_before_engines_load(caplog):
 
 
 @dataclass
-class Nearly:
+class DeviceWithFreeBytes:
     """A device with free bytes set by the test; the monitor withholds what is missing to 1,000."""
 
     free: int = 1_000
@@ -69,7 +69,7 @@ def test_withheld_bytes_are_divided_over_the_models(free, budget):
     async def main():
         service = build_service(
             parse(TWO), [], embedders, workspace_bytes=2_000, clock=LoopClock(),
-            monitor=lambda withhold: MemoryMonitor(Nearly(free), lambda: 0, withhold, 1_000),
+            monitor=lambda withhold: MemoryMonitor(DeviceWithFreeBytes(free), lambda: 0, withhold, 1_000),
         )  # fmt: skip
         await service.start()
         assert [embedder.budget_bytes for embedder in embedders] == [budget // 2] * 2
@@ -96,7 +96,7 @@ def test_memory_held_by_other_processes_is_logged_before_engines_load(monkeypatc
 
 
 def test_nothing_is_left_running_if_the_device_cannot_be_read():
-    class Broken(Nearly):
+    class Broken(DeviceWithFreeBytes):
         def read(self) -> DeviceReading:
             raise OSError("no such device")
 
@@ -132,11 +132,11 @@ def test_engine_stalls_restarts_and_memory_errors_are_exported():
             embedder.stall_count += 1
             embedder.restarts += 2
             embedder.out_of_memory += 3
-        told = service.status.metrics_text().decode()
-        assert 'tandem_engine_stalls_total{owner="embedding"} 2.0' in told
-        assert 'tandem_engine_stalls_total{owner="llm"} 0.0' in told
-        assert "tandem_embedding_restarts_total 4.0" in told
-        assert "tandem_embedding_out_of_memory_total 6.0" in told
+        metrics_text = service.status.metrics_text().decode()
+        assert 'tandem_engine_stalls_total{owner="embedding"} 2.0' in metrics_text
+        assert 'tandem_engine_stalls_total{owner="llm"} 0.0' in metrics_text
+        assert "tandem_embedding_restarts_total 4.0" in metrics_text
+        assert "tandem_embedding_out_of_memory_total 6.0" in metrics_text
         await service.stop()
 
     run(main())

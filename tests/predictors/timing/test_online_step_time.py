@@ -19,14 +19,14 @@ def test_no_pace_before_any_observation():
 
 
 def test_prior_is_used_until_something_is_observed():
-    told = StepCost(step=0.02, decode=1e-4, cell=1e-7, prompt_token=1e-4)
+    prior = StepCost(step=0.02, decode=1e-4, cell=1e-7, prompt_token=1e-4)
     expected = Pace(step=milliseconds(20), per_prompt_token=Duration(100_000))
-    assert (ObservedPace(prior=told).pace, ReportedPace(told).pace) == (expected, expected)
+    assert (ObservedPace(prior=prior).pace, ReportedPace(prior).pace) == (expected, expected)
     assert ReportedPace().pace is None
-    heard = ObservedPace(prior=told)
+    heard = ObservedPace(prior=prior)
     heard.observe_step(milliseconds(5))
     assert heard.pace == Pace(step=milliseconds(5), per_prompt_token=Duration(0))
-    reported = ObservedPace(prior=told)
+    reported = ObservedPace(prior=prior)
     for _ in range(64):
         reported.observe_work(StepWork(0, 1, 0), milliseconds(5))
     assert reported.pace is not None

@@ -33,8 +33,8 @@ async def vectors(stage: Stage, **fields: Any) -> list[list[float]]:
 async def test_inputs(stage: Stage, given: Any, tokens: list[list[int]]):
     answer = await stage.http.post(EMBED, json=embed(input=given))
     body = answer.json()
-    told = [(row["object"], row["index"], len(row["embedding"])) for row in body["data"]]
-    assert told == [("embedding", index, 8) for index in range(len(tokens))]
+    found = [(row["object"], row["index"], len(row["embedding"])) for row in body["data"]]
+    assert found == [("embedding", index, 8) for index in range(len(tokens))]
     assert stage.embedder.runs[0].inputs == tuple(map(tuple, tokens))
     count = sum(map(len, tokens))
     assert body["usage"] == {"prompt_tokens": count, "total_tokens": count}
@@ -43,7 +43,7 @@ async def test_inputs(stage: Stage, given: Any, tokens: list[list[int]]):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (["a", "b", ""], "; item 2 is ''; change it"),
         (["a", None], "; item 1 is None; change it"),
@@ -60,9 +60,9 @@ async def test_inputs(stage: Stage, given: Any, tokens: list[list[int]]):
         ("", "of token ids; change it"),
     ],
 )
-async def test_invalid_item_is_named(stage: Stage, given: Any, told: str):
+async def test_invalid_item_is_named(stage: Stage, given: Any, message: str):
     answer = await stage.http.post(EMBED, json=embed(input=given))
-    assert answer.json()["error"]["message"].endswith(told)
+    assert answer.json()["error"]["message"].endswith(message)
 
 
 @pytest.mark.parametrize("given", [[5, 300], [[5], [300]]])
@@ -174,7 +174,7 @@ async def test_fields_of_other_servers_are_refused_with_the_name_here(stage: Sta
 
 async def test_embeddings_have_no_tpot_objective(stage: Stage):
     await vectors(stage, slo={"ttft_ms": 60_000, "tpot_ms": 50})
-    told = (await stage.http.get("/metrics")).text
-    kept = [line for line in told.splitlines() if line.startswith("tandem_slo_attained_total{")]
+    found = (await stage.http.get("/metrics")).text
+    kept = [line for line in found.splitlines() if line.startswith("tandem_slo_attained_total{")]
     assert [line for line in kept if 'objective="ttft"' in line]
     assert not [line for line in kept if 'objective="tpot"' in line]

@@ -202,9 +202,9 @@ def test_text_offsets_count_tokens_while_text_is_buffered():
         Delta(0, "d", (3,), "stop", logprobs=(end,)),
     ]
     form, whole = CompletionChunkFormat(body), CompletionChoice(body, 0)
-    told: list[Any] = [form.choice(delta) for delta in deltas]
+    found: list[Any] = [form.choice(delta) for delta in deltas]
     for delta in deltas:
         whole.add(delta)
-    offsets = [offset for choice in told for offset in choice["logprobs"]["text_offset"]]
+    offsets = [offset for choice in found for offset in choice["logprobs"]["text_offset"]]
     shown: Any = whole.to_json(0)
     assert offsets == shown["logprobs"]["text_offset"] == [0, 2, 3]

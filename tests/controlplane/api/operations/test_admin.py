@@ -87,8 +87,8 @@ async def test_suspended_quotas_are_reported():
         ready = await stage.http.get("/ready")
         assert ready.status_code == 200
         assert ready.json() == {"status": "ready", "impaired": {"quotas": "refused"}}
-        told = (await stage.http.get("/admin/state", headers=ADMIN)).json()["sharing"]["trouble"]
-        assert told == {"fault": "refused", "message": "no such quota", "failures": {"refused": 1}}
+        found = (await stage.http.get("/admin/state", headers=ADMIN)).json()["sharing"]["trouble"]
+        assert found == {"fault": "refused", "message": "no such quota", "failures": {"refused": 1}}
         assert 'tandem_quota_failures_total{fault="refused"} 1.0' in (await stage.http.get("/metrics")).text
 
 
@@ -135,13 +135,13 @@ async def explained(stage, **said):
 async def test_explain_is_a_dry_run():
     async with staged(SETTINGS, is_stepped=True, admission={"engine_queue": 0}) as stage:
         before = stage.service.status.state()
-        told = await explained(stage)
-        assert (told["decision"], told["reason"], told["victims"]) == ("ADMIT", None, [])
-        assert told["request"]["class"] == "standard"
-        assert 0 < told["memory"]["needs_bytes"] <= told["memory"]["may_need_bytes"]
-        assert told["memory"]["predicted_peak_bytes"] <= told["memory"]["ceiling_bytes"]
-        told = await explained(stage, model=EMBED_MODEL, max_tokens=None, inputs=3)
-        assert (told["decision"], told["request"]["prompt_tokens"]) == ("ADMIT", 48)
+        found = await explained(stage)
+        assert (found["decision"], found["reason"], found["victims"]) == ("ADMIT", None, [])
+        assert found["request"]["class"] == "standard"
+        assert 0 < found["memory"]["needs_bytes"] <= found["memory"]["may_need_bytes"]
+        assert found["memory"]["predicted_peak_bytes"] <= found["memory"]["ceiling_bytes"]
+        found = await explained(stage, model=EMBED_MODEL, max_tokens=None, inputs=3)
+        assert (found["decision"], found["request"]["prompt_tokens"]) == ("ADMIT", 48)
         assert stage.service.status.state() == before
         assert stage.generator.runs == stage.embedder.runs == []
         assert not stage.service.gate.tickets()
@@ -153,17 +153,17 @@ async def test_explain_agrees_with_the_decision():
         body = {"model": CHAT_MODEL, "prompt": [1] * 16, "max_tokens": 8}
         asking = [asyncio.create_task(stage.http.post("/v1/completions", json=body)) for _ in range(4)]
         await stage.generator.until_runs(4)
-        told = await explained(stage)
-        assert (told["decision"], told["reason"]) == ("DEFER", "no_slot")
-        assert (told["places"], told["queue"]) == ({"running": 4, "free": 0}, {"others": 0, "before_it": 0})
+        found = await explained(stage)
+        assert (found["decision"], found["reason"]) == ("DEFER", "no_slot")
+        assert (found["places"], found["queue"]) == ({"running": 4, "free": 0}, {"others": 0, "before_it": 0})
         named = {"x-request-id": "mine"}
         asking.append(asyncio.create_task(stage.http.post("/v1/completions", json=body, headers=named)))
         await until(lambda: stage.service.gate.dispatcher.waiting(Owner.LLM) == 1)
         (mine,) = (await stage.http.get("/admin/explain/mine", headers=ADMIN)).json()["waiting"]
         assert (mine["decision"], mine["reason"]) == ("DEFER", "no_slot")
         assert (await explained(stage))["queue"] == {"others": 1, "before_it": 1}
-        told = await explained(stage, slo={"ttft_ms": 0.001}, service_class="picky")
-        assert (told["decision"], told["reason"], told["retry_after_ms"]) == (
+        found = await explained(stage, slo={"ttft_ms": 0.001}, service_class="picky")
+        assert (found["decision"], found["reason"], found["retry_after_ms"]) == (
             "REJECT", "slo_unattainable", 1000.0,
         )  # fmt: skip
         refused = await stage.http.post(

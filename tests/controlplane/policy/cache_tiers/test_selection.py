@@ -104,20 +104,20 @@ def test_no_request_moves_to_kv_while_others_wait():
     assert not _choose(_view(500, running), [_progress("w", 10)], {"long"}).leaving
 
 
-crowds = st.lists(st.tuples(st.integers(1, 600), st.integers(1, 400)), min_size=1, max_size=12)
+sizes_of_requests = st.lists(st.tuples(st.integers(1, 600), st.integers(1, 400)), min_size=1, max_size=12)
 
 
-@given(crowds, st.integers(1, 300), st.sampled_from([0.0, 1e-6, 1e-4]), st.randoms())
-def test_input_order_does_not_matter(crowd, quota, token, random):
-    waiting = [_progress(f"w{i:02}", prompt, predicted=output) for i, (prompt, output) in enumerate(crowd)]
+@given(sizes_of_requests, st.integers(1, 300), st.sampled_from([0.0, 1e-6, 1e-4]), st.randoms())
+def test_input_order_does_not_matter(sizes, quota, token, random):
+    waiting = [_progress(f"w{i:02}", prompt, predicted=output) for i, (prompt, output) in enumerate(sizes)]
     shuffled = random.sample(waiting, len(waiting))
     price = HiddenStateCost(token)
     assert _choose(_view(quota), waiting, price=price) == _choose(_view(quota), shuffled, price=price)
 
 
-@given(crowds, st.integers(1, 300))
-def test_requests_on_kv_fit_until_their_end(crowd, quota):
-    waiting = [_progress(f"w{i:02}", prompt, predicted=output) for i, (prompt, output) in enumerate(crowd)]
+@given(sizes_of_requests, st.integers(1, 300))
+def test_requests_on_kv_fit_until_their_end(sizes, quota):
+    waiting = [_progress(f"w{i:02}", prompt, predicted=output) for i, (prompt, output) in enumerate(sizes)]
     hidden = _choose(_view(quota), waiting).hidden
     # A request that fits one block in either tier saves none.
     plain = [p for p in waiting if p.request.id not in hidden and p.tokens + p.predicted > BLOCK]

@@ -79,8 +79,8 @@ def test_undecided_requests_fail_at_once_and_are_logged_once(bench, caplog):
         assert b.service.status.impaired() == {}
 
     assert bench(scenario).outcomes == ["failed"] * 3 + ["met"]
-    [told] = errors(caplog)
-    assert "requests fail without a decision: division by zero" in told
+    [message] = errors(caplog)
+    assert "requests fail without a decision: division by zero" in message
 
 
 def test_a_drain_does_not_wait_for_failed_requests(bench):

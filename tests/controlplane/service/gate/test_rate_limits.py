@@ -18,8 +18,8 @@ def test_requests_refill_continuously():
     rates = RateLimiter({"t": TenantLimits(requests_per_minute=2)})
     assert rates.wait("t", START, 1) is None
     assert rates.wait("t", START, 1) is None
-    told = rates.wait("t", START, 1)
-    assert told is not None and to_seconds(told) == 30
+    wait_time = rates.wait("t", START, 1)
+    assert wait_time is not None and to_seconds(wait_time) == 30
     assert rates.wait("t", at(29), 1) is not None
     assert rates.wait("t", at(30), 1) is None
 
@@ -28,24 +28,24 @@ def test_output_tokens_cause_a_debt_that_delays_the_next_request():
     rates = RateLimiter({"t": TenantLimits(tokens_per_minute=60)})
     assert rates.wait("t", START, 10) is None
     rates.charge("t", START, 110)
-    told = rates.wait("t", START, 10)
-    assert told is not None and to_seconds(told) == 70
+    wait_time = rates.wait("t", START, 10)
+    assert wait_time is not None and to_seconds(wait_time) == 70
     assert rates.wait("t", at(70), 10) is None
 
 
 def test_a_request_above_the_whole_minute_waits_for_a_full_bucket_only():
     rates = RateLimiter({"t": TenantLimits(tokens_per_minute=60)})
     assert rates.wait("t", START, 600) is None
-    told = rates.wait("t", START, 600)
-    assert told is not None and to_seconds(told) == 600
+    wait_time = rates.wait("t", START, 600)
+    assert wait_time is not None and to_seconds(wait_time) == 600
 
 
 def test_a_refusal_by_one_limit_does_not_charge_the_other():
     rates = RateLimiter({"t": TenantLimits(requests_per_minute=1, tokens_per_minute=60)})
     assert rates.wait("t", START, 10) is None
     for _ in range(5):
-        told = rates.wait("t", START, 10)
-        assert told is not None and to_seconds(told) == 60
+        wait_time = rates.wait("t", START, 10)
+        assert wait_time is not None and to_seconds(wait_time) == 60
     assert rates.wait("t", at(60), 60) is None
-    told = rates.wait("t", at(60), 30)
-    assert told is not None and to_seconds(told) == 60, "the later of the two"
+    wait_time = rates.wait("t", at(60), 30)
+    assert wait_time is not None and to_seconds(wait_time) == 60, "the later of the two"

@@ -45,12 +45,12 @@ def test_weights_loaded_in_a_wider_type_take_more(config, dtype, expected):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [(b"{", "not valid JSON"), (b"[1]", "not a JSON object"), (b"\xff", "JSON")]
+    ("content", "message"), [(b"{", "not valid JSON"), (b"[1]", "not a JSON object"), (b"\xff", "JSON")]
 )
-def test_an_unreadable_config_is_named(tmp_path, content, told):
+def test_an_unreadable_config_is_named(tmp_path, content, message):
     written(tmp_path)
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"config\.json: .*{told}.*; download the model again"):
+    with pytest.raises(ConfigError, match=rf"config\.json: .*{message}.*; download the model again"):
         model_facts(str(tmp_path))
 
 

@@ -29,8 +29,8 @@ def test_an_unresponsive_engine_fails_a_change_and_gets_all_options_next(play):
     async def scenario(b):
         before = in_force(b)
         b.generator.on_order = asyncio.Event().wait
-        told = r"did not confirm its new options within 15 s; the gate keeps .* may still apply these"
-        with pytest.raises(BackendDown, match=told):
+        message = r"did not confirm its new options within 15 s; the gate keeps .* may still apply these"
+        with pytest.raises(BackendDown, match=message):
             await b.service.reconfigure(TO_SRMT)
         assert in_force(b) == before
         b.generator.on_order = None
@@ -45,16 +45,16 @@ def test_an_unresponsive_engine_fails_a_change_and_gets_all_options_next(play):
 def test_an_engine_that_dies_during_a_change_changes_nothing(play):
     async def scenario(b):
         before = in_force(b)
-        told, dead = asyncio.Event(), asyncio.Event()
+        ordered, dead = asyncio.Event(), asyncio.Event()
 
         async def die():
-            told.set()
+            ordered.set()
             await dead.wait()
             b.generator.die()
 
         b.generator.on_order = die
         change = asyncio.create_task(b.service.reconfigure(TO_SRMT))
-        await told.wait()
+        await ordered.wait()
         dead.set()
         with pytest.raises(BackendDown, match="died; neither the engine nor the gate was changed"):
             await change
