@@ -53,7 +53,7 @@ class Watchdog:
         """Ends the deadline of `key`, if one is pending."""
         self._due.pop(key, None)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Clears all deadlines and stops the timer."""
         self._due.clear()
         if self._timer is not None:
@@ -70,7 +70,7 @@ class Watchdog:
             return
         # Checked before this tick is added: responses that arrived during a long tick are not read yet.
         if self.counted_seconds >= min(self._due.values()):
-            self.end()
+            self.stop()
             self.on_expired()
             return
         self.counted_seconds += max(0.0, interval - self.excluded_seconds())

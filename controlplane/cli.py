@@ -104,11 +104,14 @@ def _predictor(options: argparse.Namespace) -> int:
             require_writable(options.to)
         with options.log.open(encoding="utf-8") as lines:
             if options.action == "train":
-                lengths = train_from(parse_log(lines), remember=options.max_examples)
-                save(options.to, Checkpoint(lengths.examples.table(), lengths.model, lengths.standing()))
+                lengths = train_from(parse_log(lines), max_examples=options.max_examples)
+                save(
+                    options.to,
+                    Checkpoint(lengths.examples.table(), lengths.model, lengths.calibration_state()),
+                )
                 print(f"{options.to}: trained on {len(lengths.examples):,} requests")
             else:
-                lengths = LearnedLengths(remember=options.max_examples)
+                lengths = LearnedLengths(max_examples=options.max_examples)
                 answers = replay(parse_log(lines), lengths)
                 print(json.dumps(asdict(report(lengths.calibration, answers)), indent=1))
     except OSError as error:

@@ -316,7 +316,7 @@ class Metrics:
         self._read_elsewhere.append(series)
         return series
 
-    def decided(self, kind: Kind, decision: str, reason: str = "none") -> None:
+    def count_decision(self, kind: Kind, decision: str, reason: str = "none") -> None:
         """Counts one decision of the gate."""
         self._decisions.labels(kind, decision, reason).inc()
 
@@ -332,12 +332,12 @@ class Metrics:
         """Counts one preemption by the gate."""
         self._preemptions.labels(class_name).inc()
 
-    def read(self, request: Request, cached_tokens: int) -> None:
+    def count_prompt_tokens(self, request: Request, cached_tokens: int) -> None:
         """Counts the prompt of a request that the engine started; recompute is not counted."""
         self._read.labels(request.service_class.name).inc(request.prompt_tokens)
         self._cached.labels(request.service_class.name).inc(cached_tokens)
 
-    def ended(self, request: Request, timeline: Timeline, outcome: Outcome) -> None:
+    def count_outcome(self, request: Request, timeline: Timeline, outcome: Outcome) -> None:
         """Counts one ended request; latencies and objectives only if it finished."""
         labels = (request.service_class.name, request.kind)
         self._outcomes.labels(*labels, outcome).inc()
@@ -352,7 +352,7 @@ class Metrics:
         for objective, took in timeline.measured().items():
             if took is not None:
                 histograms[objective].labels(*labels).observe(to_seconds(took))
-        for objective, kept in timeline.kept(request.slo).items():
+        for objective, kept in timeline.objectives_met(request.slo).items():
             (self._attained if kept else self._missed).labels(*labels, objective).inc()
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:

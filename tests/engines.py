@@ -83,8 +83,8 @@ async def complete(
     done: int = 0,
 ) -> list[Delta]:
     tokens = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
-    request, standing = a_request(tokens, sampling), Handoff(done=done)
-    return [d async for d in generator.generate(request, tokens, sampling, chat, standing=standing)]
+    request, handoff = a_request(tokens, sampling), Handoff(resumed_tokens=done)
+    return [d async for d in generator.generate(request, tokens, sampling, chat, handoff=handoff)]
 
 
 def text_of(deltas: list[Delta], index: int = 0) -> str:

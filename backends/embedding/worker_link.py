@@ -124,7 +124,7 @@ class WorkerLink:
 
     async def close(self) -> str:
         """Ends the worker and describes how it ended. Idempotent."""
-        self._watchdog.end()
+        self._watchdog.stop()
         # `close` would first flush to a worker that may have stopped reading.
         self._writer.transport.abort()
         status = await self._wait_for_exit()

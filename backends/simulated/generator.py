@@ -157,7 +157,7 @@ class SimulatedGenerator:
         sampling: Sampling,
         chat: ChatPrompt | None = None,
         *,
-        standing: Handoff = FIRST_HANDOFF,
+        handoff: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
         """Streams one delta per token and sample. Raises Refused if prompt and output do not fit."""
         self._device.require_up()

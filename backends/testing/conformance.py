@@ -61,7 +61,7 @@ def check_ordering(
     A rank is `(int, int, request id)`, with and without a known pace. It is the same for each call, and two
     requests that differ only in their ids differ only in that key.
     """
-    options = OrderingOptions(priority_head_start=seconds(1), patience=seconds(10))
+    options = OrderingOptions(priority_head_start=seconds(1), default_deadline=seconds(10))
     for case in range(cases):
         random = Random(f"{seed}:{case}")
         request = _request(random, "a")

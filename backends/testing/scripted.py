@@ -93,12 +93,12 @@ class ScriptedGenerator(ScriptedEngine):
         sampling: Sampling,
         chat: ChatPrompt | None = None,
         *,
-        standing: Handoff = FIRST_HANDOFF,
+        handoff: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
         """Streams the scripted output. Raises what the script says."""
-        run = ScriptedRun(request, self._next_script(), sampling, tuple(prompt), chat, standing)
-        if run.script.refuses is not None:
-            raise Refused(run.script.refuses)
+        run = ScriptedRun(request, self._next_script(), sampling, tuple(prompt), chat, handoff)
+        if run.script.refusal is not None:
+            raise Refused(run.script.refusal)
         if len(prompt) + sampling.max_tokens > self.max_model_tokens:
             raise Refused(
                 f"{len(prompt)} prompt tokens and max_tokens={sampling.max_tokens}: the model holds "
@@ -196,9 +196,9 @@ class ScriptedGenerator(ScriptedEngine):
 
 
 def _delta(run: ScriptedRun, sampling: Sampling, index: int, finish_reason: str | None) -> Delta:
-    position = run.done - 1 - len(run.script.thoughts)
+    position = run.done - 1 - len(run.script.reasoning_words)
     word = run.script.words[position % len(run.script.words)] if position >= 0 else ""
-    thought = run.script.thoughts[position] if position < 0 else ""
+    thought = run.script.reasoning_words[position] if position < 0 else ""
     logprobs: tuple[TokenLogprob, ...] = ()
     if sampling.logprobs is not None:
         others = tuple((f"other{rank}", -1.0 - rank) for rank in range(sampling.logprobs))
@@ -319,8 +319,8 @@ class ScriptedEmbedder(ScriptedEngine):
     ) -> Vectors:
         """Returns vectors after one step. Raises what the script says."""
         run = ScriptedRun(request, self._next_script(), inputs=tuple(map(tuple, inputs)), deadline=deadline)
-        if run.script.refuses is not None:
-            raise Refused(run.script.refuses)
+        if run.script.refusal is not None:
+            raise Refused(run.script.refusal)
         await self._begin(run)
         with self._ending(run):
             async with self._slots:

@@ -18,16 +18,17 @@ class Script:
     """Course of one request.
 
     `tokens` is the output length (None: `max_tokens`). `words` are the texts of its tokens, repeated as
-    needed; `thoughts` precede them as reasoning, one token each. `fails_at` and `dies_at` are the number of
-    tokens after which the request, or the whole engine, fails. `refuses` is the message of a Refused error.
+    needed; `reasoning_words` precede them as reasoning, one token each. The request, or the whole engine,
+    fails after `request_fails_after` or `engine_fails_after` tokens. `refusal` is the message of a Refused
+    error.
     """
 
     tokens: int | None = None
     words: tuple[str, ...] = ("word ",)
-    thoughts: tuple[str, ...] = ()
-    fails_at: int | None = None
-    dies_at: int | None = None
-    refuses: str | None = None
+    reasoning_words: tuple[str, ...] = ()
+    request_fails_after: int | None = None
+    engine_fails_after: int | None = None
+    refusal: str | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     cached_tokens: int = 0
 
@@ -47,7 +48,7 @@ class ScriptedRun:
     sampling: Sampling | None = None
     prompt: tuple[int, ...] = ()
     chat: ChatPrompt | None = None
-    standing: Handoff | None = None
+    handoff: Handoff | None = None
     inputs: tuple[tuple[int, ...], ...] = ()
     deadline: Instant | None = None
     done: int = 0
@@ -144,10 +145,10 @@ class ScriptedEngine:
         else:
             await asyncio.sleep(0)
         await self.check()
-        if run.script.dies_at is not None and run.done >= run.script.dies_at:
+        if run.script.engine_fails_after is not None and run.done >= run.script.engine_fails_after:
             self.die()
             await self.check()
-        if run.script.fails_at is not None and run.done >= run.script.fails_at:
+        if run.script.request_fails_after is not None and run.done >= run.script.request_fails_after:
             raise BackendFailed(f"scripted failure after {run.done} tokens")
 
     @staticmethod

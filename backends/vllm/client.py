@@ -182,13 +182,19 @@ class VllmGenerator:
         sampling: Sampling,
         chat: ChatPrompt | None = None,
         *,
-        standing: Handoff = FIRST_HANDOFF,
+        handoff: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
         """Streams the deltas of one request; closing the generator aborts it in the engine."""
-        metadata = metadata_of(request, standing) if self.has_own_scheduler else None
+        metadata = metadata_of(request, handoff) if self.has_own_scheduler else None
         engine = self._require_engine()
         return engine.generate(
-            request.id, prompt, sampling, chat, rank=standing.rank, done=standing.done, metadata=metadata
+            request.id,
+            prompt,
+            sampling,
+            chat,
+            rank=handoff.rank,
+            done=handoff.resumed_tokens,
+            metadata=metadata,
         )
 
     async def preempt(self, request_id: str) -> None:

@@ -273,7 +273,7 @@ class VllmEngine:
     def fail_pending(self) -> None:
         """Ends every open stream with EngineDeadError; vLLM's shutdown alone would leave them waiting."""
         if self._step_watchdog is not None:
-            self._step_watchdog.end()
+            self._step_watchdog.stop()
         # The output handler would report the end of the engine as a crash.
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()

@@ -45,9 +45,9 @@ class StepWatchdog:
         self._watchdog.disarm(self)
         self._watchdog.arm(self, self._longest_seconds)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stops watching."""
-        self._watchdog.end()
+        self._watchdog.stop()
 
     def _excluded_seconds(self) -> float:
         if self._is_idle():

@@ -16,7 +16,7 @@ class ProgressDisplay:
         self._is_terminal = stream.isatty()
         self._shown = -1
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Prints a line in place of the bar."""
         self._clear()
         print(text, file=self._stream, flush=True)
@@ -26,7 +26,7 @@ class ProgressDisplay:
         self._shown = -1
         return Ticker(self, title)
 
-    def ran(self, title: str, entry: Mapping[str, Any]) -> None:
+    def report_run(self, title: str, entry: Mapping[str, Any]) -> None:
         """Prints the line of a finished run."""
         self._done += 1
         self._runs = max(self._runs, self._done)
@@ -34,7 +34,7 @@ class ProgressDisplay:
         mark = "" if entry["valid"] else f"  INVALID: {entry['why_invalid']}"
         share = "-" if attained is None else f"{attained:6.1%}"
         rejected = entry["rates"]["reject"]
-        self.say(
+        self.print_line(
             f"[{self._done}/{self._runs}] {title}: {share} of {entry['offered_rps']:.1f}/s met their SLO, "
             f"{rejected:.1%} rejected{mark}"
         )

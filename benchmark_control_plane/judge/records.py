@@ -43,7 +43,7 @@ class SloTargets:
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
-    def stated(self) -> dict[str, float]:
+    def objectives(self) -> dict[str, float]:
         """The objectives that are not None."""
         targets = {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
         return {name: value for name, value in targets.items() if value is not None}
@@ -166,7 +166,9 @@ def slo_targets(classes: Mapping[str, Mapping[str, float]]) -> dict[str, SloTarg
 
 def _is_kept(took: Mapping[str, float | None], objective: SloTargets) -> bool:
     """Whether all objectives are met; one token meets any TPOT, and an embedding's TTFT is its completion."""
-    return all((value := took[name]) is None or value <= limit for name, limit in objective.stated().items())
+    return all(
+        (value := took[name]) is None or value <= limit for name, limit in objective.objectives().items()
+    )
 
 
 def _rounded(value: float | None) -> float | None:

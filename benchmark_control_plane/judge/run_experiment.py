@@ -67,7 +67,7 @@ class _ExperimentRun:
         for _ in range(1 if system.is_simulated else _TRIES):
             entry, records = self.bench.run(stage, system, load, seed, self.progress.ticker(title))
             store(entry, records)
-            self.progress.ran(title, entry)
+            self.progress.report_run(title, entry)
             self.bench.settle(stage, system, load, seed)
             if entry["valid"]:
                 return entry["attainment"]["overall"] or 0.0
@@ -150,13 +150,13 @@ def run(experiment: Experiment, results: ResultsWriter, folder: Path, progress: 
     plan = experiment.plan
     reference = first_variant(plan.reference_system)
     with staged(plan, reference, {}, folder) as stage:
-        progress.say(f"measuring unloaded latencies on {reference.name}")
+        progress.print_line(f"measuring unloaded latencies on {reference.name}")
         unloaded_ms = unloaded(experiment, stage, reference)
         objectives = objectives_from(plan, unloaded_ms)
-        progress.say(f"measuring the capacity of {reference.name}")
+        progress.print_line(f"measuring the capacity of {reference.name}")
         capacity = plan.capacity.rps or saturation(experiment, stage, reference)
     results.measure(unloaded_ms, objectives, capacity)
-    progress.say(f"100 % load is {capacity:.2f} requests per second")
+    progress.print_line(f"100 % load is {capacity:.2f} requests per second")
     experiment_run = _ExperimentRun(Bench(experiment, objectives, capacity), results, folder, progress)
     systems = [experiment_run.select_variant(system) for system in plan.systems]
     for first in range(0, len(systems), plan.together):
@@ -218,5 +218,5 @@ def run_experiment(
             if not results.runs:
                 raise
             status, why = 2, f"{error}\n"
-    progress.say(f"{why}{len(results.runs)} runs are kept in {out}, marked partial")
+    progress.print_line(f"{why}{len(results.runs)} runs are kept in {out}, marked partial")
     return status

@@ -126,7 +126,7 @@ async def simulated_target(
     machine = _machine_of(device)
     if machine.pool_bytes is not None and "quota" in sections:
         quota = config_of(sections).quota
-        if not quota.moves:
+        if not quota.is_dynamic:
             machine = divide_pool(machine, quota.llm.nominal)
     generator, embedder = engines(machine, length)
     async with started(generator, embedder, machine, sections) as service:

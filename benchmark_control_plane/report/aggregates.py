@@ -76,7 +76,7 @@ def invalid(results: Results) -> list[RunFigures]:
     return [run for run in results["runs"] if not run["valid"]]
 
 
-def ours(results: Results) -> SystemInfo | None:
+def tandem_system(results: Results) -> SystemInfo | None:
     return next((system for system in results["systems"] if system["kind"] == "tandem"), None)
 
 

@@ -12,7 +12,7 @@ def headline(results: Results) -> str:
 
 
 def _by_rate(results: Results) -> str | None:
-    system = aggregates.ours(results)
+    system = aggregates.tandem_system(results)
     target = next(iter(aggregates.targets(results)), None)
     if system is None or target is None:
         return None
@@ -80,7 +80,7 @@ def _has_baseline(results: Results) -> bool:
 
 def cards(results: Results) -> list[tuple[str, str, str]]:
     """Key figures as (name, value, note): rates, attainment with its spread, and losses."""
-    system = aggregates.ours(results)
+    system = aggregates.tandem_system(results)
     if system is None or not aggregates.loads(results):
         return []
     return [*_rate_cards(results, system["name"]), *_load_cards(results, system["name"])]

@@ -75,7 +75,7 @@ def decision_times(policy: str) -> np.ndarray[Any, np.dtype[np.float64]]:
             chosen.arrive(fresh)
             waiting += 1
         if used + running > memory:
-            for cleared in chosen.clear(step, used + running - memory):
+            for cleared in chosen.evict(step, used + running - memory):
                 end = next(ends for ends, held in ending.items() if cleared in held)
                 ending[end].remove(cleared)
                 used -= cleared.prompt + step - (end - output[cleared.id])

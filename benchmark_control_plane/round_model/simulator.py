@@ -76,10 +76,10 @@ class _RoundEngine:
         self.policy.arrive(arrival.candidate)
         self.stalled_clears = 0
 
-    def clear(self, excess: int) -> None:
+    def evict(self, excess: int) -> None:
         totals = self.totals
         totals.clears += 1
-        for candidate in self.policy.clear(self.step, excess):
+        for candidate in self.policy.evict(self.step, excess):
             run = self.running.pop(candidate.id)
             self.ending[run.started + run.arrival.output_tokens].remove(run)
             self.used -= candidate.prompt + self.step - run.started
@@ -109,7 +109,7 @@ class _RoundEngine:
     def round(self) -> None:
         excess = self.used + len(self.running) - self.memory
         if excess > 0:
-            self.clear(excess)
+            self.evict(excess)
         decodes = len(self.running)
         prefill = self.begin()
         count = len(self.running)

@@ -262,7 +262,7 @@ class _LoopTimers:
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
 
-    def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    def schedule_periodic(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         async def repeat() -> None:
             while True:
                 await asyncio.sleep(seconds)

@@ -121,7 +121,7 @@ class QuotaSection:
             )
 
     @property
-    def moves(self) -> bool:
+    def is_dynamic(self) -> bool:
         """Whether quotas change at run time: by urgency, or by lending."""
         return self.policy == "dynamic" or self.llm.borrow > 0 or self.embedding.borrow > 0
 
@@ -142,7 +142,7 @@ class QuotaSection:
         options = QuotaOptions(
             pool=pool_bytes,
             minimum={Owner.LLM: least, Owner.EMBEDDING: reserved},
-            resting=nominal[Owner.LLM],
+            nominal_llm_bytes=nominal[Owner.LLM],
             nominal_weight=self.nominal_weight,
             rate=self.max_step / (self.tick_ms / 1_000),
             dead_band=int(self.dead_band * pool_bytes),

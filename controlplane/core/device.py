@@ -6,12 +6,12 @@ from controlplane.core.ports import EngineState
 
 
 class DeviceReading(NamedTuple):
-    """Bytes: `ours` are held by this process and its children, `others` by all other processes."""
+    """Memory in bytes: `own_bytes` by this process and its children, `other_bytes` by all other processes."""
 
     total: int
     free: int
-    ours: int
-    others: int
+    own_bytes: int
+    other_bytes: int
 
 
 class DeviceProbe(Protocol):

@@ -82,15 +82,15 @@ class ChatPrompt:
 class Handoff:
     """State of a request that the gate hands to the engine.
 
-    `done` output tokens are part of the prompt, because the request was preempted and resumes; its deadlines
-    count from the original arrival. `turn` is the delay that fair queueing gives its tenant; `rank` includes
-    it.
+    `resumed_tokens` output tokens are part of the prompt, because the request was preempted and resumes; its
+    deadlines count from the original arrival. `rank` includes `fair_queueing_delay`, which depends on its
+    tenant.
     """
 
     rank: int = 0
-    turn: Duration = NO_TIME
+    fair_queueing_delay: Duration = NO_TIME
     forecast: LengthForecast | None = None
-    done: int = 0
+    resumed_tokens: int = 0
     first_token: Instant | None = None
     last_token: Instant | None = None
 

@@ -254,7 +254,7 @@ class MemoryLedger:
         self._settle()
         return left
 
-    def follow(self, lease: Lease, *, held: int, per_step: int) -> None:
+    def set_reported(self, lease: Lease, *, held: int, per_step: int) -> None:
         """Sets the bytes that the engine reports for the lease, and its growth per step."""
         account, row = self._live(lease)
         account.demanded += held - int(account.rows[0, row])

@@ -74,11 +74,11 @@ class Reserve:
 class DecodeLoad:
     """Load of an engine's decode steps and the TPOT objectives that they must meet.
 
-    `step` gives the time of a step in ns from its sequences and the KV cells that they read. `unread` prompt
-    tokens are prefilled first, at `per_prompt_token` ns each. Decoding loses `lost_share` of all time to
-    prefill and embeddings, with a standard deviation of `lost_deviation` per step. For each running request
-    with a TPOT, float64 [n]: the time `left` to its last token in ns, the `tokens` until then, its TPOT
-    `promised` in ns, and the `priority` of its class.
+    `step` gives the time of a step in ns from its sequences and the KV cells that they read.
+    `prompt_tokens_pending` are prefilled first, at `per_prompt_token` ns each. Decoding loses `lost_share` of
+    all time to prefill and embeddings, with a standard deviation of `lost_deviation` per step. For each
+    running request with a TPOT, float64 [n]: the `time_left` to its last token in ns, the `tokens` until
+    then, its TPOT objective in ns, and the `priority` of its class.
     """
 
     step: Callable[[int, int], float]
@@ -87,29 +87,32 @@ class DecodeLoad:
     lost_deviation: float
     sequences: int
     cells: int
-    unread: int
-    left: Floats
+    prompt_tokens_pending: int
+    time_left: Floats
     tokens: Floats
-    promised: Floats
+    tpot_objectives: Floats
     priority: Floats
 
     @property
     def tightest(self) -> float | None:
         """Smallest TPOT objective in ns; None without any."""
-        return float(self.promised.min()) if len(self.promised) else None
+        return float(self.tpot_objectives.min()) if len(self.tpot_objectives) else None
 
     def to_higher(self, priority: int) -> "DecodeLoad":
         """The load with only the objectives of classes above `priority`."""
         is_higher = self.priority > priority
         columns = {
-            name: getattr(self, name)[is_higher] for name in ("left", "tokens", "promised", "priority")
+            name: getattr(self, name)[is_higher]
+            for name in ("time_left", "tokens", "tpot_objectives", "priority")
         }
         return replace(self, **columns)
 
     def until_first_token(self, request: Request) -> Duration:
         """Time to its first token: half of the present step on average, and one that prefills all prompts."""
         step = self.step(self.sequences, self.cells)
-        return Duration(round(1.5 * step + (self.unread + request.prompt_tokens) * self.per_prompt_token))
+        return Duration(
+            round(1.5 * step + (self.prompt_tokens_pending + request.prompt_tokens) * self.per_prompt_token)
+        )
 
     def with_request(self, request: Request, tokens: int) -> "DecodeLoad":
         """The load with this request started; `tokens` is its predicted output."""
@@ -117,15 +120,15 @@ class DecodeLoad:
             self,
             sequences=self.sequences + request.sequences,
             cells=self.cells + request.sequences * request.prompt_tokens,
-            unread=self.unread + request.prompt_tokens,
+            prompt_tokens_pending=self.prompt_tokens_pending + request.prompt_tokens,
         )
         if (tpot := request.slo.tpot) is None:
             return load
         return replace(
             load,
-            left=np.append(self.left, float(tpot * tokens)),
+            time_left=np.append(self.time_left, float(tpot * tokens)),
             tokens=np.append(self.tokens, float(tokens)),
-            promised=np.append(self.promised, float(tpot)),
+            tpot_objectives=np.append(self.tpot_objectives, float(tpot)),
             priority=np.append(self.priority, float(request.service_class.priority)),
         )
 

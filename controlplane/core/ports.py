@@ -123,7 +123,7 @@ class Generator(Protocol):
         sampling: Sampling,
         chat: ChatPrompt | None = None,
         *,
-        standing: Handoff = FIRST_HANDOFF,
+        handoff: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
         """Deltas in order; closing the generator aborts the request in the engine.
 

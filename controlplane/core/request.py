@@ -146,7 +146,7 @@ class Timeline:
         ttft = self.e2e if self.first_token is None else self.ttft
         return {"ttft": ttft, "tpot": self.tpot, "e2e": self.e2e}
 
-    def kept(self, slo: Slo) -> dict[str, bool]:
+    def objectives_met(self, slo: Slo) -> dict[str, bool]:
         """Whether a finished request met each stated objective. One-token outputs meet TPOT."""
         stated = {"ttft": slo.ttft, "tpot": slo.tpot, "e2e": slo.e2e}
         measured = self.measured()

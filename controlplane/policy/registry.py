@@ -44,7 +44,7 @@ from controlplane.policy.gate.ordering import (
     LeastSlack,
     Ordering,
     OrderingOptions,
-    ShortestAnswer,
+    ShortestOutput,
 )
 from controlplane.policy.gate.preemption import ChooseVictims, choose_victims
 
@@ -108,7 +108,7 @@ ENGINE_POLICIES: Mapping[str, EnginePolicyFactory] = {
     "fcfs": _static_priority(Fcfs),
     "edf": _static_priority(EarliestDeadline),
     "least-slack": _static_priority(LeastSlack),
-    "mc-sf": _static_priority(ShortestAnswer, look_ahead_for_all=True),
+    "mc-sf": _static_priority(ShortestOutput, look_ahead_for_all=True),
     "srmt": lambda options: ShortestRemainingMemoryTime(options.srmt()),
     "apt": lambda options: AptServe(options.missed_decay),
 }

@@ -69,17 +69,19 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
 
     async def chat(self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]) -> ChatReply:
         """Returns a complete chat response; a plain string is one user message."""
-        return await self._whole(chat_call(model, messages, options))
+        return await self._send_and_parse(chat_call(model, messages, options))
 
     async def stream(
         self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]
     ) -> AsyncTextStream:
         """Returns a stream of text once the server sends the first token."""
-        return AsyncTextStream(await self._begun(chat_call(model, messages, options, is_streamed=True)))
+        return AsyncTextStream(
+            await self._open_response(chat_call(model, messages, options, is_streamed=True))
+        )
 
     async def embed(self, inputs: Inputs, *, model: str, **options: Unpack[EmbedOptions]) -> Embeddings:
         """Returns one vector per input."""
-        return await self._whole(embed_call(model, inputs, options))
+        return await self._send_and_parse(embed_call(model, inputs, options))
 
     async def aclose(self) -> None:
         """Closes all connections."""
@@ -88,8 +90,8 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
-    async def _whole(self, call: HttpCall[Reply]) -> Reply:
-        response = await self._begun(call)
+    async def _send_and_parse(self, call: HttpCall[Reply]) -> Reply:
+        response = await self._open_response(call)
         try:
             await response.aread()
         except httpx.TransportError as error:
@@ -98,7 +100,7 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
             await response.aclose()
         return call.reply(response)
 
-    async def _begun(self, call: HttpCall[Reply]) -> httpx.Response:
+    async def _open_response(self, call: HttpCall[Reply]) -> httpx.Response:
         """Sends the call, with retries, and returns the response before its body is read."""
         request = self._http.build_request("POST", call.path, content=call.body)
         attempts = Attempts(self._retries, call.path)

@@ -68,15 +68,15 @@ class Tandem(AbstractContextManager["Tandem"]):
 
     def chat(self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]) -> ChatReply:
         """Returns a complete chat response; a plain string is one user message."""
-        return self._whole(chat_call(model, messages, options))
+        return self._send_and_parse(chat_call(model, messages, options))
 
     def stream(self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]) -> TextStream:
         """Returns a stream of text once the server sends the first token."""
-        return TextStream(self._begun(chat_call(model, messages, options, is_streamed=True)))
+        return TextStream(self._open_response(chat_call(model, messages, options, is_streamed=True)))
 
     def embed(self, inputs: Inputs, *, model: str, **options: Unpack[EmbedOptions]) -> Embeddings:
         """Returns one vector per input."""
-        return self._whole(embed_call(model, inputs, options))
+        return self._send_and_parse(embed_call(model, inputs, options))
 
     def close(self) -> None:
         """Closes all connections."""
@@ -85,8 +85,8 @@ class Tandem(AbstractContextManager["Tandem"]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _whole(self, call: HttpCall[Reply]) -> Reply:
-        response = self._begun(call)
+    def _send_and_parse(self, call: HttpCall[Reply]) -> Reply:
+        response = self._open_response(call)
         try:
             response.read()
         except httpx.TransportError as error:
@@ -95,7 +95,7 @@ class Tandem(AbstractContextManager["Tandem"]):
             response.close()
         return call.reply(response)
 
-    def _begun(self, call: HttpCall[Reply]) -> httpx.Response:
+    def _open_response(self, call: HttpCall[Reply]) -> httpx.Response:
         """Sends the call, with retries, and returns the response before its body is read."""
         request = self._http.build_request("POST", call.path, content=call.body)
         attempts = Attempts(self._retries, call.path)

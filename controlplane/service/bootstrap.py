@@ -97,7 +97,7 @@ def worker_embedder(config: Config, model: EmbeddingModel) -> Embedder:
         idle_cpu_priority=config.models.chat is not None if idle is None else idle,
         # With fixed quotas a budget is reduced only when the device has less memory than planned; then the
         # allocator must return it. Budgets that change all the time would pay for an allocation in each pass.
-        returns_memory=config.pool.kv_allocator == "kvcached" or not config.quota.moves,
+        returns_memory=config.pool.kv_allocator == "kvcached" or not config.quota.is_dynamic,
     )
 
 

@@ -78,7 +78,9 @@ class Service:
             self.quota_controller, self.monitor = parts.quota_controller, parts.monitor
             if self.quota_controller is not None:
                 await self.quota_controller.start()
-                self._timer.every(self.config.quota.tick_ms / 1_000, self.quota_controller.tick_now)
+                self._timer.schedule_periodic(
+                    self.config.quota.tick_ms / 1_000, self.quota_controller.tick_now
+                )
             if self._training is not None:
                 await self._training.start()
             if self.monitor is not None:

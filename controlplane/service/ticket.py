@@ -60,7 +60,7 @@ class Ticket:
     decision: str = "ADMIT"
     predicted_ttft: Duration | None = None
     engine_start: EngineStart | None = None
-    departures: tuple[asyncio.Task[None], ...] = ()
+    pending_preemptions: tuple[asyncio.Task[None], ...] = ()
     """Preemptions under way in the engine; the request starts when they are complete."""
     service_time: Duration = _ZERO
     """Predicted time for which its owner's whole quota would be busy with it."""

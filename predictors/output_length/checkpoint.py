@@ -38,7 +38,7 @@ _BROKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Content of a file; `standing` is the result of `LearnedLengths.standing`."""
+    """Content of a file; `standing` is the result of `LearnedLengths.calibration_state`."""
 
     table: Table
     model: LengthModel | None = None

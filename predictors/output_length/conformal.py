@@ -34,15 +34,15 @@ class Conformal:
 
     Attributes:
         offsets: [levels], added in units of the spread of each forecast.
-        seen: number of outcomes.
+        outcome_count: number of outcomes.
         covered: recent share of outputs within their 0.9 quantile.
-        is_out: whether too many outputs recently exceeded their 0.9 quantile.
+        is_under_covered: whether too many outputs recently exceeded their 0.9 quantile.
     """
 
     offsets: Floats = field(default_factory=lambda: np.zeros(len(LEVELS)))
-    seen: int = 0
+    outcome_count: int = 0
     covered: float = 0.9
-    is_out: bool = False
+    is_under_covered: bool = False
 
     def adjusted(self, log_quantiles: Floats) -> Floats:
         """Quantiles [levels] moved by the offsets and made non-decreasing."""
@@ -57,20 +57,21 @@ class Conformal:
             log_tokens: logarithm of the output length.
             top: logarithm of the request's token limit.
         """
-        self.seen += 1
+        self.outcome_count += 1
         # An output truncated at the limit carries no information on quantiles beyond it.
         below = (log_tokens <= adjusted + 1e-9) | (adjusted >= top)
         is_calm = abs(self.covered - LEVELS[UPPER]) < _CALM_MARGIN
         step = np.maximum(
-            _STEP_FACTORS * (_SMALL_STEP if is_calm else _STEP), _FIRST_STEP / (1 + self.seen / _STEP_DECAY)
+            _STEP_FACTORS * (_SMALL_STEP if is_calm else _STEP),
+            _FIRST_STEP / (1 + self.outcome_count / _STEP_DECAY),
         )
         move = step * (_LEVELS - below)
-        if self.is_out:
+        if self.is_under_covered:
             outward = (move > 0) == (LEVELS[MEDIAN] <= _LEVELS)
             move = np.where(outward, _WIDEN * move, move)
         self.offsets = np.clip(self.offsets + move, -_MAX_OFFSET, _MAX_OFFSET)
         self.covered += (float(below[UPPER]) - self.covered) / _COVERAGE_WINDOW
-        self.is_out = self.covered < (_BACK_ABOVE if self.is_out else _OUT_BELOW)
+        self.is_under_covered = self.covered < (_BACK_ABOVE if self.is_under_covered else _OUT_BELOW)
 
 
 def _spread(log_quantiles: Floats) -> float:

@@ -79,7 +79,7 @@ class Rows:
     words: Words
     vectors: Vectors
 
-    def only(self, chosen: npt.NDArray[Any]) -> "Rows":
+    def select(self, chosen: npt.NDArray[Any]) -> "Rows":
         """The rows with these indices, or those where a boolean mask is true."""
         return Rows(self.numbers[chosen], self.words[chosen], self.vectors[chosen])
 

@@ -54,12 +54,12 @@ class _History:
     window: int
     by_time: deque[int] = field(default_factory=deque)
     by_length: list[int] = field(default_factory=list)
-    made: dict[int, LengthForecast] = field(default_factory=dict)
+    cached_forecasts: dict[int, LengthForecast] = field(default_factory=dict)
     logs: Floats | None = None
-    since_made: int = 0
+    outcomes_since_cache: int = 0
 
     def add(self, tokens: int) -> None:
-        self.since_made += 1
+        self.outcomes_since_cache += 1
         self.by_time.append(tokens)
         insort(self.by_length, tokens)
         if len(self.by_time) > self.window:
@@ -68,9 +68,9 @@ class _History:
     def forecast(self, max_tokens: int) -> LengthForecast:
         """Forecast for a limit, cached so that its mean and deviation are computed once."""
         self._refresh()
-        found = self.made.get(max_tokens)
+        found = self.cached_forecasts.get(max_tokens)
         if found is None:
-            found = self.made[max_tokens] = LengthForecast(_LEVELS, self._points(max_tokens))
+            found = self.cached_forecasts[max_tokens] = LengthForecast(_LEVELS, self._points(max_tokens))
         return found
 
     def log_quantiles(self, levels: Sequence[float]) -> Floats:
@@ -81,10 +81,10 @@ class _History:
         return self.logs
 
     def _refresh(self) -> None:
-        if self.since_made >= _REFRESH or len(self.made) >= _MOST_KEPT:
-            self.made.clear()
+        if self.outcomes_since_cache >= _REFRESH or len(self.cached_forecasts) >= _MOST_KEPT:
+            self.cached_forecasts.clear()
             self.logs = None
-            self.since_made = 0
+            self.outcomes_since_cache = 0
 
     def _points(self, max_tokens: int) -> tuple[float, ...]:
         inner = [_quantile(self.by_length, level) for level in _INNER_LEVELS]

@@ -76,7 +76,7 @@ class _ClassState:
 @dataclass(frozen=True, slots=True)
 class _PendingForecast:
     row: FeatureRow
-    by: tuple[Floats | None, Floats | None]
+    quantiles_by_forecaster: tuple[Floats | None, Floats | None]
     generation: int
 
 
@@ -86,13 +86,13 @@ class LearnedLengths:
     Training runs elsewhere: it reads `examples`, and `swap` installs the result.
 
     Args:
-        remember: finished requests kept as training examples.
+        max_examples: finished requests kept as training examples.
         use_prior: whether to start from the shipped model, or from history alone.
     """
 
-    def __init__(self, *, remember: int = 8_192, use_prior: bool = True) -> None:
+    def __init__(self, *, max_examples: int = 8_192, use_prior: bool = True) -> None:
         self.calibration = Calibration()
-        self.examples = Examples(remember)
+        self.examples = Examples(max_examples)
         self._model: LengthModel | None = prior() if use_prior else None
         self._generation = 0
         self._history = HistoryQuantiles(enough=_ENOUGH_HISTORY)
@@ -155,7 +155,7 @@ class LearnedLengths:
 
     def _judge(self, name: str, stated: _PendingForecast, log_tokens: float, top: float) -> None:
         state = self._classes.setdefault(name, _ClassState())
-        by_model, by_history = stated.by
+        by_model, by_history = stated.quantiles_by_forecaster
         # A forecast by a previous model does not calibrate this one.
         if by_model is not None and stated.generation == self._generation:
             state.conformal[_MODEL].observe(by_model, log_tokens, top)
@@ -173,15 +173,15 @@ class LearnedLengths:
         self._model = model
         self._generation += 1
         for state in self._classes.values():
-            state.conformal[_MODEL] = Conformal(seen=_SETTLED)
+            state.conformal[_MODEL] = Conformal(outcome_count=_SETTLED)
             state.outcomes = 0
 
-    def standing(self) -> dict[str, Any]:
+    def calibration_state(self) -> dict[str, Any]:
         """Learned state apart from model and examples, as JSON values, for `Checkpoint.standing`."""
         return {
             "recent": [[*key, r.seen, r.mean, r.square] for key, r in self._recent.items()],
             "conformal": [
-                [name, way, c.seen, c.covered, c.offsets.tolist()]
+                [name, way, c.outcome_count, c.covered, c.offsets.tolist()]
                 for name, state in self._classes.items()
                 for way, c in enumerate(state.conformal)
             ],
@@ -201,7 +201,7 @@ class LearnedLengths:
 
     def out_of_coverage(self) -> dict[str, bool]:
         """Per class: whether too many outputs recently exceeded the 0.9 quantile, so that forecasts widen."""
-        return {name: state.conformal[state.best()].is_out for name, state in self._classes.items()}
+        return {name: state.conformal[state.best()].is_under_covered for name, state in self._classes.items()}
 
 
 def pinball(quantiles: Floats, tokens: float) -> float:

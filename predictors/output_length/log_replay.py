@@ -109,9 +109,9 @@ def report(calibration: Calibration, answers: int) -> Report:
     )
 
 
-def train_from(requests: Iterable[Logged], *, remember: int) -> LearnedLengths:
+def train_from(requests: Iterable[Logged], *, max_examples: int) -> LearnedLengths:
     """Trains a predictor on all requests at once; raises ValueError if there are too few."""
-    lengths = LearnedLengths(remember=remember)
+    lengths = LearnedLengths(max_examples=max_examples)
     for entry in requests:
         lengths.forecast(entry.request)
         lengths.observe(entry.request, entry.output_tokens)

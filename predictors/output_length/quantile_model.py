@@ -108,7 +108,7 @@ def fit(table: Table) -> LengthModel:
     if len(known) >= ENOUGH:
         by_vector = guess.copy()
         kernel_ridge, by_vector[known] = fit_kernel_ridge(
-            ridge, table.only(known), target[known], fold[known], _FOLDS
+            ridge, table.select(known), target[known], fold[known], _FOLDS
         )
         guesses.append(by_vector)
     middle = np.mean(guesses, 0)

@@ -139,7 +139,7 @@ class StepReports:
         self._decode_work = StepWork(0, 0, 0)
         self._stretch = 1.0
         self._steps = self._all_seconds = self._lost_seconds = self._lost_squares = 0.0
-        self._wholes: deque[Duration] = deque(maxlen=_STRETCH_STEPS)
+        self._full_steps: deque[Duration] = deque(maxlen=_STRETCH_STEPS)
 
     @property
     def reports_steps(self) -> bool:
@@ -156,7 +156,7 @@ class StepReports:
             return None
         # An overestimate would shrink the embedding share to almost nothing; embeddings would then never
         # finish, and no step without them would ever correct the estimate.
-        return min(_duration(self._decoding()), *self._wholes)
+        return min(_duration(self._decoding()), *self._full_steps)
 
     def predicted_token_gap(self, level: float) -> Duration | None:
         """Quantile of the gap between two tokens of a request, concurrent embedding work included.
@@ -187,7 +187,7 @@ class StepReports:
         """
         busy = Duration(max(0, took - waited))
         self._decode_work = StepWork(0, work.decodes, work.cells)
-        self._wholes.append(busy)
+        self._full_steps.append(busy)
         if is_alone:
             self.steps.observe(work, busy / 1e9)
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))

@@ -24,7 +24,7 @@ def expired_at(scenario, *, excluded=lambda: 0.0) -> float | None:
         playing = asyncio.create_task(scenario(watchdog))
         await asyncio.wait({expired, playing}, timeout=1_000, return_when=asyncio.FIRST_EXCEPTION)
         await playing
-        watchdog.end()
+        watchdog.stop()
         return expired.result() if expired.done() else None
 
     return run(main())

@@ -82,25 +82,25 @@ def extract_metadata(extra_args: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return metadata
 
 
-def metadata_of(request: Request, standing: Handoff) -> dict[str, Any]:
+def metadata_of(request: Request, handoff: Handoff) -> dict[str, Any]:
     """The metadata that the gate sends with a request, read by `make_engine_request`."""
-    slo, forecast = request.slo, standing.forecast
+    slo, forecast = request.slo, handoff.forecast
     metadata: dict[str, Any] = {
         "id": request.id,
         "class": request.service_class.name,
         "priority": request.service_class.priority,
         # Shifted by fair queueing, so that every ordering respects the tenants' weights.
-        "arrival_ns": request.arrival + standing.turn,
+        "arrival_ns": request.arrival + handoff.fair_queueing_delay,
     }
     objectives = {"ttft_ms": slo.ttft, "tpot_ms": slo.tpot, "e2e_ms": slo.e2e}
     metadata |= {key: to_milliseconds(limit) for key, limit in objectives.items() if limit is not None}
     if forecast is not None:
         metadata |= {"levels": list(forecast.levels), "quantiles": list(forecast.tokens)}
-    if standing.done:
+    if handoff.resumed_tokens:
         metadata |= {
-            "resumed_tokens": standing.done,
-            "first_token_ns": standing.first_token,
-            "last_token_ns": standing.last_token,
+            "resumed_tokens": handoff.resumed_tokens,
+            "first_token_ns": handoff.first_token,
+            "last_token_ns": handoff.last_token,
         }
     return metadata
 
@@ -148,7 +148,7 @@ def make_engine_request(
     progress = EngineRequest(request, predicted, request.tenant, forecast, gap, is_guess=is_guess)
     if resumed > 0:
         progress.tokens += resumed
-        progress.began(Instant(_integer(metadata, "first_token_ns", now)))
+        progress.record_first_token(Instant(_integer(metadata, "first_token_ns", now)))
         progress.last_token = Instant(_integer(metadata, "last_token_ns", now))
     return progress
 

@@ -64,14 +64,14 @@ def _timed(every: float) -> Stop:
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
 
-    def again() -> None:
+    def read_and_reschedule() -> None:
         nonlocal timer
-        timer = loop.call_later(every, again)
+        timer = loop.call_later(every, read_and_reschedule)
 
     def stop() -> None:
         timer.cancel()
 
-    timer = loop.call_later(every, again)
+    timer = loop.call_later(every, read_and_reschedule)
     return stop
 
 

@@ -7,7 +7,7 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
-from benchmark_control_plane.experiments.prediction.methods import teach
+from benchmark_control_plane.experiments.prediction.methods import train
 from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample
 from benchmark_control_plane.experiments.prediction.prompt_vectors import with_vectors
 from controlplane.service.prediction.length_training import LengthTraining
@@ -32,7 +32,7 @@ def cost(samples: Sequence[PromptSample]) -> dict[str, Any]:
 
 def _forecast_cost(lengths: LearnedLengths, samples: Sequence[PromptSample]) -> dict[str, float]:
     before = _resident()
-    teach(lengths, samples)
+    train(lengths, samples)
     lengths.swap(asyncio.run(train_in_subprocess(Checkpoint(lengths.examples.table()))))
     grown = _resident() - before
     features, forecasts = [], []

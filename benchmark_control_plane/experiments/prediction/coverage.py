@@ -26,7 +26,7 @@ _BEFORE, _AFTER = 1_000, 1_500
 _LEAST, _MOST = 0.88, 0.92
 
 
-def within(samples: Sequence[PromptSample], *, one_name: bool) -> list[bool]:
+def is_covered(samples: Sequence[PromptSample], *, one_name: bool) -> list[bool]:
     """Whether each output is within its 0.9 quantile, from a cold start, with models trained on the way.
 
     With `one_name` all requests carry the same model name, so that a switch of the model is not announced.
@@ -49,7 +49,7 @@ def coverage(samples: Sequence[PromptSample], seeds: Sequence[int]) -> dict[str,
     """
     after, lowest, highest, windows = [], [], [], []
     for seed in seeds:
-        covered_flags = within(Random(seed).sample(samples, _STREAM), one_name=False)[_SETTLED:]
+        covered_flags = is_covered(Random(seed).sample(samples, _STREAM), one_name=False)[_SETTLED:]
         rolling = np.convolve(covered_flags, np.ones(_SETTLED) / _SETTLED, "valid")
         after.append(mean(covered_flags))
         windows += _windows(covered_flags)
@@ -103,7 +103,7 @@ def switches(samples: Sequence[PromptSample], seeds: Sequence[int]) -> dict[str,
         for seed in seeds:
             random = Random(seed)
             stream = random.choices(before, k=_BEFORE) + random.choices(after, k=_AFTER)
-            covered_flags = within(stream, one_name=True)
+            covered_flags = is_covered(stream, one_name=True)
             first.append(mean(covered_flags[_BEFORE : _BEFORE + _SETTLED]))
             then.append(mean(covered_flags[_BEFORE + _SETTLED :]))
             windows += _windows(covered_flags[_BEFORE + _SETTLED :])

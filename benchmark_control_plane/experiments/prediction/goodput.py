@@ -26,7 +26,7 @@ from benchmark_control_plane.experiments.engine.engine_replay import ReplayWindo
 from benchmark_control_plane.experiments.engine.frontier import CONTENDERS
 from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
 from benchmark_control_plane.experiments.prediction.gate_goodput import replay_gate
-from benchmark_control_plane.experiments.prediction.methods import forecasts, learned_predictor, teach
+from benchmark_control_plane.experiments.prediction.methods import forecasts, learned_predictor, train
 from benchmark_control_plane.experiments.prediction.output_length import FOLDS
 from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample, samples
 from controlplane.core.forecast import LengthForecast
@@ -47,7 +47,7 @@ def cross_forecasts(known: Sequence[PromptSample]) -> list[tuple[PromptSample, F
         learning = [s for s in known if s.fold(FOLDS) != fold]
         tested = [s for s in known if s.fold(FOLDS) == fold]
         history = HistoryQuantiles()
-        teach(history, learning)
+        train(history, learning)
         by_model = forecasts(learned_predictor(learning), tested)
         by_history = forecasts(history, tested)
         for sample, model, recent in zip(tested, by_model, by_history, strict=True):

@@ -37,7 +37,7 @@ def constant(known: Sequence[PromptSample], tested: Sequence[PromptSample]) -> F
 def history(known: Sequence[PromptSample], tested: Sequence[PromptSample]) -> Floats:
     """Quantiles of recent outputs, as served: each output is observed after its forecast."""
     predictor = HistoryQuantiles()
-    teach(predictor, known)
+    train(predictor, known)
     return quantiles_of(predictor, tested)
 
 
@@ -53,8 +53,8 @@ def encoded(known: Sequence[PromptSample], tested: Sequence[PromptSample]) -> Fl
 
 def learned_predictor(known: Sequence[PromptSample]) -> LearnedLengths:
     """Trained on `known`, without the shipped prior, which was learned from these prompts."""
-    predictor = LearnedLengths(remember=REMEMBER, use_prior=False)
-    teach(predictor, known)
+    predictor = LearnedLengths(max_examples=REMEMBER, use_prior=False)
+    train(predictor, known)
     # Below ENOUGH examples no model is fitted and history is used, as in the service.
     if len(predictor.examples) >= ENOUGH:
         predictor.swap(fit(predictor.examples.table()))
@@ -97,7 +97,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-def teach(predictor: LengthPredictor, known: Sequence[PromptSample]) -> None:
+def train(predictor: LengthPredictor, known: Sequence[PromptSample]) -> None:
     """Lets the predictor observe all samples."""
     for sample in known:
         request = sample.request()

@@ -64,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise BadInput(f"{file.name} holds the result of another benchmark; rename the experiment")
             write_atomic(file, committed(results))
         changed = {
-            file: text for file, text in due().items() if not file.exists() or file.read_text() != text
+            file: text
+            for file, text in expected_files().items()
+            if not file.exists() or file.read_text() != text
         }
     except BadInput as error:
         print(error, file=sys.stderr)
@@ -76,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def due(readme: Path = README, page: Path = PAGE, folder: Path = RESULTS) -> dict[Path, str]:
+def expected_files(readme: Path = README, page: Path = PAGE, folder: Path = RESULTS) -> dict[Path, str]:
     """The text that each written file should hold."""
     pictures = {
         file.with_suffix(".svg"): picture(results)

@@ -74,7 +74,7 @@ class LookaheadPolicy:
         self._overflow.finished(candidate)
         self._horizon.remove(candidate, step)
 
-    def clear(self, step: int, excess: int) -> Sequence[Candidate]:
+    def evict(self, step: int, excess: int) -> Sequence[Candidate]:
         cleared = self._overflow.cleared(step, excess)
         for candidate in cleared:
             self._horizon.remove(candidate, step)
@@ -159,7 +159,7 @@ class SkippingLookaheadPolicy:
         self._overflow.finished(candidate)
         self._horizon.remove(candidate, step)
 
-    def clear(self, step: int, excess: int) -> Sequence[Candidate]:
+    def evict(self, step: int, excess: int) -> Sequence[Candidate]:
         cleared = self._overflow.cleared(step, excess)
         for candidate in cleared:
             self._horizon.remove(candidate, step)
@@ -214,7 +214,7 @@ class CurrentUsePolicy:
     def finish(self, candidate: Candidate, step: int) -> None:
         self._overflow.finished(candidate)
 
-    def clear(self, step: int, excess: int) -> Sequence[Candidate]:
+    def evict(self, step: int, excess: int) -> Sequence[Candidate]:
         cleared = self._overflow.cleared(step, excess)
         self._cleared_in = step
         for candidate in cleared:
@@ -259,7 +259,7 @@ class PeakReservationPolicy:
         self._overflow.finished(candidate)
         self._release(candidate)
 
-    def clear(self, step: int, excess: int) -> Sequence[Candidate]:
+    def evict(self, step: int, excess: int) -> Sequence[Candidate]:
         cleared = self._overflow.cleared(step, excess)
         for candidate in cleared:
             self._release(candidate)

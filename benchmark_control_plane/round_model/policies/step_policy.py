@@ -61,7 +61,7 @@ class StepOptions:
 class StepPolicy(Protocol):
     """Decides which requests are cleared and which start.
 
-    In a step the host calls `arrive` and `finish` for the events, then `clear` if memory would overflow, then
+    In a step the host calls `arrive` and `finish` for the events, then `evict` if memory would overflow, then
     `start` once.
     """
 
@@ -70,7 +70,7 @@ class StepPolicy(Protocol):
     def finish(self, candidate: Candidate, step: int) -> None:
         """Reports that `candidate` completed at the end of the step before `step`."""
 
-    def clear(self, step: int, excess: int) -> Sequence[Candidate]:
+    def evict(self, step: int, excess: int) -> Sequence[Candidate]:
         """Chooses requests that give back all cells, to free at least `excess` cells in this step.
 
         The policy puts them into its own queue again; the host does not call `arrive` for them.

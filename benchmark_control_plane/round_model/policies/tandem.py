@@ -55,7 +55,7 @@ class TandemPolicy:
         self._overflow.finished(candidate)
         self._horizon.remove(candidate, step)
 
-    def clear(self, step: int, excess: int) -> Sequence[Candidate]:
+    def evict(self, step: int, excess: int) -> Sequence[Candidate]:
         cleared = self._overflow.cleared(step, excess)
         for candidate in cleared:
             self._horizon.remove(candidate, step)

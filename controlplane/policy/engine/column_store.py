@@ -56,7 +56,7 @@ class ColumnStore(Generic[Number]):
         self._all[:, at : rows - 1] = self._all[:, at + 1 : rows]
         self._rows = rows - 1
 
-    def only(self, rows: Sequence[int]) -> "ColumnStore[Number]":
+    def select(self, rows: Sequence[int]) -> "ColumnStore[Number]":
         """A copy of these rows, in this order."""
         copied = ColumnStore(len(self._all), self._all.dtype.type)
         copied._all = np.concatenate((self._all[:, rows], np.zeros_like(self._all)), axis=1)

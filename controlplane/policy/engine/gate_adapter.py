@@ -40,7 +40,7 @@ def lease_table(batch: RunningBatch, view: EngineView) -> LeaseTable:
         ids=tuple(batch.ids),
         base=slope * batch.tokens.astype(np.float64) + view.block_tokens - 1,
         per_step=slope,
-        steps=batch.to_come(),
+        steps=batch.remaining_tokens(),
         variance=batch.variance.copy(),
         priority=batch.priority.astype(np.float64),
     )

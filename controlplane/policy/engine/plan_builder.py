@@ -115,7 +115,7 @@ class PlanBuilder:
         """Blocks free after `settle` steps; never more than now."""
         if self._later is None:
             running = self.view.running
-            kept: list[int] = running.held[running.to_come() > self._settle].tolist()
+            kept: list[int] = running.held[running.remaining_tokens() > self._settle].tolist()
             later = sum(kept) + self._growth * len(kept)
             later -= sum(map(self._held_later, self.preempt))
             self._later = self.view.quota - later - sum(map(self._needed_later, self.offer))

@@ -61,7 +61,7 @@ class RequestState:
         """Output tokens produced so far."""
         return self.tokens - self.request.prompt_tokens
 
-    def began(self, at: Instant) -> None:
+    def record_first_token(self, at: Instant) -> None:
         """Records the first token."""
         self.first_token = at
         self.is_missed = self.first_due is not None and at > self.first_due
@@ -69,7 +69,7 @@ class RequestState:
     def stamp(self, now: Instant, tokens: int) -> None:
         """Records `tokens` more output tokens."""
         if self.last_token is None:
-            self.began(now)
+            self.record_first_token(now)
         elif self.gap is not None and now - self.last_token > self.gap:
             self.is_missed = True
         self.last_token = now

@@ -104,7 +104,7 @@ class RunningBatch:
         left = RunningBatch()
         left._all = [self._all[index] for index in kept]
         left.ids = [self.ids[index] for index in kept]
-        left._facts, left._pieces = self._facts.only(kept), self._pieces.only(kept)
+        left._facts, left._pieces = self._facts.select(kept), self._pieces.select(kept)
         left._has_outrun = self._has_outrun
         left._sort_ids()
         return left
@@ -180,10 +180,10 @@ class RunningBatch:
 
     def memory_time(self) -> Floats:
         """Remaining memory-time of each request in token-steps, float64 [n]."""
-        left = self.to_come()
+        left = self.remaining_tokens()
         return (self.tokens + left / 2) * left
 
-    def to_come(self) -> Floats:
+    def remaining_tokens(self) -> Floats:
         """`RequestState.remaining` of each request, in whole tokens, float64 [n]."""
         if self._to_come is None:
             self._to_come = self._expected()

@@ -73,7 +73,7 @@ class WaitingIndex(Generic[Key]):
         self._keys = [key for key, _ in keyed]
         self._listed = [self._listed[index] for index in order]
         self._entries = {state.request.id: (key, state) for key, state in self}
-        self._columns = self._columns.only(order)
+        self._columns = self._columns.select(order)
 
     @property
     def tokens(self) -> Ints:

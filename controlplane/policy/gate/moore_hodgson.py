@@ -20,7 +20,7 @@ from controlplane.core.request import Request
 class DeadlineJob:
     """One embedding call with a deadline.
 
-    `tokens` are those still to be computed. `standing` is the priority of its class, None for a job that must
+    `tokens` are those still to be computed. `priority` is the priority of its class, None for a job that must
     not be rejected. Among equal jobs the one that arrived last is removed.
     """
 
@@ -28,7 +28,7 @@ class DeadlineJob:
     arrival: int
     name: str
     tokens: float
-    standing: int | None = 0
+    priority: int | None = 0
 
     def ends_in_time(self, start: float, per_token: float) -> bool:
         """Whether the job meets its deadline if it starts at `start` (ns) with `per_token` ns per token."""
@@ -73,7 +73,7 @@ def late_jobs(jobs: Iterable[DeadlineJob], start: float, per_token: float) -> se
     """
     levels: defaultdict[int | None, list[DeadlineJob]] = defaultdict(list)
     for job in jobs:
-        levels[job.standing].append(job)
+        levels[job.priority].append(job)
     kept = _in_time(levels.pop(None, []), start, per_token)
     late = set[str]()
     for _, level in sorted(levels.items(), reverse=True):

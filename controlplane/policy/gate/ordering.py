@@ -29,12 +29,12 @@ class Ordering(Protocol):
 class OrderingOptions:
     """Parameters that every ordering gets.
 
-    `priority_head_start` is the head start per unit of priority. `patience` replaces the deadline of a
-    request without one. `extra` holds the settings of a plug-in, as the configuration file states them.
+    `priority_head_start` is the head start per unit of priority. `default_deadline` is for requests
+    without a deadline. `extra` holds the settings of a plug-in, as the configuration file states them.
     """
 
     priority_head_start: Duration
-    patience: Duration
+    default_deadline: Duration
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)
 
 
@@ -78,7 +78,7 @@ class LeastSlack:
 
 
 @dataclass(frozen=True, slots=True)
-class ShortestAnswer:
+class ShortestOutput:
     """Shortest predicted output first: predicted output tokens to come, arrival, request id."""
 
     options: OrderingOptions
@@ -100,7 +100,7 @@ def work_before_deadline(request: Request, footprint: Footprint, pace: Pace | No
 
 def _deadline(request: Request, options: OrderingOptions) -> Instant:
     stated = request.slo.first_token_deadline(request.arrival)
-    return after(request.arrival, options.patience) if stated is None else stated
+    return after(request.arrival, options.default_deadline) if stated is None else stated
 
 
 def _head_start(request: Request, options: OrderingOptions) -> Duration:

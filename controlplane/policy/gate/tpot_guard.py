@@ -44,7 +44,11 @@ def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:
 
 def _chances(load: DecodeLoad, step: float) -> Floats:
     """Probability that each TPOT objective is met if all further steps take `step` ns, float64 [n]."""
-    spare = (1.0 - load.lost_share) * load.left - load.tokens * step - load.unread * load.per_prompt_token
+    spare = (
+        (1.0 - load.lost_share) * load.time_left
+        - load.tokens * step
+        - load.prompt_tokens_pending * load.per_prompt_token
+    )
     if not load.lost_deviation:
         return (spare >= 0.0).astype(np.float64)
     deviations = spare / (load.lost_deviation * np.sqrt(load.tokens))

@@ -19,7 +19,7 @@ from controlplane.core.clock import Duration
 class TokenDeadline:
     """Time left to a deadline, and the engine steps until it is met, at least one."""
 
-    left: Duration
+    time_left: Duration
     steps: int
 
 
@@ -27,19 +27,19 @@ class TokenDeadline:
 class Decoding:
     """Deadlines and TPOT objective of one running request."""
 
-    pledges: tuple[TokenDeadline, ...]
+    deadlines: tuple[TokenDeadline, ...]
     tpot: Duration | None
 
 
 def decode_slack(running: Iterable[Decoding], step: Duration) -> Duration | None:
     """Time for embeddings between two steps; None if no running request has a deadline."""
-    gaps = [_bearable(decoding, step) for decoding in running if decoding.pledges]
+    gaps = [_max_step_gap(decoding, step) for decoding in running if decoding.deadlines]
     return Duration(max(0, min(gaps) - step)) if gaps else None
 
 
-def _bearable(decoding: Decoding, step: Duration) -> int:
+def _max_step_gap(decoding: Decoding, step: Duration) -> int:
     """Longest tolerated time from the start of one step to the start of the next."""
-    gap = min(pledge.left // pledge.steps for pledge in decoding.pledges)
+    gap = min(deadline.time_left // deadline.steps for deadline in decoding.deadlines)
     half_speed = 2 * step
     if gap < step:
         return max(decoding.tpot or 0, half_speed)

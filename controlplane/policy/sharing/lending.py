@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controlplane.core.request import Owner
-from controlplane.policy.sharing.quota import QuotaOptions, steadied, target_nominal
+from controlplane.policy.sharing.quota import QuotaOptions, apply_dead_band, target_nominal
 
 OTHER = {Owner.LLM: Owner.EMBEDDING, Owner.EMBEDDING: Owner.LLM}
 
@@ -38,7 +38,7 @@ def target_next(target: int, urgency: Mapping[Owner, float], sharing: Sharing) -
     """The LLM's next target quota in bytes, after `target`."""
     if not sharing.follows_urgency:
         return sharing.nominal[Owner.LLM]
-    return steadied(target, target_nominal(urgency, sharing.options), sharing.options)
+    return apply_dead_band(target, target_nominal(urgency, sharing.options), sharing.options)
 
 
 def usable_bytes(

@@ -45,15 +45,15 @@ class UrgencyOptions:
 class QuotaOptions:
     """Limits of quota moves, in bytes.
 
-    `minimum` is never taken away. The LLM's quota is `resting` when nothing is urgent or both owners are
-    equally urgent; `nominal_weight` is the urgency of one owner that moves it half way to its limit (0: all
-    the way). At most the share `rate` of the pool moves per second. A target is kept while the next one is
-    within `dead_band` of it. The LLM's quota is a multiple of `block_bytes`.
+    `minimum` is never taken away. The LLM's quota is `nominal_llm_bytes` when nothing is urgent or both
+    owners are equally urgent; `nominal_weight` is the urgency of one owner that moves it half way to its
+    limit (0: all the way). At most the share `rate` of the pool moves per second. A target is kept while the
+    next one is within `dead_band` of it. The LLM's quota is a multiple of `block_bytes`.
     """
 
     pool: int
     minimum: Mapping[Owner, int]
-    resting: int
+    nominal_llm_bytes: int
     nominal_weight: float
     rate: float
     dead_band: int
@@ -72,10 +72,10 @@ class QuotaOptions:
                 f"{parts}: minimums must fit into the pool's {self.pool} bytes in whole blocks of "
                 f"{self.block_bytes}; lower one of them"
             )
-        if self.resting != _bounded(_blocks_down(self.resting, self.block_bytes), self):
+        if self.nominal_llm_bytes != _bounded(_blocks_down(self.nominal_llm_bytes, self.block_bytes), self):
             raise ValueError(
-                f"quota.resting={self.resting}: the LLM rests on whole blocks of {self.block_bytes} bytes, "
-                f"{self.lowest} to {self.highest}"
+                f"quota.nominal_llm_bytes={self.nominal_llm_bytes}: must be whole blocks of "
+                f"{self.block_bytes} bytes, {self.lowest} to {self.highest}"
             )
         for name in ("nominal_weight", "rate", "dead_band"):
             if (value := getattr(self, name)) < 0:
@@ -121,21 +121,21 @@ def urgency_of_all(
 
 def target_nominal(urgency: Mapping[Owner, float], options: QuotaOptions) -> int:
     """The LLM's target quota in bytes, in whole blocks."""
-    llm, embedding, rest = urgency[Owner.LLM], urgency[Owner.EMBEDDING], options.resting
+    llm, embedding, rest = urgency[Owner.LLM], urgency[Owner.EMBEDDING], options.nominal_llm_bytes
     total = llm + embedding + options.nominal_weight
     lean = (llm - embedding) / total if total > 0 else 0.0
     room = options.highest - rest if lean > 0 else rest - options.lowest
     return _blocks_down(rest + int(lean * room), options.block_bytes)
 
 
-def steadied(former: int, wanted: int, options: QuotaOptions) -> int:
+def apply_dead_band(former: int, wanted: int, options: QuotaOptions) -> int:
     """The target to keep: `former` if `wanted` is within the dead-band.
 
     The dead-band is around the target, not around the present quota: a move that has begun is completed, and
-    `resting` is always returned to.
+    `nominal_llm_bytes` is always returned to.
     """
     is_near = abs(wanted - former) <= options.dead_band
-    return former if is_near and wanted != options.resting else wanted
+    return former if is_near and wanted != options.nominal_llm_bytes else wanted
 
 
 def next_nominals(

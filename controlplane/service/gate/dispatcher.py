@@ -209,7 +209,7 @@ class Dispatcher:
     def refuse(self, ticket: Ticket, reject: Reject) -> None:
         """Rejects a request, or evicts it if it was dispatched before."""
         outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
-        self._metrics.decided(ticket.request.kind, "REJECT", reject.reason)
+        self._metrics.count_decision(ticket.request.kind, "REJECT", reject.reason)
         if ticket.outcome is None:
             self._close(ticket, outcome)
         ticket.refuse(reject)
@@ -323,7 +323,7 @@ class Dispatcher:
 
     def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
         self.health.failed(error)
-        has_freed = any(ticket.lease is not None or ticket.departures for ticket in tickets)
+        has_freed = any(ticket.lease is not None or ticket.pending_preemptions for ticket in tickets)
         for ticket in tickets:
             if ticket.outcome is None:
                 self._close(ticket, Outcome.FAILED)
@@ -336,7 +336,7 @@ class Dispatcher:
     def _defer(self, ticket: Ticket, defer: Defer) -> None:
         if ticket.phase is Phase.QUEUED:
             ticket.move(Phase.DEFERRED)
-            self._metrics.decided(ticket.request.kind, "DEFER", defer.reason)
+            self._metrics.count_decision(ticket.request.kind, "DEFER", defer.reason)
             self._notify_refusal(ticket.request, defer)
 
     def _notify_refusal(self, request: Request, refusal: Defer | Reject) -> None:
@@ -346,7 +346,7 @@ class Dispatcher:
     def _dispatch(self, ticket: Ticket, admit: Admit, now: Instant) -> None:
         request = ticket.request
         self._waiting.remove(request.id)
-        ticket.departures = tuple(self._preempt(victim.request_id) for victim in admit.victims)
+        ticket.pending_preemptions = tuple(self._preempt(victim.request_id) for victim in admit.victims)
         footprint = admit.footprint
         if request.kind is Kind.GENERATE and self._engine_leases is not None:
             # The lease follows the blocks that the engine reports once it starts the request.
@@ -355,7 +355,7 @@ class Dispatcher:
             request.id, request.kind.owner, footprint, priority=request.service_class.priority
         )
         decision = "ADMIT_WITH_PREEMPTION" if admit.victims else "ADMIT"
-        self._metrics.decided(request.kind, decision)
+        self._metrics.count_decision(request.kind, decision)
         if ticket.timeline.dispatched is None:
             ticket.decision = "DEFER" if ticket.phase is Phase.DEFERRED else decision
             ticket.timeline.dispatched = now

@@ -58,7 +58,7 @@ class EngineLeases:
             if ticket is None or ticket.lease is None or size == self._held.get(name, 0):
                 continue
             per_step = ticket.footprint.per_step if size else 0
-            self._ledger.follow(ticket.lease, held=size, per_step=per_step)
+            self._ledger.set_reported(ticket.lease, held=size, per_step=per_step)
         self._held = held
 
     def work_ahead(self, waiting: Waiting) -> float:

@@ -17,7 +17,7 @@ from controlplane.service.gate.dispatcher import Dispatcher, Policies
 from controlplane.service.gate.dry_run import DryRun
 from controlplane.service.gate.intake import make_ticket
 from controlplane.service.gate.rate_limits import RateLimiter
-from controlplane.service.gate.token_stream import TokenStream, ended_by
+from controlplane.service.gate.token_stream import TokenStream, outcome_of_error
 from controlplane.service.jobs import EmbedJob, GenerateJob
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
 from controlplane.service.ticket import Rejected, Ticket
@@ -83,7 +83,7 @@ class Gate:
                 async with ticket.revocable():
                     vectors = await embedder.embed(request, job.inputs, deadline=deadline)
         except BaseException as error:
-            self.dispatcher.end(ticket, ended_by(error))
+            self.dispatcher.end(ticket, outcome_of_error(error))
             raise
         self.dispatcher.end(ticket, None)
         return Embedded(ticket, vectors)

@@ -76,7 +76,7 @@ class Accounting:
         elif ticket.phase is Phase.PREFILL:
             self._ttft.first_token(ticket, now)
             if timeline.first_token is None and timeline.dispatched is not None:
-                self._metrics.read(ticket.request, ticket.cached_tokens)
+                self._metrics.count_prompt_tokens(ticket.request, ticket.cached_tokens)
                 took = between(timeline.dispatched, now)
                 self._paces[Owner.LLM].observe_prefill(ticket.request.prompt_tokens, took)
 
@@ -90,9 +90,9 @@ class Accounting:
         ticket.move(Phase.FINISHED)
         timeline.finished = now
         if outcome is None:
-            outcome = Outcome.MET if all(timeline.kept(request.slo).values()) else Outcome.LATE
+            outcome = Outcome.MET if all(timeline.objectives_met(request.slo).values()) else Outcome.LATE
         ticket.outcome = outcome
-        self._metrics.ended(request, timeline, outcome)
+        self._metrics.count_outcome(request, timeline, outcome)
         if request.kind is not Kind.GENERATE:
             return
         if outcome in (Outcome.MET, Outcome.LATE):

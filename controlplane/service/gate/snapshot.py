@@ -162,10 +162,10 @@ def decode_load(
         lost_deviation=paces.lost_deviation * 1e9,
         sequences=sequences,
         cells=cells,
-        unread=prefill_tokens,
-        left=np.array(budgets, dtype=np.float64),
+        prompt_tokens_pending=prefill_tokens,
+        time_left=np.array(budgets, dtype=np.float64),
         tokens=np.array(tokens, dtype=np.float64),
-        promised=np.array(tpots, dtype=np.float64),
+        tpot_objectives=np.array(tpots, dtype=np.float64),
         priority=np.array(priority, dtype=np.float64),
     )
 

@@ -63,7 +63,7 @@ class TokenStream:
             raise
         except Exception as error:
             self.ticket.raise_if_refused()
-            self._host.end(self.ticket, ended_by(error))
+            self._host.end(self.ticket, outcome_of_error(error))
             raise
         self._count(delta)
         return delta
@@ -80,9 +80,9 @@ class TokenStream:
         while True:
             if self._deltas is None:
                 await self._host.wait_for_grant(self.ticket)
-                if self.ticket.departures:
-                    await asyncio.gather(*self.ticket.departures)
-                    self.ticket.departures = ()
+                if self.ticket.pending_preemptions:
+                    await asyncio.gather(*self.ticket.pending_preemptions)
+                    self.ticket.pending_preemptions = ()
                     # The request may have been refused while its victims left the engine.
                     continue
                 self._deltas = self._start()
@@ -115,7 +115,7 @@ class TokenStream:
             timeline.first_token,
             timeline.last_token,
         )
-        return self._generator.generate(job.request, prompt, sampling, job.chat, standing=handoff)
+        return self._generator.generate(job.request, prompt, sampling, job.chat, handoff=handoff)
 
     def _count(self, delta: Delta) -> None:
         """Counts steps: the sequences of one request grow in parallel, so the longest one counts."""
@@ -141,7 +141,7 @@ class TokenStream:
         return replace(delta, token_ids=counted)
 
 
-def ended_by(error: BaseException) -> Outcome:
+def outcome_of_error(error: BaseException) -> Outcome:
     """The outcome of a request that ended by `error`; a refused parameter is no engine failure."""
     match error:
         case asyncio.CancelledError():

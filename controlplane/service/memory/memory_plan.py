@@ -273,7 +273,7 @@ def hybrid_text(config: Config, facts: Facts, plan: MemoryPlan, support: HybridS
     reason = _refusal(config, facts, support)
     if reason is not None:
         refused = f"{title}; not possible for this model and engine ({reason})"
-        return "\n".join([refused, *_instead(chat.engine, plan, support)])
+        return "\n".join([refused, *_alternatives(chat.engine, plan, support)])
     ratio = support.memory_ratio(facts(chat.model).config)
     tokens = plan.max_model_tokens
     rows = int(geometry.block_tokens / ratio)
@@ -285,7 +285,7 @@ def hybrid_text(config: Config, facts: Facts, plan: MemoryPlan, support: HybridS
     )
 
 
-def _instead(engine: Mapping[str, Any], plan: MemoryPlan, support: HybridSupport) -> Iterator[str]:
+def _alternatives(engine: Mapping[str, Any], plan: MemoryPlan, support: HybridSupport) -> Iterator[str]:
     """The alternatives to hidden states, one line each."""
     if plan.geometry is None:
         return

@@ -53,7 +53,7 @@ class MemoryMonitor:
     def start(self, every: float) -> None:
         """Takes the baseline now and samples every `every` seconds."""
         self.sample()
-        self._timer.every(every, self._sample_or_fail)
+        self._timer.schedule_periodic(every, self._sample_or_fail)
 
     def stop(self) -> None:
         """Stops sampling and closes the probe."""
@@ -64,13 +64,13 @@ class MemoryMonitor:
         """Reads the device once and adjusts the withheld bytes; the first reading is the baseline."""
         reading = self.last = self.probe.read()
         if self._baseline is None:
-            self._baseline = reading.ours
-            if not reading.ours:
+            self._baseline = reading.own_bytes
+            if not reading.own_bytes:
                 log.warning("the device lists none of our processes; only its free bytes are monitored")
-        self.most_ours = max(self.most_ours, reading.ours)
+        self.most_ours = max(self.most_ours, reading.own_bytes)
         self.least_free = reading.free if self.least_free is None else min(self.least_free, reading.free)
         was_over = self.disagreement > self.bound
-        self.disagreement = max(0, reading.ours - self._baseline - self.granted())
+        self.disagreement = max(0, reading.own_bytes - self._baseline - self.granted())
         self.alerts += self.disagreement > self.bound and not was_over
         self._set_withheld(max(0, self.disagreement - self.bound, self.bound - reading.free))
 
@@ -87,8 +87,15 @@ class MemoryMonitor:
         }
 
     def _bytes(self) -> dict[str, float]:
-        last = {} if self.last is None else self.last._asdict()
-        return last | {
+        reading: dict[str, float] = {}
+        if (last := self.last) is not None:
+            reading = {
+                "total": last.total,
+                "free": last.free,
+                "ours": last.own_bytes,
+                "others": last.other_bytes,
+            }
+        return reading | {
             "least_free": self.least_free or 0,
             "most_ours": self.most_ours,
             "disagreement": self.disagreement,

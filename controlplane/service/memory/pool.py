@@ -53,7 +53,7 @@ def shared_pool(
 ) -> SharedPool | None:
     """The pool that changing quotas divide; None if the quotas are fixed. Raises ConfigError."""
     section = config.quota
-    if not section.moves or not generators or not embedders:
+    if not section.is_dynamic or not generators or not embedders:
         return None
     generator = next(iter(generators.values()))
     memory = device_memory()

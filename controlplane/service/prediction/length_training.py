@@ -30,7 +30,7 @@ _MIN_NEW_EXAMPLES = 100
 
 
 LENGTH_PREDICTORS: Mapping[str, Callable[[Config], LengthPredictor]] = {
-    "learned": lambda config: LearnedLengths(remember=config.predictors.max_examples),
+    "learned": lambda config: LearnedLengths(max_examples=config.predictors.max_examples),
     "history": lambda config: HistoryQuantiles(),
     "max-tokens": lambda config: MaxTokens(),
 }
@@ -104,7 +104,7 @@ class LengthTraining:
             if saved is not None:
                 self._lengths.restore(saved)
                 self._trained_on = self._lengths.examples.seen if saved.model is not None else 0
-        self._timer.every(self._every_seconds, self.train_if_due)
+        self._timer.schedule_periodic(self._every_seconds, self.train_if_due)
         self._is_started = True
 
     async def stop(self) -> None:
@@ -139,7 +139,7 @@ class LengthTraining:
         if self._file is None:
             return
         lengths = self._lengths
-        state = Checkpoint(lengths.examples.table(), lengths.model, lengths.standing())
+        state = Checkpoint(lengths.examples.table(), lengths.model, lengths.calibration_state())
         try:
             await asyncio.to_thread(save, self._file, state)
         except OSError as error:

@@ -21,7 +21,7 @@ logging.getLogger("apscheduler").setLevel(logging.ERROR)
 class PeriodicTimer(Protocol):
     """Runs asynchronous work at a fixed period, one run at a time."""
 
-    def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    def schedule_periodic(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         """Runs `work` every `seconds`, first after one period."""
 
     def stop(self) -> None:
@@ -37,7 +37,7 @@ class SchedulerTimer:
     def __init__(self) -> None:
         self._scheduler = AsyncIOScheduler()
 
-    def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    def schedule_periodic(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         """Adds an interval job."""
         scheduler = self._scheduler
 
@@ -75,7 +75,7 @@ class LoopTimer:
     def __init__(self) -> None:
         self._handle: asyncio.TimerHandle | None = None
 
-    def every(self, seconds: float, work: Callable[[], None]) -> None:
+    def schedule_periodic(self, seconds: float, work: Callable[[], None]) -> None:
         """`work` must not raise: no run follows one that did."""
         loop = asyncio.get_running_loop()
         due = loop.time() + seconds

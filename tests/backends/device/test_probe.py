@@ -34,12 +34,12 @@ def test_memory_of_a_child_process_counts_as_ours_until_it_exits():
     try:
         assert child.pid in processes_of(os.getpid())
         before = probe.read()
-        assert before.ours > 64 * MIB
+        assert before.own_bytes > 64 * MIB
         assert before.free <= before.total == memory_bytes()
-        assert before.free + before.ours + before.others >= before.total
+        assert before.free + before.own_bytes + before.other_bytes >= before.total
         done.set()
         child.join(30)
-        assert [probe.read().ours for _ in range(10)][-1] <= before.ours - 60 * MIB
+        assert [probe.read().own_bytes for _ in range(10)][-1] <= before.own_bytes - 60 * MIB
     finally:
         probe.close()
 
@@ -53,7 +53,7 @@ def test_a_process_started_later_is_found():
         child = context.Process(target=_hold, args=(holds, done))
         child.start()
         assert holds.wait(30)
-        readings = [probe.read().ours for _ in range(101)]
+        readings = [probe.read().own_bytes for _ in range(101)]
         done.set()
         child.join(30)
         assert readings[-1] - readings[0] > 60 * MIB
@@ -152,7 +152,7 @@ def test_gpu_memory_is_split_between_our_processes_and_others():
         child.kill()
         child.wait()
         # The process id may be reused by an unrelated process.
-        assert {probe.read().ours for _ in range(99)} == {350 * MIB}
+        assert {probe.read().own_bytes for _ in range(99)} == {350 * MIB}
         assert probe.read() == DeviceReading(1000 * MIB, 300 * MIB, 200 * MIB, 500 * MIB)
     probe.close()
     assert nvml.is_shut
@@ -161,10 +161,10 @@ def test_gpu_memory_is_split_between_our_processes_and_others():
 def test_memory_per_process_is_queried_when_free_bytes_change_and_periodically():
     nvml = Nvml([SimpleNamespace(pid=os.getpid(), usedGpuMemory=200 * MIB)])
     probe = GpuProbe(nvml, "first")
-    assert probe.read().ours == 200 * MIB
+    assert probe.read().own_bytes == 200 * MIB
     nvml.running[0].usedGpuMemory = 201 * MIB
     nvml.free = 299 * MIB
-    assert [probe.read().ours for _ in range(10)] == [200 * MIB] * 9 + [201 * MIB]
+    assert [probe.read().own_bytes for _ in range(10)] == [200 * MIB] * 9 + [201 * MIB]
     nvml.running[0].usedGpuMemory = 203 * MIB
     nvml.free = 297 * MIB
     assert probe.read() == DeviceReading(1000 * MIB, 297 * MIB, 203 * MIB, 500 * MIB)

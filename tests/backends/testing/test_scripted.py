@@ -108,7 +108,9 @@ async def test_closing_a_stream_aborts_the_request():
 
 async def test_scripted_failures():
     generator = await started(ScriptedGenerator())
-    generator.upcoming.extend([Script(refuses="no"), Script(fails_at=1), Script(dies_at=2)])
+    generator.upcoming.extend(
+        [Script(refusal="no"), Script(request_fails_after=1), Script(engine_fails_after=2)]
+    )
     with pytest.raises(Refused, match="no"):
         await deltas_of(generator, Sampling(max_tokens=8))
     with pytest.raises(BackendFailed, match="after 1 tokens"):
@@ -183,7 +185,7 @@ async def test_an_embedding_call_can_be_cancelled_and_can_fail():
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     assert embedder.aborted == [request.id]
-    embedder.upcoming.append(Script(fails_at=0))
+    embedder.upcoming.append(Script(request_fails_after=0))
     failing = asyncio.create_task(embedder.embed(request, [[1]], deadline=None))
     await embedder.until_runs(2)
     embedder.allow()

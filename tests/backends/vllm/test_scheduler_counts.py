@@ -293,8 +293,8 @@ def test_backlogged_tenants_share_the_engine_by_weight(engine, ordering, prompt,
             work = Duration(0)
             if pace is not None:
                 work = service_time(request, footprint, pace, BLOCKS * BLOCK_TOKENS, MOST_RUNNING)
-            standing = Handoff(turn=fair_queue.shift(tenant, work, now))
-            engine.add(name, prompt, output, extra={"tandem": metadata_of(request, standing)})
+            handoff = Handoff(fair_queueing_delay=fair_queue.shift(tenant, work, now))
+            engine.add(name, prompt, output, extra={"tandem": metadata_of(request, handoff)})
         for one, tokens in step(engine).items():
             served[one.rstrip("0123456789")] += tokens if number >= 300 else 0
     assert len(scheduler.waiting) > 100

@@ -78,9 +78,9 @@ async def answer(
     request = replace(
         a_request(prompt, GREEDY), slo=Slo(ttft=milliseconds(300)), arrival=Instant(time.monotonic_ns())
     )
-    standing = Handoff(forecast=EXPECTED)
+    handoff = Handoff(forecast=EXPECTED)
     found: list[int] = []
-    async with aclosing(generator.generate(request, prompt, GREEDY, standing=standing)) as deltas:
+    async with aclosing(generator.generate(request, prompt, GREEDY, handoff=handoff)) as deltas:
         async for delta in deltas:
             found += delta.token_ids
             if guard is not None:
@@ -124,7 +124,7 @@ async def test_the_state_has_the_blocks_of_each_request_and_the_ceded_bytes(gene
     assert (idle.quota_bytes, idle.ceded_bytes) == (20 * size, generator.kv_bytes - 20 * size)
     prompt = list(range(30, 70))
     request = a_request(prompt, GREEDY)
-    async with aclosing(generator.generate(request, prompt, GREEDY, standing=Handoff())) as deltas:
+    async with aclosing(generator.generate(request, prompt, GREEDY, handoff=Handoff())) as deltas:
         await after(20, deltas)
         generator.set_forecast(request.id, EXPECTED)
         await after(20, deltas)
@@ -146,7 +146,7 @@ async def test_steps_are_delayed_within_the_tpot_under_contention_and_outputs_ar
     generator.on_step, before = steps.append, generator.state().waited
     generator.set_device_contention(is_shared=True)
     began = time.monotonic_ns()
-    async with aclosing(generator.generate(request, prompt, GREEDY, standing=Handoff())) as deltas:
+    async with aclosing(generator.generate(request, prompt, GREEDY, handoff=Handoff())) as deltas:
         contended = tokens_of([delta async for delta in deltas])
     took = time.monotonic_ns() - began
     generator.set_device_contention(is_shared=False)

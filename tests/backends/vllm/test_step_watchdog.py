@@ -37,7 +37,7 @@ def killed_at(scenario, *, longest_seconds: float = 0.0) -> float | None:
         playing = asyncio.create_task(scenario(requests, watchdog))
         await asyncio.wait({killed}, timeout=1_000)
         await playing
-        watchdog.end()
+        watchdog.stop()
         if not killed.done():
             assert engine.poll() is None
             return None

@@ -30,8 +30,8 @@ def test_bar_is_redrawn_per_percent_and_only_on_a_terminal(stream, bars):
 def test_invalid_and_unplanned_runs_are_shown():
     stream = io.StringIO()
     progress = ProgressDisplay(stream, 1)
-    progress.ran("first", ENTRY)
-    progress.ran("second", ENTRY | {"valid": False, "why_invalid": "the client lagged"})
+    progress.report_run("first", ENTRY)
+    progress.report_run("second", ENTRY | {"valid": False, "why_invalid": "the client lagged"})
     first, second = stream.getvalue().splitlines()
     assert first == "[1/1] first:  87.5% of 12.0/s met their SLO, 10.0% rejected"
     assert second.startswith("[2/2] second:") and second.endswith("INVALID: the client lagged")

@@ -177,16 +177,16 @@ async def test_unpaired_surrogate_is_named(stage: Stage, half: str):
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (chat(slo={"ttft": 5}), "slo.ttft: unknown field; did you mean slo.ttft_ms?"),
         (chat(slo={"mood": 1}), "slo.mood: unknown field; remove it"),
         (said(mood="good"), "messages[0].mood: unknown field; remove it"),
     ],
 )
-async def test_misspelt_field_gets_a_suggestion(stage: Stage, body: dict[str, Any], told: str):
+async def test_misspelt_field_gets_a_suggestion(stage: Stage, body: dict[str, Any], message: str):
     answer = await stage.http.post(CHAT, json=body)
-    assert answer.json()["error"]["message"].endswith(told)
+    assert answer.json()["error"]["message"].endswith(message)
 
 
 HEADERS = [
@@ -350,7 +350,7 @@ async def test_admin_needs_its_own_key_and_is_disabled_without_one(stage: Stage)
 
 
 async def test_refusal_by_the_engine_is_a_400(stage: Stage):
-    stage.generator.default = Script(refuses="roles must alternate")
+    stage.generator.default = Script(refusal="roles must alternate")
     check_error(await stage.http.post(CHAT, json=chat()), 400, None, "invalid_value")
 
 

@@ -183,9 +183,9 @@ async def test_deferred_request_has_the_decision_header():
 @pytest.mark.parametrize(
     ("script", "status", "code", "outcome"),
     [
-        (Script(dies_at=0), 503, "backend_down", "failed"),
-        (Script(fails_at=0), 500, "backend_failed", "failed"),
-        (Script(refuses="not with this sampler"), 400, "invalid_value", "rejected"),
+        (Script(engine_fails_after=0), 503, "backend_down", "failed"),
+        (Script(request_fails_after=0), 500, "backend_failed", "failed"),
+        (Script(refusal="not with this sampler"), 400, "invalid_value", "rejected"),
     ],
 )
 async def test_an_engine_that_fails_before_its_first_token(
@@ -203,7 +203,7 @@ async def test_an_engine_that_fails_before_its_first_token(
 
 
 async def test_refusal_by_the_embedding_engine_is_not_a_failure(stage: Stage):
-    stage.embedder.upcoming.append(Script(refuses="no such token id"))
+    stage.embedder.upcoming.append(Script(refusal="no such token id"))
     answer = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": [1]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
     assert ended(stage, "embed", "rejected") == 1
@@ -259,7 +259,7 @@ async def test_stream_that_fails_midway_ends_with_an_error_event(body: dict[str,
         listening(stage.app) as url,
         httpx.AsyncClient(base_url=url) as http,
     ):
-        stage.generator.default = Script(dies_at=1)
+        stage.generator.default = Script(engine_fails_after=1)
         asking = asyncio.create_task(http.send(http.build_request("POST", path, json=body), stream=True))
         await stage.generator.until_runs(prompts)
         stage.generator.allow(1)
@@ -276,9 +276,9 @@ async def test_stream_that_fails_midway_ends_with_an_error_event(body: dict[str,
 
 async def test_an_embedding_engine_that_fails(stage: Stage):
     body = {"model": EMBED_MODEL, "input": "hi"}
-    stage.embedder.upcoming.append(Script(fails_at=0))
+    stage.embedder.upcoming.append(Script(request_fails_after=0))
     assert (await stage.http.post(EMBED, json=body)).status_code == 500
-    stage.embedder.upcoming.append(Script(dies_at=0))
+    stage.embedder.upcoming.append(Script(engine_fails_after=0))
     answer = await stage.http.post(EMBED, json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "backend_down")
 

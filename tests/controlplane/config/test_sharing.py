@@ -26,7 +26,7 @@ def test_shares_become_bytes_in_whole_blocks():
     found = sharing(section(policy="dynamic", **SHARES, tick_ms=100, max_step=0.05, dead_band=0.02))
     assert found.nominal == {Owner.LLM: 750, Owner.EMBEDDING: 250}
     assert found.options.minimum == {Owner.LLM: 500, Owner.EMBEDDING: 100}
-    assert found.options.resting == 750
+    assert found.options.nominal_llm_bytes == 750
     assert (found.options.rate, found.options.dead_band) == (pytest.approx(0.5), 20)
     assert found.borrow == {Owner.LLM: 100, Owner.EMBEDDING: 0}
 
@@ -65,7 +65,7 @@ def test_no_owner_gets_more_than_it_can_use():
 
 
 def test_quotas_change_if_dynamic_or_if_borrowing_is_allowed():
-    assert not section().moves
-    assert section(policy="dynamic").moves
-    assert section(**SHARES).moves
+    assert not section().is_dynamic
+    assert section(policy="dynamic").is_dynamic
+    assert section(**SHARES).is_dynamic
     assert not sharing(section(**SHARES)).follows_urgency

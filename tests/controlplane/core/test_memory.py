@@ -71,8 +71,8 @@ class Ledger(RuleBasedStateMachine):
         self.expected[lease] = (base + per_step * steps, per_step, max(1, left - steps))
 
     @rule(lease=leases, held=st.integers(0, 400), per_step=st.integers(0, 30))
-    def follow(self, lease: Lease, held: int, per_step: int) -> None:
-        self.ledger.follow(lease, held=held, per_step=per_step)
+    def set_reported(self, lease: Lease, held: int, per_step: int) -> None:
+        self.ledger.set_reported(lease, held=held, per_step=per_step)
         self.expected[lease] = (held, per_step, self.expected[lease][2])
 
     @rule(lease=leases, steps=st.integers(0, 40), spread=st.floats(0, 50))
@@ -189,7 +189,7 @@ def test_memory_held_above_a_lowered_quota_is_not_available_to_others() -> None:
     assert (ledger.held(Owner.LLM), ledger.ceiling(Owner.EMBEDDING)) == (80, 20)
     with pytest.raises(LedgerInvariantError, match="20 free under the embedding quota"):
         ledger.open("b", Owner.EMBEDDING, Footprint(21), priority=0)
-    ledger.follow(lease, held=30, per_step=1)
+    ledger.set_reported(lease, held=30, per_step=1)
     assert (ledger.held(Owner.LLM), ledger.ceiling(Owner.EMBEDDING)) == (30, 70)
     ledger.open("b", Owner.EMBEDDING, Footprint(70), priority=0)
     ledger.check_integrity()

@@ -124,7 +124,7 @@ async def test_errors_are_typed(url: str, call: Callable[[sdk.AsyncTandem], Any]
 
 
 async def test_stream_lost_midway_has_the_received_text(stage: Stage, url: str):
-    stage.generator.default = replace(HELLO, fails_at=2)
+    stage.generator.default = replace(HELLO, request_fails_after=2)
     async with sdk.AsyncTandem(url) as tandem:
         stream = await tandem.stream("hi", model=CHAT_MODEL)
         with pytest.raises(sdk.StreamLost) as lost:
@@ -296,7 +296,7 @@ def test_stream_assembles_tool_calls():
 
 
 async def test_reasoning_is_separate(stage: Stage, url: str):
-    stage.generator.default = replace(HELLO, tokens=5, thoughts=("Let", " me"))
+    stage.generator.default = replace(HELLO, tokens=5, reasoning_words=("Let", " me"))
     async with sdk.AsyncTandem(url) as tandem:
         reply = await tandem.chat("hi", model=CHAT_MODEL)
         assert (reply.reasoning, reply.text) == ("Let me", TEXT)

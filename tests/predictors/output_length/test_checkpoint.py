@@ -21,7 +21,7 @@ from predictors.output_length.training import train_in_subprocess
 
 @pytest.fixture
 def learned(traffic):
-    lengths = LearnedLengths(remember=250)
+    lengths = LearnedLengths(max_examples=250)
     for request, tokens in traffic(Random(0), 250):
         lengths.forecast(request)
         lengths.observe(request, tokens)
@@ -31,7 +31,7 @@ def learned(traffic):
 async def test_model_trained_in_a_subprocess_survives_save_and_read(tmp_path, learned):
     model = await train_in_subprocess(Checkpoint(learned.examples.table()))
     path = tmp_path / "lengths.npz"
-    save(path, Checkpoint(learned.examples.table(), model, learned.standing()))
+    save(path, Checkpoint(learned.examples.table(), model, learned.calibration_state()))
     kept = read_or_rename(path)
     assert kept is not None and kept.model is not None
     table = learned.examples.table()
@@ -39,7 +39,7 @@ async def test_model_trained_in_a_subprocess_survives_save_and_read(tmp_path, le
     before = model.predict(row)
     assert kept.model.predict(row) == pytest.approx(before)
     assert before[5] != pytest.approx(learned.model.predict(row)[5])
-    assert kept.standing == learned.standing()
+    assert kept.standing == learned.calibration_state()
     assert path.stat().st_size < 5_000_000
 
 
@@ -96,7 +96,7 @@ def test_missing_file_gives_no_checkpoint(tmp_path):
 @pytest.mark.parametrize("how", ["cut", "garbage", "version"])
 def test_unreadable_file_is_renamed(tmp_path, caplog, learned, how):
     path = tmp_path / "lengths.npz"
-    save(path, Checkpoint(learned.examples.table(), None, learned.standing()))
+    save(path, Checkpoint(learned.examples.table(), None, learned.calibration_state()))
     if how == "version":
         with path.open("wb") as file:
             np.savez(file, version=np.array(99))
@@ -113,7 +113,7 @@ def test_unreadable_file_is_renamed(tmp_path, caplog, learned, how):
 
 @pytest.mark.parametrize("part", ["numbers", "words", "log_tokens", "conformal"])
 def test_other_features_or_levels_are_rejected(tmp_path, learned, part):
-    path, table, standing = tmp_path / "lengths.npz", learned.examples.table(), learned.standing()
+    path, table, standing = tmp_path / "lengths.npz", learned.examples.table(), learned.calibration_state()
     if part == "conformal":
         standing = {"conformal": [["chat", 0, 1, 0.9, [0.0, 0.0]]]}
     elif part == "log_tokens":
@@ -127,7 +127,7 @@ def test_other_features_or_levels_are_rejected(tmp_path, learned, part):
 
 def test_corrupted_bytes_raise_value_error(tmp_path, learned):
     path = tmp_path / "lengths.npz"
-    save(path, Checkpoint(learned.examples.table(), None, learned.standing()))
+    save(path, Checkpoint(learned.examples.table(), None, learned.calibration_state()))
     whole, random, failed = path.read_bytes(), Random(1), 0
     for _ in range(150):
         broken = bytearray(whole)

@@ -33,7 +33,7 @@ def test_shift_sets_is_out_until_coverage_recovers():
     said = []
     for log_tokens in rng.normal(6.0, 0.5, 500):
         conformal.observe(conformal.adjusted(WRONG), log_tokens, 20.0)
-        said.append(conformal.is_out)
+        said.append(conformal.is_under_covered)
     assert any(said[:60])
     assert not any(said[-200:])
     assert covered(conformal, rng.normal(6.0, 0.5, 500))[UPPER] == pytest.approx(0.9, abs=0.02)

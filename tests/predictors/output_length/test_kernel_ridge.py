@@ -49,7 +49,10 @@ def test_vectors_improve_forecasts_and_are_optional(asked, tmp_path):
     unknown = lengths.forecast(asked(rng, 0, with_vector=False)).quantile(0.5)
     assert short < unknown < long
 
-    save(tmp_path / "kept.npz", Checkpoint(lengths.examples.table(), lengths.model, lengths.standing()))
+    save(
+        tmp_path / "kept.npz",
+        Checkpoint(lengths.examples.table(), lengths.model, lengths.calibration_state()),
+    )
     kept = read(tmp_path / "kept.npz").model
     row = lengths._pending[next(reversed(lengths._pending))].row
     assert kept is not None and kept.predict(row)[MEDIAN] == pytest.approx(lengths.model.predict(row)[MEDIAN])

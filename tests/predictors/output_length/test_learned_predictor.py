@@ -68,12 +68,12 @@ def test_coverage_recovers_within_500_after_a_swap(traffic):
 
 
 def test_restore_continues_the_saved_state(traffic, a_request):
-    random, lengths = Random(3), LearnedLengths(remember=300)
+    random, lengths = Random(3), LearnedLengths(max_examples=300)
     serve(lengths, traffic(random, 400))
     lengths.swap(fit(lengths.examples.table()))
     serve(lengths, traffic(random, 100))
-    again = LearnedLengths(remember=300)
-    again.restore(Checkpoint(lengths.examples.table(), lengths.model, lengths.standing()))
+    again = LearnedLengths(max_examples=300)
+    again.restore(Checkpoint(lengths.examples.table(), lengths.model, lengths.calibration_state()))
     asked = a_request(prompt="essay topic 4", max_tokens=8_000)
     assert again.forecast(asked).quantile(0.5) == pytest.approx(
         lengths.forecast(asked).quantile(0.5), rel=0.02

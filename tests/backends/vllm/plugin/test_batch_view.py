@@ -63,7 +63,7 @@ def test_incremental_columns_equal_a_full_scan(random, runs_ahead, takes_back, i
             changed = random.choice(running).tandem
             changed.set_forecast(LengthForecast((0.0, 1.0), (10.0, random.choice([20.0, 200.0]))))
             tracker.set_forecast(changed)
-        assert tracker.batch.to_come().tolist() == [one.tandem.remaining() for one in running]
+        assert tracker.batch.remaining_tokens().tolist() == [one.tandem.remaining() for one in running]
         assert all(one.tandem.held == -(-one.num_computed_tokens // BLOCK) for one in running)
         for one in random.sample(running, random.randrange(len(running) + 1) // 3):
             running.remove(one)

@@ -22,8 +22,8 @@ def read(metadata, *, prompt_tokens: int):
 
 
 def test_resumed_tokens_count_as_output_and_as_memory():
-    standing = Handoff(done=7, first_token=Instant(2_000), last_token=Instant(3_000))
-    resumed = read(metadata_of(REQUEST, standing), prompt_tokens=27)
+    handoff = Handoff(resumed_tokens=7, first_token=Instant(2_000), last_token=Instant(3_000))
+    resumed = read(metadata_of(REQUEST, handoff), prompt_tokens=27)
     assert (resumed.request.prompt_tokens, resumed.done, resumed.tokens) == (20, 7, 27)
     assert (resumed.request.arrival, resumed.first_token, resumed.last_token) == (1_000, 2_000, 3_000)
     assert resumed.request.max_output_tokens == 100

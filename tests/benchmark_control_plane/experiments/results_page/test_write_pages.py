@@ -14,7 +14,7 @@ from tests import experiments
 
 
 def test_written_pages_match_the_committed_results() -> None:
-    for file, text in write_pages.due().items():
+    for file, text in write_pages.expected_files().items():
         assert file.is_file() and file.read_text(encoding="utf-8") == text, (
             f"{file.name} is not what the results say; run: "
             "python -m benchmark_control_plane.experiments.results_page.write_pages"
@@ -86,7 +86,7 @@ def test_the_chart_is_a_complete_svg_file(tmp_path: Path) -> None:
     front = tmp_path / "README.md"
     front.write_text(f"{write_pages.BEGIN}{write_pages.END}")
     page = tmp_path / "results.md"
-    written = write_pages.due(front, page, tmp_path)
+    written = write_pages.expected_files(front, page, tmp_path)
     assert "(../benchmark_control_plane/results/head-to-head.svg)" in written[page]
     assert "](benchmark_control_plane/results/head-to-head.json)" in written[front]
     drawing = ElementTree.fromstring(written[tmp_path / "head-to-head.svg"])

@@ -101,8 +101,8 @@ async def test_continuous_usage_stats_add_usage_to_every_chunk(stage: Stage, pat
     body = (chat if path == CHAT else text)(
         stream_options={"include_usage": True, "continuous_usage_stats": True}
     )
-    told = [chunk["usage"] for chunk in await chunks(stage, path, body)]
-    assert [(usage["prompt_tokens"], usage["completion_tokens"]) for usage in told] == [
+    found = [chunk["usage"] for chunk in await chunks(stage, path, body)]
+    assert [(usage["prompt_tokens"], usage["completion_tokens"]) for usage in found] == [
         (2, 1), (2, 2), (2, 3), (2, 3)
     ]  # fmt: skip
 
@@ -125,13 +125,13 @@ async def test_several_choices(stage: Stage):
 
 
 async def test_reasoning_precedes_content(stage: Stage):
-    stage.generator.default = replace(HELLO, tokens=5, thoughts=("Let", " me"))
+    stage.generator.default = replace(HELLO, tokens=5, reasoning_words=("Let", " me"))
     body = (await stage.http.post(CHAT, json=chat())).json()
     message = body["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == ("Let me", SAID)
     assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}
-    told = [chunk["choices"][0]["delta"] for chunk in await chunks(stage, CHAT, chat())]
-    assert told == [
+    found = [chunk["choices"][0]["delta"] for chunk in await chunks(stage, CHAT, chat())]
+    assert found == [
         {"role": "assistant", "reasoning": "Let"},
         {"reasoning": " me"},
         *({"content": word} for word in WORDS),
@@ -183,11 +183,11 @@ async def test_completion_prompts(stage: Stage, prompt: Any, prompt_tokens: list
 async def test_more_prompts_than_slots_share_one_stream(stage: Stage):
     prompts = [f"p{number}" for number in range(30)]
     streamed = await chunks(stage, TEXT, text(prompt=prompts, n=1, echo=True))
-    told: dict[int, str] = {}
+    found: dict[int, str] = {}
     for chunk in streamed:
         [choice] = chunk["choices"]
-        told[choice["index"]] = told.get(choice["index"], "") + choice["text"]
-    assert told == {index: prompt + SAID for index, prompt in enumerate(prompts)}
+        found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+    assert found == {index: prompt + SAID for index, prompt in enumerate(prompts)}
 
 
 async def test_echo(stage: Stage):

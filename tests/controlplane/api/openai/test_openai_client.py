@@ -85,7 +85,7 @@ async def test_errors_are_typed(client: openai.AsyncOpenAI):
 
 
 async def test_stream_that_fails_midway_raises(client: openai.AsyncOpenAI, locked: Stage):
-    locked.generator.default = replace(HELLO, fails_at=2)
+    locked.generator.default = replace(HELLO, request_fails_after=2)
     stream = await client.chat.completions.create(model=CHAT_MODEL, messages=_HI, stream=True)
     with pytest.raises(openai.APIError):
         async for _ in stream:

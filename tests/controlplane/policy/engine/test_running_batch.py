@@ -63,71 +63,71 @@ def twins(name: str, random: Random) -> tuple[RequestState, RequestState]:
     return newcomer(name, Random(seed)), newcomer(name, Random(seed))
 
 
-def check(crowd: RunningBatch, those: Twins, now: Instant, random: Random) -> None:
+def check(batch: RunningBatch, those: Twins, now: Instant, random: Random) -> None:
     alone = [one for _, one in those]
-    assert crowd.ids == [one.request.id for one in alone]
-    assert [crowd.ids[at] for at in crowd.by_id.argsort()] == sorted(crowd.ids)
-    assert crowd.tokens.tolist() == [one.tokens for one in alone]
-    assert crowd.held.tolist() == [one.held for one in alone]
-    assert crowd.priority.tolist() == [one.priority for one in alone]
-    assert crowd.is_guess.tolist() == [one.is_guess for one in alone]
-    assert crowd.to_come().tolist() == [one.remaining() for one in alone]
-    assert crowd.memory_time().tolist() == [one.memory_time() for one in alone]
-    assert crowd.is_lost(now).tolist() == [one.cannot_meet_slo(now, Duration(0)) for one in alone]
-    assert crowd.has_token_of(now).tolist() == [one.last_token == now for one in alone]
+    assert batch.ids == [one.request.id for one in alone]
+    assert [batch.ids[at] for at in batch.by_id.argsort()] == sorted(batch.ids)
+    assert batch.tokens.tolist() == [one.tokens for one in alone]
+    assert batch.held.tolist() == [one.held for one in alone]
+    assert batch.priority.tolist() == [one.priority for one in alone]
+    assert batch.is_guess.tolist() == [one.is_guess for one in alone]
+    assert batch.remaining_tokens().tolist() == [one.remaining() for one in alone]
+    assert batch.memory_time().tolist() == [one.memory_time() for one in alone]
+    assert batch.is_lost(now).tolist() == [one.cannot_meet_slo(now, Duration(0)) for one in alone]
+    assert batch.has_token_of(now).tolist() == [one.last_token == now for one in alone]
     deviations = [0.0 if one.forecast is None else one.forecast.deviation for one in alone]
-    assert crowd.variance.tolist() == [one**2 for one in deviations]
+    assert batch.variance.tolist() == [one**2 for one in deviations]
     if those and random.random() < 0.5:
         at = random.randrange(len(those))
-        assert crowd[at] is those[at][0]
-        assert seen(crowd[at]) == seen(those[at][1])
+        assert batch[at] is those[at][0]
+        assert seen(batch[at]) == seen(those[at][1])
     if random.random() < 0.2:
-        assert list(crowd) == [one for one, _ in those]
-        assert [seen(one) for one in crowd] == [seen(one) for one in alone]
+        assert list(batch) == [one for one, _ in those]
+        assert [seen(one) for one in batch] == [seen(one) for one in alone]
 
 
 @given(random=st.randoms(use_true_random=True))
 def test_columns_equal_the_state_of_each_request(random):
-    crowd = RunningBatch()
+    batch = RunningBatch()
     those: Twins = []
     for step in range(40):
         now = Instant(10 + 2 * step)
         for more in range(random.randrange(3)):
             # Ids in random order.
             those.append(twins(f"r{random.randrange(1_000)}-{step}-{more}", random))
-            crowd.add(those[-1][0])
+            batch.add(those[-1][0])
         if those and random.random() < 0.3:
             mine, alone = those.pop(at := random.randrange(len(those)))
-            assert crowd.pop(at) is mine
+            assert batch.pop(at) is mine
             assert seen(mine) == seen(alone)
         if those and random.random() < 0.2:
             mine, alone = random.choice(those)
             mine.set_forecast(another := forecast(random))
             alone.set_forecast(another)
-            crowd.set_forecast(mine)
+            batch.set_forecast(mine)
         for at, (_, alone) in enumerate(those):
             new = random.choice([0, 1, 1, 1, 1, 40]) if step % 3 else 1
             if new:
                 alone.stamp(now, new)
-            crowd.held[at] = alone.held = alone.tokens // 16
-        crowd.stamp(np.array([alone.tokens for _, alone in those], int), now)
-        check(crowd, those, now, random)
+            batch.held[at] = alone.held = alone.tokens // 16
+        batch.stamp(np.array([alone.tokens for _, alone in those], int), now)
+        check(batch, those, now, random)
         if step % 5 == 0:
             gone = random.sample(those, len(those) // 3)
-            left, kept = crowd.without([mine for mine, _ in gone]), [one for one in those if one not in gone]
+            left, kept = batch.without([mine for mine, _ in gone]), [one for one in those if one not in gone]
             kept.append(twins(f"n{step}", random))
             left.add(kept[-1][0])
             check(left, kept, now, random)
-            check(crowd, those, now, random)
+            check(batch, those, now, random)
 
 
 @pytest.mark.parametrize("packed", [None, 32])
 def test_lease_table_has_present_and_predicted_tokens(packed):
     running = [newcomer(f"r{at}", Random(at)) for at in range(20)]
     running[3].per_block = packed
-    crowd = RunningBatch(running)
-    view = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, 100, 0, 0, 64, crowd)
-    table = lease_table(crowd, view)
+    batch = RunningBatch(running)
+    view = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, 100, 0, 0, 64, batch)
+    table = lease_table(batch, view)
     slopes = [16 / (one.per_block or 16) for one in running]
     assert table.ids == tuple(one.request.id for one in running)
     assert table.per_step.tolist() == slopes

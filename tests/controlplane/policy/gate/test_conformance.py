@@ -3,11 +3,11 @@
 import pytest
 
 from backends.testing.conformance import check_admission, check_ordering, check_victims
-from controlplane.policy.gate.ordering import ShortestAnswer
+from controlplane.policy.gate.ordering import ShortestOutput
 from controlplane.policy.registry import ADMISSIONS, ORDERINGS, VICTIMS
 
 
-@pytest.mark.parametrize("ordering", [*ORDERINGS.values(), ShortestAnswer])
+@pytest.mark.parametrize("ordering", [*ORDERINGS.values(), ShortestOutput])
 def test_ordering_conforms(ordering):
     check_ordering(ordering)
 

@@ -28,8 +28,9 @@ def one_more_at_a_time(width: int) -> DecodeLoad:
     """`width` requests run; one more still meets a TPOT of 20 ms, two more do not."""
     return DecodeLoad(
         step=lambda sequences, cells: 20e6 if sequences <= width + 1 else 21e6,
-        per_prompt_token=0.0, lost_share=0.0, lost_deviation=0.0, sequences=width, cells=0, unread=0,
-        left=np.array([1e12]), tokens=np.ones(1), promised=np.array([20e6]), priority=np.array([1.0]),
+        per_prompt_token=0.0, lost_share=0.0, lost_deviation=0.0, sequences=width, cells=0,
+        prompt_tokens_pending=0, time_left=np.array([1e12]), tokens=np.ones(1),
+        tpot_objectives=np.array([20e6]), priority=np.array([1.0]),
     )  # fmt: skip
 
 
@@ -81,9 +82,9 @@ def test_forwarding_respects_the_tpot_guard():
     assert len(run_cycle(view_of(ordering, [wish, wish]), NOW, admission()).dispatches) == 2
 
 
-def verdict_of(at: int, *, unread: int, width: int = 9, accepted: bool = False) -> str:
+def verdict_of(at: int, *, pending: int, width: int = 9, accepted: bool = False) -> str:
     """The verdict on a request of class number `at` with `width` running ones: `in`, or the reason."""
-    load = replace(one_more_at_a_time(width), per_prompt_token=1e5, unread=unread)
+    load = replace(one_more_at_a_time(width), per_prompt_token=1e5, prompt_tokens_pending=pending)
     share = replace(share_of([Footprint(10, steps=5)]), decode_load=load)
     wish = {
         "footprint": Footprint(10, steps=5),
@@ -96,16 +97,16 @@ def verdict_of(at: int, *, unread: int, width: int = 9, accepted: bool = False) 
     return "in" if plan.dispatches else str(plan.rejections[0][1].reason)
 
 
-@pytest.mark.parametrize(("unread", "verdict"), [(19_600, "in"), (19_700, Reason.SLO_UNATTAINABLE)])
-def test_a_request_late_behind_the_prefill_backlog_is_rejected(unread: int, verdict: str) -> None:
+@pytest.mark.parametrize(("pending", "verdict"), [(19_600, "in"), (19_700, Reason.SLO_UNATTAINABLE)])
+def test_a_request_late_behind_the_prefill_backlog_is_rejected(pending: int, verdict: str) -> None:
     """The TTFT is 2 s; prefill takes 0.1 ms a token, the rest of the present step 10 ms, the request's own
     prompt and first token 25 ms."""
-    assert verdict_of(1, unread=unread) == verdict
+    assert verdict_of(1, pending=pending) == verdict
 
 
 def test_accepted_and_non_sheddable_requests_are_not_rejected_for_the_backlog() -> None:
-    assert verdict_of(0, unread=99_999) == verdict_of(1, unread=99_999, accepted=True) == "in"
+    assert verdict_of(0, pending=99_999) == verdict_of(1, pending=99_999, accepted=True) == "in"
 
 
 def test_an_idle_engine_rejects_no_late_request() -> None:
-    assert verdict_of(1, unread=99_999, width=0) == "in"
+    assert verdict_of(1, pending=99_999, width=0) == "in"

@@ -137,11 +137,11 @@ def test_calls_without_a_deadline_are_not_rejected():
 @given(turns, st.integers(0, 10))
 def test_remaining_jobs_are_on_time_and_protected_jobs_stay(drawn, begin):
     gone = late_jobs(drawn, begin, 1.0)
-    assert gone <= {job.name for job in drawn if job.standing is not None}
-    alone = _in_time([job for job in drawn if job.standing is None], begin)
+    assert gone <= {job.name for job in drawn if job.priority is not None}
+    alone = _in_time([job for job in drawn if job.priority is None], begin)
     end = float(begin)
     for job in sorted(drawn):
-        if job.name in gone or (job.standing is None and job.name not in alone):
+        if job.name in gone or (job.priority is None and job.name not in alone):
             continue
         end += job.tokens
         assert end <= job.deadline
@@ -150,7 +150,7 @@ def test_remaining_jobs_are_on_time_and_protected_jobs_stay(drawn, begin):
 @given(turns, st.integers(0, 10))
 def test_lower_classes_change_nothing_for_higher_ones(drawn, begin):
     gone = late_jobs(drawn, begin, 1.0)
-    above = [job for job in drawn if job.standing is None or job.standing > 0]
+    above = [job for job in drawn if job.priority is None or job.priority > 0]
     assert gone & {job.name for job in above} == late_jobs(above, begin, 1.0)
 
 

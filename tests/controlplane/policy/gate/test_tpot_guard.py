@@ -35,10 +35,10 @@ def running(
         lost_deviation=0.0,
         sequences=len(answers) if sequences is None else sequences,
         cells=0,
-        unread=0,
-        left=np.array([left * 1e6 for left, _ in answers]),
+        prompt_tokens_pending=0,
+        time_left=np.array([left * 1e6 for left, _ in answers]),
         tokens=np.array([float(tokens) for _, tokens in answers]),
-        promised=np.full(len(answers), np.inf if tpot_ms is None else tpot_ms * 1e6),
+        tpot_objectives=np.full(len(answers), np.inf if tpot_ms is None else tpot_ms * 1e6),
         priority=np.zeros(len(answers)),
     )
 
@@ -116,7 +116,7 @@ def test_to_higher_keeps_only_objectives_of_higher_classes() -> None:
     load = replace(running((125, 10), (200, 10)), priority=np.array([2.0, 1.0]))
     assert not tpot_feasible(load.to_higher(1), new_request(None))
     assert tpot_feasible(load.to_higher(2), new_request(None))
-    assert load.to_higher(1).left.tolist() == [125e6]
+    assert load.to_higher(1).time_left.tolist() == [125e6]
 
 
 def test_admissions_of_one_cycle_count() -> None:
@@ -125,5 +125,5 @@ def test_admissions_of_one_cycle_count() -> None:
     while tpot_feasible(load, one := new_request(20)):
         load, count = load.with_request(one.request, one.footprint.steps), count + 1
     assert count == 10
-    assert load.left.tolist() == [200e6] * 10
+    assert load.time_left.tolist() == [200e6] * 10
     assert load.tightest == seconds(1) // 50

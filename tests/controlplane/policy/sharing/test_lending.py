@@ -20,7 +20,7 @@ POOL = 1_000
 
 def sharing(*, block=10, follows_urgency=True, borrow=(300, 300), lend=(200, 100)) -> Sharing:
     options = QuotaOptions(
-        pool=POOL, minimum={LLM: 400, EMBEDDING: 50}, resting=780, nominal_weight=1.0, rate=1.0,
+        pool=POOL, minimum={LLM: 400, EMBEDDING: 50}, nominal_llm_bytes=780, nominal_weight=1.0, rate=1.0,
         dead_band=0, block_bytes=block, urgency=UrgencyOptions(),
     )  # fmt: skip
     return Sharing(

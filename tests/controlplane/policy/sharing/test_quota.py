@@ -13,9 +13,9 @@ from controlplane.core.request import Owner
 from controlplane.policy.sharing.quota import (
     QuotaOptions,
     UrgencyOptions,
+    apply_dead_band,
     bytes_to_reclaim,
     next_nominals,
-    steadied,
     target_nominal,
     urgency_of,
     urgency_of_all,
@@ -25,7 +25,7 @@ LLM, EMBEDDING = Owner.LLM, Owner.EMBEDDING
 PLAIN = QuotaOptions(
     pool=10_000,
     minimum={LLM: 2_000, EMBEDDING: 1_000},
-    resting=6_900,
+    nominal_llm_bytes=6_900,
     nominal_weight=0.0,
     rate=0.05,
     dead_band=0,
@@ -48,7 +48,7 @@ def options(draw: st.DrawFn) -> QuotaOptions:
     return QuotaOptions(
         pool=pool,
         minimum={LLM: llm, EMBEDDING: embedding},
-        resting=draw(st.integers(-(-llm // block), (pool - embedding) // block)) * block,
+        nominal_llm_bytes=draw(st.integers(-(-llm // block), (pool - embedding) // block)) * block,
         nominal_weight=draw(st.sampled_from([0.0, 0.5])),
         rate=draw(st.floats(0, 0.5)),
         dead_band=draw(st.integers(0, 300)),
@@ -115,8 +115,8 @@ def test_alternating_target_swings_at_most_one_step(start: int, one: int, other:
 def test_the_dead_band_keeps_the_target_except_at_rest() -> None:
     banded = replace(PLAIN, dead_band=100)
     for wanted, kept in ((5_100, 5_000), (4_900, 5_000), (5_101, 5_101), (4_000, 4_000)):
-        assert steadied(5_000, wanted, banded) == kept
-    assert steadied(6_850, 6_900, banded) == 6_900
+        assert apply_dead_band(5_000, wanted, banded) == kept
+    assert apply_dead_band(6_850, 6_900, banded) == 6_900
 
 
 @given(options(), st.lists(st.tuples(urgencies, urgencies), max_size=20), st.lists(st.integers(200, 1_500)))
@@ -124,22 +124,22 @@ def test_quotas_return_exactly_to_rest(
     given: QuotaOptions, urgent: list[tuple[float, float]], gaps_ms: list[int]
 ) -> None:
     assume(int(given.rate * given.pool) >= 5 * given.block_bytes)
-    target, owned = given.resting, split(given.resting, given)
+    target, owned = given.nominal_llm_bytes, split(given.nominal_llm_bytes, given)
     for llm, embedding in [*urgent, *[(0.0, 0.0)] * 50]:
-        target = steadied(target, target_nominal({LLM: llm, EMBEDDING: embedding}, given), given)
+        target = apply_dead_band(target, target_nominal({LLM: llm, EMBEDDING: embedding}, given), given)
         elapsed = milliseconds(gaps_ms.pop() if gaps_ms else 1_000)
         owned = next_nominals(owned, target, elapsed=elapsed, options=given)
-    assert owned == split(given.resting, given)
+    assert owned == split(given.nominal_llm_bytes, given)
 
 
 def test_rounding_keeps_the_sum() -> None:
-    blocks = replace(PLAIN, block_bytes=384, resting=6_912)
+    blocks = replace(PLAIN, block_bytes=384, nominal_llm_bytes=6_912)
     after = next_nominals(split(3_840, blocks), 9_000, elapsed=SECOND, options=blocks)
     assert after == {LLM: 4_224, EMBEDDING: 10_000 - 4_224}
 
 
 def test_a_step_below_one_block_moves_nothing() -> None:
-    blocks = replace(PLAIN, block_bytes=512, resting=6_656)
+    blocks = replace(PLAIN, block_bytes=512, nominal_llm_bytes=6_656)
     assert next_nominals(split(5_120, blocks), 9_000, elapsed=SECOND, options=blocks)[LLM] == 5_120
     assert next_nominals(split(5_000, blocks), 9_000, elapsed=milliseconds(1), options=blocks)[LLM] == 5_000
 
@@ -205,7 +205,7 @@ def test_only_demand_reclaims() -> None:
         ({"minimum": {LLM: 6_000, EMBEDDING: 4_001}}, r"llm\.minimum=6000.*pool's 10000.*lower one"),
         ({"block_bytes": 3_001, "minimum": {LLM: 7_000, EMBEDDING: 1_000}}, "whole blocks of 3001"),
         ({"minimum": {LLM: -1, EMBEDDING: 0}}, r"llm\.minimum=-1.*negative"),
-        ({"resting": 9_100}, r"resting=9100.*whole blocks of 1 bytes, 2000 to 9000"),
+        ({"nominal_llm_bytes": 9_100}, r"nominal_llm_bytes=9100.*whole blocks of 1 bytes, 2000 to 9000"),
         ({"rate": -0.1}, r"rate=-0\.1.*at least 0"),
         ({"block_bytes": 0}, "block_bytes=0"),
     ],

@@ -19,10 +19,10 @@ def test_decode_load_holds_the_remaining_tpot_budgets(bench):
         for _ in range(16):
             b.generator.on_step(EngineStep(0, 1, 8, milliseconds(10)))
         tempo = decode_load(dispatcher.tickets(), share, paces, now)
-        assert (tempo.sequences, tempo.cells, tempo.unread) == (2, 5 + 3 + 8, 8)
+        assert (tempo.sequences, tempo.cells, tempo.prompt_tokens_pending) == (2, 5 + 3 + 8, 8)
         _, to_go = dispatcher.ledger.lease_state(begun.ticket.lease)
         assert tempo.tokens.tolist() == [to_go]
-        assert tempo.left.tolist() == [begun.ticket.slack(now) + milliseconds(80) * (to_go - 1)]
+        assert tempo.time_left.tolist() == [begun.ticket.slack(now) + milliseconds(80) * (to_go - 1)]
         assert tempo.tightest == milliseconds(80)
         for answer in (begun, unread):
             await answer.aclose()

@@ -157,7 +157,11 @@ def test_cancelling_the_reader_aborts(bench):
 
 @pytest.mark.parametrize(
     ("script", "error"),
-    [(Script(fails_at=2), BackendFailed), (Script(dies_at=2), BackendDown), (Script(dies_at=0), BackendDown)],
+    [
+        (Script(request_fails_after=2), BackendFailed),
+        (Script(engine_fails_after=2), BackendDown),
+        (Script(engine_fails_after=0), BackendDown),
+    ],
 )
 def test_a_failing_engine_fails_the_request_and_frees_its_lease(bench, script, error):
     async def scenario(b):

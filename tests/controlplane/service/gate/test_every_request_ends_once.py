@@ -23,7 +23,7 @@ CLASSES = {
     "normal": {"priority": 3, "e2e_ms": 5000},
     "low": {"priority": 0, "sheddable": False, "default": True},
 }
-SCRIPTS = [Script(), Script(tokens=3), Script(fails_at=0), Script(fails_at=5)]
+SCRIPTS = [Script(), Script(tokens=3), Script(request_fails_after=0), Script(request_fails_after=5)]
 
 plans = st.lists(
     st.fixed_dictionaries(

@@ -19,7 +19,7 @@ from controlplane.service.memory.monitor import MemoryMonitor
 class Readings:
     """A probe with readings set by the test."""
 
-    ours: int = 100
+    own_bytes: int = 100
     free: int = 1_000
     is_closed: bool = False
     fails: bool = False
@@ -28,7 +28,7 @@ class Readings:
     def read(self) -> DeviceReading:
         if self.fails:
             raise OSError("nothing to be read")
-        return DeviceReading(2_000, self.free, self.ours, 2_000 - self.free - self.ours)
+        return DeviceReading(2_000, self.free, self.own_bytes, 2_000 - self.free - self.own_bytes)
 
     def close(self) -> None:
         self.is_closed = True
@@ -47,7 +47,7 @@ def test_granted_memory_is_no_disagreement():
     bench = Bench()
     monitor = bench.monitor()
     for ours in (100, 600, 650, 300):
-        bench.probe.ours = ours
+        bench.probe.own_bytes = ours
         monitor.sample()
     assert (monitor.most_ours, monitor.alerts, bench.withheld) == (650, 0, [])
 
@@ -56,10 +56,10 @@ def test_an_excess_is_withheld_at_once_and_released_slowly():
     bench = Bench()
     monitor = bench.monitor()
     monitor.sample()
-    bench.probe.ours = 900
+    bench.probe.own_bytes = 900
     monitor.sample()
     assert (monitor.disagreement, monitor.withheld, monitor.alerts) == (300, 250, 1)
-    bench.probe.ours = 100
+    bench.probe.own_bytes = 100
     monitor.sample()
     assert (monitor.disagreement, monitor.withheld, monitor.alerts) == (0, 234, 1)
     for _ in range(200):
@@ -84,11 +84,11 @@ def test_it_samples_periodically_until_stopped():
 
         monitor = bench.monitor()
         monitor.start(0.01)
-        bench.probe.ours = 900
+        bench.probe.own_bytes = 900
         await asyncio.sleep(0.1)
         monitor.stop()
         seen = monitor.alerts
-        bench.probe.ours = 5_000
+        bench.probe.own_bytes = 5_000
         await asyncio.sleep(0.1)
         return seen, monitor.most_ours
 
@@ -99,7 +99,7 @@ def test_it_samples_periodically_until_stopped():
 def test_a_device_that_lists_none_of_our_processes_is_logged(caplog):
     """The driver of a container's GPU may list process ids of the host."""
     for ours in (0, 100):
-        bench = Bench(Readings(ours=ours))
+        bench = Bench(Readings(own_bytes=ours))
         monitor = bench.monitor()
         monitor.sample()
         monitor.sample()
@@ -118,35 +118,35 @@ def test_failed_readings_are_logged_once_and_sampling_continues(caplog):
         await asyncio.sleep(0.1)
         assert (monitor.health.fault, monitor.to_json()["failures"]) == ("os_error", 10)
         bench.probe.fails = False
-        bench.probe.ours = 900
+        bench.probe.own_bytes = 900
         await asyncio.sleep(0.02)
         monitor.stop()
         assert monitor.health.fault is None
         return monitor.alerts, metrics.exposition(monitor.readings(metrics)).decode()
 
-    alerts, told = run(main())
+    alerts, found = run(main())
     assert alerts == 1
-    assert "tandem_device_alerts_total 1.0" in told and "tandem_device_read_failures_total 10.0" in told
-    assert 'tandem_device_bytes{what="ours"} 900.0' in told and 'what="alerts"' not in told
+    assert "tandem_device_alerts_total 1.0" in found and "tandem_device_read_failures_total 10.0" in found
+    assert 'tandem_device_bytes{what="ours"} 900.0' in found and 'what="alerts"' not in found
     assert [record.getMessage() for record in caplog.records] == [
         "reading the device's memory failed: nothing to be read; retrying"
     ]
 
 
 def test_a_failed_withhold_is_repeated():
-    told = []
+    found = []
 
     def withhold(kept: int) -> None:
-        if not told:
-            told.append(None)
+        if not found:
+            found.append(None)
             raise OSError("not now")
-        told.append(kept)
+        found.append(kept)
 
     monitor = MemoryMonitor(Readings(free=20), lambda: 500, withhold, 50)
     for _ in range(2):
         with suppress(OSError):
             monitor.sample()
-    assert told == [None, 30]
+    assert found == [None, 30]
 
 
 def test_a_reading_of_the_real_host_shows():
@@ -173,6 +173,6 @@ def test_a_cache_in_the_baseline_is_not_granted_again(monkeypatch, counts_untouc
     monkeypatch.setattr(device_probe, "open_probe", lambda: probe)
     monitor = monitor_of(plan, is_static=is_static)(lambda kept: None)
     monitor.sample()
-    probe.ours += more + 1
+    probe.own_bytes += more + 1
     monitor.sample()
     assert monitor.disagreement == 1

@@ -41,7 +41,7 @@ KIB = 1_024
 class NoTicks:
     """A timer that never fires; the test calls `tick`."""
 
-    def every(self, seconds, work):
+    def schedule_periodic(self, seconds, work):
         pass
 
     def stop(self):

@@ -55,13 +55,13 @@ class Ticks(SchedulerTimer):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def every(self, seconds, work):
-        async def told():
+    def schedule_periodic(self, seconds, work):
+        async def work_and_notify():
             await work()
             async with self.ticked:
                 self.ticked.notify_all()
 
-        super().every(seconds, told)
+        super().schedule_periodic(seconds, work_and_notify)
 
     async def until(self, holds) -> None:
         async with self.ticked, asyncio.timeout(120):

@@ -16,7 +16,7 @@ async def test_work_is_repeated_until_stopped():
             done.set()
 
     # A lambda is no coroutine function, although it returns a coroutine.
-    ticks.every(0.002, lambda: work(1))
+    ticks.schedule_periodic(0.002, lambda: work(1))
     await asyncio.wait_for(done.wait(), 10)
     ticks.stop()
     ticks.stop()
@@ -32,7 +32,7 @@ async def test_a_run_due_before_the_stop_does_nothing_after_it():
         nonlocal runs
         runs += 1
 
-    ticks.every(3_600, work)
+    ticks.schedule_periodic(3_600, work)
     (job,) = ticks._scheduler.get_jobs()
     await job.func()
     ticks.stop()
@@ -43,7 +43,7 @@ async def test_a_run_due_before_the_stop_does_nothing_after_it():
 def test_a_loop_timer_runs_at_its_period_until_stopped():
     async def main() -> list[float]:
         loop, timer, times = asyncio.get_running_loop(), LoopTimer(), []
-        timer.every(0.01, lambda: times.append(loop.time()))
+        timer.schedule_periodic(0.01, lambda: times.append(loop.time()))
         await asyncio.sleep(0.025)
         timer.stop()
         await asyncio.sleep(0.1)
