@@ -62,6 +62,7 @@ CASES = [
     ({"models": MODELS, "scheduling": {"engine": {"size_cutoff_window": 10**6}}}, "between 1 and 100000"),
     ({"models": MODELS, "scheduling": {"engine": {"preempt_ratio": 1e308}}}, "of at most 1000000000"),
     ({"models": MODELS, "scheduling": {"engine": {"missed_decay": 2}}}, "missed_decay=2: a share"),
+    ({"models": MODELS, "scheduling": {"engine": {"look_ahead": "nobody"}}}, "all, background or none"),
     (
         {"models": MODELS, "scheduling": {"engine": {"ordering": "srmt", "policy": "x"}}},
         "scheduling.engine: policy='x': unknown",
