@@ -162,7 +162,7 @@ def _objectives(config: Config, name: str) -> str:
 
 def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
     """Serves until a signal and exits. Raises ConfigError before engines start."""
-    from controlplane.api.server import check_address, host_forever
+    from controlplane.api.graceful_server import check_address, host_forever
     from controlplane.service.bootstrap import assemble
 
     _require_engines(config)

@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from backends.bundled_models import resolve
-from backends.embedding.batches_in_flight import BatchDispatcher, PendingCall
+from backends.embedding.batch_retry import BatchDispatcher, PendingCall
 from backends.embedding.budget import PassBudget
 from backends.embedding.handshake import EncoderFacts, EncoderOptions, ModelProperties
 from backends.embedding.ipc import Frame, FrameKind, PassResult, pack_inputs

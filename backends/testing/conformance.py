@@ -18,7 +18,7 @@ from random import Random
 import numpy as np
 
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
-from controlplane.core.memory import Footprint, LeaseTable
+from controlplane.core.memory_ledger import Footprint, LeaseTable
 from controlplane.core.pool_view import Pace, Running, Share
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo

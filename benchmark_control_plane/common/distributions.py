@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmark_control_plane.judge.records import RequestRecord
 from controlplane.core.decision import Outcome
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0}
 _RESAMPLES = 200

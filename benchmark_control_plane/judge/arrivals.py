@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmark_control_plane.simulator.simulation import arrival_times as renewal
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 
 _GRID = 512
 """Grid points per period for the cumulative rate; it is linear between them."""

@@ -21,7 +21,7 @@ from controlplane.core.decision import Outcome
 from controlplane.core.generation import Delta, Sampling
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.request import Kind, Request
-from controlplane.service.jobs import Caller, EmbedJob, GenerateJob, RequestHints
+from controlplane.service.request_jobs import Caller, EmbedJob, GenerateJob, RequestHints
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 

@@ -14,7 +14,7 @@ import numpy as np
 from backends.simulated.continuous_batching import SimulatedScheduler
 from benchmark_control_plane.round_model.policies.step_policy import Candidate, StepPolicy
 from benchmark_control_plane.round_model.step_simulator import StepObjective, SteppedRequest
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from controlplane.policy.cache_tiers.allocation import HybridOptions, TierOffers, plan_tiers
 
 _SHUFFLED = 4

@@ -26,7 +26,7 @@ from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Request
 from controlplane.service.bootstrap import build_service
-from controlplane.service.jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 
 from controlplane.api.errors import Problem
 from controlplane.api.settings import ANONYMOUS, ApiKey, ApiSettings
-from controlplane.service.jobs import Caller
+from controlplane.service.request_jobs import Caller
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
 

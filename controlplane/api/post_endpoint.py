@@ -27,7 +27,7 @@ from controlplane.api.protocol.requests import (
 )
 from controlplane.api.settings import ApiSettings
 from controlplane.api.slo_headers import hints_of
-from controlplane.service.jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.ticket import Ticket
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from controlplane.service.jobs import Caller
+from controlplane.service.request_jobs import Caller
 
 ANONYMOUS = Caller(tenant="default", allowed_classes=None)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from controlplane.api.errors import Problem
 from controlplane.api.protocol.requests import HEADER_SERVICE_CLASS, MAX_OBJECTIVE_MS, Objectives
-from controlplane.service.jobs import RequestHints
+from controlplane.service.request_jobs import RequestHints
 
 _OBJECTIVE_HEADERS = {
     b"x-slo-ttft-ms": "ttft_ms",

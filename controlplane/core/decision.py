@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controlplane.core.clock import NO_TIME, Duration, Instant
-from controlplane.core.memory import Footprint
+from controlplane.core.memory_ledger import Footprint
 
 
 class Outcome(StrEnum):

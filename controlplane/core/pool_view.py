@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from controlplane.core.clock import Duration, Instant
-from controlplane.core.memory import Floats, Footprint, LeaseTable
+from controlplane.core.memory_ledger import Floats, Footprint, LeaseTable
 from controlplane.core.request import Owner, Request
 
 

@@ -18,7 +18,7 @@ from controlplane.config import Config, ConfigError
 from controlplane.config.models_section import ChatModel, EmbeddingModel
 from controlplane.core.clock import Clock
 from controlplane.core.device import DeviceMemory
-from controlplane.core.memory import MemoryLedger, Quota
+from controlplane.core.memory_ledger import MemoryLedger, Quota
 from controlplane.core.ports import Embedder, Generator, LengthPredictor
 from controlplane.core.request import Kind
 from controlplane.metrics import Metrics

@@ -15,7 +15,7 @@ from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.prediction.length_training import LengthTraining
 from controlplane.service.runtime.engine_control import EngineConfigurator
-from controlplane.service.runtime.shutdown import Stage, stop_all
+from controlplane.service.runtime.staged_stop import Stage, stop_all
 from controlplane.service.runtime.timers import PeriodicTimer
 from controlplane.service.status import ServiceStatus
 

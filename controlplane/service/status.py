@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from controlplane.config import Config
 from controlplane.core.errors import BackendDown
-from controlplane.core.memory import MemoryLedger
+from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.ports import Embedder, EngineState, Generator, LengthPredictor
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics

@@ -9,7 +9,7 @@ from controlplane.core.clock import Duration, Instant, between, scaled, to_milli
 from controlplane.core.decision import Outcome, Reject
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.kv_geometry import KvGeometry
-from controlplane.core.memory import Footprint, Lease, generate_footprint
+from controlplane.core.memory_ledger import Footprint, Lease, generate_footprint
 from controlplane.core.pool_view import Pace, Running, Waiting
 from controlplane.core.request import Phase, Request, Timeline, moved
 from predictors.timing.ttft_model import TtftForecast, WorkAhead

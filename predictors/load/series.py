@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 
 LEVELS = (0.5, 0.9, 0.99)
 

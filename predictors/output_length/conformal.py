@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from predictors.output_length.quantile_model import LEVELS, MEDIAN, UPPER
 
 _LEVELS = np.array(LEVELS)

@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from controlplane.core.request import Request
 from predictors.output_length.features import BUCKETS, MOST_WORDS, NUMBERS, bucket
 from predictors.output_length.ridge import Words

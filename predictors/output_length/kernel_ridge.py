@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from predictors.output_length.examples import Rows, model_buckets
 from predictors.output_length.ridge import Ridge, standard
 

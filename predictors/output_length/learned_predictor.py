@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from controlplane.core.request import Request
 from predictors.calibration import Calibration
 from predictors.output_length.checkpoint import Checkpoint

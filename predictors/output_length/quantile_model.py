@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from predictors.output_length.examples import ROW, FeatureRow, Table
 from predictors.output_length.features import BUCKETS
 from predictors.output_length.kernel_ridge import KernelRidge, fit_kernel_ridge

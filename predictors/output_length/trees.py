@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 
 _BINS = 32
 _PRIOR_ROWS = 60.0

@@ -29,7 +29,7 @@ from benchmark_control_plane.common.servers import (
     vllm_server,
 )
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
-from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
 from controlplane.core.pool_view import Pace, PoolView, Queue, Share, Waiting
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo

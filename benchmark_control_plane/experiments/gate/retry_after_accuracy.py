@@ -31,7 +31,7 @@ from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import to_seconds
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Request
-from controlplane.service.jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 

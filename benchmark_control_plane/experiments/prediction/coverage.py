@@ -15,7 +15,7 @@ from benchmark_control_plane.experiments.prediction.methods import (
 )
 from benchmark_control_plane.experiments.prediction.prompt_sets import ARENA_MODELS, PromptSample
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from predictors.output_length.learned_predictor import LearnedLengths
 from predictors.output_length.quantile_model import ENOUGH, LEVELS, fit
 

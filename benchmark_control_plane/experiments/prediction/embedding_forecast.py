@@ -22,7 +22,7 @@ import numpy as np
 from benchmark_control_plane.common.command_line import add_data, data_folder, print_json
 from benchmark_control_plane.common.results_file import add_results, write_json
 from benchmark_control_plane.judge.traces import NAMED, read_trace
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from predictors.load.series import LEVELS, SeriesForecaster
 
 _LEVELS = np.array(LEVELS)

@@ -13,7 +13,7 @@ import numpy as np
 from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample
 from benchmark_control_plane.experiments.prediction.prompt_vectors import without_vectors
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from controlplane.core.ports import LengthPredictor
 from predictors.output_length.history_predictor import HistoryQuantiles
 from predictors.output_length.learned_predictor import LearnedLengths

@@ -26,7 +26,7 @@ from benchmark_control_plane.experiments.prediction.coverage import conditional,
 from benchmark_control_plane.experiments.prediction.methods import METHODS, pinball_losses
 from benchmark_control_plane.experiments.prediction.prompt_sets import PromptSample, samples
 from benchmark_control_plane.experiments.prediction.prompt_vectors import with_vectors
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from predictors.output_length.quantile_model import LEVELS, MEDIAN, UPPER
 
 FOLDS = 5

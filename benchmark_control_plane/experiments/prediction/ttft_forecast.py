@@ -25,7 +25,7 @@ from controlplane.config import parse
 from controlplane.core.clock import Duration, between
 from controlplane.core.generation import Sampling
 from controlplane.service.bootstrap import assemble
-from controlplane.service.jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.service import Service
 
 MODEL = "tiny-llama"

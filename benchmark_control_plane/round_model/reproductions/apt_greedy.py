@@ -16,7 +16,7 @@ import matplotlib as mpl
 import numpy as np
 
 from benchmark_control_plane.common.results_file import write_json
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from controlplane.policy.cache_tiers.allocation import TierOffers, hybrid_offers, plan_tiers
 
 mpl.use("Agg")

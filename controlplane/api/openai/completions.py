@@ -13,7 +13,7 @@ from controlplane.api.openai.streaming import Envelope, ending, send_stream
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest
 from controlplane.api.protocol.requests import CompletionRequest
 from controlplane.core.generation import Delta
-from controlplane.service.jobs import GenerateJob
+from controlplane.service.request_jobs import GenerateJob
 from controlplane.service.service import Service
 
 DEFAULT_MAX_TOKENS = 16

@@ -13,7 +13,7 @@ from controlplane.api.errors import Problem
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest, send_json, ticket_headers
 from controlplane.api.protocol.requests import EmbeddingRequest
 from controlplane.core.ports import Vectors
-from controlplane.service.jobs import TruncationRequest
+from controlplane.service.request_jobs import TruncationRequest
 from controlplane.service.service import Service
 
 # Encoding blocks the event loop for about 1 ms per this many rows of 1,024 floats; then it yields.

@@ -16,7 +16,7 @@ from starlette.types import Send
 from controlplane.api.post_endpoint import send_json, ticket_headers
 from controlplane.core.generation import Delta, TokenLogprob
 from controlplane.service.gate.gate import Gate
-from controlplane.service.jobs import GenerateJob
+from controlplane.service.request_jobs import GenerateJob
 from controlplane.service.ticket import Ticket
 
 Opened = tuple[list[Ticket], AsyncIterator[Delta]]

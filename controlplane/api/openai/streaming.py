@@ -16,7 +16,7 @@ from controlplane.api.post_endpoint import RawHeaders, ticket_headers
 from controlplane.core.errors import BackendFailed
 from controlplane.core.generation import Delta
 from controlplane.service.gate.gate import Gate
-from controlplane.service.jobs import GenerateJob
+from controlplane.service.request_jobs import GenerateJob
 
 _FIXED: RawHeaders = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

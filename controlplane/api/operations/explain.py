@@ -17,7 +17,7 @@ from controlplane.api.slo_headers import hints_of
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.gate.dry_run import render_dry_run
-from controlplane.service.jobs import EmbedJob, GenerateJob, RequestHints
+from controlplane.service.request_jobs import EmbedJob, GenerateJob, RequestHints
 from controlplane.service.service import Service
 
 # Above the context length of any model.

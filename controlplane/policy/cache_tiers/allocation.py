@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]

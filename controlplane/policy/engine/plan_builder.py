@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from controlplane.policy.engine.column_store import Bools, Ints
-from controlplane.policy.engine.gate_adapter import footprint_of, lease_table
+from controlplane.policy.engine.gate_view_adapter import footprint_of, lease_table
 from controlplane.policy.engine.interface import RANKED, EngineView
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch

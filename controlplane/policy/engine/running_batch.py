@@ -17,7 +17,7 @@ import numpy as np
 
 from controlplane.core.clock import Instant
 from controlplane.core.forecast import Piece
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from controlplane.policy.engine.column_store import Bools, ColumnStore, Ints
 from controlplane.policy.engine.request_state import RequestState
 

@@ -19,7 +19,7 @@ from typing import Literal
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.decision import Admit
 from controlplane.core.pool_view import Share, Waiting
-from controlplane.policy.engine.gate_adapter import footprint_of, share_of, waiting_of
+from controlplane.policy.engine.gate_view_adapter import footprint_of, share_of, waiting_of
 from controlplane.policy.engine.interface import EngineView, StepPlan
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.gate.admission import Admission

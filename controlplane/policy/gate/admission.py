@@ -30,7 +30,7 @@ from statistics import NormalDist
 
 from controlplane.core.clock import Duration, Instant, after, between, scaled, seconds
 from controlplane.core.decision import Admit, Defer, Reason, Reject
-from controlplane.core.memory import Footprint
+from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace, Share, Waiting
 from controlplane.core.request import Request
 from controlplane.policy.gate.memory_lookahead import LookAhead

@@ -13,7 +13,7 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.core.memory import Floats, Footprint, LeaseTable
+from controlplane.core.memory_ledger import Floats, Footprint, LeaseTable
 
 
 @dataclass

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from controlplane.core.clock import Duration, Instant, after, scaled
-from controlplane.core.memory import Footprint
+from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Request
 

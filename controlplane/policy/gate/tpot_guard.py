@@ -18,7 +18,7 @@ from math import erf, sqrt
 
 import numpy as np
 
-from controlplane.core.memory import Floats
+from controlplane.core.memory_ledger import Floats
 from controlplane.core.pool_view import DecodeLoad, Waiting
 
 

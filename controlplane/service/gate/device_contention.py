@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from controlplane.core.clock import Duration, Instant, after, between
-from controlplane.core.memory import MemoryLedger
+from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.pool_view import Pace
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind

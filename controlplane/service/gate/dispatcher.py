@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from controlplane.config import Config
 from controlplane.core.clock import Clock, Duration, Instant, after, seconds, to_seconds
 from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reject
-from controlplane.core.memory import MemoryLedger
+from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.pool_view import Pace, Reserve, Waiting
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request
@@ -27,7 +27,7 @@ from controlplane.service.gate.dry_run import DryRun
 from controlplane.service.gate.engine_lease_sync import EngineLeases, Precedence
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.rate_limits import RateLimiter
-from controlplane.service.gate.request_end import Accounting
+from controlplane.service.gate.release import Accounting
 from controlplane.service.gate.retry_after import RetrySpacer
 from controlplane.service.gate.snapshot import SnapshotBuilder
 from controlplane.service.gate.waiting_queue import WaitingQueue

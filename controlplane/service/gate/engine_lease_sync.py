@@ -7,7 +7,7 @@ is forwarded, but the lease holds what the engine holds: nothing before the star
 from collections.abc import Callable, Mapping
 
 from controlplane.core.errors import BackendDown
-from controlplane.core.memory import MemoryLedger
+from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.pool_view import Waiting
 from controlplane.core.ports import EngineState, Generator
 from controlplane.core.request import Kind

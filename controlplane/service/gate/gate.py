@@ -8,7 +8,7 @@ from functools import partial
 
 from controlplane.core.clock import Clock, seconds
 from controlplane.core.decision import Reason, Reject
-from controlplane.core.memory import Footprint
+from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Waiting
 from controlplane.core.ports import Embedder, Generator, Vectors
 from controlplane.core.request import Owner, Request
@@ -18,8 +18,8 @@ from controlplane.service.gate.dry_run import DryRun
 from controlplane.service.gate.intake import make_ticket
 from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.gate.token_stream import TokenStream, outcome_of_error
-from controlplane.service.jobs import EmbedJob, GenerateJob
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
+from controlplane.service.request_jobs import EmbedJob, GenerateJob
 from controlplane.service.ticket import Rejected, Ticket
 
 _CLOSING = Reject(Reason.SHUTTING_DOWN, seconds(1))

@@ -12,11 +12,13 @@ from controlplane.core.clock import Clock, Instant, milliseconds
 from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import ChatPrompt, Sampling
-from controlplane.core.memory import Footprint, generate_footprint
+from controlplane.core.memory_ledger import Footprint, generate_footprint
 from controlplane.core.ports import Embedder, Generator, Vectors
 from controlplane.core.request import Kind, PromptFeatures, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.jobs import (
+from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor, Subject
+from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
+from controlplane.service.request_jobs import (
     MODEL_LIMIT,
     Caller,
     EmbedJob,
@@ -24,8 +26,6 @@ from controlplane.service.jobs import (
     RequestHints,
     TruncationRequest,
 )
-from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor, Subject
-from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.ticket import Ticket
 from predictors.output_length.features import chat_features, last_user_text, prompt_features
 

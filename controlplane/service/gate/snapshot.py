@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from controlplane.core.clock import Duration, Instant, scaled
-from controlplane.core.memory import Footprint, MemoryLedger
+from controlplane.core.memory_ledger import Footprint, MemoryLedger
 from controlplane.core.pool_view import DecodeLoad, Pace, PoolView, Queue, Reserve, Running, Share
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request

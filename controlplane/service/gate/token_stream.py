@@ -13,7 +13,7 @@ from controlplane.core.decision import Outcome
 from controlplane.core.errors import Refused
 from controlplane.core.generation import Delta, Handoff, Sampling
 from controlplane.core.ports import Generator
-from controlplane.service.jobs import GenerateJob
+from controlplane.service.request_jobs import GenerateJob
 from controlplane.service.ticket import Ticket
 
 

@@ -17,14 +17,14 @@ from controlplane.core.clock import Clock, Duration, Instant, between, milliseco
 from controlplane.core.decision import Defer, Reason, Reject
 from controlplane.core.device import DeviceMemory
 from controlplane.core.errors import BackendFailed, Refused
-from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
 from controlplane.core.ports import Embedder, EngineState, Generator
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.metrics import Metrics, Readings
 from controlplane.policy.sharing.lending import Sharing, target_next, usable_bytes
 from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals
 from controlplane.service.gate.dispatcher import Dispatcher
-from controlplane.service.memory.demand import MemoryDemandForecast, RecentArrivals, urgencies
+from controlplane.service.memory.demand_forecast import MemoryDemandForecast, RecentArrivals, urgencies
 from controlplane.service.memory.pool import SharedPool, longest_input_bytes, split_budget
 from controlplane.service.runtime.engine_control import await_engine
 from controlplane.service.runtime.health_tracker import Fault, HealthTracker

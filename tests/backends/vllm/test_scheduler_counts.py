@@ -18,7 +18,7 @@ from benchmark_control_plane.experiments.engine.starvation import (
 from controlplane.core.clock import Duration, Instant, seconds
 from controlplane.core.generation import Handoff
 from controlplane.core.kv_geometry import KvGeometry
-from controlplane.core.memory import generate_footprint
+from controlplane.core.memory_ledger import generate_footprint
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.registry import ENGINE_POLICIES

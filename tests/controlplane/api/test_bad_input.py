@@ -11,7 +11,7 @@ import pytest
 
 from backends.testing.scripted import Script
 from controlplane.api.settings import ApiKey, ApiSettings
-from controlplane.service.jobs import Caller
+from controlplane.service.request_jobs import Caller
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged
 
 CHAT = "/v1/chat/completions"

@@ -10,7 +10,7 @@ from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.bootstrap import build_service
 from controlplane.service.gate.token_stream import TokenStream
-from controlplane.service.jobs import Caller, GenerateJob, RequestHints
+from controlplane.service.request_jobs import Caller, GenerateJob, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Ticket

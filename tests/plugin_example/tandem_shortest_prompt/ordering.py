@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from controlplane.core.clock import milliseconds
-from controlplane.core.memory import Footprint
+from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Request
 from controlplane.policy.gate.ordering import OrderingOptions, Rank

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from controlplane.api.settings import ApiKey, ApiSettings
-from controlplane.service.jobs import Caller
+from controlplane.service.request_jobs import Caller
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,

@@ -13,7 +13,7 @@ from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.engine.apt_serve import AptServe
-from controlplane.policy.engine.gate_adapter import footprint_of, pool_view, waiting_of
+from controlplane.policy.engine.gate_view_adapter import footprint_of, pool_view, waiting_of
 from controlplane.policy.engine.interface import RANKED, EngineView, StepPlan
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.request_state import RequestState

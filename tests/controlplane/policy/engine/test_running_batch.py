@@ -12,7 +12,7 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.policy.engine.gate_adapter import lease_table
+from controlplane.policy.engine.gate_view_adapter import lease_table
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Reason
-from controlplane.core.memory import Footprint
+from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import DecodeLoad, PoolView, Queue
 from controlplane.core.request import Owner
 from controlplane.core.slo import Slo

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
 from controlplane.core.request import Owner
 from controlplane.policy.gate.memory_lookahead import LookAhead
 

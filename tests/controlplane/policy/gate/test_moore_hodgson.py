@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from controlplane.core.clock import Instant, after, milliseconds, seconds
 from controlplane.core.decision import Plan, Reason
-from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
 from controlplane.core.pool_view import Pace, PoolView, Queue, Share, Waiting
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo

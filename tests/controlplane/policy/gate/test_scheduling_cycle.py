@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.decision import Admit, Defer, Plan, Reason
-from controlplane.core.memory import Footprint, MemoryLedger, Quota
+from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
 from controlplane.core.pool_view import Pace, PoolView, Queue, Reserve, Running, Share, Waiting
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo

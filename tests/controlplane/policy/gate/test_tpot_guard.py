@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.clock import Instant, milliseconds, seconds
-from controlplane.core.memory import Footprint
+from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import DecodeLoad, Waiting
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo

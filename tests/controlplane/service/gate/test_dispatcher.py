@@ -8,10 +8,10 @@ from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerato
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
-from controlplane.core.memory import Quota
+from controlplane.core.memory_ledger import Quota
 from controlplane.core.request import Owner
 from controlplane.service.gate.token_stream import TokenStream
-from controlplane.service.jobs import Caller, RequestHints, TruncationRequest
+from controlplane.service.request_jobs import Caller, RequestHints, TruncationRequest
 from controlplane.service.ticket import Rejected
 
 

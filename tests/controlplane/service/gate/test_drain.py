@@ -7,7 +7,7 @@ import pytest
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.decision import Reason
 from controlplane.service.gate.token_stream import TokenStream
-from controlplane.service.jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected
 
 

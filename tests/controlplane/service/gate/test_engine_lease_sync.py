@@ -7,7 +7,7 @@ import pytest
 from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import milliseconds, to_seconds
 from controlplane.core.decision import Reason
-from controlplane.core.memory import Quota
+from controlplane.core.memory_ledger import Quota
 from controlplane.core.pool_view import Pace
 from controlplane.core.ports import EngineStep
 from controlplane.core.request import Owner, Phase

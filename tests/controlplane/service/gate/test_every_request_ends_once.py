@@ -13,7 +13,7 @@ from controlplane.core.errors import BackendDown, BackendFailed
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.bootstrap import build_service
-from controlplane.service.jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected

@@ -7,7 +7,7 @@ import pytest
 
 from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
-from controlplane.core.memory import Footprint
+from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Owner, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from backends.testing.scripted import ScriptedGenerator
-from controlplane.core.memory import MemoryLedger
+from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.request import Owner
 from controlplane.policy.gate.admission import Admission
 from controlplane.policy.gate.ordering import Ordering
-from controlplane.service.jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.runtime.health_tracker import Fault
 from controlplane.service.ticket import DecisionFailed, Rejected
 

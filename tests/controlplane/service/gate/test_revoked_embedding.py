@@ -8,10 +8,10 @@ from backends.testing.scripted import ScriptedEmbedder
 from controlplane.core.clock import Instant
 from controlplane.core.decision import Outcome, Reason, Reject
 from controlplane.core.errors import BackendFailed
-from controlplane.core.memory import Footprint
+from controlplane.core.memory_ledger import Footprint
 from controlplane.core.request import Kind, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected, Ticket
 
 CLASSES = {"documents": {"e2e_ms": 2_000, "default": True}}

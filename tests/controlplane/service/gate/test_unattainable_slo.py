@@ -8,7 +8,7 @@ from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Reason
 from controlplane.core.pool_view import Pace
-from controlplane.service.jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected
 
 GATE = {"admission": {"engine_queue": 0, "length_predictor": "max-tokens"}}

@@ -1,11 +1,11 @@
 """Memory reserved for requests that have not arrived yet."""
 
 from controlplane.core.clock import Instant, milliseconds, seconds
-from controlplane.core.memory import Footprint
+from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Reserve
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.memory.demand import MemoryDemandForecast
+from controlplane.service.memory.demand_forecast import MemoryDemandForecast
 
 
 def request(kind=Kind.GENERATE, *, priority=2, tokens=10) -> Request:

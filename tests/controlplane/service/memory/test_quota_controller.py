@@ -18,11 +18,11 @@ from benchmark_control_plane.simulator.simulation import (
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import ConfigError, parse
 from controlplane.core.generation import Sampling
-from controlplane.core.memory import Quota
+from controlplane.core.memory_ledger import Quota
 from controlplane.core.request import Owner
 from controlplane.service.bootstrap import build_service
-from controlplane.service.jobs import Caller, RequestHints
 from controlplane.service.memory.quota_controller import QuotaController
+from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 

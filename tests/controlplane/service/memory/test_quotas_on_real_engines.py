@@ -19,7 +19,7 @@ from controlplane.core.errors import BackendDown
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.bootstrap import build_service
-from controlplane.service.jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import SchedulerTimer
 from tests.engines import TINY_ARGUMENTS
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from controlplane.core.kv_geometry import KvGeometry
-from controlplane.core.memory import (
+from controlplane.core.memory_ledger import (
     Footprint,
     Lease,
     LedgerInvariantError,

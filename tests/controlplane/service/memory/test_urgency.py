@@ -1,12 +1,12 @@
 """Slack of waiting and running requests, by their objectives and the order of service."""
 
 from controlplane.core.clock import Duration, Instant, milliseconds
-from controlplane.core.memory import Footprint
+from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Owner, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.sharing.quota import UrgencyOptions
-from controlplane.service.memory.demand import RecentArrivals, slacks, urgencies
+from controlplane.service.memory.demand_forecast import RecentArrivals, slacks, urgencies
 from controlplane.service.ticket import Ticket
 
 CRITICAL = milliseconds(500)

@@ -10,7 +10,7 @@ from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.errors import BackendDown
 from controlplane.service.bootstrap import build_service
-from controlplane.service.runtime.shutdown import stop_all
+from controlplane.service.runtime.staged_stop import stop_all
 from controlplane.service.runtime.timers import LoopClock
 
 

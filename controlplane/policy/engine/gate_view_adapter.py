@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from controlplane.core.kv_geometry import KvGeometry
-from controlplane.core.memory import Footprint, LeaseTable, generate_footprint
+from controlplane.core.memory_ledger import Footprint, LeaseTable, generate_footprint
 from controlplane.core.pool_view import PoolView, Queue, Running, Share, Waiting
 from controlplane.core.request import Owner
 from controlplane.policy.engine.interface import EngineView

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.decision import Outcome
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.memory import MemoryLedger
+from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics

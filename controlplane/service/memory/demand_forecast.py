@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import exp
 
 from controlplane.core.clock import Duration, Instant, after, between, scaled, to_seconds
-from controlplane.core.memory import Footprint
+from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace, Reserve
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.policy.gate.ordering import work_before_deadline

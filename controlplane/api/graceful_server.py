@@ -20,7 +20,7 @@ from controlplane.api.app import create_app
 from controlplane.api.settings import ApiKey, ApiSettings
 from controlplane.config import Config, ConfigError
 from controlplane.core.errors import BackendDown
-from controlplane.service.jobs import Caller
+from controlplane.service.request_jobs import Caller
 from controlplane.service.service import Service
 
 _log = logging.getLogger("tandem")

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from backends.testing.scripted import ScriptedEmbedder
-from controlplane.api.server import _host, _options, _Server
+from controlplane.api.graceful_server import _host, _options, _Server
 from controlplane.config import parse
 from controlplane.core.errors import BackendDown
 from controlplane.service.bootstrap import build_service
