@@ -1,4 +1,4 @@
-"""Searches the schedule of least total latency with hindsight, and proves it optimal on small instances.
+"""Searches for the schedule of least total latency with hindsight; proves it optimal on small instances.
 
 Reads {"M", "requests": [{"a", "s", "o"}]} and prints {"total_latency", "start", "proof", "lower_bound"}.
 `proof` is "optimal" only if no schedule can be better, else "best-known".

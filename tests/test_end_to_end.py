@@ -133,7 +133,7 @@ async def test_engine_preempts_for_urgent_requests_and_frees_every_block(url):
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
         background = [asyncio.create_task(complete(http, "batch", 200)) for _ in range(40)]
         while metric(url, "tandem_engine_requests_waiting") == 0:
-            assert not all(task.done() for task in background), "nobody was seen to wait"
+            assert not all(task.done() for task in background), "no background request was seen waiting"
             await asyncio.sleep(0.05)
         assert metric(url, "tandem_requests_waiting") == 0, "one queue, and it is the engine's"
         # An objective that the slowest machine meets; a request predicted to be late would be rejected.

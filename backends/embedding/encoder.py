@@ -1,4 +1,4 @@
-"""Computes vectors from token ids with sentence-transformers, below its tokenizer.
+"""Computes vectors from token ids with sentence-transformers, bypassing its tokenizer.
 
 Ids are padded, masked and passed through the model's own modules, so a vector equals
 `SentenceTransformer.encode` of the text, or of its truncation. The loader verifies this on probe texts,

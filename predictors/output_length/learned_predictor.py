@@ -1,4 +1,4 @@
-"""The learned predictor of output lengths: forecasts each request, by the model or by recent history.
+"""The output-length predictor: forecasts every request, by the trained model or by recent history.
 
 Two forecasts are made of each request: by the model (the shipped prior first, later a model trained on
 requests that finished here) and by the empirical quantiles of its class and model. Both are conformally

@@ -1,4 +1,4 @@
-"""Fits the quantile model that the learned predictor uses: ridge for location, trees for quantiles.
+"""The trained model behind the learned predictor: quantile regression on prompt features, fit and applied.
 
 All targets are log tokens. If prompt vectors are known, kernel ridge gives a second estimate, and the
 location is the mean of both. The estimates that train the trees are cross-validated over groups of equal

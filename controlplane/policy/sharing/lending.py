@@ -1,4 +1,4 @@
-"""Lends unused quota between the LLM and the embeddings for the moment.
+"""Lends quota that its owner does not need now, between the LLM and the embeddings.
 
 Nominal quotas move slowly, by urgency (`quota`). Lending is immediate: bytes that an owner needs neither now
 nor for the forecast work go to the other owner if it is short of memory, and come back as soon as they are

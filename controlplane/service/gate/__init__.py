@@ -1,1 +1,1 @@
-"""The path of a request from its arrival to its last token, in the order in which a request meets it."""
+"""The request path: intake, rate limits, queueing, scheduling cycle, token stream and release."""
