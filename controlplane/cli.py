@@ -191,8 +191,9 @@ def _require_engines(config: Config) -> None:
         "sentence-transformers": ("sentence_transformers", "embeddings"),
     }
     for model in config.models.all():
-        package, extra = needed.get(model.backend, ("controlplane", ""))
-        if find_spec(package) is None:
+        # A plug-in backend is found through its entry point.
+        package, extra = needed.get(model.backend, (None, None))
+        if package is not None and find_spec(package) is None:
             raise ConfigError(
                 f"model {model.served_name}: the package {package} is not installed; "
                 f"install the extra {extra}"

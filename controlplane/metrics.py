@@ -178,7 +178,7 @@ class Metrics:
         self.deficit_bytes = self._gauge(
             "deficit_bytes", "Bytes that leases need beyond what the quota grants them.", "owner"
         )
-        self.reserved_bytes = self._gauge(
+        self.predicted_lease_bytes = self._gauge(
             "predicted_lease_bytes", "Sum of the predicted final sizes of all open leases, in bytes.", "owner"
         )
         self.urgency = self._gauge(
@@ -209,7 +209,7 @@ class Metrics:
         self.used_bytes = self._gauge(
             "engine_used_bytes", "KV-cache bytes in use, as the engine reports.", "owner"
         )
-        self.ceded_bytes = self._gauge(
+        self.balloon_bytes = self._gauge(
             "engine_balloon_bytes",
             "KV-cache bytes withheld from the engine, for other owners to use.",
             "owner",
