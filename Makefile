@@ -85,7 +85,7 @@ test-engine: setup
 # Uses $(PYTHON) instead of .venv, because `make setup` installs CPU builds.
 test-gpu:
 	@"$(PYTHON)" -c 'import sys, torch, vllm, pytest; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
-	  { echo "$(PYTHON) finds no GPU or no vLLM. Install into a separate environment: pip install -e '.[vllm,embeddings,dev]'," \
+	  { echo "$(PYTHON) finds no GPU or no vLLM. Install into a separate environment: pip install -e '.[vllm,embeddings,bench,dev]'," \
 	         "then run: make test-gpu PYTHON=/path/to/its/python"; exit 1; }
 	$(TEST_ENV) "$(PYTHON)" -m pytest -v -m "gpu or (engine and not slow)" tests/kernels/hybridcache tests/backends/vllm/hybrid
 	"$(PYTHON)" -m benchmark_control_plane.experiments.hidden_cache.decode_cost --model OPT-13B
